@@ -1,0 +1,252 @@
+"""The only door to the disk: every open, read, write, sync and rename of the engine goes through a `Disk`.
+
+One narrow door means that a fault or a crash can be put at every call (`tests/crashdisk.py` does), that no
+caller can forget to sync a directory after a rename, and that a thread which must never wait for a disk cannot
+do so by accident: the mount registers its event loop with `Disk.forbid_blocking`, and a read that would have to
+wait there raises `WouldBlock` instead, so that the caller repeats it in a worker thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import stat
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from logfs.errors import NotWritable
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer, Iterator
+    from pathlib import Path
+
+# Errors of a full disk, quota or size limit: the disk itself is sound, so the partition may go on.
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class WouldBlock(Exception):
+    """This thread must not wait for the disk: do the same call again in a worker thread."""
+
+
+@dataclass(slots=True, eq=False)
+class File:
+    """An open regular file. The descriptor outlives an unlink of the name, and closes with the object."""
+
+    path: Path
+    fd: int
+
+    def close(self) -> None:
+        """Close the descriptor; closing twice is harmless."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Disk:
+    """Files and directories below a log directory. Raises `OSError` as the system does.
+
+    Any thread may call any method. Only `read` can raise `WouldBlock`, and only in the thread that called
+    `forbid_blocking`.
+    """
+
+    writable = True
+
+    def __init__(self) -> None:
+        self._loop_thread = -1
+
+    def forbid_blocking(self) -> None:
+        """From now on a `read` in the calling thread raises `WouldBlock` rather than wait for the disk."""
+        self._loop_thread = threading.get_ident()
+
+    def check_may_block(self) -> None:
+        """Raise `WouldBlock` in the thread that must not wait; call it before work that takes long."""
+        if threading.get_ident() == self._loop_thread:
+            raise WouldBlock
+
+    # Files.
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
+        """Open a regular file; a symlink, FIFO or device of that name is an `OSError` and is never waited for.
+
+        `create` makes the file where it is missing, with mode 0644 less the umask.
+        """
+        flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        flags |= os.O_RDWR if write else os.O_RDONLY
+        flags |= os.O_CREAT if create else 0
+        fd = os.open(path, flags, 0o644)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "is not a regular file", str(path))
+        return File(path, fd)
+
+    def read(self, file: File, position: int, size: int) -> bytes:
+        """The bytes [position, position + size) of a file, fewer only at its end."""
+        if threading.get_ident() != self._loop_thread:
+            return self._read_fully(file, position, size)
+        buffer = bytearray(size)
+        try:
+            done = os.preadv(file.fd, [buffer], position, os.RWF_NOWAIT)
+        except OSError as error:
+            # BlockingIOError: not in the page cache. EOPNOTSUPP: this filesystem cannot tell.
+            if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
+                raise WouldBlock from None
+            raise
+        if done < size:
+            if position + done < os.fstat(file.fd).st_size:
+                raise WouldBlock
+            del buffer[done:]
+        return bytes(buffer)
+
+    def _read_fully(self, file: File, position: int, size: int) -> bytes:
+        data = os.pread(file.fd, size, position)
+        if len(data) == size or not data:
+            return data
+        parts = [data]
+        done = len(data)
+        while done < size and (data := os.pread(file.fd, size - done, position + done)):
+            parts.append(data)
+            done += len(data)
+        return b"".join(parts)
+
+    def write(self, file: File, position: int, data: Buffer) -> None:
+        """Write all of `data` at `position`, or raise; after an error any part of it may be in the file."""
+        view = memoryview(data)
+        done = os.pwrite(file.fd, view, position)
+        while done < len(view):
+            done += os.pwrite(file.fd, view[done:], position + done)
+
+    def truncate(self, file: File, size: int) -> None:
+        """Make the file exactly `size` bytes long, zero-filled where it grows."""
+        os.ftruncate(file.fd, size)
+
+    def size(self, file: File) -> int:
+        """The file's length in bytes."""
+        return os.fstat(file.fd).st_size
+
+    def sync(self, file: File) -> None:
+        """Return when the file's data, and the metadata that is needed to read it, will survive a power cut."""
+        os.fdatasync(file.fd)
+
+    def map(self, file: File, size: int) -> mmap.mmap:
+        """A shared mapping of the file's first `size` bytes, writable where the disk is."""
+        access = mmap.ACCESS_WRITE if self.writable else mmap.ACCESS_READ
+        return mmap.mmap(file.fd, size, access=access)
+
+    def sync_map(self, mapping: mmap.mmap) -> None:
+        """Return when what was stored through the mapping will survive a power cut."""
+        mapping.flush()
+
+    # Names.
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Rename, replacing `new`, and sync the directory: no caller can forget."""
+        os.rename(old, new)
+        self.sync_directory(new.parent)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file's name; a missing one is not an error."""
+        path.unlink(missing_ok=True)
+
+    def mkdir(self, path: Path, *, mode: int = 0o755) -> None:
+        """Make a directory and sync its parent."""
+        os.mkdir(path, mode)
+        self.sync_directory(path.parent)
+
+    def rmdir(self, path: Path) -> None:
+        """Remove an empty directory."""
+        os.rmdir(path)
+
+    def sync_directory(self, path: Path) -> None:
+        """Return when the directory's entries will survive a power cut."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def scan(self, path: Path) -> Iterator[os.DirEntry[str]]:
+        """The entries of a directory, in no particular order."""
+        with os.scandir(path) as entries:
+            yield from entries
+
+    def exists(self, path: Path) -> bool:
+        """Whether anything of that name is there, a dangling symlink included."""
+        return os.path.lexists(path)
+
+    def stat(self, path: Path) -> os.stat_result:
+        """`lstat` of the path."""
+        return os.lstat(path)
+
+    # Small files.
+
+    def read_file(self, path: Path) -> bytes:
+        """All of a small regular file."""
+        file = self.open(path)
+        try:
+            return self._read_fully(file, 0, self.size(file))
+        finally:
+            file.close()
+
+    def replace_file(self, path: Path, data: bytes) -> None:
+        """Replace a small file atomically and durably: `.tmp`, fsync, rename, fsync of the directory.
+
+        This is Kafka's own procedure (kafka-storage 1.4), so a crash leaves the old content or the new.
+        """
+        temporary = path.with_name(path.name + ".tmp")
+        self.unlink(temporary)
+        file = self.open(temporary, write=True, create=True)
+        try:
+            self.write(file, 0, data)
+            self.sync(file)
+        finally:
+            file.close()
+        self.rename(temporary, path)
+
+
+class ReadOnlyDisk(Disk):
+    """A door that opens one way: every call that would change anything below raises `NotWritable`."""
+
+    writable = False
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
+        if write or create:
+            self._refuse(path)
+        return super().open(path)
+
+    def write(self, file: File, position: int, data: Buffer) -> None:
+        self._refuse(file.path)
+
+    def truncate(self, file: File, size: int) -> None:
+        self._refuse(file.path)
+
+    def sync(self, file: File) -> None:
+        self._refuse(file.path)
+
+    def sync_map(self, mapping: mmap.mmap) -> None:
+        raise NotWritable("the store is open read-only: nothing in it is synced")
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._refuse(old)
+
+    def unlink(self, path: Path) -> None:
+        self._refuse(path)
+
+    def mkdir(self, path: Path, *, mode: int = 0o755) -> None:
+        self._refuse(path)
+
+    def rmdir(self, path: Path) -> None:
+        self._refuse(path)
+
+    def sync_directory(self, path: Path) -> None:
+        self._refuse(path)
+
+    def replace_file(self, path: Path, data: bytes) -> None:
+        self._refuse(path)
+
+    def _refuse(self, path: Path) -> None:
+        raise NotWritable(f"{path}: the store is open read-only; open it without --read-only to change it")

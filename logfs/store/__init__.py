@@ -1,0 +1,1 @@
+"""Many partitions: log directories, settings, checkpoints, upkeep and the audit."""
