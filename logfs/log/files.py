@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING
 from logfs.errors import NotWritable
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from typing_extensions import Buffer
 
 # Errors of a full disk, quota or size limit: the disk itself is sound, so the partition may go on.
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

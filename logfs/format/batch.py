@@ -1,0 +1,348 @@
+"""Record batch, magic 2: the header, the CRC, opening a batch and sealing a new one (kafka-storage 2.1 to 2.6).
+
+`docs/format.md` tells the layout in a table that the tests hold equal to `Header`.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from crc32c import crc32c
+
+from logfs.errors import Corrupt
+from logfs.format import compression
+from logfs.format.compression import Codec
+from logfs.format.record import (
+    NO_TIMESTAMP,
+    SMALLEST_RECORD,
+    Record,
+    TimestampType,
+    decode_record,
+    decode_records,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from logfs.format.columns import Columns
+
+HEADER = struct.Struct(">qiibIhiqqqhii")
+HEADER_SIZE = HEADER.size
+MAGIC = 2
+
+# Bytes that `batch_length` does not count: the base offset and the length itself.
+LENGTH_OVERHEAD = 12
+# The CRC covers everything from the attributes on (kafka-storage 2.1).
+CRC_START = 21
+
+CODEC_MASK = 0x07
+LOG_APPEND_TIME_BIT = 0x08
+TRANSACTIONAL_BIT = 0x10
+CONTROL_BIT = 0x20
+DELETE_HORIZON_BIT = 0x40
+
+NO_PRODUCER_ID = -1
+NO_PRODUCER_EPOCH = -1
+NO_SEQUENCE = -1
+NO_LEADER_EPOCH = -1
+
+_BASE_OFFSET = struct.Struct(">q")
+_LEADER_EPOCH = struct.Struct(">i")
+_CRC = struct.Struct(">I")
+_MAX_SEQUENCE = 2**31 - 1
+
+
+class Header(NamedTuple):
+    """The 61 bytes in front of a batch's records, field by field (docs/format.md, "Record batch")."""
+
+    base_offset: int
+    batch_length: int
+    partition_leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def size_bytes(self) -> int:
+        """The whole batch's length in the file."""
+        return LENGTH_OVERHEAD + self.batch_length
+
+    @property
+    def last_offset(self) -> int:
+        """The offset of the last record the batch was made with, whether it is still there or not."""
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        """The offset behind the batch."""
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def codec(self) -> Codec:
+        """How the records are compressed; `Corrupt` for a codec that does not exist."""
+        try:
+            return Codec(self.attributes & CODEC_MASK)
+        except ValueError:
+            raise Corrupt(f"batch {self.base_offset}: no codec {self.attributes & 7}") from None
+
+    @property
+    def timestamp_type(self) -> TimestampType:
+        """Whether the timestamps are the producers' or the log's."""
+        return TimestampType(bool(self.attributes & LOG_APPEND_TIME_BIT))
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether the batch belongs to a transaction."""
+        return bool(self.attributes & TRANSACTIONAL_BIT)
+
+    @property
+    def is_control(self) -> bool:
+        """Whether the batch holds control records, which no reader of records ever sees."""
+        return bool(self.attributes & CONTROL_BIT)
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        """When tombstones of a cleaned batch may go, in ms since the epoch; None if it was never cleaned."""
+        return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
+
+    @property
+    def last_sequence(self) -> int:
+        """The producer's sequence number of the last record, -1 for none."""
+        if self.base_sequence == NO_SEQUENCE:
+            return NO_SEQUENCE
+        return increment_sequence(self.base_sequence, self.last_offset_delta)
+
+
+def increment_sequence(sequence: int, by: int) -> int:
+    """A producer's sequence number further on: 2^31 - 1 is followed by 0 (kafka-storage 2.1)."""
+    if sequence > _MAX_SEQUENCE - by:
+        return by - (_MAX_SEQUENCE - sequence) - 1
+    return sequence + by
+
+
+def decrement_sequence(sequence: int, by: int) -> int:
+    """A producer's sequence number further back: 0 is preceded by 2^31 - 1 (kafka-storage 2.1)."""
+    if sequence < by:
+        return _MAX_SEQUENCE - (by - sequence) + 1
+    return sequence - by
+
+
+def parse_header(data: bytes | memoryview | bytearray, position: int = 0) -> Header:
+    """The header at a position; nothing is checked but that 61 bytes are there (`struct.error`)."""
+    return Header._make(HEADER.unpack_from(data, position))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch as it lies in a log: its parsed header, and all of its bytes, header included.
+
+    Nothing has been checked but that there are as many bytes as the header says; `check` does the rest.
+    """
+
+    header: Header
+    data: memoryview
+
+    @classmethod
+    def parse(cls, data: bytes | bytearray | memoryview, position: int = 0) -> Batch:
+        """The batch at a position of a buffer that holds it whole; `Corrupt` if it does not."""
+        if len(data) - position < HEADER_SIZE:
+            raise Corrupt(f"{len(data) - position} bytes are no batch")
+        header = parse_header(data, position)
+        size = header.size_bytes
+        if size < HEADER_SIZE or size > len(data) - position:
+            raise Corrupt(f"a batch of {size} bytes does not fit in {len(data) - position}")
+        return cls(header, memoryview(data)[position : position + size])
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the magic is 2 and the CRC matches."""
+        header = self.header
+        return header.magic == MAGIC and crc32c(self.data[CRC_START:]) == header.crc
+
+    def check(self) -> None:
+        """Raise `Corrupt` unless `is_valid`."""
+        if not self.is_valid:
+            raise Corrupt(f"batch {self.header.base_offset}: the CRC does not match its bytes")
+
+    @cached_property
+    def payload(self) -> bytes | memoryview:
+        """The records' bytes, uncompressed.
+
+        Raises `Corrupt` if they are no stream of the batch's codec, or more than
+        `compression.DEFAULT_LIMIT` bytes come out.
+        """
+        codec = self.header.codec
+        packed = self.data[HEADER_SIZE:]
+        if codec is Codec.NONE:
+            payload: bytes | memoryview = packed
+        else:
+            payload = compression.decompress(codec, packed, limit=compression.DEFAULT_LIMIT)
+        count = self.header.record_count
+        if count < 0 or count * SMALLEST_RECORD > len(payload):
+            raise Corrupt(
+                f"batch {self.header.base_offset}: {count} records do not fit in {len(payload)} bytes"
+            )
+        return payload
+
+    @property
+    def base_timestamp(self) -> int:
+        """What the records' timestamp deltas count from, in ms since the epoch."""
+        return self.header.base_timestamp
+
+    def records(self) -> Iterator[Record]:
+        """The records in offset order, control records included; `Corrupt` as `columns`."""
+        from logfs.format import columns
+
+        if columns.worthwhile(self.header.record_count):
+            yield from self.columns().records()
+            return
+        for record in decode_records(
+            self.payload,
+            self.header.record_count,
+            base_offset=self.header.base_offset,
+            base_timestamp=self.header.base_timestamp,
+        ):
+            yield self._stamped(record)
+
+    def columns(self) -> Columns:
+        """The records as columns over `payload`; `Corrupt` if it does not hold exactly the records."""
+        import numpy as np
+
+        from logfs.format.columns import decode_columns
+
+        header = self.header
+        payload = self.payload
+        span = (0, len(payload), header.record_count, header.base_offset, header.base_timestamp)
+        spans = np.array([span], np.int64)
+        columns = decode_columns(payload, spans, header.timestamp_type)
+        if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
+            columns.timestamps.fill(header.max_timestamp)
+        return columns
+
+    def record_at(self, offset: int) -> Record | None:
+        """The record with that offset, or None if compaction took it; without decoding the others."""
+        from logfs.format import columns
+
+        header = self.header
+        if columns.worthwhile(header.record_count):
+            import numpy as np
+
+            from logfs.format import kernels
+
+            array = np.frombuffer(self.payload, np.uint8)
+            position = kernels.find_record(
+                array, 0, len(array), header.record_count, offset - header.base_offset
+            )
+            if position == -1:
+                return None
+            if position < 0:
+                raise Corrupt(f"batch {header.base_offset}: its records are malformed")
+            record, _ = decode_record(
+                self.payload,
+                position,
+                base_offset=header.base_offset,
+                base_timestamp=header.base_timestamp,
+            )
+            return self._stamped(record)
+        return next((record for record in self.records() if record.offset == offset), None)
+
+    def _stamped(self, record: Record) -> Record:
+        if self.header.timestamp_type is TimestampType.CREATE_TIME:
+            return record
+        return Record(
+            record.value,
+            record.key,
+            record.headers,
+            self.header.max_timestamp,
+            record.offset,
+            TimestampType.LOG_APPEND_TIME,
+        )
+
+
+class Batches:
+    """Whole batches one after the other in a buffer, walked by their length fields (kafka-storage 2.8)."""
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self.data = memoryview(data)
+        self.end = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The whole batches from the start; `end` is where the walk stopped."""
+        size = len(self.data)
+        while self.end + HEADER_SIZE <= size:
+            header = parse_header(self.data, self.end)
+            if header.size_bytes < HEADER_SIZE or header.size_bytes > size - self.end:
+                return
+            batch = Batch(header, self.data[self.end : self.end + header.size_bytes])
+            self.end += header.size_bytes
+            yield batch
+
+
+def seal(
+    data: bytearray | memoryview,
+    *,
+    attributes: int = 0,
+    base_offset: int = 0,
+    last_offset_delta: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    record_count: int,
+    leader_epoch: int = NO_LEADER_EPOCH,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+) -> None:
+    """Write the header of a batch into its first 61 bytes; the records behind them are there already."""
+    HEADER.pack_into(
+        data,
+        0,
+        base_offset,
+        len(data) - LENGTH_OVERHEAD,
+        leader_epoch,
+        MAGIC,
+        0,
+        attributes,
+        last_offset_delta,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        record_count,
+    )
+    _CRC.pack_into(data, 17, crc32c(memoryview(data)[CRC_START:]))
+
+
+def assign_offset(data: bytearray | memoryview, base_offset: int, leader_epoch: int) -> None:
+    """Give a sealed batch its place in the log; neither field is under the CRC (kafka-storage 2.1)."""
+    _BASE_OFFSET.pack_into(data, 0, base_offset)
+    _LEADER_EPOCH.pack_into(data, 12, leader_epoch)
+
+
+def empty_batch(header: Header) -> bytes:
+    """The bare header that compaction keeps of a batch when no record survives (kafka-storage 2.6)."""
+    data = bytearray(HEADER_SIZE)
+    seal(
+        data,
+        attributes=header.attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT),
+        base_offset=header.base_offset,
+        last_offset_delta=header.last_offset_delta,
+        base_timestamp=NO_TIMESTAMP,
+        max_timestamp=header.max_timestamp,
+        record_count=0,
+        leader_epoch=header.partition_leader_epoch,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+    )
+    return bytes(data)

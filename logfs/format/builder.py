@@ -1,0 +1,283 @@
+"""Lines and records in, sealed batches out (kafka-storage 2.3), with offsets from 0 until the log gives them.
+
+Every builder goes on to the first input that makes no record, and says why it stopped there, so that nothing that
+was good is lost with what was bad.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from crc32c import crc32c
+
+from logfs.errors import RecordTooLarge
+from logfs.format import compression, envelope
+from logfs.format.batch import (
+    CRC_START,
+    HEADER,
+    HEADER_SIZE,
+    LENGTH_OVERHEAD,
+    LOG_APPEND_TIME_BIT,
+    MAGIC,
+    NO_LEADER_EPOCH,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    seal,
+)
+from logfs.format.compression import Codec
+from logfs.format.record import Record, TimestampType, encode_record
+from logfs.format.text import TextSize
+from logfs.format.varint import encode as encode_varint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from logfs.errors import LogfsError
+
+# The most that a record's own fields add to its line: five varints of up to five bytes, and three single bytes.
+_RECORD_OVERHEAD = 28
+# Up to how many lines the plain loop beats the set-up of the kernel.
+_FEW_LINES = 4
+# An incompressible stream may grow by this share of its length; a batch of many records leaves it room.
+_EXPANSION = 64
+# What the frame of any codec adds to a stream, however short.
+_FRAME_BYTES = 64
+
+_LINE_ENVELOPE = len(envelope.encode(Record(b"", timestamp=0, offset=0), b"")) - len('0""0')
+
+
+class BatchFormat(NamedTuple):
+    """How a topic wants its batches: `compression.type` and level, `max.message.bytes`, the timestamp type."""
+
+    codec: Codec = Codec.NONE
+    level: int | None = None
+    limit_bytes: int = 1048588
+    timestamp_type: TimestampType = TimestampType.CREATE_TIME
+
+    @property
+    def attributes(self) -> int:
+        """The attribute bits of the batch header."""
+        late = self.timestamp_type is TimestampType.LOG_APPEND_TIME
+        return self.codec | (LOG_APPEND_TIME_BIT if late else 0)
+
+    @property
+    def records_limit(self) -> int:
+        """How many bytes of records, uncompressed, go together into one batch of many."""
+        room = self.limit_bytes - HEADER_SIZE
+        if self.codec is Codec.NONE:
+            return room
+        return max(room - room // _EXPANSION - _FRAME_BYTES, 0)
+
+
+@dataclass(slots=True)
+class NewBatch:
+    """A sealed batch that waits for its base offset.
+
+    `text` has no digits of the offsets yet; the log adds them when it knows the offsets.
+    """
+
+    data: bytearray | memoryview
+    record_count: int
+    max_timestamp: int
+    text: TextSize
+
+
+@dataclass(slots=True)
+class Built:
+    """What came of some input: batches, how much of the input is in them, and why it is not all.
+
+    `consumed` counts bytes where the input was lines, and records where it was records.
+    """
+
+    batches: list[NewBatch]
+    consumed: int
+    refused: LogfsError | None = None
+    of_lines: bool = False
+
+    def consumed_by(self, batch: NewBatch) -> int:
+        """How much of the input is in one of the batches."""
+        return batch.text.lines if self.of_lines else batch.record_count
+
+
+def build_lines(data: bytes, form: BatchFormat, now_ms: int) -> Built:
+    """Each line of `data` as the value of a record; `data` ends with a newline.
+
+    `consumed` counts bytes. A line whose batch would exceed the limit is refused with `RecordTooLarge`.
+    """
+    lines = data.count(b"\n")
+    if lines == 1 and form.codec is Codec.NONE:
+        return _build_line(data, form, now_ms)
+    if lines <= _FEW_LINES:
+        built = build_records([Record(line) for line in data[:-1].split(b"\n")], form, now_ms)
+        done = sum(batch.text.lines for batch in built.batches)
+        return Built(built.batches, done, built.refused, of_lines=True)
+    return _build_many_lines(data, form, now_ms)
+
+
+def _build_line(data: bytes, form: BatchFormat, now_ms: int) -> Built:
+    """One line, the commonest write of all, with as few steps as Python can do it in."""
+    length = len(data) - 1
+    value = data[:length]
+    body = b"\0\0\0\1" + encode_varint(length) + value + b"\0"
+    records = encode_varint(len(body)) + body
+    size = HEADER_SIZE + len(records)
+    if size > form.limit_bytes:
+        return Built([], 0, _too_large(size, form), of_lines=True)
+    batch = bytearray(HEADER_SIZE)
+    batch += records
+    fields = (now_ms, now_ms, NO_PRODUCER_ID, NO_PRODUCER_EPOCH, NO_SEQUENCE, 1)
+    head = (0, size - LENGTH_OVERHEAD, NO_LEADER_EPOCH, MAGIC)
+    HEADER.pack_into(batch, 0, *head, 0, form.attributes, 0, *fields)
+    crc = crc32c(memoryview(batch)[CRC_START:])
+    batch[17:21] = crc.to_bytes(4, "big")
+    json_bytes = _LINE_ENVELOPE + len(str(now_ms)) + envelope.text_size(value)
+    json_bytes += _label_growth(form)
+    new = NewBatch(batch, 1, now_ms, TextSize(1, length + 1, json_bytes))
+    return Built([new], len(data), of_lines=True)
+
+
+def _build_many_lines(data: bytes, form: BatchFormat, now_ms: int) -> Built:
+    import numpy as np
+
+    from logfs.format import kernels
+
+    array = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(array == 10)
+    # Every batch that is cut at the limit holds at least half of it, but for one of a single large record.
+    batches_at_most = 2 + 2 * (len(data) + len(ends) * _RECORD_OVERHEAD) // max(form.limit_bytes, 1)
+    out = np.empty(
+        len(data) + len(ends) * _RECORD_OVERHEAD + batches_at_most * HEADER_SIZE, np.uint8
+    )
+    per_record = _LINE_ENVELOPE + len(str(now_ms)) + _label_growth(form)
+    built = Built([], 0, of_lines=True)
+    first = start = position = 0
+    while first < len(ends):
+        records_start = position + HEADER_SIZE
+        count, end, json_bytes = kernels.encode_lines(
+            array, ends, first, start, records_start + form.records_limit, out, records_start
+        )
+        if count == 0:
+            # One record alone may use what compression is not sure to need.
+            single = build_records([Record(data[start : ends[first]])], form, now_ms)
+            if single.refused:
+                built.refused = single.refused
+                break
+            built.batches += single.batches
+            count = 1
+        else:
+            stop = int(ends[first + count - 1]) + 1
+            text = TextSize(count, stop - start, json_bytes + count * per_record)
+            built.batches.append(
+                _sealed(memoryview(out[position:end]), form, count, now_ms, now_ms, now_ms, text)
+            )
+            position = end
+        first += count
+        start = int(ends[first - 1]) + 1
+        built.consumed = start
+    return built
+
+
+def build_records(records: Sequence[Record], form: BatchFormat, now_ms: int) -> Built:
+    """Records in batches, as many in each as the limit allows; `consumed` counts records.
+
+    A record without a timestamp (None) gets `now_ms`. A record whose batch would exceed the limit is refused
+    with `RecordTooLarge`.
+    """
+    built = Built([], 0)
+    buffer = bytearray(HEADER_SIZE)
+    pending: list[Record] = []
+    base_timestamp = 0
+    for record in records:
+        timestamp = now_ms if record.timestamp is None else record.timestamp
+        for _ in range(2):
+            if not pending:
+                base_timestamp = timestamp
+            encoded = encode_record(
+                record, offset_delta=len(pending), timestamp_delta=timestamp - base_timestamp
+            )
+            if not pending or len(buffer) - HEADER_SIZE + len(encoded) <= form.records_limit:
+                break
+            _flush(built, buffer, pending, form, now_ms)
+            buffer, pending = bytearray(HEADER_SIZE), []
+            if built.refused:
+                return built
+        buffer += encoded
+        pending.append(record)
+    if pending:
+        _flush(built, buffer, pending, form, now_ms)
+    return built
+
+
+def _flush(
+    built: Built, buffer: bytearray, records: list[Record], form: BatchFormat, now_ms: int
+) -> None:
+    timestamps = [now_ms if record.timestamp is None else record.timestamp for record in records]
+    late = form.timestamp_type is TimestampType.LOG_APPEND_TIME
+    maximum = now_ms if late else max(timestamps)
+    lines = envelopes = 0
+    for record, timestamp in zip(records, timestamps, strict=True):
+        lines += len(record.value or b"") + 1
+        envelopes += _envelope_size(record, maximum if late else timestamp)
+    text = TextSize(len(records), lines, envelopes + len(records) * _label_growth(form))
+    batch = _sealed(buffer, form, len(records), timestamps[0], maximum, now_ms, text)
+    if len(batch.data) > form.limit_bytes:
+        built.refused = _too_large(len(batch.data), form)
+        return
+    built.batches.append(batch)
+    built.consumed += len(records)
+
+
+def _envelope_size(record: Record, timestamp: int) -> int:
+    if not record.headers:
+        size = envelope.text_size(record.key) + envelope.text_size(record.value) - len("null")
+        return _LINE_ENVELOPE + len(str(timestamp)) + size
+    stamped = Record(record.value, record.key, record.headers, timestamp, 0)
+    return len(envelope.encode(stamped, b"")) - len("0")
+
+
+def _sealed(
+    data: bytearray | memoryview,
+    form: BatchFormat,
+    count: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    now_ms: int,
+    text: TextSize,
+) -> NewBatch:
+    if form.codec is not Codec.NONE:
+        packed = compression.compress(form.codec, data[HEADER_SIZE:], form.level)
+        data = bytearray(HEADER_SIZE) + packed
+    seal(
+        data,
+        attributes=form.attributes,
+        last_offset_delta=count - 1,
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+        record_count=count,
+    )
+    return NewBatch(data, count, max_timestamp, text)
+
+
+def _label_growth(form: BatchFormat) -> int:
+    return len(form.timestamp_type.label) - len(TimestampType.CREATE_TIME.label)
+
+
+def _too_large(size: int, form: BatchFormat) -> RecordTooLarge:
+    return RecordTooLarge(
+        f"a batch of this record alone has {size} bytes, and max.message.bytes or segment.bytes "
+        f"allow {form.limit_bytes}: raise the setting, or send less"
+    )
+
+
+def offset_digits(first: int, count: int) -> int:
+    """The sum of the decimal lengths of the offsets first, first + 1, … first + count - 1."""
+    digits = 0
+    end = first + count
+    while first < end:
+        length = len(str(first))
+        stop = min(end, 10**length)
+        digits += (stop - first) * length
+        first = stop
+    return digits

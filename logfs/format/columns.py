@@ -1,0 +1,143 @@
+"""Records in bulk are columns: numpy arrays over the bytes they lie in, never a list of objects (rule 1).
+
+The compiled kernels cost a quarter of a second to import, so nothing here imports them before there is bulk work;
+`worthwhile` tells the callers when that is.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from logfs.errors import Corrupt
+from logfs.format.record import SMALLEST_RECORD, Record, TimestampType, decode_headers
+from logfs.format.varint import encode as encode_varint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+    from typing_extensions import Buffer
+
+# From how many records on the kernels win: over a plain loop, and over the plain loop plus their import.
+_FEW = 8
+_FEW_BEFORE_IMPORT = 4096
+
+
+def worthwhile(records: int) -> bool:
+    """Whether work on this many records should go through the compiled kernels."""
+    loaded = "logfs.format.kernels" in sys.modules
+    return records > (_FEW if loaded else _FEW_BEFORE_IMPORT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """Records as columns; row i of every array is the same record, in offset order.
+
+    `data` is uint8[n], the bytes that starts and ends point into. Lengths are -1 for null. `header_starts` and
+    `header_ends` delimit the encoded headers of a record, `header_counts` tells how many they are.
+    """
+
+    data: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+    timestamps: NDArray[np.int64]
+    timestamp_type: TimestampType = TimestampType.CREATE_TIME
+    key_starts: NDArray[np.int64]
+    key_lengths: NDArray[np.int32]
+    value_starts: NDArray[np.int64]
+    value_lengths: NDArray[np.int32]
+    header_starts: NDArray[np.int64]
+    header_ends: NDArray[np.int64]
+    header_counts: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def select(self, rows: slice | NDArray[np.bool_]) -> Columns:
+        """The same columns with these rows only; the bytes are shared."""
+        chosen = {name: getattr(self, name)[rows] for name in _ROW_FIELDS}
+        return Columns(data=self.data, timestamp_type=self.timestamp_type, **chosen)
+
+    def records(self) -> Iterator[Record]:
+        """The rows as `Record` objects, for callers who want them one by one."""
+        data = self.data.tobytes()
+        rows = zip(*(getattr(self, name).tolist() for name in _ROW_FIELDS), strict=True)
+        for offset, timestamp, key, key_size, value, value_size, start, end, count in rows:
+            headers: Sequence[tuple[str, bytes | None]] = ()
+            if count:
+                headers, _ = decode_headers(encode_varint(count) + data[start:end], 0)
+            yield Record(
+                None if value_size < 0 else data[value : value + value_size],
+                None if key_size < 0 else data[key : key + key_size],
+                headers,
+                timestamp,
+                offset,
+                self.timestamp_type,
+            )
+
+
+_ROW_FIELDS = (
+    "offsets",
+    "timestamps",
+    "key_starts",
+    "key_lengths",
+    "value_starts",
+    "value_lengths",
+    "header_starts",
+    "header_ends",
+    "header_counts",
+)
+_DTYPES = {name: np.int32 if name.endswith(("lengths", "counts")) else np.int64 for name in _ROW_FIELDS}
+
+
+def decode_columns(
+    data: Buffer, spans: NDArray[np.int64], timestamp_type: TimestampType = TimestampType.CREATE_TIME
+) -> Columns:
+    """The records of one or more batches as columns over `data`.
+
+    `spans` is int64[batches, 5]: start and end of each batch's uncompressed records in `data`, record count, base
+    offset, base timestamp. Raises `Corrupt` if a span does not hold exactly its records.
+    """
+    from logfs.format import kernels
+
+    counts = spans[:, 2]
+    if ((counts < 0) | (counts * SMALLEST_RECORD > spans[:, 1] - spans[:, 0])).any():
+        raise Corrupt("a batch's records do not fit in its bytes")
+    array = np.frombuffer(data, np.uint8)
+    total = int(counts.sum())
+    columns = {name: np.empty(total, dtype) for name, dtype in _DTYPES.items()}
+    number, stopped = kernels.decode_spans(array, spans, *columns.values())
+    if number < len(spans):
+        _, end, count, base_offset, _ = spans[number].tolist()
+        raise Corrupt(f"batch {base_offset}: {_reason(stopped, end, count)}")
+    return Columns(data=array, timestamp_type=timestamp_type, **columns)
+
+
+def concatenate(parts: Sequence[Columns]) -> Columns:
+    """All rows of all parts, over one joined copy of their bytes; the timestamp type is the last part's."""
+    if len(parts) == 1:
+        return parts[0]
+    base = np.cumsum([0, *(len(part.data) for part in parts)])
+    joined = {}
+    for name in _ROW_FIELDS:
+        arrays = [getattr(part, name) for part in parts]
+        if name.endswith(("starts", "ends")):
+            arrays = [array + start for array, start in zip(arrays, base[:-1], strict=True)]
+        joined[name] = np.concatenate(arrays) if arrays else np.empty(0, _DTYPES[name])
+    data = np.concatenate([part.data for part in parts]) if parts else np.empty(0, np.uint8)
+    timestamp_type = parts[-1].timestamp_type if parts else TimestampType.CREATE_TIME
+    return Columns(data=data, timestamp_type=timestamp_type, **joined)
+
+
+def _reason(stopped: int, end: int, count: int) -> str:
+    reasons = {
+        -1: "a number in a record is not a varint",
+        -2: "a record's length does not match its fields",
+        -3: "a key does not fit its record",
+        -4: "a value does not fit its record",
+        -5: "headers do not fit their record",
+    }
+    return reasons.get(stopped, f"{end - stopped} bytes follow the last of {count} records")

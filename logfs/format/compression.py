@@ -1,0 +1,355 @@
+"""The four codecs of a record batch, framed as Kafka frames them (kafka-storage 2.4).
+
+Compressed bytes come from a disk or a client, so reading them is where a small input could ask for
+a large allocation. `decompress` therefore takes the most bytes that the caller is willing to hold,
+believes no declared size beyond it, and stops as soon as the output passes it.
+
+Each codec's library is imported where it is used: most commands never meet most codecs.
+"""
+
+from __future__ import annotations
+
+import enum
+import io
+import struct
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from logfs.errors import Corrupt, InvalidSetting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from typing_extensions import Buffer
+
+DEFAULT_LIMIT = 64 * 1024 * 1024
+"""The most bytes that one batch's records may decompress to, unless a caller says otherwise."""
+
+SNAPPY_BLOCK_BYTES = 32 * 1024
+SNAPPY_MAGIC = b"\x82SNAPPY\x00"
+SNAPPY_VERSION = 1
+SNAPPY_HEADER = struct.Struct(">8sii")
+BLOCK_LENGTH = struct.Struct(">i")
+
+GZIP_WBITS = 31
+KAFKA_LZ4_DEFAULT_LEVEL = 9
+LZ4_HIGH_COMPRESSION_LEVELS = range(3, 13)
+
+# How much input is decompressed at a time: what becomes 4 MiB at the very most. In deflate two bits
+# can become 258 bytes, in LZ4 one byte 255, and in zstd four bytes a block of 128 KiB.
+GZIP_STEP_BYTES = 4 * 1024
+LZ4_STEP_BYTES = 16 * 1024
+ZSTD_STEP_BYTES = 128
+
+
+class Codec(enum.IntEnum):
+    """How a batch's records are compressed: a number in bits 0-2 of the batch's attributes."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+    @property
+    def kafka_name(self) -> str:
+        """The value of `compression.type` that means this codec."""
+        return self.name.lower()
+
+    @classmethod
+    def named(cls, kafka_name: str) -> Codec:
+        """The codec of that `kafka_name`. Raises `InvalidSetting` when there is none."""
+        for codec in cls:
+            if codec.kafka_name == kafka_name:
+                return codec
+        names = ", ".join(codec.kafka_name for codec in cls)
+        raise InvalidSetting(f"{kafka_name!r} is no compression codec; choose one of {names}")
+
+
+LEVELS: dict[Codec, tuple[range, int]] = {
+    Codec.GZIP: (range(1, 10), -1),
+    Codec.LZ4: (range(1, 18), KAFKA_LZ4_DEFAULT_LEVEL),
+    Codec.ZSTD: (range(-131072, 23), 3),
+}
+"""For each codec that has levels: those that Kafka allows, and the default, allowed as well."""
+
+
+def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
+    """Compress `data` into one stream in Kafka's framing (kafka-storage 2.4).
+
+    `level` is on Kafka's scale for the codec, `None` for its default; codecs without levels ignore
+    it. Raises `InvalidSetting` for a level outside that scale.
+    """
+    match codec:
+        case Codec.NONE:
+            return bytes(data)
+        case Codec.GZIP:
+            return _compress_gzip(data, _checked_level(codec, level))
+        case Codec.SNAPPY:
+            return _compress_snappy(data)
+        case Codec.LZ4:
+            return _compress_lz4(data, _checked_level(codec, level))
+        case Codec.ZSTD:
+            return _compress_zstd(data, _checked_level(codec, level))
+
+
+def decompress(codec: Codec, data: Buffer, *, limit: int) -> bytes:
+    """Decompress the whole of `data`, to at most `limit` bytes.
+
+    Any valid stream of the codec is read, not only those that `compress` writes; gzip members and
+    LZ4 or zstd frames may follow one another. Whatever a stream declares, and however much it
+    holds, no more than some MiB are used beyond the limit.
+
+    Raises `Corrupt` when the stream is malformed or cut short, when other bytes follow it, or when
+    it holds more than `limit` bytes.
+    """
+    view = memoryview(data).cast("B")
+    output = _Output(codec, limit)
+    match codec:
+        case Codec.NONE:
+            output.add(bytes(view[: limit + 1]))
+        case Codec.GZIP:
+            _decompress_gzip(view, output)
+        case Codec.SNAPPY:
+            _decompress_snappy(view, output)
+        case Codec.LZ4:
+            _decompress_lz4(view, output)
+        case Codec.ZSTD:
+            _decompress_zstd(view, output)
+    return output.value()
+
+
+def _checked_level(codec: Codec, level: int | None) -> int:
+    allowed, default = LEVELS[codec]
+    if level is None or level == default:
+        return default
+    if level not in allowed:
+        raise InvalidSetting(
+            f"{codec.kafka_name} has no level {level}; "
+            f"choose {allowed[0]} to {allowed[-1]}, or {default} for the default"
+        )
+    return level
+
+
+class _Output:
+    """The pieces decompressed so far; never more than `limit` bytes of them are kept."""
+
+    def __init__(self, codec: Codec, limit: int) -> None:
+        self.codec = codec
+        self.limit = limit
+        self.room = limit
+        self._kept = io.BytesIO()
+
+    def add(self, piece: bytes) -> None:
+        """Keep a piece. Raises `Corrupt` when it passes the limit."""
+        self.reserve(len(piece))
+        self.room -= len(piece)
+        self._kept.write(piece)
+
+    def reserve(self, size: int) -> None:
+        """Raise `Corrupt` unless `size` more bytes would fit."""
+        if size > self.room:
+            raise Corrupt(
+                f"{self.codec.kafka_name} data decompresses to more than {self.limit} bytes"
+            )
+
+    def value(self) -> bytes:
+        """All pieces, joined."""
+        return self._kept.getvalue()
+
+    def malformed(self, reason: object) -> Corrupt:
+        """The error to raise for input that is not a stream of the codec."""
+        return Corrupt(f"malformed {self.codec.kafka_name} data: {reason}")
+
+
+# Gzip, LZ4 and zstd: their libraries read a stream in steps of any size.
+
+
+class _Stream(Protocol):
+    """What zlib's, lz4's and zstandard's decompressors share: one object reads one stream."""
+
+    @property
+    def eof(self) -> bool:
+        """Whether the end of the stream has been read."""
+
+    @property
+    def unused_data(self) -> bytes | None:
+        """What the last call was given beyond the end of the stream."""
+
+
+S = TypeVar("S", bound=_Stream)
+
+
+def _decompress_streams(
+    view: memoryview,
+    output: _Output,
+    *,
+    step_bytes: int,
+    open_stream: Callable[[], S],
+    read: Callable[[S, memoryview], bytes],
+    error: type[Exception],
+) -> None:
+    """Read the streams in `view`, one after another, in steps of `step_bytes` of input.
+
+    `read` gives a stream one step and gets all its output, or enough to pass the limit. The steps
+    bound that output where the library does not, and keep `unused_data`, a copy, from being long.
+    """
+    stream = open_stream()
+    position = 0
+    while position < len(view):
+        if stream.eof:
+            stream = open_stream()
+        step = view[position : position + step_bytes]
+        try:
+            piece = read(stream, step)
+        except error as problem:
+            raise output.malformed(problem) from None
+        output.add(piece)
+        position += len(step) - len(stream.unused_data or b"")
+    if not stream.eof:
+        raise output.malformed("it ends in the middle of a stream")
+
+
+def _compress_gzip(data: Buffer, level: int) -> bytes:
+    import zlib
+
+    return zlib.compress(data, level, wbits=GZIP_WBITS)
+
+
+def _decompress_gzip(view: memoryview, output: _Output) -> None:
+    import zlib
+
+    _decompress_streams(
+        view,
+        output,
+        step_bytes=GZIP_STEP_BYTES,
+        open_stream=lambda: zlib.decompressobj(wbits=GZIP_WBITS),
+        read=lambda stream, step: stream.decompress(step, output.room + 1),
+        error=zlib.error,
+    )
+
+
+def _compress_lz4(data: Buffer, level: int) -> bytes:
+    """One frame with the header `04224d18 60 40 82`.
+
+    Kafka's default level is the fast compressor. Every other level is the high compression one,
+    whose own levels are fewer than Kafka's 1 to 17: those outside become the nearest.
+    """
+    import lz4.frame
+
+    fast = 0
+    lowest, highest = LZ4_HIGH_COMPRESSION_LEVELS[0], LZ4_HIGH_COMPRESSION_LEVELS[-1]
+    is_fast = level == KAFKA_LZ4_DEFAULT_LEVEL
+    frame: bytes = lz4.frame.compress(
+        data,
+        compression_level=fast if is_fast else min(max(level, lowest), highest),
+        block_size=lz4.frame.BLOCKSIZE_MAX64KB,
+        block_linked=False,
+        content_checksum=False,
+        block_checksum=False,
+        store_size=False,
+    )
+    return frame
+
+
+def _decompress_lz4(view: memoryview, output: _Output) -> None:
+    import lz4.frame
+
+    _decompress_streams(
+        view,
+        output,
+        step_bytes=LZ4_STEP_BYTES,
+        open_stream=lz4.frame.LZ4FrameDecompressor,
+        read=lambda stream, step: stream.decompress(step, output.room + 1),
+        error=RuntimeError,
+    )
+
+
+def _compress_zstd(data: Buffer, level: int) -> bytes:
+    import zstandard
+
+    compressor = zstandard.ZstdCompressor(
+        level=level, write_content_size=False, write_checksum=False
+    )
+    return compressor.compress(memoryview(data))
+
+
+def _decompress_zstd(view: memoryview, output: _Output) -> None:
+    """As in Kafka the window may be up to 128 MiB, which is what level 22 declares.
+
+    It is address space that is reserved then: only as much of it as the output fills takes memory.
+    """
+    import zstandard
+
+    _decompress_streams(
+        view,
+        output,
+        step_bytes=ZSTD_STEP_BYTES,
+        open_stream=zstandard.ZstdDecompressor().decompressobj,
+        read=lambda stream, step: stream.decompress(step),
+        error=zstandard.ZstdError,
+    )
+
+
+# Snappy: raw blocks have no framing, so Kafka uses that of the snappy-java library.
+
+
+def _compress_snappy(data: Buffer) -> bytes:
+    import cramjam
+
+    view = memoryview(data).cast("B")
+    parts = [SNAPPY_HEADER.pack(SNAPPY_MAGIC, SNAPPY_VERSION, SNAPPY_VERSION)]
+    for position in range(0, len(view), SNAPPY_BLOCK_BYTES):
+        block = bytes(cramjam.snappy.compress_raw(view[position : position + SNAPPY_BLOCK_BYTES]))
+        parts += [BLOCK_LENGTH.pack(len(block)), block]
+    return b"".join(parts)
+
+
+def _decompress_snappy(view: memoryview, output: _Output) -> None:
+    """Without the magic the whole input is one raw block (kafka-storage 2.4)."""
+    import cramjam
+
+    framed = view[: len(SNAPPY_MAGIC)] == SNAPPY_MAGIC
+    for block in _snappy_blocks(view, output) if framed else [view]:
+        output.reserve(_snappy_length(block, output))
+        try:
+            piece = bytes(cramjam.snappy.decompress_raw(block))
+        except cramjam.DecompressionError as problem:
+            raise output.malformed(problem) from None
+        output.add(piece)
+
+
+def _snappy_blocks(view: memoryview, output: _Output) -> Iterator[memoryview]:
+    """The raw blocks of framed streams: a header in place of a length starts a further one."""
+    position = 0
+    while position < len(view):
+        if view[position : position + len(SNAPPY_MAGIC)] == SNAPPY_MAGIC:
+            position = _after_snappy_header(view, position, output)
+            continue
+        start = position + BLOCK_LENGTH.size
+        if start > len(view):
+            raise output.malformed(f"no room for a block's length at byte {position}")
+        (length,) = BLOCK_LENGTH.unpack_from(view, position)
+        if not 0 < length <= len(view) - start:
+            raise output.malformed(f"a block of {length} bytes at byte {start} of {len(view)}")
+        position = start + length
+        yield view[start:position]
+
+
+def _after_snappy_header(view: memoryview, position: int, output: _Output) -> int:
+    end = position + SNAPPY_HEADER.size
+    if end > len(view):
+        raise output.malformed(f"the stream header at byte {position} is cut short")
+    _, version, _ = SNAPPY_HEADER.unpack_from(view, position)
+    if version < SNAPPY_VERSION:
+        raise output.malformed(f"version {version} in the stream header at byte {position}")
+    return end
+
+
+def _snappy_length(block: memoryview, output: _Output) -> int:
+    """The uncompressed length that a raw block begins with: a varint of at most five bytes."""
+    length = 0
+    for index, byte in enumerate(block[:5]):
+        length |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            return length
+    raise output.malformed("a block without its uncompressed length")

@@ -1,0 +1,125 @@
+"""The JSON envelope of a record: one object a line, with everything that a bare value cannot tell.
+
+    {"topic":"orders","partition":0,"offset":7,"timestamp":1638100400000,"timestamp_type":"CreateTime",
+     "key":null,"value":"hello","headers":[["h","1"]]}
+
+Text is a JSON string, bytes that are not UTF-8 are {"base64":"…"}, null is null. The text is canonical: the same
+record always gives the same bytes, so that sizes can be known without writing it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from logfs.errors import InvalidEnvelope
+from logfs.format.record import Record
+
+if TYPE_CHECKING:
+    from logfs.format.names import TopicPartition
+
+_INT64 = range(-(2**63), 2**63)
+
+
+def prefix(partition: TopicPartition) -> bytes:
+    """What every envelope of a partition begins with, up to the digits of the offset."""
+    return b'{"topic":"%s","partition":%d,"offset":' % (
+        partition.topic.encode(),
+        partition.partition,
+    )
+
+
+def encode(record: Record, prefix: bytes) -> bytes:
+    """The envelope line of a record, newline included; `prefix` is its partition's."""
+    headers = b",".join(
+        b"[%s,%s]" % (text(name.encode("utf-8", "surrogateescape")), text(value))
+        for name, value in record.headers
+    )
+    return b'%s%d,"timestamp":%d,"timestamp_type":"%s","key":%s,"value":%s,"headers":[%s]}\n' % (
+        prefix,
+        record.offset,
+        -1 if record.timestamp is None else record.timestamp,
+        record.timestamp_type.label.encode(),
+        text(record.key),
+        text(record.value),
+        headers,
+    )
+
+
+def text(data: bytes | None) -> bytes:
+    """Bytes as JSON: a string where they are UTF-8, a base64 object where they are not, null for None."""
+    if data is None:
+        return b"null"
+    try:
+        return orjson.dumps(data.decode())
+    except UnicodeDecodeError:
+        return b'{"base64":"%s"}' % base64.b64encode(data)
+
+
+def text_size(data: bytes | None) -> int:
+    """The length of `text` in bytes."""
+    return len(text(data))
+
+
+def decode(line: bytes | memoryview) -> Record:
+    """The record of an envelope line, for an append.
+
+    `value` is required; `key`, `headers` and `timestamp` may be missing. `topic`, `partition`, `offset` and
+    `timestamp_type` are what the log gives and are ignored. Raises `InvalidEnvelope` with the reason.
+    """
+    try:
+        envelope = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise InvalidEnvelope(f"not JSON: {error}") from None
+    if not isinstance(envelope, dict):
+        raise InvalidEnvelope("an envelope is one JSON object a line")
+    unknown = envelope.keys() - _FIELDS
+    if unknown:
+        raise InvalidEnvelope(f"unknown field {min(unknown)!r}; an envelope has {', '.join(_ORDER)}")
+    if "value" not in envelope:
+        raise InvalidEnvelope('"value" is missing; write null for a tombstone')
+    timestamp = envelope.get("timestamp")
+    if timestamp is not None and (type(timestamp) is not int or timestamp not in _INT64):
+        raise InvalidEnvelope(f'"timestamp" is ms since the epoch, not {timestamp!r}')
+    return Record(
+        _bytes(envelope["value"], "value"),
+        _bytes(envelope.get("key"), "key"),
+        _headers(envelope.get("headers")),
+        timestamp,
+    )
+
+
+_ORDER = ("topic", "partition", "offset", "timestamp", "timestamp_type", "key", "value", "headers")
+_FIELDS = frozenset(_ORDER)
+
+
+def _bytes(value: Any, field: str) -> bytes | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, dict) and value.keys() == {"base64"} and isinstance(value["base64"], str):
+        try:
+            return base64.b64decode(value["base64"], validate=True)
+        except binascii.Error as error:
+            raise InvalidEnvelope(f'"{field}" has bad base64: {error}') from None
+    raise InvalidEnvelope(f'"{field}" is a string, null or {{"base64": "…"}}')
+
+
+def _headers(headers: Any) -> tuple[tuple[str, bytes | None], ...]:
+    if headers is None:
+        return ()
+    if not isinstance(headers, list):
+        raise InvalidEnvelope('"headers" is an array of [name, value] pairs')
+    pairs = []
+    for header in headers:
+        if not isinstance(header, list) or len(header) != 2:
+            raise InvalidEnvelope('a header is a pair: [name, value]')
+        name = _bytes(header[0], "header name")
+        if name is None:
+            raise InvalidEnvelope("a header's name cannot be null")
+        pairs.append((name.decode("utf-8", "surrogateescape"), _bytes(header[1], "header value")))
+    return tuple(pairs)

@@ -1,0 +1,619 @@
+"""The loops that must run at the speed of memory, compiled by numba without the GIL.
+
+Each is one pass over bytes and numpy columns, and each has a plain Python twin that the tests hold it equal to
+(`tests/test_kernels.py`). Nothing here allocates by a length that the bytes declare: every array is made by the
+caller, by the size of what it really holds. Importing this module costs a quarter of a second, so only those who
+have bulk work import it; see `logfs.format.columns`.
+
+Sizes and positions are bytes, int64. `data` is always a C-contiguous uint8 array.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import numba
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    Bytes = NDArray[np.uint8]
+    Int64s = NDArray[np.int64]
+    Int32s = NDArray[np.int32]
+
+_F = TypeVar("_F", bound="Callable[..., Any]")
+
+
+def _kernel(function: _F) -> _F:
+    return cast("_F", numba.njit(nogil=True, cache=True)(function))
+
+
+# What decode_records answers instead of an end position when the bytes break the format (kafka-storage 2.2).
+BAD_VARINT = -1
+BAD_LENGTH = -2
+BAD_KEY = -3
+BAD_VALUE = -4
+BAD_HEADERS = -5
+
+# Per-byte extra length in a JSON string: 1 for the two-byte escapes, 5 for \u00XX.
+_ESCAPE = np.zeros(256, np.uint8)
+_ESCAPE[:32] = 5
+for _byte in b'\b\t\n\f\r"\\':
+    _ESCAPE[_byte] = 1
+
+# The second byte of the two-byte escapes.
+_SHORT = np.zeros(256, np.uint8)
+for _byte, _letter in zip(b'\b\t\n\f\r"\\', b'btnfr"\\', strict=True):
+    _SHORT[_byte] = _letter
+
+_HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
+_BASE64 = np.frombuffer(
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8
+)
+_NULL = np.frombuffer(b"null", np.uint8)
+_BASE64_OPEN = np.frombuffer(b'{"base64":"', np.uint8)
+_BASE64_CLOSE = np.frombuffer(b'"}', np.uint8)
+_TIMESTAMP = np.frombuffer(b',"timestamp":', np.uint8)
+_CREATE_TIME = np.frombuffer(b',"timestamp_type":"CreateTime","key":', np.uint8)
+_LOG_APPEND_TIME = np.frombuffer(b',"timestamp_type":"LogAppendTime","key":', np.uint8)
+_VALUE = np.frombuffer(b',"value":', np.uint8)
+_HEADERS = np.frombuffer(b',"headers":[', np.uint8)
+_END = np.frombuffer(b"]}\n", np.uint8)
+
+# The bytes of an envelope that every record has, whatever it holds, between prefix and newline.
+_FIXED_SIZE = len(_TIMESTAMP) + len(_VALUE) + len(_HEADERS) + len(_END)
+
+
+# Varints.
+
+
+@_kernel
+def _varint_size(value: int) -> int:
+    """The bytes of a zigzag varint of a non-negative value below 2^31."""
+    if value < 64:
+        return 1
+    if value < 8192:
+        return 2
+    if value < 1048576:
+        return 3
+    if value < 134217728:
+        return 4
+    return 5
+
+
+@_kernel
+def _put_varint(out: Bytes, position: int, value: int) -> int:
+    """Write a zigzag varint of any int64; the position behind it."""
+    zigzag = np.uint64((value << 1) ^ (value >> 63))
+    while zigzag >= np.uint64(128):
+        out[np.uint64(position)] = np.uint8((zigzag & np.uint64(127)) | np.uint64(128))
+        zigzag >>= np.uint64(7)
+        position += 1
+    out[np.uint64(position)] = np.uint8(zigzag)
+    return position + 1
+
+
+@_kernel
+def _get_varint(data: Bytes, position: int, end: int, most_bytes: int) -> tuple[int, int]:
+    """A zigzag varint at a position: (value, position behind it), the latter BAD_VARINT if it is none."""
+    result = np.uint64(0)
+    shift = np.uint64(0)
+    for _ in range(most_bytes):
+        if position >= end:
+            return 0, BAD_VARINT
+        byte = np.uint64(data[np.uint64(position)])
+        position += 1
+        result |= (byte & np.uint64(127)) << shift
+        if byte < np.uint64(128):
+            if most_bytes == 5 and result > np.uint64(0xFFFFFFFF):
+                return 0, BAD_VARINT
+            half = np.int64(result >> np.uint64(1))
+            return half ^ -np.int64(result & np.uint64(1)), position
+        shift += np.uint64(7)
+    return 0, BAD_VARINT
+
+
+# JSON text.
+
+
+@_kernel
+def _utf8_end(data: Bytes, position: int, end: int) -> int:
+    """Where the valid UTF-8 character that starts at `position` ends, or -1; no surrogates, no overlong forms."""
+    first = data[np.uint64(position)]
+    if first < 0x80:
+        return position + 1
+    if first < 0xC2 or first > 0xF4:
+        return -1
+    size = 2 if first < 0xE0 else (3 if first < 0xF0 else 4)
+    if position + size > end:
+        return -1
+    second = data[np.uint64(position + 1)]
+    low = 0x80
+    high = 0xBF
+    if first == 0xE0:
+        low = 0xA0
+    elif first == 0xED:
+        high = 0x9F
+    elif first == 0xF0:
+        low = 0x90
+    elif first == 0xF4:
+        high = 0x8F
+    if second < low or second > high:
+        return -1
+    for index in range(position + 2, position + size):
+        if data[np.uint64(index)] & 0xC0 != 0x80:
+            return -1
+    return position + size
+
+
+@_kernel
+def _string_size(data: Bytes, start: int, length: int) -> int:
+    """The bytes of [start, start + length) as JSON: a quoted string, or a base64 object, or null if length < 0."""
+    if length < 0:
+        return 4
+    end = start + length
+    text = data[start:end]
+    plain = np.uint8(0)
+    for index in range(length):
+        byte = text[index]
+        plain |= np.uint8((byte < 32) | (byte == 34) | (byte == 92) | (byte >= 128))
+    if plain == 0:
+        return length + 2
+    extra = 0
+    high = np.uint8(0)
+    for index in range(length):
+        extra += _ESCAPE[text[index]]
+        high |= text[index]
+    if high >= 128:
+        position = start
+        while position < end:
+            position = _utf8_end(data, position, end)
+            if position < 0:
+                return len(_BASE64_OPEN) + (length + 2) // 3 * 4 + len(_BASE64_CLOSE)
+    return length + 2 + extra
+
+
+@_kernel
+def _put(out: Bytes, position: int, text: Bytes) -> int:
+    target = out[position : position + len(text)]
+    for index in range(len(text)):
+        target[index] = text[index]
+    return position + len(text)
+
+
+@_kernel
+def _put_base64(out: Bytes, position: int, data: Bytes, start: int, length: int) -> int:
+    position = _put(out, position, _BASE64_OPEN)
+    for index in range(start, start + length, 3):
+        rest = start + length - index
+        word = np.int64(data[index]) << 16
+        if rest > 1:
+            word |= np.int64(data[index + 1]) << 8
+        if rest > 2:
+            word |= np.int64(data[index + 2])
+        out[position] = _BASE64[word >> 18]
+        out[position + 1] = _BASE64[(word >> 12) & 63]
+        out[position + 2] = _BASE64[(word >> 6) & 63] if rest > 1 else 61
+        out[position + 3] = _BASE64[word & 63] if rest > 2 else 61
+        position += 4
+    return _put(out, position, _BASE64_CLOSE)
+
+
+@_kernel
+def _put_string(out: Bytes, position: int, data: Bytes, start: int, length: int) -> int:
+    """Write what `_string_size` measures; the position behind it."""
+    if length < 0:
+        return _put(out, position, _NULL)
+    size = _string_size(data, start, length)
+    if size == length + 2:
+        out[position] = 34
+        _put(out, position + 1, data[start : start + length])
+        out[position + length + 1] = 34
+        return position + size
+    # Only the base64 form begins with a brace; its size may equal an escaped string's, so ask again.
+    check = start
+    while check < start + length:
+        check = _utf8_end(data, check, start + length)
+        if check < 0:
+            return _put_base64(out, position, data, start, length)
+    out[position] = 34
+    position += 1
+    for index in range(start, start + length):
+        byte = data[index]
+        escape = _ESCAPE[byte]
+        if escape == 0:
+            out[position] = byte
+            position += 1
+        elif escape == 1:
+            out[position] = 92
+            out[position + 1] = _SHORT[byte]
+            position += 2
+        else:
+            out[position] = 92
+            out[position + 1] = 117
+            out[position + 2] = 48
+            out[position + 3] = 48
+            out[position + 4] = _HEX[byte >> 4]
+            out[position + 5] = _HEX[byte & 15]
+            position += 6
+    out[position] = 34
+    return position + 1
+
+
+@_kernel
+def _digits(value: int) -> int:
+    """The length of an int64 in decimal, with its sign."""
+    size = 1
+    if value < 0:
+        size = 2
+        value = -value
+    while value >= 10:
+        value //= 10
+        size += 1
+    return size
+
+
+@_kernel
+def _put_integer(out: Bytes, position: int, value: int) -> int:
+    size = _digits(value)
+    end = position + size
+    if value < 0:
+        out[position] = 45
+        value = -value
+    at = end - 1
+    while True:
+        out[at] = 48 + value % 10
+        value //= 10
+        if value == 0:
+            return end
+        at -= 1
+
+
+# Records.
+
+
+@_kernel
+def encode_lines(
+    data: Bytes, ends: Int64s, first: int, start: int, limit: int, out: Bytes, out_start: int
+) -> tuple[int, int, int]:
+    """Encode lines as the records of one batch: no key, no headers, timestamp delta 0, offsets from 0 up.
+
+    Line i is data[end of line i-1 + 1 : ends[i]]; line `first` begins at `start`. Records are written to `out`
+    from `out_start` on, as many as leave it no longer than `limit`.
+
+    Returns (records written, end position in out, sum of the values' JSON sizes).
+    """
+    position = out_start
+    json_bytes = 0
+    count = 0
+    for index in range(first, len(ends)):
+        length = ends[index] - start
+        body = 4 + _varint_size(count) + _varint_size(length) + length
+        if position + _varint_size(body) + body > limit:
+            break
+        position = _put_varint(out, position, body)
+        out[np.uint64(position)] = 0
+        out[np.uint64(position + 1)] = 0
+        position = _put_varint(out, position + 2, count)
+        out[np.uint64(position)] = 1
+        position = _put_varint(out, position + 1, length)
+        source = data[start : start + length]
+        target = out[position : position + length]
+        plain = np.uint8(0)
+        for at in range(length):
+            byte = source[at]
+            target[at] = byte
+            plain |= np.uint8((byte < 32) | (byte == 34) | (byte == 92) | (byte >= 128))
+        json_bytes += length + 2 if plain == 0 else _string_size(data, start, length)
+        position += length
+        out[np.uint64(position)] = 0
+        position += 1
+        count += 1
+        start = ends[index] + 1
+    return count, position, json_bytes
+
+
+@_kernel
+def decode_records(
+    data: Bytes,
+    start: int,
+    end: int,
+    count: int,
+    base_offset: int,
+    base_timestamp: int,
+    offsets: Int64s,
+    timestamps: Int64s,
+    key_starts: Int64s,
+    key_lengths: Int32s,
+    value_starts: Int64s,
+    value_lengths: Int32s,
+    header_starts: Int64s,
+    header_ends: Int64s,
+    header_counts: Int32s,
+    row: int,
+) -> int:
+    """Decode `count` records of data[start:end] into rows [row, row + count) of the columns.
+
+    Returns the position behind the last record, or a negative BAD_ code (kafka-storage 2.2, read checks).
+    """
+    position = start
+    for index in range(row, row + count):
+        body, position = _get_varint(data, position, end, 5)
+        if position < 0:
+            return BAD_VARINT
+        record_end = position + body
+        if body < 6 or record_end > end:
+            return BAD_LENGTH
+        delta, position = _get_varint(data, position + 1, record_end, 10)
+        if position < 0:
+            return BAD_VARINT
+        timestamps[index] = base_timestamp + delta
+        delta, position = _get_varint(data, position, record_end, 5)
+        if position < 0:
+            return BAD_VARINT
+        offsets[index] = base_offset + delta
+        length, position = _get_varint(data, position, record_end, 5)
+        if position < 0:
+            return BAD_VARINT
+        if length < -1 or position + max(length, 0) > record_end:
+            return BAD_KEY
+        key_starts[index] = position
+        key_lengths[index] = length
+        position += max(length, 0)
+        length, position = _get_varint(data, position, record_end, 5)
+        if position < 0:
+            return BAD_VARINT
+        if length < -1 or position + max(length, 0) > record_end:
+            return BAD_VALUE
+        value_starts[index] = position
+        value_lengths[index] = length
+        position += max(length, 0)
+        headers, position = _get_varint(data, position, record_end, 5)
+        if position < 0:
+            return BAD_VARINT
+        if headers < 0 or headers > record_end - position:
+            return BAD_HEADERS
+        header_counts[index] = headers
+        header_starts[index] = position
+        for _ in range(headers):
+            length, position = _get_varint(data, position, record_end, 5)
+            if position < 0 or length < 0 or position + length > record_end:
+                return BAD_HEADERS
+            length, position = _get_varint(data, position + length, record_end, 5)
+            if position < 0 or length < -1 or position + max(length, 0) > record_end:
+                return BAD_HEADERS
+            position += max(length, 0)
+        header_ends[index] = position
+        if position != record_end:
+            return BAD_LENGTH
+    return position
+
+
+@_kernel
+def find_record(data: Bytes, start: int, end: int, count: int, offset_delta: int) -> int:
+    """The position of the record with that offset delta, -1 if there is none, BAD_LENGTH if the bytes are bad."""
+    position = start
+    for _ in range(count):
+        body, after = _get_varint(data, position, end, 5)
+        if after < 0 or body < 6 or after + body > end:
+            return BAD_LENGTH
+        _, at = _get_varint(data, after + 1, end, 10)
+        if at < 0:
+            return BAD_LENGTH
+        delta, at = _get_varint(data, at, end, 5)
+        if at < 0:
+            return BAD_LENGTH
+        if delta == offset_delta:
+            return position
+        if delta > offset_delta:
+            return -1
+        position = after + body
+    return -1
+
+
+# Text views of records.
+
+
+@_kernel
+def write_values(data: Bytes, starts: Int64s, lengths: Int32s, out: Bytes, out_ends: Int64s) -> int:
+    """Write each value and a newline to `out`, note in out_ends where each ends; the bytes written."""
+    position = 0
+    for index in range(len(starts)):
+        length = max(lengths[index], 0)
+        start = starts[index]
+        source = data[start : start + length]
+        target = out[position : position + length]
+        for at in range(length):
+            target[at] = source[at]
+        position += length
+        out[position] = 10
+        position += 1
+        out_ends[index] = position
+    return position
+
+
+@_kernel
+def envelope_sizes(
+    data: Bytes,
+    offsets: Int64s,
+    timestamps: Int64s,
+    log_append_time: bool,
+    key_starts: Int64s,
+    key_lengths: Int32s,
+    value_starts: Int64s,
+    value_lengths: Int32s,
+    header_starts: Int64s,
+    header_ends: Int64s,
+    header_counts: Int32s,
+    sizes: Int64s,
+) -> int:
+    """Measure each record's envelope line without its prefix (topic and partition); the sum of all."""
+    total = 0
+    fixed = _FIXED_SIZE + (len(_LOG_APPEND_TIME) if log_append_time else len(_CREATE_TIME))
+    for index in range(len(offsets)):
+        size = fixed + _digits(offsets[index]) + _digits(timestamps[index])
+        size += _string_size(data, key_starts[index], key_lengths[index])
+        size += _string_size(data, value_starts[index], value_lengths[index])
+        position = header_starts[index]
+        for number in range(header_counts[index]):
+            length, position = _get_varint(data, position, header_ends[index], 5)
+            size += 3 + _string_size(data, position, length)
+            length, position = _get_varint(data, position + length, header_ends[index], 5)
+            size += _string_size(data, position, length)
+            position += max(length, 0)
+            if number:
+                size += 1
+        sizes[index] = size
+        total += size
+    return total
+
+
+@_kernel
+def write_envelopes(
+    prefix: Bytes,
+    data: Bytes,
+    offsets: Int64s,
+    timestamps: Int64s,
+    log_append_time: bool,
+    key_starts: Int64s,
+    key_lengths: Int32s,
+    value_starts: Int64s,
+    value_lengths: Int32s,
+    header_starts: Int64s,
+    header_ends: Int64s,
+    header_counts: Int32s,
+    out: Bytes,
+    out_ends: Int64s,
+) -> int:
+    """Write each record's envelope line to `out`, note in out_ends where each ends; the bytes written."""
+    position = 0
+    for index in range(len(offsets)):
+        position = _put(out, position, prefix)
+        position = _put_integer(out, position, offsets[index])
+        position = _put(out, position, _TIMESTAMP)
+        position = _put_integer(out, position, timestamps[index])
+        position = _put(out, position, _LOG_APPEND_TIME if log_append_time else _CREATE_TIME)
+        position = _put_string(out, position, data, key_starts[index], key_lengths[index])
+        position = _put(out, position, _VALUE)
+        position = _put_string(out, position, data, value_starts[index], value_lengths[index])
+        position = _put(out, position, _HEADERS)
+        at = header_starts[index]
+        for number in range(header_counts[index]):
+            if number:
+                out[position] = 44
+                position += 1
+            out[position] = 91
+            length, at = _get_varint(data, at, header_ends[index], 5)
+            position = _put_string(out, position + 1, data, at, length)
+            out[position] = 44
+            length, at = _get_varint(data, at + length, header_ends[index], 5)
+            position = _put_string(out, position + 1, data, at, length)
+            at += max(length, 0)
+            out[position] = 93
+            position += 1
+        position = _put(out, position, _END)
+        out_ends[index] = position
+    return position
+
+
+# Batches.
+
+
+@_kernel
+def _big_endian(data: Bytes, position: int, size: int) -> int:
+    value = np.uint64(0)
+    for index in range(position, position + size):
+        value = (value << np.uint64(8)) | np.uint64(data[np.uint64(index)])
+    return np.int64(value)
+
+
+# The columns of what scan_batches and decode_spans pass: one row a batch.
+POSITION, SIZE, CRC, ATTRIBUTES, NEXT_OFFSET = 0, 1, 2, 3, 4
+SPAN_START, SPAN_END, SPAN_COUNT, SPAN_BASE_OFFSET, SPAN_BASE_TIMESTAMP = 5, 6, 7, 8, 9
+BATCH_COLUMNS = 10
+
+
+@_kernel
+def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> int:
+    """Walk the batches that fill `data` by their length fields, one row of int64[BATCH_COLUMNS] each.
+
+    Returns their number; -1 unless they fill it exactly with batches of magic 2 whose offsets follow each other
+    from `first_offset` on, or with `gaps`, increase.
+    """
+    count = 0
+    position = 0
+    expected = first_offset
+    end = len(data)
+    while position < end:
+        if count == len(rows) or position + 61 > end:
+            return -1
+        size = _big_endian(data, position + 8, 4) + 12
+        base_offset = _big_endian(data, position, 8)
+        next_offset = base_offset + _big_endian(data, position + 23, 4) + 1
+        if size < 61 or size > end - position or data[position + 16] != 2:
+            return -1
+        if base_offset < expected or (base_offset > expected and not gaps):
+            return -1
+        row = rows[count]
+        row[POSITION] = position
+        row[SIZE] = size
+        row[CRC] = _big_endian(data, position + 17, 4)
+        row[ATTRIBUTES] = _big_endian(data, position + 21, 2)
+        row[NEXT_OFFSET] = next_offset
+        row[SPAN_START] = position + 61
+        row[SPAN_END] = position + size
+        row[SPAN_COUNT] = _big_endian(data, position + 57, 4)
+        row[SPAN_BASE_OFFSET] = base_offset
+        row[SPAN_BASE_TIMESTAMP] = _big_endian(data, position + 27, 8)
+        expected = next_offset
+        position += size
+        count += 1
+    return count
+
+
+@_kernel
+def decode_spans(
+    data: Bytes,
+    spans: Int64s,
+    offsets: Int64s,
+    timestamps: Int64s,
+    key_starts: Int64s,
+    key_lengths: Int32s,
+    value_starts: Int64s,
+    value_lengths: Int32s,
+    header_starts: Int64s,
+    header_ends: Int64s,
+    header_counts: Int32s,
+) -> tuple[int, int]:
+    """Decode the records of several batches, a row (start, end, count, base offset, base timestamp) each.
+
+    Returns (number of the span that failed, what decode_records said of it); (len(spans), 0) if none did.
+    """
+    first = 0
+    for number in range(len(spans)):
+        span = spans[number]
+        stopped = decode_records(
+            data,
+            span[0],
+            span[1],
+            span[2],
+            span[3],
+            span[4],
+            offsets,
+            timestamps,
+            key_starts,
+            key_lengths,
+            value_starts,
+            value_lengths,
+            header_starts,
+            header_ends,
+            header_counts,
+            first,
+        )
+        if stopped != span[1]:
+            return number, stopped
+        first += span[2]
+    return len(spans), 0

@@ -1,0 +1,144 @@
+"""One record, as a value and as bytes (kafka-storage 2.2). Many at once are `columns`."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from logfs.errors import Corrupt
+from logfs.format import varint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+NO_TIMESTAMP = -1
+
+# length, attributes, timestamp delta, offset delta, key length, value length, header count: a byte each.
+SMALLEST_RECORD = 7
+
+
+class TimestampType(enum.IntEnum):
+    """What a record's timestamp means; the values are attribute bit 3 of a batch."""
+
+    CREATE_TIME = 0
+    LOG_APPEND_TIME = 1
+
+    @property
+    def label(self) -> str:
+        """Kafka's word for it: `CreateTime` or `LogAppendTime`."""
+        return _LABELS[self]
+
+
+_LABELS = ("CreateTime", "LogAppendTime")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record, to append or as it was read.
+
+    `value` and `key` are bytes or None (null); a null value is a tombstone. `headers` are ordered pairs of a
+    name and bytes or None; a name may repeat. `timestamp` is in ms since the epoch, -1 for none, and None in a
+    record to append asks for the time of the append. `offset` is -1 until the log has given one.
+    """
+
+    value: bytes | None
+    key: bytes | None = None
+    headers: Sequence[tuple[str, bytes | None]] = ()
+    timestamp: int | None = None
+    offset: int = -1
+    timestamp_type: TimestampType = TimestampType.CREATE_TIME
+
+
+def encode_record(
+    record: Record, *, offset_delta: int, timestamp_delta: int
+) -> bytes:
+    """The bytes of a record inside its batch."""
+    body = bytearray(1)
+    body += varint.encode(timestamp_delta)
+    body += varint.encode(offset_delta)
+    _put_bytes(body, record.key)
+    _put_bytes(body, record.value)
+    body += varint.encode(len(record.headers))
+    for name, value in record.headers:
+        _put_bytes(body, name.encode("utf-8", "surrogateescape"))
+        _put_bytes(body, value)
+    return varint.encode(len(body)) + bytes(body)
+
+
+def decode_record(
+    data: bytes | memoryview, position: int, *, base_offset: int, base_timestamp: int
+) -> tuple[Record, int]:
+    """The record at a position of a batch's records, and the position behind it.
+
+    Raises `Corrupt` where the bytes fail one of the read checks of kafka-storage 2.2.
+    """
+    size, position = varint.decode(data, position)
+    end = position + size
+    if size < SMALLEST_RECORD - 1 or end > len(data):
+        raise Corrupt(f"a record of {size} bytes at byte {position} does not fit its batch")
+    body = data[:end]
+    timestamp_delta, position = varint.decode(body, position + 1, varint.VARLONG_BYTES)
+    offset_delta, position = varint.decode(body, position)
+    key, position = _get_bytes(body, position, "key")
+    value, position = _get_bytes(body, position, "value")
+    headers, position = decode_headers(body, position)
+    if position != end:
+        raise Corrupt(f"a record of {size} bytes holds {end - position} bytes more than its fields")
+    record = Record(
+        value, key, headers, base_timestamp + timestamp_delta, base_offset + offset_delta
+    )
+    return record, position
+
+
+def decode_headers(
+    data: bytes | memoryview, position: int
+) -> tuple[Sequence[tuple[str, bytes | None]], int]:
+    """The headers at a position, their count first, and the position behind them."""
+    count, position = varint.decode(data, position)
+    if count == 0:
+        return (), position
+    if count < 0 or count > len(data) - position:
+        raise Corrupt(f"{count} headers do not fit their record")
+    headers = []
+    for _ in range(count):
+        name, position = _get_bytes(data, position, "header name")
+        if name is None:
+            raise Corrupt("a header has no name")
+        value, position = _get_bytes(data, position, "header value")
+        headers.append((name.decode("utf-8", "surrogateescape"), value))
+    return headers, position
+
+
+def decode_records(
+    data: bytes | memoryview, count: int, *, base_offset: int, base_timestamp: int
+) -> Iterator[Record]:
+    """The `count` records of a batch, one by one; `Corrupt` if the bytes hold more or fewer."""
+    position = 0
+    for _ in range(count):
+        record, position = decode_record(
+            data, position, base_offset=base_offset, base_timestamp=base_timestamp
+        )
+        yield record
+    if position != len(data):
+        raise Corrupt(f"{len(data) - position} bytes follow the last of {count} records")
+
+
+def _put_bytes(out: bytearray, data: bytes | None) -> None:
+    if data is None:
+        out += b"\x01"
+    else:
+        out += varint.encode(len(data))
+        out += data
+
+
+def _get_bytes(
+    data: bytes | memoryview, position: int, what: str
+) -> tuple[bytes | None, int]:
+    size, position = varint.decode(data, position)
+    if size == -1:
+        return None, position
+    end = position + size
+    if size < 0 or end > len(data):
+        raise Corrupt(f"a {what} of {size} bytes does not fit its record")
+    return bytes(data[position:end]), end

@@ -1,0 +1,135 @@
+"""The two text views of records: how long they are, and their bytes.
+
+In the *lines* view a record is its value and a newline (a null value is an empty line); in the *envelopes* view it
+is its JSON envelope. Control records are in neither.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.format import columns, envelope
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from logfs.format.batch import Batch
+    from logfs.format.columns import Columns
+
+
+class View(enum.Enum):
+    """Which text stands for a record."""
+
+    LINES = "lines"
+    ENVELOPES = "envelopes"
+
+
+class TextSize(NamedTuple):
+    """How much text records make.
+
+    `envelopes` leaves out each envelope's prefix, which depends on the name of the partition directory and not
+    on its files; `size` adds it.
+    """
+
+    records: int
+    lines: int
+    envelopes: int
+
+    def plus(self, other: TextSize) -> TextSize:
+        """The size of both, one after the other."""
+        return TextSize(
+            self.records + other.records,
+            self.lines + other.lines,
+            self.envelopes + other.envelopes,
+        )
+
+    def minus(self, other: TextSize) -> TextSize:
+        """What is left of this when `other` goes."""
+        return TextSize(
+            self.records - other.records,
+            self.lines - other.lines,
+            self.envelopes - other.envelopes,
+        )
+
+    def size(self, view: View, prefix_bytes: int) -> int:
+        """The bytes of one view, where each envelope has a prefix of that many bytes."""
+        if view is View.LINES:
+            return self.lines
+        return self.envelopes + self.records * prefix_bytes
+
+
+NO_TEXT = TextSize(0, 0, 0)
+
+
+def measure(batch: Batch) -> TextSize:
+    """The text of a batch's records; `Corrupt` if they cannot be decoded."""
+    header = batch.header
+    if header.is_control or header.record_count == 0:
+        return NO_TEXT
+    if columns.worthwhile(header.record_count):
+        decoded = batch.columns()
+        lines = int(decoded.value_lengths.clip(0).sum()) + len(decoded)
+        return TextSize(len(decoded), lines, int(envelope_sizes(decoded).sum()))
+    lines = envelopes = 0
+    for record in batch.records():
+        lines += len(record.value or b"") + 1
+        envelopes += len(envelope.encode(record, b""))
+    return TextSize(header.record_count, lines, envelopes)
+
+
+def line_sizes(decoded: Columns) -> NDArray[np.int64]:
+    """Each record's bytes in the lines view, int64[n]."""
+    return decoded.value_lengths.clip(0).astype("int64") + 1
+
+
+def envelope_sizes(decoded: Columns) -> NDArray[np.int64]:
+    """Each record's bytes in the envelopes view less the prefix, int64[n]."""
+    import numpy as np
+
+    from logfs.format import kernels
+
+    sizes = np.empty(len(decoded), np.int64)
+    kernels.envelope_sizes(*_fields(decoded), sizes)
+    return sizes
+
+
+def sizes(decoded: Columns, view: View, prefix_bytes: int) -> NDArray[np.int64]:
+    """Each record's bytes in a view, int64[n]."""
+    if view is View.LINES:
+        return line_sizes(decoded)
+    return envelope_sizes(decoded) + prefix_bytes
+
+
+def render(decoded: Columns, view: View, prefix: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The text of records as uint8[n], and where in it each record ends as int64[records]."""
+    import numpy as np
+
+    from logfs.format import kernels
+
+    ends = np.empty(len(decoded), np.int64)
+    if view is View.LINES:
+        out = np.empty(int(line_sizes(decoded).sum()), np.uint8)
+        kernels.write_values(decoded.data, decoded.value_starts, decoded.value_lengths, out, ends)
+    else:
+        size = int(envelope_sizes(decoded).sum()) + len(prefix) * len(decoded)
+        out = np.empty(size, np.uint8)
+        kernels.write_envelopes(np.frombuffer(prefix, np.uint8), *_fields(decoded), out, ends)
+    return out, ends
+
+
+def _fields(decoded: Columns) -> tuple[object, ...]:
+    return (
+        decoded.data,
+        decoded.offsets,
+        decoded.timestamps,
+        bool(decoded.timestamp_type),
+        decoded.key_starts,
+        decoded.key_lengths,
+        decoded.value_starts,
+        decoded.value_lengths,
+        decoded.header_starts,
+        decoded.header_ends,
+        decoded.header_counts,
+    )

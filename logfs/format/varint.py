@@ -1,0 +1,43 @@
+"""Zigzag varints, one at a time (kafka-storage 2.2). Bulk work has its own in `kernels`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logfs.errors import Corrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+VARINT_BYTES = 5
+VARLONG_BYTES = 10
+
+
+def encode(value: int) -> bytes:
+    """A varint, or a varlong where the value needs one, of an int64."""
+    zigzag = (value << 1) ^ (value >> 63)
+    if zigzag < 128:
+        return _ONE_BYTE[zigzag]
+    out = bytearray()
+    while zigzag >= 128:
+        out.append(zigzag & 127 | 128)
+        zigzag >>= 7
+    out.append(zigzag)
+    return bytes(out)
+
+
+def decode(data: Sequence[int], position: int, most_bytes: int = VARINT_BYTES) -> tuple[int, int]:
+    """The value at a position and the position behind it; `Corrupt` if there is none of at most that length."""
+    result = shift = 0
+    for at in range(position, min(position + most_bytes, len(data))):
+        byte = data[at]
+        result |= (byte & 127) << shift
+        if byte < 128:
+            if result >> (32 if most_bytes == VARINT_BYTES else 64):
+                break
+            return (result >> 1) ^ -(result & 1), at + 1
+        shift += 7
+    raise Corrupt(f"no varint of at most {most_bytes} bytes at byte {position} of the records")
+
+
+_ONE_BYTE = [bytes([value]) for value in range(128)]

@@ -1,0 +1,354 @@
+"""Sparse sorted indexes of fixed-width entries: offset, time and text (kafka-storage 3).
+
+All three are caches of the .log file (rule 3). They carry no checksum: recovery rebuilds them from the log. The
+index of an active segment is a preallocated, memory-mapped file; sealing trims it to its entries.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from logfs.errors import Corrupt
+from logfs.format.text import NO_TEXT, TextSize, View
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from logfs.log.files import Disk, File
+
+_MAX_RELATIVE_OFFSET = 2**31 - 1
+
+
+class SparseIndex:
+    """Fixed-width entries in increasing order, so that a lookup lands at or before its target.
+
+    One writer; any thread may look up, for an entry is in place before it is counted, and a mapping that a
+    lookup still uses is left to the garbage collector. Opened at the first use, so that a store of many
+    segments opens at once. Without a file (a read-only store, a rebuild) the entries live in memory.
+    """
+
+    entry: ClassVar[struct.Struct]
+
+    def __init__(self, disk: Disk, path: Path, base_offset: int) -> None:
+        self.path = path
+        self.base_offset = base_offset
+        self._disk = disk
+        self._file: File | None = None
+        self._data: mmap.mmap | bytearray | None = None
+        self._count = 0
+
+    def __len__(self) -> int:
+        self._open()
+        return self._count
+
+    @property
+    def size_bytes(self) -> int:
+        """The length of the entries, without the room that is preallocated behind them."""
+        return len(self) * self.entry.size
+
+    @property
+    def capacity(self) -> int:
+        """How many entries fit; in memory there is no bound but the format's."""
+        self._open()
+        if self._file is None or self._data is None:
+            return _MAX_RELATIVE_OFFSET
+        return len(self._data) // self.entry.size
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next append would not fit, which rolls the segment (kafka-storage 4.1)."""
+        return len(self) >= self.capacity
+
+    def exists(self) -> bool:
+        """Whether the index has a file on the disk."""
+        return self._disk.exists(self.path)
+
+    def to_bytes(self) -> bytes:
+        """The entries as they are, or will be, in the trimmed file."""
+        size = self.size_bytes
+        return b"" if self._data is None else bytes(self._data[:size])
+
+    def preallocate(self, max_bytes: int) -> None:
+        """Make room for the entries of an active segment: the file grows to at most `max_bytes`, zero-filled."""
+        self._open()
+        if not self._disk.writable:
+            return
+        room = max_bytes - max_bytes % self.entry.size
+        room = max(room, self._count * self.entry.size)
+        self._map(room)
+
+    def reset(self) -> None:
+        """Forget every entry, for a rebuild; a file that is there already is emptied."""
+        self._count = 0
+        if self._disk.writable:
+            self._map(0)
+        else:
+            self._file, self._data = None, bytearray()
+
+    def keep(self, count: int) -> None:
+        """Drop all but the first `count` entries; the room stays."""
+        self._open()
+        self._count = min(count, self._count)
+
+    def load_valid(self, count: int) -> None:
+        """Read-only: take the first `count` entries of a file that someone else may still be writing."""
+        self._open()
+        data = b"" if self._data is None else bytes(self._data[: count * self.entry.size])
+        self._file, self._data = None, bytearray(data)
+        self._count = count
+
+    def trim(self) -> None:
+        """Cut the file to its entries (kafka-storage 3.5)."""
+        self._open()
+        if self._file is not None and self._disk.writable:
+            self._map(self._count * self.entry.size)
+
+    def flush(self) -> None:
+        """Return when the entries will survive a power cut."""
+        if self._file is not None:
+            if isinstance(self._data, mmap.mmap):
+                self._disk.sync_map(self._data)
+            self._disk.sync(self._file)
+
+    def close(self) -> None:
+        """Let go of the file; the next use opens it again."""
+        if self._disk.writable:
+            self._file, self._data, self._count = None, None, 0
+
+    def check_sane(self) -> None:
+        """Raise `Corrupt` as Kafka's sanity check does (kafka-storage 3.8)."""
+        if self.exists() and self._disk.stat(self.path).st_size % self.entry.size:
+            raise Corrupt(f"{self.path}: not a whole number of {self.entry.size}-byte entries")
+
+    def _open(self) -> None:
+        if self._data is not None:
+            return
+        if not self.exists():
+            self._data, self._count = bytearray(), 0
+            return
+        self._file = self._disk.open(self.path, write=self._disk.writable)
+        size = self._disk.size(self._file)
+        self._count = size // self.entry.size
+        self._data = self._disk.map(self._file, size) if size else bytearray()
+
+    def _map(self, size: int) -> None:
+        if self._file is None:
+            self._file = self._disk.open(self.path, write=True, create=True)
+        if self._disk.size(self._file) != size:
+            self._disk.truncate(self._file, size)
+        self._data = self._disk.map(self._file, size) if size else bytearray()
+
+    def _append(self, *fields: int) -> None:
+        data = self._data
+        assert data is not None
+        at = self._count * self.entry.size
+        if isinstance(data, bytearray):
+            if self._file is not None:
+                raise ValueError(f"{self.path}: the index is full with {self._count} entries")
+            data += self.entry.pack(*fields)
+        elif at + self.entry.size > len(data):
+            raise ValueError(f"{self.path}: the index is full with {self._count} entries")
+        else:
+            self.entry.pack_into(data, at, *fields)
+        self._count += 1
+
+    def _get(self, number: int) -> tuple[int, ...]:
+        assert self._data is not None
+        return self.entry.unpack_from(self._data, number * self.entry.size)
+
+    def _relative(self, offset: int) -> int:
+        relative = offset - self.base_offset
+        if not 0 <= relative <= _MAX_RELATIVE_OFFSET:
+            raise OverflowError(f"{self.path}: offset {offset} is out of the segment's range")
+        return relative
+
+
+class OffsetEntry(NamedTuple):
+    """A batch whose last offset is `offset` starts at `position`."""
+
+    offset: int
+    position: int
+
+
+class OffsetIndex(SparseIndex):
+    """Where in a segment's file to start looking for an offset (kafka-storage 3.1)."""
+
+    entry = struct.Struct(">ii")
+
+    def append(self, offset: int, position: int) -> None:
+        """Note the batch with that last offset; `ValueError` if full or not beyond the last entry."""
+        self._open()
+        relative = self._relative(offset)
+        if self._count and relative <= self._get(self._count - 1)[0]:
+            raise ValueError(f"{self.path}: offset {offset} is not beyond the last entry's")
+        self._append(relative, position)
+
+    def lookup(self, offset: int) -> OffsetEntry:
+        """The last entry at or before an offset; (base offset, 0) if there is none."""
+        self._open()
+        relative = offset - self.base_offset
+        number = bisect_right(range(self._count), relative, key=lambda i: self._get(i)[0])
+        return self[number - 1] if number else OffsetEntry(self.base_offset, 0)
+
+    def truncate(self, offset: int) -> None:
+        """Keep the entries below an offset (kafka-storage 3.7)."""
+        self._open()
+        relative = offset - self.base_offset
+        self.keep(bisect_left(range(self._count), relative, key=lambda i: self._get(i)[0]))
+
+    def check_sane(self) -> None:
+        super().check_sane()
+        if len(self) and self[len(self) - 1].offset < self.base_offset:
+            raise Corrupt(f"{self.path}: the last offset is below the segment's base offset")
+
+    def __getitem__(self, number: int) -> OffsetEntry:
+        relative, position = self._get(number)
+        return OffsetEntry(self.base_offset + relative, position)
+
+    def __iter__(self) -> Iterator[OffsetEntry]:
+        return (self[number] for number in range(len(self)))
+
+
+class TimeEntry(NamedTuple):
+    """Every record up to `offset` has a timestamp of at most `timestamp` (ms)."""
+
+    timestamp: int
+    offset: int
+
+
+class TimeIndex(SparseIndex):
+    """From which offset on to look for a timestamp (kafka-storage 3.2)."""
+
+    entry = struct.Struct(">qi")
+
+    @property
+    def is_full(self) -> bool:
+        """One slot is kept for the closing entry (kafka-storage 3.5)."""
+        return len(self) >= self.capacity - 1
+
+    def maybe_append(self, timestamp: int, offset: int, *, closing: bool = False) -> None:
+        """Add an entry if the timestamp is beyond the last one's; `closing` may use the reserved slot.
+
+        Raises `ValueError` if full, or if the offset or the timestamp goes back.
+        """
+        self._open()
+        if not closing and self.is_full:
+            raise ValueError(f"{self.path}: the index is full with {self._count} entries")
+        last = self.last
+        if self._count and offset < last.offset:
+            raise ValueError(f"{self.path}: offset {offset} is below the last entry's")
+        if self._count and timestamp < last.timestamp:
+            raise ValueError(f"{self.path}: timestamp {timestamp} is below the last entry's")
+        if timestamp > last.timestamp:
+            self._append(timestamp, self._relative(offset))
+
+    @property
+    def last(self) -> TimeEntry:
+        """The last entry; (-1, base offset) if there is none."""
+        self._open()
+        return self[self._count - 1] if self._count else TimeEntry(-1, self.base_offset)
+
+    def lookup(self, timestamp: int) -> TimeEntry:
+        """The last entry at or before a timestamp; (-1, base offset) if there is none."""
+        self._open()
+        number = bisect_right(range(self._count), timestamp, key=lambda i: self._get(i)[0])
+        return self[number - 1] if number else TimeEntry(-1, self.base_offset)
+
+    def truncate(self, offset: int) -> None:
+        """Keep the entries below an offset."""
+        self._open()
+        relative = offset - self.base_offset
+        self.keep(bisect_left(range(self._count), relative, key=lambda i: self._get(i)[1]))
+
+    def check_sane(self) -> None:
+        super().check_sane()
+        if len(self) and self.last.timestamp < self[0].timestamp:
+            raise Corrupt(f"{self.path}: the last timestamp is below the first")
+        if len(self) and self.last.offset < self.base_offset:
+            raise Corrupt(f"{self.path}: the last offset is below the segment's base offset")
+
+    def __getitem__(self, number: int) -> TimeEntry:
+        timestamp, relative = self._get(number)
+        return TimeEntry(timestamp, self.base_offset + relative)
+
+    def __iter__(self) -> Iterator[TimeEntry]:
+        return (self[number] for number in range(len(self)))
+
+
+class TextEntry(NamedTuple):
+    """What lies in a segment before the batch at `position`: offsets below `offset`, text of size `before`."""
+
+    offset: int
+    position: int
+    before: TextSize
+
+
+class TextIndex(SparseIndex):
+    """Where in a segment's file a byte of its text views lies. Ours alone: Kafka ignores the file.
+
+    An entry stands before a batch, and the closing entry before the end of the file, so that the size of a
+    sealed segment's text is known without reading it. 28 bytes, big-endian: int32 relative offset of the last
+    record before, int32 position, int32 records, int64 bytes of lines, int64 bytes of envelopes.
+    """
+
+    entry = struct.Struct(">iiiqq")
+
+    def append(self, offset: int, position: int, before: TextSize) -> None:
+        """Note that a batch starts at `position`, that `offset` is the next one, and the text before it."""
+        self._open()
+        if position > self.last.position:
+            self._append(self._relative(offset - 1), position, *before)
+
+    @property
+    def last(self) -> TextEntry:
+        """The last entry; the start of the segment if there is none."""
+        self._open()
+        return self[self._count - 1]
+
+    def lookup_position(self, position: int) -> TextEntry:
+        """The last entry at or before a position of the .log file."""
+        self._open()
+        return self[self.number_of_position(position)]
+
+    def number_of_position(self, position: int) -> int:
+        """The number of the last entry at or before a position of the .log file, -1 for the segment's start."""
+        self._open()
+        return bisect_right(range(self._count), position, key=lambda i: self._get(i)[1]) - 1
+
+    def number_of_offset(self, offset: int) -> int:
+        """The number of the last entry at or before an offset, -1 for the segment's start."""
+        self._open()
+        relative = offset - 1 - self.base_offset
+        return bisect_right(range(self._count), relative, key=lambda i: self._get(i)[0]) - 1
+
+    def number_of_text(self, at: int, view: View, prefix_bytes: int) -> int:
+        """The number of the last entry at or before a byte of a view, -1 for the segment's start."""
+        self._open()
+
+        def size_before(number: int) -> int:
+            return TextSize._make(self._get(number)[2:]).size(view, prefix_bytes)
+
+        return bisect_right(range(self._count), at, key=size_before) - 1
+
+    def number_of_record(self, record: int) -> int:
+        """The number of the last entry with at most so many records before it, -1 for the segment's start."""
+        self._open()
+        return bisect_right(range(self._count), record, key=lambda i: self._get(i)[2]) - 1
+
+    def __getitem__(self, number: int) -> TextEntry:
+        if number < 0:
+            return TextEntry(self.base_offset, 0, NO_TEXT)
+        relative, position, *before = self._get(number)
+        return TextEntry(self.base_offset + relative + 1, position, TextSize._make(before))
+
+    def truncate(self, position: int) -> None:
+        """Keep the entries at or before a position of the .log file."""
+        self._open()
+        self.keep(self.number_of_position(position) + 1)
+
+    def __iter__(self) -> Iterator[TextEntry]:
+        return (self[number] for number in range(len(self)))

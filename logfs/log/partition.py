@@ -1,0 +1,603 @@
+"""One partition: an ordered list of segments that grows at its end (Kafka's UnifiedLog)."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import (
+    Corrupt,
+    InvalidRecord,
+    LogfsError,
+    NotWritable,
+    OffsetOutOfRange,
+    PartitionFailed,
+)
+from logfs.format import names
+from logfs.format.batch import assign_offset, parse_header
+from logfs.format.builder import BatchFormat, Built, build_lines, build_records, offset_digits
+from logfs.format.compression import Codec
+from logfs.format.record import NO_TIMESTAMP, Record, TimestampType
+from logfs.log.files import NO_SPACE
+from logfs.log.segment import Segment
+from logfs.log.walk import Damage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from logfs.config import LogConfig
+    from logfs.format.batch import Batch
+    from logfs.format.builder import NewBatch
+    from logfs.format.columns import Columns
+    from logfs.format.names import TopicPartition
+    from logfs.log.files import Disk
+    from logfs.log.recovery import Loaded
+
+# What `offset_for_time` takes instead of a timestamp (kafka-storage 3.10).
+LATEST = -1
+EARLIEST = -2
+MAX_TIMESTAMP = -3
+
+# The epoch that a log without a broker writes: constant, so that a flipped bit in it can be told.
+LEADER_EPOCH = 0
+
+
+class Appended(NamedTuple):
+    """What came of an append: the offsets given, how much of the input is in the log, and why it is not all.
+
+    `consumed` counts bytes of lines, or records. With nothing appended, `last_offset` is `first_offset` - 1.
+    """
+
+    first_offset: int
+    last_offset: int
+    consumed: int
+    refused: LogfsError | OSError | None
+
+
+class OffsetAndTimestamp(NamedTuple):
+    """The answer of a time lookup; timestamp in ms, -1 where Kafka gives none; leader epoch -1 for unknown."""
+
+    offset: int
+    timestamp: int
+    leader_epoch: int = -1
+
+
+class Partition:
+    """A partition's log, open for reading and, in a writable store, for appending.
+
+    Offsets in [log_start_offset, log_end_offset) are readable. One append runs at a time, under `lock`; readers
+    take no lock: the list of segments is replaced whole, sealed segments never change (rule 4), and the active
+    one is read up to its tip. After a failed write or fsync nothing can be appended until the store is opened
+    again (rule 7). Times are ms since the epoch, from the `clock` that the store was given (rule 5).
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        name: TopicPartition,
+        config: Callable[[], LogConfig],
+        clock: Callable[[], int],
+        loaded: Loaded,
+    ) -> None:
+        self.directory = directory
+        self.name = name
+        self.lock = threading.RLock()
+        self.segments: tuple[Segment, ...] = tuple(loaded.segments)
+        self.log_start_offset = loaded.log_start_offset
+        self.recovery_point = loaded.recovery_point
+        self.epochs = loaded.epochs
+        self.last_timestamp = loaded.last_timestamp
+        self.torn = tuple(loaded.torn)
+        self.failure: PartitionFailed | None = None
+        # Changes when bytes of the text views cease to be what they were: see `logfs.log.text`.
+        self.generation = 0
+        self.appended_records = 0
+        self.appended_bytes = 0
+        self.flushes = 0
+        self._disk = disk
+        self._get_config = config
+        self._clock = clock
+        self._flush_lock = threading.Lock()
+        self._directory_is_dirty = False
+        self._unflushed_since_ms: int | None = None
+        self._format: tuple[LogConfig, BatchFormat] | None = None
+
+    def __repr__(self) -> str:
+        return f"Partition({str(self.directory)!r})"
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self.name.topic
+
+    @property
+    def partition(self) -> int:
+        """The partition's number."""
+        return self.name.partition
+
+    @property
+    def config(self) -> LogConfig:
+        """The topic's settings in force."""
+        return self._get_config()
+
+    @property
+    def active(self) -> Segment:
+        """The segment that appends go to."""
+        return self.segments[-1]
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset of the next record to be appended."""
+        return self.segments[-1].next_offset
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all .log files."""
+        return sum(segment.size_bytes for segment in self.segments)
+
+    @property
+    def unflushed_messages(self) -> int:
+        """How many offsets are not known to be on the disk."""
+        return self.log_end_offset - self.recovery_point
+
+    # Appending.
+
+    def append(self, records: Iterable[bytes | Record]) -> int:
+        """Append records, and return the offset of the first; bytes stand for a record with that value.
+
+        All or nothing: `RecordTooLarge` and `InvalidRecord` leave the log as it was, as does an `OSError` of a
+        full disk unless the records made several batches. Readable at once; durable after `flush`.
+        """
+        wanted = [Record(item) if isinstance(item, bytes) else item for item in records]
+        now_ms = self._clock()
+        built = self._build_records(wanted, now_ms)
+        if built.refused is not None:
+            raise built.refused
+        with self.lock:
+            done = self._append(built, now_ms)
+        if done.refused is not None:
+            raise done.refused
+        self.flush_if_due()
+        return done.first_offset
+
+    def append_lines(self, data: bytes) -> Appended:
+        """Append each line as a record's value, up to the first that is refused; `data` ends with a newline.
+
+        Raises only what concerns the whole partition: `NotWritable`, `PartitionFailed`.
+        """
+        now_ms = self._clock()
+        config = self.config
+        if config.is_compacted:
+            built = Built([], 0, self._check_record(Record(b""), config, now_ms))
+        else:
+            built = build_lines(data, self._batch_format(config), now_ms)
+        with self.lock:
+            return self._append(built, now_ms)
+
+    def append_records(self, records: Sequence[Record]) -> Appended:
+        """Append records up to the first that is refused; raises as `append_lines`."""
+        now_ms = self._clock()
+        built = self._build_records(records, now_ms)
+        with self.lock:
+            return self._append(built, now_ms)
+
+    def _build_records(self, records: Sequence[Record], now_ms: int) -> Built:
+        config = self.config
+        for number, record in enumerate(records):
+            refused = self._check_record(record, config, now_ms)
+            if refused is not None:
+                built = build_records(records[:number], self._batch_format(config), now_ms)
+                built.refused = built.refused or refused
+                return built
+        return build_records(records, self._batch_format(config), now_ms)
+
+    def _check_record(self, record: Record, config: LogConfig, now_ms: int) -> InvalidRecord | None:
+        """What kafka-storage 2.9.2 refuses of a record."""
+        if config.is_compacted and record.key is None:
+            return InvalidRecord(
+                f"{self.name.directory}: a compacted topic needs a key in every record; "
+                "append envelopes with a key (append.jsonl)"
+            )
+        timestamp = record.timestamp
+        if timestamp is None or timestamp == NO_TIMESTAMP:
+            return None
+        if timestamp < 0:
+            return InvalidRecord(f"{self.name.directory}: timestamp {timestamp} is negative")
+        if config.message_timestamp_type == "LogAppendTime":
+            return None
+        if now_ms - timestamp > config.message_timestamp_before_max_ms:
+            return InvalidRecord(
+                f"{self.name.directory}: timestamp {timestamp} is further in the past than "
+                f"message.timestamp.before.max.ms={config.message_timestamp_before_max_ms} allows"
+            )
+        if timestamp - now_ms > config.message_timestamp_after_max_ms:
+            return InvalidRecord(
+                f"{self.name.directory}: timestamp {timestamp} is further in the future than "
+                f"message.timestamp.after.max.ms={config.message_timestamp_after_max_ms} allows"
+            )
+        return None
+
+    def _batch_format(self, config: LogConfig) -> BatchFormat:
+        if self._format is not None and self._format[0] is config:
+            return self._format[1]
+        word = config.compression_type
+        codec = Codec.NONE if word in ("producer", "uncompressed") else Codec[word.upper()]
+        levels = {
+            Codec.GZIP: config.compression_gzip_level,
+            Codec.LZ4: config.compression_lz4_level,
+            Codec.ZSTD: config.compression_zstd_level,
+        }
+        late = config.message_timestamp_type == "LogAppendTime"
+        form = BatchFormat(
+            codec,
+            levels.get(codec),
+            min(config.max_message_bytes, config.segment_bytes),
+            TimestampType.LOG_APPEND_TIME if late else TimestampType.CREATE_TIME,
+        )
+        self._format = (config, form)
+        return form
+
+    def _append(self, built: Built, now_ms: int) -> Appended:
+        """Write batches one by one; what a failed write left of a batch is cut off again."""
+        self.check_appendable()
+        config = self.config
+        first_offset = self.log_end_offset
+        consumed = built.consumed
+        refused: LogfsError | OSError | None = built.refused
+        for number, batch in enumerate(built.batches):
+            try:
+                self._append_batch(batch, config, now_ms)
+            except OSError as error:
+                refused = self._failed_append(error)
+                consumed -= sum(map(built.consumed_by, built.batches[number:]))
+                break
+        return Appended(first_offset, self.log_end_offset - 1, consumed, refused)
+
+    def check_appendable(self) -> None:
+        """Raise `NotWritable` or `PartitionFailed` where no append can succeed."""
+        if self.failure is not None:
+            raise self.failure
+        if not self._disk.writable:
+            raise NotWritable(f"{self.directory}: the store is open read-only")
+
+    def _append_batch(self, batch: NewBatch, config: LogConfig, now_ms: int) -> None:
+        base_offset = self.log_end_offset
+        epoch = max(self.epochs.latest, LEADER_EPOCH)
+        if self.epochs.latest < 0:
+            self.epochs.assign(epoch, base_offset)
+        assign_offset(batch.data, base_offset, epoch)
+        header = parse_header(batch.data)
+        size = len(batch.data)
+        if not self.active.is_active:
+            self.active.activate(config, now_ms)
+        if self.active.should_roll(size, header.last_offset, header.max_timestamp, config, now_ms):
+            self.roll(now_ms)
+        digits = offset_digits(base_offset, batch.record_count)
+        text = batch.text._replace(envelopes=batch.text.envelopes + digits)
+        self.active.append(batch.data, header, text, config.index_interval_bytes)
+        self.last_timestamp = header.max_timestamp
+        self.appended_records += batch.record_count
+        self.appended_bytes += size
+        if self._unflushed_since_ms is None:
+            self._unflushed_since_ms = now_ms
+
+    def _failed_append(self, error: OSError) -> OSError | PartitionFailed:
+        """After a failed write: a full disk leaves the log as it was, anything else ends the appends."""
+        try:
+            self.active.cut_back()
+        except OSError as second:
+            return self._fail("a write failed and could not be undone", second)
+        if error.errno in NO_SPACE:
+            return error
+        return self._fail("a write failed", error)
+
+    def _fail(self, what: str, error: OSError) -> PartitionFailed:
+        self.failure = PartitionFailed(
+            f"{self.directory}: {what} ({error}); what was fsynced before is safe, and nothing more is "
+            "taken until the store is unmounted and mounted again, which recovers it"
+        )
+        self.failure.__cause__ = error
+        return self.failure
+
+    def roll(self, now_ms: int) -> Segment:
+        """Seal the active segment and start a new one at the log end offset (kafka-storage 4.2).
+
+        The sealed one is flushed by the next `flush`. An empty active segment stays as it is.
+        """
+        with self.lock:
+            sealed = self.active
+            base_offset = sealed.next_offset
+            if base_offset == sealed.base_offset:
+                return sealed
+            segment = Segment(self._disk, self.directory, base_offset)
+            segment.activate(self.config, now_ms, create=True)
+            self._directory_is_dirty = True
+            sealed.seal(base_offset)
+            self.segments = (*self.segments, segment)
+            return segment
+
+    # Durability.
+
+    def flush_due(self) -> bool:
+        """Whether `flush.messages` asks for a flush now."""
+        return self.unflushed_messages >= self.config.flush_messages
+
+    def flush_overdue(self, now_ms: int) -> bool:
+        """Whether `flush.ms` asks for a flush now, or a roll has left a sealed segment to flush."""
+        since = self._unflushed_since_ms
+        if since is None or not self.unflushed_messages or self.failure is not None:
+            return False
+        return (
+            now_ms - since >= self.config.flush_ms or self.recovery_point < self.active.base_offset
+        )
+
+    def flush_if_due(self) -> None:
+        """Flush if `flush.messages` asks for it."""
+        if self.flush_due():
+            self.flush()
+
+    def flush(self) -> int:
+        """Return when all that is in the log now will survive a power cut; the new recovery point.
+
+        Callers share: one that waited while another's sync covered its records returns at once. Raises
+        `PartitionFailed` if this sync fails, or any write or sync failed before: never a retry.
+        """
+        with self._flush_lock:
+            if self.failure is not None:
+                raise self.failure
+            with self.lock:
+                end_offset = self.log_end_offset
+                segments = self.segments
+                directory_is_dirty, self._directory_is_dirty = self._directory_is_dirty, False
+                self._unflushed_since_ms = None
+            if end_offset <= self.recovery_point and not directory_is_dirty:
+                return self.recovery_point
+            try:
+                self._sync(segments, directory_is_dirty)
+            except OSError as error:
+                raise self._fail("an fsync failed", error) from error
+            self.flushes += 1
+            self.recovery_point = max(self.recovery_point, end_offset)
+            return self.recovery_point
+
+    def _sync(self, segments: Sequence[Segment], directory_is_dirty: bool) -> None:
+        first = bisect_right(segments, self.recovery_point, key=lambda s: s.base_offset) - 1
+        for segment in segments[max(first, 0) :]:
+            segment.flush(indexes=segment.next_base is not None)
+        if directory_is_dirty:
+            self._disk.sync_directory(self.directory)
+
+    def close(self) -> bool:
+        """Flush, write the closing entries and trim; whether the files may be trusted without recovery."""
+        if not self._disk.writable:
+            return True
+        with self.lock:
+            try:
+                self.flush()
+                if self.active.is_active:
+                    self.active.finish()
+                    self.active.flush(indexes=True)
+            except (OSError, PartitionFailed):
+                return False
+            for segment in self.segments:
+                segment.close()
+            return self.failure is None
+
+    # Reading.
+
+    def check_may_block(self) -> None:
+        """Raise `WouldBlock` in a thread that must not wait for the disk."""
+        self._disk.check_may_block()
+
+    def check_readable(self, offset: int) -> None:
+        """Raise `OffsetOutOfRange` unless the offset is in [log start offset, log end offset]."""
+        if not self.log_start_offset <= offset <= self.log_end_offset:
+            raise OffsetOutOfRange(
+                f"{self.name.directory}: offset {offset} is not in "
+                f"[{self.log_start_offset}, {self.log_end_offset}]"
+            )
+
+    def segments_from(self, offset: int) -> Sequence[Segment]:
+        """The segments from the one whose range holds an offset on."""
+        segments = self.segments
+        number = bisect_right(segments, offset, key=lambda segment: segment.base_offset)
+        return segments[max(number - 1, 0) :]
+
+    def batches(self, offset: int, end: int | None = None) -> Iterator[Batch]:
+        """The batches from the one that holds `offset` on, whole, up to the log end or to `end`.
+
+        Control batches are among them. Raises `OffsetOutOfRange`, and `Corrupt` at a damaged range; go on
+        behind it with its `next_offset`.
+        """
+        self.check_readable(offset)
+        stop = self.log_end_offset if end is None else min(end, self.log_end_offset)
+        for segment in self.segments_from(offset):
+            if segment.base_offset >= stop:
+                return
+            for found in segment.batches_from(offset):
+                if isinstance(found, Damage):
+                    raise DamagedRange(found, segment)
+                batch = found[1]
+                if batch.header.base_offset >= stop:
+                    return
+                yield batch
+
+    def read(self, offset: int | None = None, end: int | None = None) -> Iterator[Record]:
+        """The records in [offset, end), by default from the log start to the end the log has now.
+
+        Control records are left out. Raises as `batches`.
+        """
+        first = self.log_start_offset if offset is None else offset
+        stop = self.log_end_offset if end is None else min(end, self.log_end_offset)
+        for batch in self.batches(first, stop):
+            if batch.header.is_control:
+                continue
+            whole = batch.header.base_offset >= first and batch.header.last_offset < stop
+            for record in batch.records():
+                if whole or first <= record.offset < stop:
+                    yield record
+
+    def columns(self, offset: int | None = None, end: int | None = None) -> Columns:
+        """The records in [offset, end) as numpy columns; see `logfs.format.columns.Columns`. Raises as `batches`."""
+        from logfs.format.columns import concatenate
+
+        first = self.log_start_offset if offset is None else offset
+        stop = self.log_end_offset if end is None else min(end, self.log_end_offset)
+        parts = []
+        for batch in self.batches(first, stop):
+            if not batch.header.is_control:
+                rows = batch.columns()
+                inside = (rows.offsets >= first) & (rows.offsets < stop)
+                parts.append(rows if inside.all() else rows.select(inside))
+        return concatenate(parts)
+
+    def record(self, offset: int) -> Record | None:
+        """The record with that offset; None if compaction took it, or it is a control record.
+
+        Raises `OffsetOutOfRange`, and `Corrupt` if it lies in a damaged range.
+        """
+        self.check_readable(offset)
+        if offset == self.log_end_offset:
+            raise OffsetOutOfRange(f"{self.name.directory}: the log ends at {offset - 1}")
+        batch = self.segments_from(offset)[0].find_batch(offset)
+        if batch is None or batch.header.is_control or batch.header.base_offset > offset:
+            return None
+        return batch.record_at(offset)
+
+    def first_offset_from(self, offset: int) -> int | None:
+        """The offset of the first record at or behind one; None if there is none."""
+        for segment in self.segments_from(offset):
+            for found in segment.batches_from(offset):
+                if isinstance(found, Damage):
+                    return max(found.first_offset, offset)
+                if found[1].header.is_control:
+                    continue
+                for record in found[1].records():
+                    if record.offset >= offset:
+                        return record.offset
+        return None
+
+    def last_offset(self) -> int | None:
+        """The offset of the last record; None in an empty log."""
+        at = self.log_end_offset
+        while at > self.log_start_offset:
+            segment = self.segments_from(at - 1)[0]
+            batch = segment.find_batch(at - 1)
+            if batch is not None and not batch.header.is_control and batch.header.base_offset < at:
+                offsets = [record.offset for record in batch.records() if record.offset < at]
+                if offsets:
+                    return max(offsets[-1], self.log_start_offset)
+            at = min(at - 1, batch.header.base_offset if batch is not None else at - 1)
+        return None
+
+    def offset_for_time(self, timestamp: int) -> OffsetAndTimestamp | None:
+        """The earliest offset whose timestamp (ms) is at or after one, as Kafka's offsetsForTimes answers.
+
+        Also takes `LATEST`, `EARLIEST` and `MAX_TIMESTAMP`. None if there is no such record. Of the segments
+        only the first whose largest timestamp reaches is searched (kafka-storage 3.10).
+        """
+        if timestamp == LATEST:
+            return OffsetAndTimestamp(self.log_end_offset, NO_TIMESTAMP, self.epochs.latest)
+        if timestamp == EARLIEST:
+            start = self.log_start_offset
+            return OffsetAndTimestamp(start, NO_TIMESTAMP, self.epochs.epoch_for(start))
+        if timestamp == MAX_TIMESTAMP:
+            return self._offset_of_max_timestamp()
+        if timestamp < 0:
+            raise InvalidRecord(f"{timestamp} is no timestamp: ms since the epoch, -1, -2 or -3")
+        for segment in self.segments:
+            if segment.size_bytes and segment.largest_timestamp >= timestamp:
+                start = max(segment.time_index.lookup(timestamp).offset, self.log_start_offset)
+                return self._first_at(segment, start, timestamp)
+        return None
+
+    def _first_at(self, segment: Segment, start: int, timestamp: int) -> OffsetAndTimestamp | None:
+        for found in segment.walk(segment.position_of(start)):
+            if isinstance(found, Damage):
+                continue
+            header = found[1].header
+            if header.max_timestamp < timestamp or header.last_offset < self.log_start_offset:
+                continue
+            for record in found[1].records():
+                at = NO_TIMESTAMP if record.timestamp is None else record.timestamp
+                if at >= timestamp and record.offset >= self.log_start_offset:
+                    return OffsetAndTimestamp(record.offset, at, header.partition_leader_epoch)
+        return None
+
+    def _offset_of_max_timestamp(self) -> OffsetAndTimestamp | None:
+        filled = [segment for segment in self.segments if segment.size_bytes]
+        if not filled:
+            return None
+        segment = max(filled, key=lambda s: s.max_timestamp.timestamp)
+        entry = segment.max_timestamp
+        if entry.timestamp < 0:
+            return OffsetAndTimestamp(self.log_start_offset, NO_TIMESTAMP)
+        return self._first_at(segment, self.log_start_offset, entry.timestamp)
+
+    # Moving the ends.
+
+    def advance_log_start(self, offset: int) -> None:
+        """Make everything below an offset unreadable; segments wholly below it are left to retention.
+
+        Raises `OffsetOutOfRange` beyond the log end. Going back is ignored, as Kafka does.
+        """
+        self.check_appendable()
+        with self.lock:
+            if offset > self.log_end_offset:
+                raise OffsetOutOfRange(
+                    f"{self.name.directory}: offset {offset} is beyond the log end {self.log_end_offset}"
+                )
+            if offset > self.log_start_offset:
+                self.log_start_offset = offset
+                self.epochs.truncate_from_start(offset)
+                self.generation += 1
+
+    def truncate(self, offset: int) -> bool:
+        """Drop every record at or beyond an offset (kafka-storage 10.4); whether anything changed.
+
+        A batch that straddles the offset goes whole. The store's recovery points must be written afterwards.
+        """
+        self.check_appendable()
+        with self.lock, self._flush_lock:
+            if offset >= self.log_end_offset:
+                self.epochs.truncate_from_end(self.log_end_offset)
+                return False
+            now_ms = self._clock()
+            kept = [segment for segment in self.segments if segment.base_offset <= offset]
+            dropped = self.segments[len(kept) :]
+            if not kept:
+                fresh = Segment(self._disk, self.directory, offset)
+                fresh.activate(self.config, now_ms, create=True)
+                kept = [fresh]
+            else:
+                kept[-1].truncate(offset, self.config, now_ms)
+            self.segments = tuple(kept)
+            self.recovery_point = min(self.recovery_point, offset)
+            self.log_start_offset = min(self.log_start_offset, offset)
+            self.generation += 1
+            self.epochs.truncate_from_end(offset)
+            for segment in dropped:
+                self._remove(segment)
+            self._disk.sync_directory(self.directory)
+            return True
+
+    def _remove(self, segment: Segment) -> None:
+        """Unlink a segment's files; who still reads it keeps its descriptors (rule 4)."""
+        _ = segment.file
+        stem = names.stem(segment.base_offset)
+        for path in (segment.path, *(index.path for index in segment.indexes)):
+            self._disk.unlink(path)
+        self._disk.unlink(self.directory / (stem + names.TXN_INDEX))
+
+
+class DamagedRange(Corrupt):
+    """Offsets [first_offset, next_offset) of a partition cannot be read."""
+
+    def __init__(self, damage: Damage, segment: Segment) -> None:
+        super().__init__(str(damage.error(segment.path)))
+        self.first_offset = damage.first_offset
+        self.next_offset = damage.next_offset
+

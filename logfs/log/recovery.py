@@ -1,0 +1,340 @@
+"""Whatever a crash left -> valid segments, in Kafka's order (kafka-storage 5.2, 5.3).
+
+One deliberate difference: Kafka cuts the log at the first bad batch and deletes every later segment, which is
+right where replicas hold the data and a loss on one node. Here only a torn tail is cut: bytes at or beyond the
+recovery point with nothing valid behind them; and they are kept in a `.torn` file. Damage anywhere else stays where
+it is, answers `Corrupt` for its offsets, and everything behind it stays readable.
+
+Nothing here needs a loaded partition: a partition is made from what `load` returns. A read-only store goes through
+the same steps in memory and changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import Corrupt, InvalidName
+from logfs.format import names
+from logfs.format.text import NO_TEXT
+from logfs.log.epochs import LeaderEpochs
+from logfs.log.index import TimeEntry
+from logfs.log.segment import MAX_RELATIVE_OFFSET, Segment, TextBuilder, Tip, text_size
+from logfs.log.walk import Damage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from logfs.config import LogConfig
+    from logfs.log.files import Disk
+
+    Progress = Callable[[int], None]
+
+logger = logging.getLogger(__name__)
+
+TORN = ".torn"
+_SEGMENT_FILES = (names.LOG, names.OFFSET_INDEX, names.TIME_INDEX, names.TXN_INDEX, names.TEXT_INDEX)
+
+
+class Start(NamedTuple):
+    """What the checkpoints of the log directory say of a partition before it is loaded."""
+
+    clean: bool
+    recovery_point: int = 0
+    log_start_offset: int = 0
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A partition's files, made valid."""
+
+    segments: list[Segment]
+    log_start_offset: int
+    recovery_point: int
+    epochs: LeaderEpochs
+    last_timestamp: int = -1
+    torn: list[str] = field(default_factory=list)
+
+
+def load(
+    disk: Disk,
+    directory: Path,
+    config: LogConfig,
+    start: Start,
+    now_ms: int,
+    progress: Progress | None = None,
+) -> Loaded:
+    """Load a partition directory, recovering from the recovery point on if it was not closed cleanly.
+
+    `progress` is told the bytes of .log files as they are read. Raises `OSError`, `Corrupt` for a leader epoch
+    file that cannot be read, `InvalidName` for a file whose stem is no offset, and `Unsupported` for magic 0 or 1.
+    """
+    return _Loader(disk, directory, config, start, now_ms, progress or (lambda _: None)).run()
+
+
+class _Loader:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        config: LogConfig,
+        start: Start,
+        now_ms: int,
+        progress: Progress,
+    ) -> None:
+        self.disk = disk
+        self.directory = directory
+        self.config = config
+        self.start = start
+        self.now_ms = now_ms
+        self.progress = progress
+        self.torn: list[str] = []
+        self.last_timestamp = -1
+
+    def run(self) -> Loaded:
+        if self.disk.writable:
+            self._finish_swaps()
+            self._drop_orphans()
+        self.epochs = LeaderEpochs(self.disk, self.directory)
+        segments = self._open_segments()
+        segments, log_end_offset = self._recover(segments)
+        if segments and log_end_offset < self.start.log_start_offset:
+            self._drop_all(segments)
+            segments = []
+        if not segments:
+            segments = [self._new_segment(self.start.log_start_offset)]
+            log_end_offset = self.start.log_start_offset
+        for segment in segments:
+            # What loading had to open is opened again by who needs it: a store may have very many partitions.
+            if segment.is_active:
+                segment.finish()
+            segment.close()
+        self.epochs.truncate_from_end(log_end_offset)
+        log_start_offset = max(self.start.log_start_offset, segments[0].base_offset)
+        self.epochs.truncate_from_start(self.start.log_start_offset)
+        clean = self.start.clean and not self.torn
+        point = log_end_offset if clean else min(self.start.recovery_point, log_end_offset)
+        return Loaded(
+            segments, log_start_offset, point, self.epochs, self.last_timestamp, self.torn
+        )
+
+    # Leftovers of deletion, compaction and swap (kafka-storage 5.2, steps 1 to 5).
+
+    def _finish_swaps(self) -> None:
+        files = self._files()
+        for name in files:
+            if name.endswith(names.DELETED) and not name.endswith(".checkpoint.deleted"):
+                self.disk.unlink(self.directory / name)
+        cleaned = [name for name in files if name.endswith(names.CLEANED)]
+        swapped = [name for name in files if name.endswith(names.SWAP)]
+        if cleaned:
+            smallest = min(names.parse_stem(name) for name in cleaned)
+            dropped = [name for name in swapped if names.parse_stem(name) >= smallest]
+            for name in dropped + cleaned:
+                self.disk.unlink(self.directory / name)
+            swapped = [name for name in swapped if name not in dropped]
+        if swapped:
+            self._complete_swap(swapped)
+
+    def _complete_swap(self, swapped: Sequence[str]) -> None:
+        logs = [name for name in swapped if name.endswith(names.LOG + names.SWAP)]
+        if logs:
+            lowest = min(names.parse_stem(name) for name in logs)
+            highest = max(self._end_of(name) for name in logs)
+            for name in self._files():
+                if name.endswith(names.SWAP) or not name.endswith((*_SEGMENT_FILES, names.SNAPSHOT)):
+                    continue
+                if lowest <= names.parse_stem(name) < highest:
+                    self.disk.unlink(self.directory / name)
+        for name in swapped:
+            self.disk.rename(
+                self.directory / name, self.directory / name.removesuffix(names.SWAP)
+            )
+
+    def _end_of(self, swapped_log: str) -> int:
+        """The offset behind the last batch of a .log.swap file."""
+        segment = Segment(self.disk, self.directory, names.parse_stem(swapped_log))
+        segment.path = self.directory / swapped_log
+        end = segment.base_offset
+        segment.resume(Tip(self.disk.size(segment.file), end, NO_TEXT), TimeEntry(-1, 0))
+        for found in segment.walk():
+            if not isinstance(found, Damage):
+                end = found[1].header.next_offset
+        return end
+
+    def _drop_orphans(self) -> None:
+        files = set(self._files())
+        for name in files:
+            if name.endswith(_SEGMENT_FILES[1:]):
+                log = names.stem(names.parse_stem(name)) + names.LOG
+                if log not in files:
+                    self.disk.unlink(self.directory / name)
+
+    # Segments.
+
+    def _open_segments(self) -> list[Segment]:
+        bases = sorted(
+            names.parse_stem(name) for name in self._files() if name.endswith(names.LOG)
+        )
+        segments = [Segment(self.disk, self.directory, base) for base in bases]
+        for segment, following in zip(segments, segments[1:], strict=False):
+            segment.next_base = following.base_offset
+        for segment in segments:
+            segment.gaps = self.config.is_compacted
+        return segments
+
+    def _recover(self, segments: list[Segment]) -> tuple[list[Segment], int]:
+        """Recover what needs it; the segments and the log end offset."""
+        if not segments:
+            return [], 0
+        first = len(segments)
+        if not self.start.clean:
+            below = [s for s in segments[1:] if s.base_offset <= self.start.recovery_point]
+            first = len(below)
+        for number, segment in enumerate(segments[:-1]):
+            if number >= first or not segment.offset_index.exists():
+                self._rebuild(segment, cut=False)
+            elif not segment.time_index.exists() and self.disk.writable:
+                self._rebuild(segment, cut=False)
+        last = segments[-1]
+        if first < len(segments) or not self._resume_clean(last):
+            self._rebuild(last, cut=True)
+        if not self.last_timestamp >= 0 and len(segments) > 1:
+            self.last_timestamp = segments[-2].max_timestamp.timestamp
+        end = last.next_offset
+        ends_damaged = bool(last.damaged) and last.damaged[-1].end == last.size_bytes
+        if self.disk.writable and (ends_damaged or end < self.start.recovery_point):
+            # Offsets that were durable are never given out again, and nothing may be appended behind bytes
+            # that are no batches: go on in a new segment.
+            end = max(end, self.start.recovery_point)
+            logger.error("%s: durable records are missing below offset %d", last.path, end)
+            last.seal(end)
+            segments.append(self._new_segment(end))
+        return segments, end
+
+    def _resume_clean(self, segment: Segment) -> bool:
+        """Find the end of the last segment from its indexes; False if they and the log do not agree."""
+        size = self.disk.size(segment.file)
+        try:
+            for index in segment.indexes:
+                index.check_sane()
+        except Corrupt as error:
+            logger.warning("%s; rebuilding the indexes of its segment", error)
+            return False
+        if not segment.offset_index.exists() and size:
+            return False
+        max_entry = segment.time_index.last
+        entry = segment.offset_index.lookup(segment.base_offset + MAX_RELATIVE_OFFSET)
+        if entry.position > size:
+            return False
+        text = segment.text_index.last
+        if text.position > size or not segment.starts_batch(text.position, size):
+            text = segment.text_index[-1]
+            segment.text_index.reset()
+        position, end, before = entry.position, entry.offset, text.before
+        segment.resume(Tip(size, end, before), max_entry)
+        walk_from = min(position, text.position)
+        for found in segment.walk(walk_from):
+            if isinstance(found, Damage):
+                return False
+            at, batch = found
+            end = batch.header.next_offset
+            if at >= text.position:
+                before = before.plus(text_size(found))
+            if batch.header.max_timestamp > max_entry.timestamp:
+                max_entry = TimeEntry(batch.header.max_timestamp, batch.header.last_offset)
+            self.last_timestamp = batch.header.max_timestamp
+        segment.resume(Tip(size, end if size else segment.base_offset, before), max_entry)
+        return True
+
+    def _rebuild(self, segment: Segment, *, cut: bool) -> None:
+        """Walk a segment, make its indexes anew, and cut a torn tail if it is the last (kafka-storage 3.4)."""
+        logger.info("%s: recovering", segment.path)
+        size = self.disk.size(segment.file)
+        for index in segment.indexes:
+            index.reset()
+        segment.activate(self.config, self.now_ms)
+        segment.resume(Tip(size, segment.base_offset, NO_TEXT), TimeEntry(-1, 0))
+        interval = self.config.index_interval_bytes
+        builder = TextBuilder(segment.text_index, interval)
+        max_entry = TimeEntry(-1, segment.base_offset)
+        end = segment.base_offset
+        last_entry = 0
+        damaged: list[Damage] = []
+        for found in segment.walk_unknown_end():
+            if isinstance(found, Damage):
+                self.progress(found.end - found.start)
+                if cut and self._is_torn(found, size):
+                    size = found.start
+                    self._cut(segment, found)
+                    break
+                damaged.append(found)
+                end = found.next_offset
+                builder.note(found)
+                logger.error("%s", found.error(segment.path))
+                continue
+            position, batch = found
+            header = batch.header
+            self.progress(header.size_bytes)
+            if header.max_timestamp > max_entry.timestamp:
+                max_entry = TimeEntry(header.max_timestamp, header.last_offset)
+            if position - last_entry > interval:
+                segment.offset_index.append(header.last_offset, position)
+                segment.time_index.maybe_append(*max_entry)
+                last_entry = position
+            if header.partition_leader_epoch > self.epochs.latest:
+                self.epochs.assign(header.partition_leader_epoch, header.base_offset)
+            builder.note(found)
+            end = header.next_offset
+            self.last_timestamp = header.max_timestamp
+        segment.damaged = tuple(damaged)
+        segment.resume(Tip(size, end, builder.text), max_entry)
+        segment.finish()
+
+    def _is_torn(self, damage: Damage, size: int) -> bool:
+        """Whether damage is a tail that was never durable: nothing behind it, at or past the recovery point."""
+        return damage.end == size and damage.first_offset >= self.start.recovery_point
+
+    def _cut(self, segment: Segment, damage: Damage) -> None:
+        """Cut a torn tail off; its bytes are kept beside the segment unless they are all zero."""
+        note = f"{segment.path}: cut a torn tail of {damage.end - damage.start} bytes at {damage.start}"
+        if not self.disk.writable:
+            return
+        data = segment.read(damage.start, damage.end - damage.start)
+        if data.strip(b"\0"):
+            stem = names.stem(segment.base_offset)
+            keep = self.directory / f"{stem}.{damage.start}{TORN}"
+            self.disk.replace_file(keep, data)
+            note += f", kept in {keep.name}"
+        self.disk.truncate(segment.file, damage.start)
+        self.torn.append(note)
+        logger.warning("%s", note)
+
+    def _new_segment(self, base_offset: int) -> Segment:
+        segment = Segment(self.disk, self.directory, base_offset)
+        if self.disk.writable:
+            segment.activate(self.config, self.now_ms, create=True)
+        else:
+            segment.resume(Tip(0, base_offset, NO_TEXT), TimeEntry(-1, base_offset))
+        return segment
+
+    def _drop_all(self, segments: list[Segment]) -> None:
+        """All that is left lies below the log start offset (kafka-storage 5.3)."""
+        for segment in segments:
+            segment.close()
+            if self.disk.writable:
+                for suffix in _SEGMENT_FILES:
+                    self.disk.unlink(self.directory / (names.stem(segment.base_offset) + suffix))
+        self.epochs.truncate_from_end(0)
+
+    def _files(self) -> list[str]:
+        """The names of the regular files that are ours or Kafka's; a symlink or FIFO of such a name is refused."""
+        found = []
+        for entry in self.disk.scan(self.directory):
+            if entry.is_file(follow_symlinks=False):
+                found.append(entry.name)
+            elif entry.name.endswith(names.LOG):
+                raise InvalidName(f"{entry.path}: is not a regular file; move it out of the partition")
+        return sorted(found)

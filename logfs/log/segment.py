@@ -1,0 +1,442 @@
+"""One segment: a .log file of record batches and its three sparse indexes."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import Corrupt
+from logfs.format import names
+from logfs.format.batch import HEADER_SIZE, Batch, Header, parse_header
+from logfs.format.text import NO_TEXT, TextSize, measure
+from logfs.log.index import OffsetIndex, TextIndex, TimeEntry, TimeIndex
+from logfs.log.walk import CHUNK_BYTES, Damage, Walk, walk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from logfs.config import LogConfig
+    from logfs.log.files import Disk, File
+
+MAX_RELATIVE_OFFSET = 2**31 - 1
+_LAST_OFFSET = 2**63 - 1
+
+
+class Tip(NamedTuple):
+    """How far a segment goes, in bytes of its file, in offsets and in text; swapped whole, so never torn."""
+
+    size_bytes: int
+    next_offset: int
+    text: TextSize
+
+
+class Segment:
+    """Batches of consecutive offsets from `base_offset` on, in one append-only file.
+
+    Sealed segments never change (rule 4): any thread reads them, without a lock. An active one has one writer,
+    and readers see it up to its `tip`, which is set after the bytes are in the file. Files open at the first
+    use. `size_bytes` may be less than the file's length where a read-only store ignores a torn tail.
+    """
+
+    def __init__(self, disk: Disk, directory: Path, base_offset: int) -> None:
+        stem = directory / names.stem(base_offset)
+        self.base_offset = base_offset
+        self.path = stem.with_name(stem.name + names.LOG)
+        self.offset_index = OffsetIndex(
+            disk, stem.with_name(stem.name + names.OFFSET_INDEX), base_offset
+        )
+        self.time_index = TimeIndex(disk, stem.with_name(stem.name + names.TIME_INDEX), base_offset)
+        self.text_index = TextIndex(disk, stem.with_name(stem.name + names.TEXT_INDEX), base_offset)
+        self.next_base: int | None = None
+        self.gaps = True
+        self.damaged: tuple[Damage, ...] = ()
+        self._disk = disk
+        self._file: File | None = None
+        self._tip: Tip | None = None
+        self._sealed_size: int | None = None
+        self._rebuilding = threading.Lock()
+        # What only the active segment has: see `append` and `should_roll`.
+        self.max_entry = TimeEntry(-1, base_offset)
+        self.is_active = False
+        self._bytes_since_entry = 0
+        self._rolling_timestamp: int | None = None
+        self._created_ms = 0
+        self._jitter_ms = 0
+
+    def __repr__(self) -> str:
+        return f"Segment({str(self.path)!r})"
+
+    @property
+    def indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
+        """The three indexes."""
+        return self.offset_index, self.time_index, self.text_index
+
+    @property
+    def file(self) -> File:
+        """The .log file, opened at the first use."""
+        file = self._file
+        if file is None:
+            file = self._file = self._disk.open(self.path, write=self._disk.writable)
+        return file
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of whole batches in the .log file."""
+        if self._tip is not None:
+            return self._tip.size_bytes
+        if self._sealed_size is None:
+            self._sealed_size = self._disk.size(self.file)
+        return self._sealed_size
+
+    @property
+    def next_offset(self) -> int:
+        """The offset behind the segment: the next segment's base, or the log end offset."""
+        if self.next_base is not None:
+            return self.next_base
+        assert self._tip is not None, "the last segment of a loaded log has a tip"
+        return self._tip.next_offset
+
+    @property
+    def tip(self) -> Tip:
+        """Size, end offset and text in one; for a segment whose text was never measured, it is read whole."""
+        return self._tip or self._load_tip()
+
+    @property
+    def max_timestamp(self) -> TimeEntry:
+        """The greatest timestamp of a record (ms, -1 if none), and the last offset of its batch."""
+        return self.max_entry if self.max_entry.timestamp >= 0 else self.time_index.last
+
+    def mtime_ms(self) -> int:
+        """The .log file's modification time, which stands in where no record has a timestamp."""
+        return self._disk.stat(self.path).st_mtime_ns // 1_000_000
+
+    @property
+    def largest_timestamp(self) -> int:
+        """What retention and time lookups go by (kafka-storage 3.10)."""
+        timestamp = self.max_timestamp.timestamp
+        return timestamp if timestamp >= 0 else self.mtime_ms()
+
+    # Reading.
+
+    def read(self, position: int, size: int) -> bytes:
+        """Raw bytes of the .log file, up to the end of the last whole batch."""
+        return self._disk.read(self.file, position, min(size, self.size_bytes - position))
+
+    def position_of(self, offset: int) -> int:
+        """Where to start looking for an offset: the offset index's entry at or before it."""
+        position = self.offset_index.lookup(offset).position
+        return position if position < self.size_bytes else 0
+
+    def walk(
+        self, position: int = 0, end: int | None = None, chunk_bytes: int = CHUNK_BYTES
+    ) -> Iterator[tuple[int, Batch] | Damage]:
+        """The batches from a position that is the start of one, with damage told apart (`logfs.log.walk`)."""
+        size = self.size_bytes
+        stop = size if end is None else min(end, size)
+        return self._walk(position, stop, self.next_offset if stop == size else None, chunk_bytes)
+
+    def walk_unknown_end(self) -> Iterator[tuple[int, Batch] | Damage]:
+        """All batches of a file under recovery: what offset follows the last is what it is to find out."""
+        return self._walk(0, self.size_bytes, self.next_base, CHUNK_BYTES)
+
+    def _walk(
+        self, position: int, stop: int, next_offset: int | None, chunk_bytes: int
+    ) -> Iterator[tuple[int, Batch] | Damage]:
+        return walk(
+            Walk(
+                self.read,
+                position,
+                stop,
+                self.base_offset,
+                self._limit_offset,
+                next_offset,
+                position == 0,
+                self.gaps,
+                chunk_bytes,
+            )
+        )
+
+    def batches_from(self, offset: int) -> Iterator[tuple[int, Batch] | Damage]:
+        """The batches from the first one whose last offset is at or beyond `offset`, with their positions."""
+        for found in self.walk(self.position_of(offset)):
+            if isinstance(found, Damage):
+                if found.next_offset > offset:
+                    yield found
+            elif found[1].header.last_offset >= offset:
+                yield found
+
+    def find_batch(self, offset: int) -> Batch | None:
+        """The batch that holds an offset, or else the next one; None behind the last.
+
+        Raises `Corrupt` if the offset lies in a damaged range. One or two reads, for a point lookup.
+        """
+        position = self.position_of(offset)
+        window = self.read(position, _POINT_READ_BYTES)
+        start = at = 0
+        while at + HEADER_SIZE <= len(window):
+            header = parse_header(window, at)
+            if header.last_offset >= offset or header.size_bytes < HEADER_SIZE:
+                break
+            start, at = at, at + header.size_bytes
+        # The careful walk begins one batch early, so that each batch it gives has a known forerunner.
+        for found in self.walk(position + start, chunk_bytes=_POINT_READ_BYTES):
+            if isinstance(found, Damage):
+                if found.first_offset <= offset < found.next_offset:
+                    raise found.error(self.path)
+            elif found[1].header.last_offset >= offset:
+                return found[1]
+        return None
+
+    @property
+    def _limit_offset(self) -> int:
+        limit = self.base_offset + MAX_RELATIVE_OFFSET + 1
+        return limit if self.next_base is None else min(limit, self.next_base)
+
+    # Writing: the active segment alone.
+
+    def activate(self, config: LogConfig, now_ms: int, *, create: bool = False) -> None:
+        """Make the segment ready for appends: its files exist, and its indexes have room."""
+        if create:
+            self._file = self._disk.open(self.path, write=True, create=True)
+            if self._disk.size(self._file):
+                self._disk.truncate(self._file, 0)
+            for index in self.indexes:
+                index.reset()
+            if config.preallocate:
+                self._disk.truncate(self._file, config.segment_bytes)
+            self._tip = Tip(0, self.base_offset, NO_TEXT)
+            self.gaps = False
+        self.offset_index.preallocate(config.segment_index_bytes)
+        self.time_index.preallocate(config.segment_index_bytes)
+        # As many entries as the offset index, and the closing one.
+        entries = config.segment_index_bytes // self.offset_index.entry.size + 1
+        self.text_index.preallocate(entries * self.text_index.entry.size)
+        self.is_active = True
+        self._created_ms = now_ms
+        jitter = min(config.segment_jitter_ms, config.segment_ms)
+        self._jitter_ms = random.randrange(2**31) % jitter if jitter > 0 else 0
+        self.max_entry = self.max_timestamp
+
+    def append(
+        self, data: bytearray | memoryview, header: Header, text: TextSize, interval_bytes: int
+    ) -> None:
+        """Write one batch behind the last, and an index entry if one is due (kafka-storage 3.3, per batch).
+
+        The batch has its offsets. After an `OSError` the tip stands where it stood; what of the batch may be in
+        the file is for the caller to cut off.
+        """
+        tip = self.tip
+        position = tip.size_bytes
+        self._disk.write(self.file, position, data)
+        if self._rolling_timestamp is None and position == 0:
+            self._rolling_timestamp = header.max_timestamp
+        if header.max_timestamp > self.max_entry.timestamp:
+            self.max_entry = TimeEntry(header.max_timestamp, header.last_offset)
+        if self._bytes_since_entry > interval_bytes:
+            self.offset_index.append(header.last_offset, position)
+            self.time_index.maybe_append(*self.max_entry)
+            if not self.text_index.is_full:
+                self.text_index.append(tip.next_offset, position, tip.text)
+            self._bytes_since_entry = 0
+        self._bytes_since_entry += len(data)
+        self._tip = Tip(position + len(data), header.next_offset, tip.text.plus(text))
+
+    def should_roll(self, size: int, last_offset: int, max_timestamp: int, config: LogConfig, now_ms: int) -> bool:
+        """Whether a batch of `size` bytes belongs in a new segment (kafka-storage 4.1)."""
+        tip = self.tip
+        if tip.size_bytes > config.segment_bytes - size:
+            return True
+        if tip.size_bytes and self._waited_ms(max_timestamp, now_ms) > self._max_ms(config):
+            return True
+        if self.offset_index.is_full or self.time_index.is_full:
+            return True
+        return not 0 <= last_offset - self.base_offset <= MAX_RELATIVE_OFFSET
+
+    def _max_ms(self, config: LogConfig) -> int:
+        limit = config.segment_ms
+        if config.is_compacted:
+            limit = min(limit, config.max_compaction_lag_ms)
+        return limit - self._jitter_ms
+
+    def _waited_ms(self, max_timestamp: int, now_ms: int) -> int:
+        if self._rolling_timestamp is None:
+            self._rolling_timestamp = self._first_max_timestamp()
+        if self._rolling_timestamp >= 0:
+            return max_timestamp - self._rolling_timestamp
+        return now_ms - self._created_ms
+
+    def _first_max_timestamp(self) -> int:
+        data = self.read(0, HEADER_SIZE)
+        return parse_header(data).max_timestamp if len(data) == HEADER_SIZE else -1
+
+    def cut_back(self) -> None:
+        """Cut the file to the tip, after a write that did not succeed."""
+        self._disk.truncate(self.file, self.tip.size_bytes)
+
+    def seal(self, next_base: int) -> None:
+        """Close the segment for good: closing entries, trimmed files (kafka-storage 3.5)."""
+        self.finish()
+        self.next_base = next_base
+
+    def finish(self) -> None:
+        """Write the closing entries and trim the files, at a roll or at a clean close."""
+        self.is_active = False
+        tip = self.tip
+        if self.max_entry.timestamp >= 0:
+            self.time_index.maybe_append(*self.max_entry, closing=True)
+        if tip.size_bytes and not self.text_index.is_full:
+            self.text_index.append(tip.next_offset, tip.size_bytes, tip.text)
+        for index in self.indexes:
+            index.trim()
+        if self._disk.writable and self._disk.size(self.file) != tip.size_bytes:
+            self._disk.truncate(self.file, tip.size_bytes)
+
+    def flush(self, *, indexes: bool) -> None:
+        """Return when the .log file, and the indexes if asked, will survive a power cut: data before index."""
+        self._disk.sync(self.file)
+        if indexes:
+            for index in self.indexes:
+                index.flush()
+
+    def close(self) -> None:
+        """Let go of the files; readers that hold the segment open them again."""
+        for index in self.indexes:
+            index.close()
+        self._file = None
+
+    def truncate(self, offset: int, config: LogConfig, now_ms: int) -> None:
+        """Drop the batch that holds `offset` and all behind it; the next offset becomes `offset`.
+
+        Cuts the indexes too, and gives them room again (kafka-storage 10.4).
+        """
+        position = self.size_bytes
+        text = self.tip.text
+        if offset <= self.base_offset:
+            position, text = 0, NO_TEXT
+        else:
+            batch_at = next((found[0] for found in self.batches_from(offset) if not isinstance(found, Damage)), None)
+            if batch_at is not None:
+                position, text = batch_at, self.text_before(batch_at)
+        self._tip = Tip(position, offset, text)
+        self._disk.truncate(self.file, position)
+        self.offset_index.truncate(offset)
+        self.time_index.truncate(offset)
+        self.text_index.truncate(position)
+        self.max_entry = self.time_index.last
+        for found in self.walk(self.position_of(self.max_entry.offset)):
+            if not isinstance(found, Damage):
+                self._note_max(found[1].header)
+        self._bytes_since_entry = 0
+        if position == 0:
+            self._rolling_timestamp = None
+        self.next_base = None
+        self.activate(config, now_ms)
+
+    def _note_max(self, header: Header) -> None:
+        if header.max_timestamp > self.max_entry.timestamp:
+            self.max_entry = TimeEntry(header.max_timestamp, header.last_offset)
+
+    # Text.
+
+    def text_before(self, position: int) -> TextSize:
+        """The text of the batches that end at or before a position, which is the start of a batch."""
+        entry = self.text_index.lookup_position(position)
+        text = entry.before
+        for found in self.walk(entry.position, position):
+            text = text.plus(text_size(found))
+        return text
+
+    def _load_tip(self) -> Tip:
+        """The tip of a sealed segment, by the closing entry of its text index, or by reading all of it."""
+        size = self._disk.size(self.file)
+        last = self.text_index.last
+        if last.position != size or not self.starts_batch(last.position, size):
+            self._disk.check_may_block()
+            with self._rebuilding:
+                if self._tip is None:
+                    self.rebuild_text()
+            last = self.text_index.last
+        self._tip = Tip(size, self.next_offset, last.before)
+        return self._tip
+
+    def starts_batch(self, position: int, size: int) -> bool:
+        """Whether the entry before the closing one still points at a batch: the file may not be ours any more."""
+        number = len(self.text_index) - 2
+        if number < 0:
+            return True
+        entry = self.text_index[number]
+        data = self.read(entry.position, HEADER_SIZE) if entry.position < size else b""
+        if len(data) < HEADER_SIZE:
+            return False
+        header = parse_header(data)
+        return header.base_offset >= entry.offset and entry.position + header.size_bytes <= position
+
+    def rebuild_text(self, progress: Callable[[int], None] | None = None) -> None:
+        """Make the text index anew from the log, for a file that something else wrote or changed."""
+        index = self.text_index
+        size = self.size_bytes
+        index.reset()
+        index.preallocate(size // _TEXT_INTERVAL_BYTES * 2 * index.entry.size + 64 * index.entry.size)
+        builder = TextBuilder(index, _TEXT_INTERVAL_BYTES)
+        for found in self.walk():
+            builder.note(found)
+            if progress:
+                progress(builder.position)
+        builder.finish(self.next_offset, size)
+        index.trim()
+
+    def resume(self, tip: Tip, max_entry: TimeEntry) -> None:
+        """Take what loading found of the last segment."""
+        self._tip = tip
+        self.max_entry = max_entry
+
+
+class TextBuilder:
+    """Adds text index entries while the batches of a segment go by."""
+
+    def __init__(self, index: TextIndex, interval_bytes: int) -> None:
+        self._index = index
+        self._interval_bytes = interval_bytes
+        self._last_entry = 0
+        self.position = 0
+        self.text = NO_TEXT
+
+    def note(self, found: tuple[int, Batch] | Damage) -> None:
+        """Take the next batch, or the next damage, which stands between entries of its own."""
+        if isinstance(found, Damage):
+            self._entry(found.first_offset, found.start)
+            self.text = self.text.plus(text_size(found))
+            self._entry(found.next_offset, found.end)
+            self.position = found.end
+            return
+        position, batch = found
+        if position - self._last_entry > self._interval_bytes:
+            self._entry(batch.header.base_offset, position)
+        self.text = self.text.plus(text_size(found))
+        self.position = position + batch.header.size_bytes
+
+    def finish(self, next_offset: int, size: int) -> None:
+        """Write the closing entry."""
+        self._entry(next_offset, size)
+
+    def _entry(self, offset: int, position: int) -> None:
+        if position > self._last_entry and not self._index.is_full:
+            self._index.append(offset, position, self.text)
+            self._last_entry = position
+
+
+def text_size(found: tuple[int, Batch] | Damage) -> TextSize:
+    """The text of a batch; a damaged range is as long in the views as in the file, for readers to go past it."""
+    if isinstance(found, Damage):
+        return TextSize(0, found.end - found.start, found.end - found.start)
+    try:
+        return measure(found[1])
+    except Corrupt:
+        size = found[1].header.size_bytes
+        return TextSize(0, size, size)
+
+
+_POINT_READ_BYTES = 16 * 1024
+_TEXT_INTERVAL_BYTES = 4096

@@ -1,0 +1,319 @@
+"""The text of a partition as one long file: which bytes stand for which records, by the text indexes."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import Corrupt
+from logfs.format import envelope, text
+from logfs.format.text import TextSize, View
+from logfs.log.segment import Segment, text_size
+from logfs.log import spans
+from logfs.log.walk import Damage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from logfs.format.columns import Columns
+    from logfs.log.index import TextEntry
+    from logfs.log.partition import Partition
+
+# How much of a .log file is rendered at a time: larger costs latency, smaller costs calls.
+BLOCK_BYTES = 256 * 1024
+_CACHE_BYTES = 32 * 1024 * 1024
+
+
+class Piece(NamedTuple):
+    """The text of some batches, or, without bytes, a stretch that cannot be read."""
+
+    start: int
+    end: int
+    data: memoryview | None
+    damage: Damage | None = None
+
+
+class BlockCache:
+    """The blocks rendered last, by what they are made of; for all views of a process. Any thread."""
+
+    def __init__(self, limit_bytes: int = _CACHE_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._size_bytes = 0
+        self._blocks: OrderedDict[tuple[object, ...], list[Piece]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[object, ...]) -> list[Piece] | None:
+        """The pieces of a block, None if it is not here."""
+        with self._lock:
+            pieces = self._blocks.get(key)
+            if pieces is not None:
+                self._blocks.move_to_end(key)
+            return pieces
+
+    def put(self, key: tuple[object, ...], pieces: list[Piece]) -> None:
+        """Keep a block, at the cost of those unused for longest."""
+        with self._lock:
+            if key not in self._blocks:
+                self._size_bytes += _weight(pieces)
+                self._blocks[key] = pieces
+            while self._size_bytes > self._limit_bytes and len(self._blocks) > 1:
+                _, dropped = self._blocks.popitem(last=False)
+                self._size_bytes -= _weight(dropped)
+
+
+def _weight(pieces: list[Piece]) -> int:
+    return sum(len(piece.data) for piece in pieces if piece.data is not None)
+
+
+_cache = BlockCache()
+
+
+class TextView:
+    """The records from offset `start` on, up to `end` or to wherever the log has got, as one text.
+
+    Byte 0 is the first byte of the first record at or behind `start`. The view only grows: it holds on to the
+    segments it began with, so that what it showed once it can show again after they left the log (rule 4). A
+    view whose partition has another `generation` than its own still grows, but a new one would begin elsewhere.
+    Any thread; a thread that must not wait gets `WouldBlock` and asks again from another.
+    """
+
+    def __init__(
+        self, partition: Partition, view: View, start: int | None = None, end: int | None = None
+    ) -> None:
+        self.partition = partition
+        self.view = view
+        self.generation = partition.generation
+        self._prefix = envelope.prefix(partition.name) if view is View.ENVELOPES else b""
+        first = partition.log_start_offset if start is None else max(start, partition.log_start_offset)
+        # The segments that the view has reached, and where in its text each of them starts.
+        self._segments = [partition.segments_from(first)[0]]
+        self._starts = [0]
+        self._extending = threading.Lock()
+        self._end_offset = end
+        self._fixed_size: int | None = None
+        self._origin = self._before(self._segments[0], first)
+
+    @property
+    def size(self) -> int:
+        """The bytes of the view now."""
+        if self._fixed_size is not None:
+            return self._fixed_size
+        self._extend()
+        end = self._end_offset
+        if end is None:
+            return max(self._starts[-1] + self._text(self._segments[-1].tip.text) - self._origin, 0)
+        final = end <= self.partition.log_end_offset
+        size = max(self._position_of(end) - self._origin, 0)
+        if final:
+            self._fixed_size = size
+        return size
+
+    def read(self, position: int, size: int) -> bytes:
+        """The bytes [position, position + size), fewer at the end of the view.
+
+        A read that runs into a damaged range stops before it; one that begins there raises `Corrupt`.
+        """
+        size = min(size, self.size - position)
+        if size <= 0:
+            return b""
+        parts: list[memoryview] = []
+        at = position + self._origin
+        stop = at + size
+        while at < stop:
+            number = bisect_right(self._starts, at) - 1
+            piece = self._piece(self._segments[number], at - self._starts[number])
+            start = self._starts[number]
+            if piece.data is None:
+                if not parts:
+                    assert piece.damage is not None
+                    raise piece.damage.error(self._segments[number].path)
+                break
+            taken = piece.data[at - start - piece.start : stop - start - piece.start]
+            parts.append(taken)
+            at += len(taken)
+        return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+
+    # Positions.
+
+    def _text(self, size: TextSize) -> int:
+        return size.size(self.view, len(self._prefix))
+
+    def _extend(self) -> None:
+        """Take in the segments that the log has rolled to since."""
+        if self._segments[-1].next_base is None:
+            return
+        if not self._extending.acquire(blocking=False):
+            self.partition.check_may_block()
+            self._extending.acquire()
+        try:
+            last = self._segments[-1]
+            for segment in self.partition.segments_from(last.base_offset)[1:]:
+                start = self._starts[-1] + self._text(last.tip.text)
+                self._starts.append(start)
+                self._segments.append(segment)
+                last = segment
+        finally:
+            self._extending.release()
+
+    def _position_of(self, offset: int) -> int:
+        """The byte, counted from the first segment's start, where the records from `offset` on begin."""
+        number = bisect_right(self._segments, offset, key=lambda segment: segment.base_offset) - 1
+        if number < 0:
+            return self._origin
+        segment = self._segments[number]
+        if offset >= segment.next_offset:
+            return self._starts[number] + self._text(segment.tip.text)
+        return self._starts[number] + self._before(segment, offset)
+
+    def _before(self, segment: Segment, offset: int) -> int:
+        """The text of a segment's records below an offset."""
+        if offset <= segment.base_offset:
+            return 0
+        tip = segment.tip
+        if offset >= tip.next_offset:
+            return self._text(tip.text)
+        index = segment.text_index
+        entry = index[index.number_of_offset(offset)]
+        before = self._text(entry.before)
+        for found in segment.walk(entry.position):
+            if isinstance(found, Damage):
+                if found.next_offset > offset:
+                    break
+                before += self._text(text_size(found))
+                continue
+            header = found[1].header
+            if header.base_offset >= offset:
+                break
+            if header.last_offset < offset:
+                before += self._text(text_size(found))
+                continue
+            if not header.is_control:
+                columns = found[1].columns()
+                sizes = text.sizes(columns, self.view, len(self._prefix))
+                before += int(sizes[columns.offsets < offset].sum())
+            break
+        return before
+
+    # Blocks.
+
+    def _piece(self, segment: Segment, at: int) -> Piece:
+        """The piece of a segment's text that holds a byte of it."""
+        tip = segment.tip
+        index = segment.text_index
+        first = index.number_of_text(at, self.view, len(self._prefix))
+        entry = index[first]
+        last = first + 1
+        count = len(index)
+        if last < count and index[last].position < entry.position + BLOCK_BYTES:
+            last = max(last, index.number_of_position(entry.position + BLOCK_BYTES))
+        inside = last < count and index[last].position < tip.size_bytes
+        end = index[last].position if inside else tip.size_bytes
+        end_text = index[last].before if inside else tip.text
+        key = (segment.path, segment.base_offset, entry.position, end, self.view, self._prefix)
+        pieces = _cache.get(key)
+        if pieces is None:
+            pieces = self._render(segment, entry, end, end_text)
+            _cache.put(key, pieces)
+        for piece in pieces:
+            if piece.start <= at < piece.end:
+                return piece
+        raise Corrupt(
+            f"{index.path}: does not agree with its log at byte {at} of the text; "
+            "run 'logfs reindex' on the partition"
+        )
+
+    def _render(
+        self, segment: Segment, entry: TextEntry, end: int, after: TextSize
+    ) -> list[Piece]:
+        """The text of the batches of a segment from an entry up to position `end`."""
+        start = entry.position
+        data = segment.read(start, end - start)
+        rows = spans.scan(data, segment, start, entry.offset)
+        at, stop = self._text(entry.before), self._text(after)
+        if rows is not None:
+            try:
+                rendered = self._join(map(self._render_columns, spans.decode(data, rows)))
+            except Corrupt:
+                pass
+            else:
+                if len(rendered) == stop - at:
+                    return [Piece(at, stop, rendered)]
+        return self._render_around_damage(segment, start, end, at, stop)
+
+    @staticmethod
+    def _join(parts: Iterable[memoryview]) -> memoryview:
+        first, *rest = [*parts, memoryview(b"")]
+        return memoryview(b"".join([first, *rest])) if len(rest) > 1 else first
+
+    def _render_columns(self, columns: Columns) -> memoryview:
+        return memoryview(text.render(columns, self.view, self._prefix)[0])
+
+    def _render_around_damage(
+        self, segment: Segment, start: int, end: int, at: int, stop: int
+    ) -> list[Piece]:
+        """As `_render`, one batch at a time; the text indexes tell how long the unreadable stretch is."""
+        found = list(segment.walk(start, end))
+        texts: list[memoryview | Damage] = []
+        for item in found:
+            if isinstance(item, Damage):
+                texts.append(item)
+                continue
+            position, batch = item
+            try:
+                control = batch.header.is_control
+                texts.append(memoryview(b"") if control else self._render_columns(batch.columns()))
+            except Corrupt as error:
+                header = batch.header
+                stretch = (position, position + header.size_bytes)
+                offsets = (header.base_offset, header.next_offset)
+                texts.append(Damage(*stretch, *offsets, str(error)))
+        damaged = [item for item in texts if isinstance(item, Damage)]
+        missing = stop - at - sum(len(item) for item in texts if not isinstance(item, Damage))
+        if not damaged:
+            raise Corrupt(
+                f"{segment.text_index.path}: does not agree with its log; run 'logfs reindex'"
+            )
+        pieces = []
+        for item in texts:
+            if isinstance(item, Damage):
+                # Known exactly for one stretch between two entries; of several, the first takes it all.
+                size = max(missing, 0)
+                missing = 0
+                pieces.append(Piece(at, at + size, None, item))
+                at += size
+            else:
+                pieces.append(Piece(at, at + len(item), item))
+                at += len(item)
+        return pieces
+
+
+def offset_of_last(partition: Partition, count: int) -> int:
+    """The offset that the last `count` records begin at; the log start if there are fewer."""
+    left = count
+    for segment in reversed(partition.segments):
+        if segment.next_offset <= partition.log_start_offset:
+            break
+        records = segment.tip.text.records
+        if records < left:
+            left -= records
+            continue
+        return max(_offset_of_record(segment, records - left), partition.log_start_offset)
+    return partition.log_start_offset
+
+
+def _offset_of_record(segment: Segment, number: int) -> int:
+    """The offset of a segment's record by its number, counted from 0 without gaps."""
+    index = segment.text_index
+    entry = index[index.number_of_record(number)]
+    seen = entry.before.records
+    for found in segment.walk(entry.position):
+        if isinstance(found, Damage) or found[1].header.is_control:
+            continue
+        count = found[1].header.record_count
+        if seen + count > number:
+            return int(found[1].columns().offsets[number - seen])
+        seen += count
+    return segment.next_offset
+

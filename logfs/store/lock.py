@@ -1,0 +1,79 @@
+"""Kafka's lock on a log directory (kafka-storage 1.8): a POSIX record lock on `.lock`.
+
+`fcntl.lockf`, never `flock`: the latter neither excludes a broker nor is excluded by one.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from logfs.errors import StoreLocked
+
+if TYPE_CHECKING:
+    from logfs.log.files import Disk, File
+
+FILE_NAME = ".lock"
+
+# struct flock of Linux on 64-bit machines: l_type, l_whence, l_start, l_len, l_pid.
+_FLOCK = struct.Struct("hhqqi4x")
+
+
+class Lock:
+    """The lock of one log directory, held from construction to `release`."""
+
+    def __init__(self, disk: Disk, log_dir: Path) -> None:
+        """Take the lock; `StoreLocked` names the process that has it."""
+        self._disk = disk
+        self._path = log_dir / FILE_NAME
+        self._file: File = disk.open(self._path, write=True, create=True)
+        try:
+            fcntl.lockf(self._file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = _holder(self._file.fd)
+            self._file.close()
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            raise StoreLocked(
+                f"{log_dir}: in use by {_describe(holder)}; stop it, or open the directory read-only"
+            ) from None
+
+    def release(self) -> None:
+        """Give the lock back, and remove its file as a broker does."""
+        self._disk.unlink(self._path)
+        self._file.close()
+
+
+def holder(disk: Disk, log_dir: Path) -> int | None:
+    """The pid of the process that has the lock of a log directory; None if nobody has it.
+
+    Only another process's lock is seen, and none is taken or given back.
+    """
+    path = log_dir / FILE_NAME
+    if not disk.exists(path):
+        return None
+    file = disk.open(path)
+    try:
+        return _holder(file.fd)
+    finally:
+        file.close()
+
+
+def _holder(fd: int) -> int | None:
+    request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, request))
+    return None if kind == fcntl.F_UNLCK else int(pid)
+
+
+def _describe(pid: int | None) -> str:
+    if not pid:
+        return "another process"
+    try:
+        command = Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return f"process {pid}"
+    return f"process {pid} ({command})"

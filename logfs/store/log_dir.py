@@ -1,0 +1,84 @@
+"""One log directory: its lock, its checkpoints and its clean-shutdown marker (kafka-storage 1.3)."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from logfs.errors import Corrupt
+from logfs.format import checkpoint
+from logfs.store.lock import Lock
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from logfs.format.names import TopicPartition
+    from logfs.log.files import Disk
+
+logger = logging.getLogger(__name__)
+
+RECOVERY_POINTS = "recovery-point-offset-checkpoint"
+LOG_STARTS = "log-start-offset-checkpoint"
+HIGH_WATERMARKS = "replication-offset-checkpoint"
+CLEANER_OFFSETS = "cleaner-offset-checkpoint"
+CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
+META_PROPERTIES = "meta.properties"
+
+
+class LogDir:
+    """A directory of partition directories, locked for this process unless the disk is read-only.
+
+    `clean` tells whether whoever had it last closed it properly. The marker that says so is removed as soon as
+    the directory is opened for writing, so that a crash from then on counts as what it is.
+    """
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        """Open the directory; `StoreLocked` if someone has it, `OSError` if it cannot be used."""
+        self.path = path
+        self._disk = disk
+        self._lock = Lock(disk, path) if disk.writable else None
+        self.clean = disk.exists(path / CLEAN_SHUTDOWN)
+        self.recovery_points = self._read(RECOVERY_POINTS)
+        self.log_starts = self._read(LOG_STARTS)
+        if disk.writable and self.clean:
+            disk.unlink(path / CLEAN_SHUTDOWN)
+            disk.sync_directory(path)
+
+    def write_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Replace the recovery points of every partition here."""
+        self._write(RECOVERY_POINTS, offsets)
+
+    def write_log_starts(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Replace the log start offsets of those partitions that do not begin with their first segment."""
+        self._write(LOG_STARTS, offsets)
+
+    def write_high_watermarks(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Tell a broker that adopts the directory how far its consumers may read."""
+        self._write(HIGH_WATERMARKS, offsets)
+
+    def mark_clean(self) -> None:
+        """Promise that every file here needs no recovery (kafka-storage 5.6): the last thing before `close`."""
+        self._disk.replace_file(self.path / CLEAN_SHUTDOWN, checkpoint.format_clean_shutdown())
+
+    def close(self) -> None:
+        """Give the lock back."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _read(self, name: str) -> dict[TopicPartition, int]:
+        """A checkpoint; damage is tolerated as Kafka does, for recovery then merely has more to do."""
+        path = self.path / name
+        if not self._disk.exists(path):
+            return {}
+        try:
+            return checkpoint.parse_offsets(self._disk.read_file(path))
+        except Corrupt as error:
+            logger.warning("%s: ignored: %s", path, error)
+            # Nothing is known of what was durable or where the logs begin: recover everything.
+            self.clean = False
+            return {}
+
+    def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
+        self._disk.replace_file(self.path / name, checkpoint.format_offsets(offsets))

@@ -1,0 +1,179 @@
+"""The settings that were changed, kept in the log directories as plain files of Java properties.
+
+A broker keeps such changes in its metadata log. There is none here, so each log directory has two
+kinds of file more: `logfs.properties` for the broker-level settings and `<topic>@p` for a topic's.
+Kafka ignores plain files there, and would not start over a directory (kafka-storage 1.2).
+
+No topic's name has an `@`, so whatever topics are called, none of these files can be taken for one
+that is Kafka's, another topic's, or on its way to be either with a `.tmp` at its end. And no more
+than two characters fit: 249 of a topic's name, `@p` and `.tmp` are the 255 of a file's name.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from logfs.config import BrokerConfig, LogConfig, broker_setting, topic_setting
+from logfs.errors import Corrupt, InvalidName, InvalidSetting
+from logfs.format.checkpoint import format_meta_properties, parse_properties
+from logfs.format.names import check_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from logfs.config import Setting
+    from logfs.log.files import Disk
+
+BROKER_FILE = "logfs.properties"
+TOPIC_SUFFIX = "@p"
+HEADER = b"# Settings that were changed in logfs. Kafka ignores this file.\n"
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+class Settings:
+    """The overrides of a store's topics and of the broker level, and the settings they amount to.
+
+    Every log directory has a copy of each file. The first directory that has one decides, and it is
+    written last: the copy that decides stays as it was when a change fails or crashes half-way. (A
+    first change, with no copy before it, may then be found at the next start.) The next change
+    brings the copies together again. Only changed settings are in a file, as canonical text.
+
+    One thread may change settings while any number read them: a mapping, once handed out, never
+    changes. A topic need not have partitions. Whatever reads a file raises `OSError` as the disk
+    does, `Corrupt` for a damaged file and `InvalidSetting` for one that says what cannot be; and
+    what takes a topic raises `InvalidName` for a name that no topic can have.
+    """
+
+    def __init__(self, disk: Disk, log_dirs: Sequence[Path]) -> None:
+        self._disk = disk
+        self._log_dirs = tuple(log_dirs)
+        self._topics: dict[str, Mapping[str, str]] = {}
+        self._log_configs: dict[str, tuple[Mapping[str, str], Mapping[str, str], LogConfig]] = {}
+        self._broker = self._read(BROKER_FILE, broker_setting)
+        self._broker_config = BrokerConfig.resolve(self._broker)
+
+    @property
+    def broker_overrides(self) -> Mapping[str, str]:
+        """The broker-level settings that were changed."""
+        return self._broker
+
+    @property
+    def broker_config(self) -> BrokerConfig:
+        """The broker-level settings in force that are no topic's default."""
+        return self._broker_config
+
+    def topic_overrides(self, topic: str) -> Mapping[str, str]:
+        """The topic's settings that were changed for it."""
+        overrides = self._topics.get(topic)
+        if overrides is None:
+            overrides = self._read(_topic_file(topic), topic_setting)
+            # What the writer has put there since is newer than what was read.
+            overrides = self._topics.setdefault(topic, overrides)
+        return overrides
+
+    def log_config(self, topic: str) -> LogConfig:
+        """The topic's settings in force; raises `InvalidSetting` for two that contradict."""
+        overrides, broker = self.topic_overrides(topic), self._broker
+        cached = self._log_configs.get(topic)
+        # Made from these very mappings, so nothing has changed since.
+        if cached is not None and cached[0] is overrides and cached[1] is broker:
+            return cached[2]
+        config = LogConfig.resolve(overrides, broker)
+        self._log_configs[topic] = (overrides, broker, config)
+        return config
+
+    def set_topic(self, topic: str, name: str, text: str | None) -> None:
+        """Change a topic's setting, durably and at once; None or a blank text undoes it.
+
+        Raises `InvalidSetting`, before anything is written, for an unknown name, a text that is not
+        valid, or one that contradicts another setting.
+        """
+        overrides = _changed(self.topic_overrides(topic), topic_setting(name), text)
+        LogConfig.resolve(overrides, self._broker)
+        self._write(_topic_file(topic), overrides)
+        self._topics[topic] = overrides
+
+    def set_broker(self, name: str, text: str | None) -> None:
+        """Change a broker-level setting, durably and at once; None or a blank text undoes it.
+
+        Raises `InvalidSetting`, before anything is written, for an unknown name, a text that is not
+        valid, or one that contradicts another setting, of the broker level or of any topic.
+        """
+        broker = _changed(self._broker, broker_setting(name), text)
+        config = BrokerConfig.resolve(broker)
+        LogConfig.resolve(_NOTHING, broker)
+        for topic in self._changed_topics():
+            self._check_topic(topic, broker)
+        self._write(BROKER_FILE, broker)
+        self._broker, self._broker_config = broker, config
+
+    def remove_topic(self, topic: str) -> None:
+        """Forget a deleted topic, so that a later one of that name starts from the defaults."""
+        self._write(_topic_file(topic), _NOTHING)
+        self._topics[topic] = _NOTHING
+
+    def _changed_topics(self) -> set[str]:
+        return {
+            entry.name.removesuffix(TOPIC_SUFFIX)
+            for log_dir in self._log_dirs
+            for entry in self._disk.scan(log_dir)
+            if entry.name.endswith(TOPIC_SUFFIX)
+        }
+
+    def _check_topic(self, topic: str, broker: Mapping[str, str]) -> None:
+        try:
+            self.log_config(topic)
+        except (Corrupt, InvalidName, InvalidSetting):
+            return  # it was broken before, and one broken topic must not hold up the others
+        try:
+            LogConfig.resolve(self.topic_overrides(topic), broker)
+        except InvalidSetting as problem:
+            raise InvalidSetting(f"topic {topic}: {problem}") from None
+
+    # The files.
+
+    def _copies(self, name: str) -> Iterator[Path]:
+        return (log_dir / name for log_dir in self._log_dirs)
+
+    def _read(self, name: str, setting: Callable[[str], Setting]) -> Mapping[str, str]:
+        for path in self._copies(name):
+            try:
+                data = self._disk.read_file(path)
+            except FileNotFoundError:
+                continue
+            try:
+                overrides = parse_properties(data)
+                for key, text in overrides.items():
+                    setting(key).parse(text)
+            except Corrupt as problem:
+                raise Corrupt(f"{path}: {problem}; correct or remove that line") from None
+            except InvalidSetting as problem:
+                raise InvalidSetting(f"{path}: {problem}; or remove that line") from None
+            return MappingProxyType(overrides)
+        return _NOTHING
+
+    def _write(self, name: str, overrides: Mapping[str, str]) -> None:
+        data = HEADER + format_meta_properties(overrides)
+        for path in reversed(tuple(self._copies(name))):
+            if overrides:
+                self._disk.replace_file(path, data)
+            elif self._disk.exists(path):
+                self._disk.unlink(path)
+                self._disk.sync_directory(path.parent)
+
+
+def _topic_file(topic: str) -> str:
+    check_topic(topic)
+    return topic + TOPIC_SUFFIX
+
+
+def _changed(overrides: Mapping[str, str], setting: Setting, text: str | None) -> Mapping[str, str]:
+    """The overrides with one more, in canonical text, or with one less."""
+    changed = dict(overrides)
+    changed.pop(setting.name, None)
+    if text is not None and text.strip():
+        changed[setting.name] = setting.format(setting.parse(text))
+    return MappingProxyType(changed)

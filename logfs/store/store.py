@@ -1,0 +1,384 @@
+"""A store: one or several log directories, and the partitions in them (Kafka's LogManager)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from logfs.errors import (
+    InvalidStore,
+    LogfsError,
+    NotWritable,
+    PartitionExists,
+    UnknownPartition,
+)
+from logfs.format import checkpoint, names
+from logfs.format.names import DirectoryKind, TopicPartition
+from logfs.log import recovery
+from logfs.log.files import Disk, ReadOnlyDisk
+from logfs.log.partition import Partition
+from logfs.store.log_dir import LogDir
+from logfs.store.settings import Settings
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Iterator
+    from types import TracebackType
+
+    Progress = Callable[[str, int, int], None]
+
+logger = logging.getLogger(__name__)
+
+PARTITION_METADATA = "partition.metadata"
+
+
+def now_ms() -> int:
+    """The wall clock, in ms since the epoch: what a store goes by unless it is given another."""
+    return time.time_ns() // 1_000_000
+
+
+class Store:
+    """The partitions of one or several log directories, by name: `store["orders-0"]`.
+
+    A context manager; closing it cleanly saves the next opening the recovery. Any thread may read; creating,
+    deleting and upkeep take a lock. A partition that cannot be loaded is in `offline` with the reason, and the
+    others work.
+    """
+
+    def __init__(
+        self,
+        log_dirs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        *,
+        read_only: bool = False,
+        clock: Callable[[], int] = now_ms,
+        disk: Disk | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Open the store, and recover what was not closed cleanly.
+
+        A missing log directory is made, unless `read_only`: then nothing below is written, locked or repaired.
+        `progress` is told (partition, bytes read, bytes in all) during recovery. Raises `StoreLocked` with the
+        holder's pid, `InvalidStore`, `InvalidSetting` and `Corrupt` for settings files, and `OSError`.
+        """
+        self.read_only = read_only
+        self.clock = clock
+        self.disk = disk or (ReadOnlyDisk() if read_only else Disk())
+        self.partitions: dict[str, Partition] = {}
+        self.offline: dict[str, LogfsError | OSError] = {}
+        self.opened_ms = clock()
+        self._lock = threading.RLock()
+        self._homes: dict[str, LogDir] = {}
+        self._deletions: dict[Path, int] = {}
+        self._progress = progress or (lambda *_: None)
+        self.log_dirs = self._open_log_dirs(log_dirs)
+        try:
+            self.settings = Settings(self.disk, [log_dir.path for log_dir in self.log_dirs])
+            self._next_checkpoint_ms = (
+                self.opened_ms + self.settings.broker_config.log_initial_task_delay_ms
+            )
+            for log_dir in self.log_dirs:
+                self._load(log_dir)
+        except BaseException:
+            for log_dir in self.log_dirs:
+                log_dir.close()
+            raise
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Store({[str(log_dir.path) for log_dir in self.log_dirs]})"
+
+    def __getitem__(self, name: str) -> Partition:
+        """The partition of that name; `UnknownPartition`, or the error that keeps it offline."""
+        partition = self.partitions.get(name)
+        if partition is not None:
+            return partition
+        if name in self.offline:
+            raise self.offline[name]
+        raise UnknownPartition(f"{name}: no such partition; 'logfs create' makes one")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.partitions
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self.partitions))
+
+    def __len__(self) -> int:
+        return len(self.partitions)
+
+    # Opening.
+
+    def _open_log_dirs(
+        self, log_dirs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+    ) -> list[LogDir]:
+        if isinstance(log_dirs, (str, bytes)) or not hasattr(log_dirs, "__iter__"):
+            log_dirs = [log_dirs]  # type: ignore[list-item]
+        paths = [Path(path).absolute() for path in log_dirs]
+        if not paths:
+            raise InvalidStore("a store needs at least one log directory")
+        if len({path.resolve() for path in paths}) < len(paths):
+            raise InvalidStore("the same log directory is named twice")
+        opened: list[LogDir] = []
+        try:
+            for path in paths:
+                self._check_log_dir(path)
+                opened.append(LogDir(self.disk, path))
+        except BaseException:
+            for log_dir in opened:
+                log_dir.close()
+            raise
+        return opened
+
+    def _check_log_dir(self, path: Path) -> None:
+        if path.is_dir():
+            return
+        if self.disk.exists(path):
+            raise InvalidStore(f"{path}: is not a directory")
+        if self.read_only:
+            raise InvalidStore(f"{path}: there is no such log directory to open read-only")
+        for parent in [*reversed(path.parents), path]:
+            if not self.disk.exists(parent):
+                self.disk.mkdir(parent)
+
+    def _load(self, log_dir: LogDir) -> None:
+        """Load every partition of a log directory (kafka-storage 5.1)."""
+        found: list[tuple[TopicPartition, Path]] = []
+        for entry in self.disk.scan(log_dir.path):
+            if not entry.is_dir(follow_symlinks=False):
+                continue
+            try:
+                kind, name = names.classify_directory(entry.name)
+            except LogfsError:
+                # lost+found and the like: a broker refuses the whole directory, a reader need not.
+                logger.info("%s: is not a partition, left alone", entry.path)
+                continue
+            path = log_dir.path / entry.name
+            if kind is DirectoryKind.DELETED and not self.read_only:
+                self._deletions[path] = self.clock()
+            elif kind is DirectoryKind.NORMAL and name.topic != "__cluster_metadata":
+                found.append((name, path))
+        for name, path in sorted(found):
+            self._load_partition(log_dir, name, path)
+
+    def _load_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> None:
+        if name.directory in self._homes:
+            other = self._homes[name.directory].path
+            raise InvalidStore(f"{name.directory} is in two log directories: {other}, {log_dir.path}")
+        self._homes[name.directory] = log_dir
+        try:
+            self.partitions[name.directory] = self._open_partition(log_dir, name, path)
+        except (LogfsError, OSError, ValueError) as error:
+            reason = error if isinstance(error, (LogfsError, OSError)) else InvalidStore(str(error))
+            logger.error("%s: offline: %s", path, reason)
+            self.offline[name.directory] = reason
+
+    def _open_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> Partition:
+        start = recovery.Start(
+            log_dir.clean, log_dir.recovery_points.get(name, 0), log_dir.log_starts.get(name, 0)
+        )
+        config = self.settings.log_config(name.topic)
+        total = 0
+        if not log_dir.clean:
+            logs = (e for e in self.disk.scan(path) if e.name.endswith(names.LOG))
+            total = sum(entry.stat(follow_symlinks=False).st_size for entry in logs)
+        done = 0
+
+        def report(size: int) -> None:
+            nonlocal done
+            done += size
+            self._progress(name.directory, done, total)
+
+        loaded = recovery.load(self.disk, path, config, start, self.clock(), report)
+        for note in loaded.torn:
+            logger.warning("%s", note)
+        return Partition(
+            self.disk,
+            path,
+            name,
+            lambda: self.settings.log_config(name.topic),
+            self.clock,
+            loaded,
+        )
+
+    # Partitions.
+
+    def create(self, name: str) -> Partition:
+        """Make a partition, in the log directory that has the fewest; durable when this returns.
+
+        Raises `InvalidName`, `PartitionExists`, `NotWritable`.
+        """
+        parsed = names.parse_directory(name)
+        self._check_writable(name)
+        with self._lock:
+            if name in self._homes:
+                raise PartitionExists(f"{name}: the partition exists")
+            counts = [sum(home is log_dir for home in self._homes.values()) for log_dir in self.log_dirs]
+            log_dir = self.log_dirs[counts.index(min(counts))]
+            path = log_dir.path / name
+            self.disk.mkdir(path)
+            topic_id = self._topic_id(parsed.topic) or checkpoint.random_uuid()
+            self.disk.replace_file(
+                path / PARTITION_METADATA, checkpoint.format_partition_metadata(topic_id)
+            )
+            loaded = recovery.load(
+                self.disk,
+                path,
+                self.settings.log_config(parsed.topic),
+                recovery.Start(clean=True),
+                self.clock(),
+            )
+            self.disk.sync_directory(path)
+            topic = parsed.topic
+            partition = Partition(
+                self.disk, path, parsed, lambda: self.settings.log_config(topic), self.clock, loaded
+            )
+            self._homes[name] = log_dir
+            self.partitions[name] = partition
+            return partition
+
+    def topic_id(self, topic: str) -> uuid.UUID | None:
+        """The id that all partitions of a topic share (kafka-storage 1.5); None if no file tells it."""
+        return self._topic_id(topic)
+
+    def _topic_id(self, topic: str) -> uuid.UUID | None:
+        for partition in self.partitions.values():
+            path = partition.directory / PARTITION_METADATA
+            if partition.topic == topic and self.disk.exists(path):
+                return checkpoint.parse_partition_metadata(self.disk.read_file(path))
+        return None
+
+    def delete(self, name: str) -> None:
+        """Delete a partition as Kafka does: renamed at once, removed after `file.delete.delay.ms`.
+
+        The topic's settings go with its last partition. Raises `UnknownPartition`, `NotWritable`.
+        """
+        self._check_writable(name)
+        with self._lock:
+            partition = self.partitions.get(name)
+            if partition is None:
+                raise UnknownPartition(f"{name}: no such partition")
+            delay_ms = partition.config.file_delete_delay_ms
+            with partition.lock:
+                partition.close()
+                doomed = partition.directory.with_name(
+                    names.deleted_directory(partition.name, uuid.uuid4().hex)
+                )
+                self.disk.rename(partition.directory, doomed)
+                partition.directory = doomed
+            del self.partitions[name]
+            del self._homes[name]
+            self._deletions[doomed] = self.clock() + delay_ms
+            if not any(other.topic == partition.topic for other in self.partitions.values()):
+                self.settings.remove_topic(partition.topic)
+            self.write_checkpoints()
+
+    def truncate(self, name: str, offset: int) -> bool:
+        """Drop the records of a partition at or beyond an offset, for good; whether any went."""
+        with self._lock:
+            changed = self[name].truncate(offset)
+            if changed:
+                self.write_checkpoints()
+            return changed
+
+    def home(self, name: str) -> Path:
+        """The log directory that a partition lies in."""
+        return self._homes[name].path
+
+    def _check_writable(self, name: str) -> None:
+        if self.read_only:
+            raise NotWritable(f"{name}: the store is open read-only")
+
+    # Upkeep.
+
+    def upkeep(self) -> None:
+        """Do what is due by now: flushes, checkpoints, the removal of deleted partitions. May take long."""
+        if self.read_only:
+            return
+        now = self.clock()
+        for partition in list(self.partitions.values()):
+            if partition.flush_overdue(now):
+                try:
+                    partition.flush()
+                except LogfsError as error:
+                    logger.error("%s", error)
+        if now >= self._next_checkpoint_ms:
+            broker = self.settings.broker_config
+            self._next_checkpoint_ms = now + min(
+                broker.log_flush_offset_checkpoint_interval_ms,
+                broker.log_flush_start_offset_checkpoint_interval_ms,
+            )
+            with self._lock:
+                self.write_checkpoints()
+        for path in [path for path, due in self._deletions.items() if due <= now]:
+            self._remove_directory(path)
+            del self._deletions[path]
+
+    def write_checkpoints(self) -> None:
+        """Write the recovery points, log start offsets and high watermarks of every log directory."""
+        for log_dir in self.log_dirs:
+            here = [p for n, p in self.partitions.items() if self._homes[n] is log_dir]
+            points = {partition.name: partition.recovery_point for partition in here}
+            for name, home in self._homes.items():
+                if home is log_dir and name in self.offline:
+                    offline = names.parse_directory(name)
+                    points[offline] = log_dir.recovery_points.get(offline, 0)
+            log_dir.write_recovery_points(points)
+            log_dir.write_high_watermarks(points)
+            starts = {
+                partition.name: partition.log_start_offset
+                for partition in here
+                if partition.log_start_offset > partition.segments[0].base_offset
+            }
+            log_dir.write_log_starts(starts)
+
+    def _remove_directory(self, path: Path) -> None:
+        """Remove a deleted partition's directory, one level deep: partitions have no subdirectories."""
+        try:
+            for entry in list(self.disk.scan(path)):
+                self.disk.unlink(path / entry.name)
+            self.disk.rmdir(path)
+            logger.info("%s: removed", path)
+        except OSError as error:
+            logger.error("%s: could not be removed: %s", path, error)
+
+    def close(self) -> None:
+        """Flush and close everything; the clean-shutdown marker is written only where it is true.
+
+        Closing twice is harmless.
+        """
+        with self._lock:
+            log_dirs, self.log_dirs = self.log_dirs, []
+            try:
+                if not self.read_only:
+                    self._close_partitions(log_dirs)
+            finally:
+                for log_dir in log_dirs:
+                    log_dir.close()
+
+    def _close_partitions(self, log_dirs: list[LogDir]) -> None:
+        dirty = {
+            id(self._homes[name])
+            for name, partition in self.partitions.items()
+            if not partition.close()
+        }
+        dirty |= {id(self._homes[name]) for name in self.offline}
+        self.log_dirs = log_dirs
+        self.write_checkpoints()
+        self.log_dirs = []
+        for log_dir in log_dirs:
+            if id(log_dir) not in dirty:
+                log_dir.mark_clean()
+

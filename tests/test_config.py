@@ -1,0 +1,581 @@
+"""The tables of settings, and which text is in force."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from logfs.config import (
+    BROKER_SETTINGS,
+    INT_MAX,
+    LONG_MAX,
+    TOPIC_SETTINGS,
+    BrokerConfig,
+    LogConfig,
+    Type,
+    broker_value_in_force,
+    describe_source,
+    value_in_force,
+)
+from logfs.errors import InvalidSetting
+
+INT_MIN, LONG_MIN = -INT_MAX - 1, -LONG_MAX - 1
+MAX = str(LONG_MAX)
+
+# kafka-storage 11.1, copied by hand: name, type, default, synonyms.
+TOPIC_ROWS = [
+    ("cleanup.policy", "list", "delete", "log.cleanup.policy"),
+    ("compression.type", "string", "producer", "compression.type"),
+    ("compression.gzip.level", "int", "-1", "compression.gzip.level"),
+    ("compression.lz4.level", "int", "9", "compression.lz4.level"),
+    ("compression.zstd.level", "int", "3", "compression.zstd.level"),
+    ("delete.retention.ms", "long", "86400000", "log.cleaner.delete.retention.ms"),
+    ("file.delete.delay.ms", "long", "60000", "log.segment.delete.delay.ms"),
+    ("flush.messages", "long", MAX, "log.flush.interval.messages"),
+    ("flush.ms", "long", MAX, "log.flush.interval.ms log.flush.scheduler.interval.ms"),
+    ("follower.replication.throttled.replicas", "list", "", ""),
+    ("leader.replication.throttled.replicas", "list", "", ""),
+    ("index.interval.bytes", "int", "4096", "log.index.interval.bytes"),
+    ("local.retention.bytes", "long", "-2", "log.local.retention.bytes"),
+    ("local.retention.ms", "long", "-2", "log.local.retention.ms"),
+    ("max.compaction.lag.ms", "long", MAX, "log.cleaner.max.compaction.lag.ms"),
+    ("max.message.bytes", "int", "1048588", "message.max.bytes"),
+    ("message.downconversion.enable", "boolean", "true", "log.message.downconversion.enable"),
+    ("message.format.version", "string", "3.0-IV1", "log.message.format.version"),
+    ("message.timestamp.after.max.ms", "long", "3600000", "log.message.timestamp.after.max.ms"),
+    ("message.timestamp.before.max.ms", "long", MAX, "log.message.timestamp.before.max.ms"),
+    ("message.timestamp.difference.max.ms", "long", MAX, "log.message.timestamp.difference.max.ms"),
+    ("message.timestamp.type", "string", "CreateTime", "log.message.timestamp.type"),
+    ("min.cleanable.dirty.ratio", "double", "0.5", "log.cleaner.min.cleanable.ratio"),
+    ("min.compaction.lag.ms", "long", "0", "log.cleaner.min.compaction.lag.ms"),
+    ("min.insync.replicas", "int", "1", "min.insync.replicas"),
+    ("preallocate", "boolean", "false", "log.preallocate"),
+    ("remote.log.copy.disable", "boolean", "false", ""),
+    ("remote.log.delete.on.disable", "boolean", "false", ""),
+    ("remote.storage.enable", "boolean", "false", ""),
+    ("retention.bytes", "long", "-1", "log.retention.bytes"),
+    (
+        "retention.ms",
+        "long",
+        "604800000",
+        "log.retention.ms log.retention.minutes log.retention.hours",
+    ),
+    ("segment.bytes", "int", "1073741824", "log.segment.bytes"),
+    ("segment.index.bytes", "int", "10485760", "log.index.size.max.bytes"),
+    ("segment.jitter.ms", "long", "0", "log.roll.jitter.ms log.roll.jitter.hours"),
+    ("segment.ms", "long", "604800000", "log.roll.ms log.roll.hours"),
+    ("unclean.leader.election.enable", "boolean", "false", "unclean.leader.election.enable"),
+]
+
+# The least and the greatest number of each numeric row; one beyond either must be refused.
+TOPIC_RANGES = {
+    "compression.lz4.level": (1, 17),
+    "compression.zstd.level": (-131072, 22),
+    "delete.retention.ms": (0, LONG_MAX),
+    "file.delete.delay.ms": (0, LONG_MAX),
+    "flush.messages": (1, LONG_MAX),
+    "flush.ms": (0, LONG_MAX),
+    "index.interval.bytes": (0, INT_MAX),
+    "local.retention.bytes": (-2, LONG_MAX),
+    "local.retention.ms": (-2, LONG_MAX),
+    "max.compaction.lag.ms": (1, LONG_MAX),
+    "max.message.bytes": (0, INT_MAX),
+    "message.timestamp.after.max.ms": (0, LONG_MAX),
+    "message.timestamp.before.max.ms": (0, LONG_MAX),
+    "message.timestamp.difference.max.ms": (0, LONG_MAX),
+    "min.compaction.lag.ms": (0, LONG_MAX),
+    "min.insync.replicas": (1, INT_MAX),
+    "retention.bytes": (LONG_MIN, LONG_MAX),
+    "retention.ms": (-1, LONG_MAX),
+    "segment.bytes": (14, INT_MAX),
+    "segment.index.bytes": (4, INT_MAX),
+    "segment.jitter.ms": (0, LONG_MAX),
+    "segment.ms": (1, LONG_MAX),
+}
+BROKER_RANGES = {
+    "log.retention.ms": (LONG_MIN, LONG_MAX),
+    "log.retention.minutes": (INT_MIN, INT_MAX),
+    "log.retention.hours": (INT_MIN, INT_MAX),
+    "log.roll.ms": (1, LONG_MAX),
+    "log.roll.hours": (1, INT_MAX),
+    "log.roll.jitter.ms": (0, LONG_MAX),
+    "log.roll.jitter.hours": (0, INT_MAX),
+    "log.segment.bytes": (14, INT_MAX),
+    "num.recovery.threads.per.data.dir": (1, INT_MAX),
+}
+# kafka-storage 11.2.
+BROKER_DEFAULTS = {
+    "num.recovery.threads.per.data.dir": 2,
+    "log.retention.check.interval.ms": 300_000,
+    "log.flush.scheduler.interval.ms": LONG_MAX,
+    "log.flush.offset.checkpoint.interval.ms": 60_000,
+    "log.flush.start.offset.checkpoint.interval.ms": 60_000,
+    "log.initial.task.delay.ms": 30_000,
+    "replica.high.watermark.checkpoint.interval.ms": 5_000,
+    "log.cleaner.enable": True,
+    "log.cleaner.threads": 1,
+    "log.cleaner.dedupe.buffer.size": 134_217_728,
+    "log.cleaner.io.buffer.size": 524_288,
+    "log.cleaner.io.buffer.load.factor": 0.9,
+    "log.cleaner.io.max.bytes.per.second": 1.7976931348623157e308,
+    "log.cleaner.backoff.ms": 15_000,
+    "producer.id.expiration.ms": 86_400_000,
+    "producer.id.expiration.check.interval.ms": 600_000,
+}
+# Topic-level settings that mean nothing to one machine's storage, or are folded into another.
+NOT_STORAGE = {
+    "follower.replication.throttled.replicas",
+    "leader.replication.throttled.replicas",
+    "local.retention.bytes",
+    "local.retention.ms",
+    "message.downconversion.enable",
+    "message.format.version",
+    "message.timestamp.difference.max.ms",
+    "min.insync.replicas",
+    "remote.log.copy.disable",
+    "remote.log.delete.on.disable",
+    "remote.storage.enable",
+    "unclean.leader.election.enable",
+}
+# The integers that LogConfig has an attribute for.
+LOG_CONFIG_NUMBERS = TOPIC_RANGES.keys() - NOT_STORAGE
+
+
+# The tables.
+
+
+def test_every_topic_setting_of_the_reference_is_known():
+    """The table has the reference's rows, with their types, defaults and synonyms in order."""
+    assert [
+        (s.name, s.type.value, s.default, " ".join(s.synonyms)) for s in TOPIC_SETTINGS.values()
+    ] == TOPIC_ROWS
+
+
+@pytest.mark.parametrize("name", [row[0] for row in TOPIC_ROWS])
+def test_a_setting_is_its_default_when_nothing_is_set(name):
+    """With no override, the value in force is the reference's default, said to be the default."""
+    assert value_in_force(name, {}, {}) == TOPIC_SETTINGS[name].default
+    assert describe_source(name, {}, {}) == "default"
+
+
+def test_every_synonym_is_a_broker_setting():
+    """A broker-level name that a topic-level setting listens to can itself be set."""
+    for setting in TOPIC_SETTINGS.values():
+        for synonym in setting.synonyms:
+            assert BROKER_SETTINGS[synonym].name == synonym
+            assert not BROKER_SETTINGS[synonym].synonyms
+
+
+@pytest.mark.parametrize("table", [TOPIC_SETTINGS, BROKER_SETTINGS], ids=["topic", "broker"])
+def test_every_setting_is_explained_and_its_default_valid(table):
+    """Each row has a sentence about it, says what it takes, and would itself take its default."""
+    for name, setting in table.items():
+        assert setting.name == name
+        assert setting.doc.endswith(".")
+        assert "None" not in setting.allowed
+        if setting.default is not None:
+            assert setting.format(setting.parse(setting.default)) == setting.default
+
+
+def test_tables_cannot_be_changed():
+    """The tables are read-only, as one process may hold several stores."""
+    with pytest.raises(TypeError):
+        TOPIC_SETTINGS["x"] = TOPIC_SETTINGS["retention.ms"]
+
+
+# Values.
+
+
+def test_every_number_has_a_tested_range():
+    """No integer of the topic table escapes the test of its bounds below."""
+    integers = {n for n, s in TOPIC_SETTINGS.items() if s.type in (Type.INT, Type.LONG)}
+    assert integers == TOPIC_RANGES.keys() | {"compression.gzip.level"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "least", "most"),
+    [(TOPIC_SETTINGS[name], *ends) for name, ends in TOPIC_RANGES.items()]
+    + [(BROKER_SETTINGS[name], *ends) for name, ends in BROKER_RANGES.items()],
+    ids=lambda value: value.name if hasattr(value, "name") else "",
+)
+def test_a_range_ends_where_the_reference_says(setting, least, most):
+    """Both ends of a range are accepted; one beyond is refused with the setting and the range."""
+    for value in (least, most):
+        assert setting.parse(str(value)) == value
+        assert setting.format(value) == str(value)
+    for value in (least - 1, most + 1):
+        with pytest.raises(InvalidSetting) as caught:
+            setting.parse(str(value))
+        for part in (setting.name, str(value), f"from {least} to {most}"):
+            assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["-1", "1", "9"])
+def test_gzip_level_has_a_gap(text):
+    """The level of gzip is 1 to 9, or -1."""
+    assert TOPIC_SETTINGS["compression.gzip.level"].parse(text) == int(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("segment.bytes", " 1048576\n", 1048576),
+        ("segment.bytes", "+1048576", 1048576),
+        ("preallocate", "TRUE", True),
+        ("preallocate", "false\n", False),
+        ("min.cleanable.dirty.ratio", "0", 0.0),
+        ("min.cleanable.dirty.ratio", "1.0", 1.0),
+        ("min.cleanable.dirty.ratio", "5e-1", 0.5),
+        ("cleanup.policy", "", ()),
+        ("cleanup.policy", "Compact , DELETE", ("compact", "delete")),
+        ("compression.type", "zstd", "zstd"),
+        ("message.timestamp.type", "LogAppendTime", "LogAppendTime"),
+        ("message.format.version", "0.10.2", "0.10.2"),
+        ("leader.replication.throttled.replicas", "*", ("*",)),
+        ("leader.replication.throttled.replicas", "0:101, 1:102", ("0:101", "1:102")),
+    ],
+)
+def test_a_text_is_parsed_by_its_type(name, text, value):
+    """A text becomes a value of the setting's type, whose canonical text gives it back."""
+    setting = TOPIC_SETTINGS[name]
+    parsed = setting.parse(text)
+    assert (parsed, type(parsed)) == (value, type(value))
+    assert setting.parse(setting.format(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("segment.bytes", ""),
+        ("segment.bytes", "1e6"),
+        ("segment.bytes", "1_000_000"),
+        ("segment.bytes", "١٠٠"),
+        ("segment.bytes", "1048576.0"),
+        ("segment.bytes", "1 GiB"),
+        ("segment.bytes", "9" * 5000),
+        ("compression.gzip.level", "0"),
+        ("compression.gzip.level", "-2"),
+        ("compression.gzip.level", "10"),
+        ("preallocate", "yes"),
+        ("preallocate", "1"),
+        ("preallocate", ""),
+        ("min.cleanable.dirty.ratio", "-0.001"),
+        ("min.cleanable.dirty.ratio", "1.001"),
+        ("min.cleanable.dirty.ratio", "nan"),
+        ("min.cleanable.dirty.ratio", "inf"),
+        ("min.cleanable.dirty.ratio", "0.5_0"),
+        ("cleanup.policy", "compress"),
+        ("cleanup.policy", "compact,"),
+        ("cleanup.policy", "compact;delete"),
+        ("compression.type", "ZSTD"),
+        ("compression.type", "none"),
+        ("message.timestamp.type", "createtime"),
+        ("message.format.version", "latest"),
+        ("follower.replication.throttled.replicas", "0"),
+        ("follower.replication.throttled.replicas", "*,0:1"),
+    ],
+)
+def test_a_text_of_the_wrong_kind_is_refused(name, text):
+    """The refusal names the setting, the beginning of the text, and what would be taken."""
+    setting = TOPIC_SETTINGS[name]
+    with pytest.raises(InvalidSetting) as caught:
+        setting.parse(text)
+    message = str(caught.value)
+    assert message.startswith(f"{name}: {text[:40]!r}"[:40])
+    assert message.endswith(setting.allowed)
+    assert len(message) < 300
+
+
+def test_refusals_read_well():
+    """One message of each form, in full."""
+    expected = {
+        ("segment.bytes", "13"): "give an integer from 14 to 2147483647",
+        ("compression.gzip.level", "0"): "give an integer from 1 to 9, or -1",
+        ("min.cleanable.dirty.ratio", "2"): "give a number from 0 to 1",
+        ("preallocate", "on"): "give true or false",
+        ("message.timestamp.type", "x"): "give CreateTime or LogAppendTime",
+        ("cleanup.policy", "x"): "give a comma-separated list of compact or delete",
+        ("message.format.version", "x"): "give a version such as 3.0-IV1",
+    }
+    for (name, text), advice in expected.items():
+        with pytest.raises(InvalidSetting) as caught:
+            TOPIC_SETTINGS[name].parse(text)
+        assert str(caught.value) == f"{name}: {text!r} is refused; {advice}"
+
+
+# Which value is in force.
+
+
+@pytest.mark.parametrize(
+    ("name", "topic", "broker", "value", "source"),
+    [
+        # The topic's own text comes first, in whatever form it was written.
+        (
+            "retention.ms",
+            {"retention.ms": " 5"},
+            {"log.retention.ms": "6"},
+            "5",
+            "topic retention.ms",
+        ),
+        ("retention.ms", {}, {"log.retention.ms": "6"}, "6", "broker log.retention.ms"),
+        # Priority among synonyms, whichever was written first.
+        (
+            "retention.ms",
+            {},
+            {"log.retention.hours": "1", "log.retention.minutes": "2", "log.retention.ms": "3"},
+            "3",
+            "broker log.retention.ms",
+        ),
+        (
+            "retention.ms",
+            {},
+            {"log.retention.hours": "1", "log.retention.minutes": "2"},
+            "120000",
+            "broker log.retention.minutes",
+        ),
+        (
+            "segment.ms",
+            {},
+            {"log.roll.hours": "1", "log.roll.ms": "7"},
+            "7",
+            "broker log.roll.ms",
+        ),
+        (
+            "segment.jitter.ms",
+            {},
+            {"log.roll.jitter.hours": "1", "log.roll.jitter.ms": "7"},
+            "7",
+            "broker log.roll.jitter.ms",
+        ),
+        (
+            "flush.ms",
+            {},
+            {"log.flush.scheduler.interval.ms": "9", "log.flush.interval.ms": "8"},
+            "8",
+            "broker log.flush.interval.ms",
+        ),
+        (
+            "flush.ms",
+            {},
+            {"log.flush.scheduler.interval.ms": "9"},
+            "9",
+            "broker log.flush.scheduler.interval.ms",
+        ),
+        # Units.
+        (
+            "retention.ms",
+            {},
+            {"log.retention.hours": "168"},
+            "604800000",
+            "broker log.retention.hours",
+        ),
+        ("segment.ms", {}, {"log.roll.hours": "2"}, "7200000", "broker log.roll.hours"),
+        (
+            "segment.jitter.ms",
+            {},
+            {"log.roll.jitter.hours": "3"},
+            "10800000",
+            "broker log.roll.jitter.hours",
+        ),
+        (
+            "retention.ms",
+            {},
+            {"log.retention.hours": str(INT_MAX)},
+            str(INT_MAX * 3_600_000),
+            "broker log.retention.hours",
+        ),
+        # Any negative retention is for ever, and is written -1.
+        ("retention.ms", {}, {"log.retention.hours": "-1"}, "-1", "broker log.retention.hours"),
+        ("retention.ms", {}, {"log.retention.minutes": "-7"}, "-1", "broker log.retention.minutes"),
+        ("retention.ms", {}, {"log.retention.ms": str(LONG_MIN)}, "-1", "broker log.retention.ms"),
+        # The same name at both levels.
+        ("compression.type", {}, {"compression.type": "lz4"}, "lz4", "broker compression.type"),
+        ("cleanup.policy", {"cleanup.policy": "COMPACT"}, {}, "compact", "topic cleanup.policy"),
+        # The deprecated limit stands in for an unlimited one, and for no other.
+        (
+            "message.timestamp.before.max.ms",
+            {"message.timestamp.difference.max.ms": "1000"},
+            {},
+            "1000",
+            "topic message.timestamp.difference.max.ms",
+        ),
+        (
+            "message.timestamp.before.max.ms",
+            {},
+            {"log.message.timestamp.difference.max.ms": "1000"},
+            "1000",
+            "broker log.message.timestamp.difference.max.ms",
+        ),
+        (
+            "message.timestamp.before.max.ms",
+            {"message.timestamp.difference.max.ms": "1000"},
+            {"log.message.timestamp.before.max.ms": "5"},
+            "5",
+            "broker log.message.timestamp.before.max.ms",
+        ),
+        (
+            "message.timestamp.after.max.ms",
+            {"message.timestamp.difference.max.ms": "1000"},
+            {},
+            "3600000",
+            "default",
+        ),
+        (
+            "message.timestamp.after.max.ms",
+            {"message.timestamp.after.max.ms": MAX, "message.timestamp.difference.max.ms": "1000"},
+            {},
+            "1000",
+            "topic message.timestamp.difference.max.ms",
+        ),
+        (
+            "message.timestamp.after.max.ms",
+            {"message.timestamp.after.max.ms": MAX},
+            {},
+            MAX,
+            "topic message.timestamp.after.max.ms",
+        ),
+    ],
+)
+def test_the_first_text_that_is_set_is_in_force(name, topic, broker, value, source):
+    """Topic, then synonyms by priority, then default; converted to milliseconds where need be."""
+    assert value_in_force(name, topic, broker) == value
+    assert describe_source(name, topic, broker) == source
+    if name in LOG_CONFIG_NUMBERS:
+        attribute = getattr(LogConfig.resolve(topic, broker), name.replace(".", "_"))
+        assert attribute == int(value)
+
+
+def test_a_broker_setting_in_force():
+    """A broker-level setting shows its override, its default, or nothing where Kafka has none."""
+    assert broker_value_in_force("log.retention.hours", {}) == "168"
+    assert broker_value_in_force("log.retention.hours", {"log.retention.hours": " 5 "}) == "5"
+    assert broker_value_in_force("log.retention.ms", {}) == ""
+    with pytest.raises(InvalidSetting, match=r"log\.dir: there is no broker-level setting"):
+        broker_value_in_force("log.dir", {})
+
+
+def test_unknown_names_are_refused():
+    """A name that is no setting of that level is refused wherever it is met."""
+    with pytest.raises(InvalidSetting, match=r"no\.such: there is no topic-level setting"):
+        value_in_force("no.such", {}, {})
+    with pytest.raises(InvalidSetting, match="topic-level"):
+        LogConfig.resolve({"log.segment.bytes": "100"}, {})
+    with pytest.raises(InvalidSetting, match="broker-level"):
+        LogConfig.resolve({}, {"segment.bytes": "100"})
+    with pytest.raises(InvalidSetting, match="broker-level"):
+        BrokerConfig.resolve({"segment.bytes": "100"})
+
+
+# The typed values.
+
+
+def test_log_config_is_the_storage_part_of_the_table():
+    """LogConfig() is what nothing set resolves to, with an attribute for each storage setting."""
+    assert LogConfig() == LogConfig.resolve({}, {})
+    names = {field.name.replace("_", ".") for field in dataclasses.fields(LogConfig)}
+    assert names == TOPIC_SETTINGS.keys() - NOT_STORAGE
+    for name in names - {"cleanup.policy"}:
+        setting = TOPIC_SETTINGS[name]
+        assert getattr(LogConfig(), name.replace(".", "_")) == setting.parse(setting.default)
+    assert LogConfig().cleanup_policy == frozenset({"delete"})
+
+
+@pytest.mark.parametrize(
+    ("text", "compacted", "deleted"),
+    [
+        ("delete", False, True),
+        ("compact", True, False),
+        ("Compact,Delete", True, True),
+        ("delete,compact", True, True),
+        ("", False, False),
+    ],
+)
+def test_the_policy_in_words(text, compacted, deleted):
+    """The order, case and number of policies do not matter."""
+    config = LogConfig.resolve({"cleanup.policy": text}, {})
+    assert (config.is_compacted, config.is_deleted) == (compacted, deleted)
+
+
+@pytest.mark.parametrize(
+    ("topic", "broker"),
+    [
+        ({"min.compaction.lag.ms": "11", "max.compaction.lag.ms": "10"}, {}),
+        ({"min.compaction.lag.ms": "11"}, {"log.cleaner.max.compaction.lag.ms": "10"}),
+        ({"remote.storage.enable": "true", "cleanup.policy": "compact,delete"}, {}),
+        ({"remote.storage.enable": "true"}, {"log.cleanup.policy": "compact"}),
+        ({"remote.storage.enable": "true", "local.retention.ms": "604800001"}, {}),
+        ({"remote.storage.enable": "true", "local.retention.ms": "-1"}, {}),
+        (
+            {
+                "remote.storage.enable": "true",
+                "retention.bytes": "9",
+                "local.retention.bytes": "10",
+            },
+            {},
+        ),
+        (
+            {"retention.bytes": "9", "remote.storage.enable": "true"},
+            {"log.local.retention.bytes": "-1"},
+        ),
+        # A text that the topic's own hides must be valid too.
+        ({"segment.bytes": "100"}, {"log.segment.bytes": "13"}),
+        ({"segment.bytes": "13"}, {}),
+        ({"unclean.leader.election.enable": "maybe"}, {}),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(topic, broker):
+    """Contradictions between valid settings are refused, as are texts that are not valid."""
+    with pytest.raises(InvalidSetting):
+        LogConfig.resolve(topic, broker)
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        {"min.compaction.lag.ms": "10", "max.compaction.lag.ms": "10"},
+        {"remote.storage.enable": "true", "local.retention.ms": "604800000"},
+        {"remote.storage.enable": "true", "local.retention.ms": "0"},
+        {"remote.storage.enable": "true", "local.retention.bytes": "-1"},
+        {"remote.storage.enable": "true", "retention.bytes": "-5", "local.retention.bytes": "7"},
+        {"remote.storage.enable": "true", "retention.ms": "-1", "local.retention.ms": "-1"},
+        {"remote.storage.enable": "false", "cleanup.policy": "compact"},
+        {"remote.storage.enable": "false", "local.retention.ms": "-1"},
+    ],
+)
+def test_settings_at_the_edge_of_a_contradiction_are_accepted(topic):
+    """Equal limits and unbounded totals fit together; only tiered topics have local retention."""
+    assert isinstance(LogConfig.resolve(topic, {}), LogConfig)
+
+
+def test_broker_config_is_the_rest_of_the_broker_table():
+    """BrokerConfig has an attribute, with the reference's default, for each that is no topic's."""
+    names = {field.name.replace("_", ".") for field in dataclasses.fields(BrokerConfig)}
+    synonyms = {name for setting in TOPIC_SETTINGS.values() for name in setting.synonyms}
+    # The one setting that is both: how often to look, and how long to wait at most.
+    assert names == (BROKER_SETTINGS.keys() - synonyms) | {"log.flush.scheduler.interval.ms"}
+    assert BrokerConfig() == BrokerConfig.resolve({})
+    assert {name: getattr(BrokerConfig(), name.replace(".", "_")) for name in names} == (
+        BROKER_DEFAULTS
+    )
+
+
+def test_broker_config_takes_overrides():
+    """An override of the broker level is in force, and one for topics changes nothing here."""
+    config = BrokerConfig.resolve({"log.cleaner.enable": "false", "log.segment.bytes": "100"})
+    assert config == BrokerConfig(log_cleaner_enable=False)
+
+
+def test_the_dedupe_buffer_must_exceed_a_mebibyte_a_thread():
+    """A buffer with no room for its threads is refused; the next larger one is not."""
+    threads = {"log.cleaner.threads": "2"}
+    with pytest.raises(InvalidSetting, match="give more than 2097152"):
+        BrokerConfig.resolve(threads | {"log.cleaner.dedupe.buffer.size": "2097152"})
+    BrokerConfig.resolve(threads | {"log.cleaner.dedupe.buffer.size": "2097153"})
+
+
+def test_configs_are_values():
+    """A config cannot be changed in place, so every holder of one may keep it."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        LogConfig().segment_bytes = 1
+    assert len({LogConfig(), LogConfig(), LogConfig(segment_bytes=100)}) == 2

@@ -1,0 +1,85 @@
+"""Control records: Kafka's transaction markers are read and written exactly."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from logfs.errors import Corrupt
+from logfs.format.control import ControlType, EndTransactionMarker, parse_control_key
+
+# The keys and values of the golden vectors E-abort and E-commit (kafka-storage 16).
+GOLDEN = [
+    (ControlType.ABORT, "00000000", "000000000009"),
+    (ControlType.COMMIT, "00000001", "000000000009"),
+]
+
+
+@pytest.mark.parametrize(("control_type", "key", "value"), GOLDEN)
+def test_markers_are_kafkas_bytes(control_type: ControlType, key: str, value: str) -> None:
+    """The golden markers are read, and written again to the byte."""
+    marker = EndTransactionMarker.parse(bytes.fromhex(key), bytes.fromhex(value))
+    assert marker == (control_type, 9)
+    assert (marker.key().hex(), marker.value().hex()) == (key, value)
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [
+        (0, "ABORT"),
+        (1, "COMMIT"),
+        (2, "LEADER_CHANGE"),
+        (3, "SNAPSHOT_HEADER"),
+        (4, "SNAPSHOT_FOOTER"),
+        (5, "KRAFT_VERSION"),
+        (6, "KRAFT_VOTERS"),
+    ],
+)
+def test_every_type_is_known(number: int, name: str) -> None:
+    """The types of control records have Kafka's numbers."""
+    assert parse_control_key(struct.pack(">hh", 0, number)).name == name
+
+
+@pytest.mark.parametrize("number", [-32768, -1, 7, 32767])
+def test_other_types_are_unknown(number: int) -> None:
+    """A type of a later release is no error, since a reader has to step over it."""
+    assert parse_control_key(struct.pack(">hh", 0, number)) is ControlType.UNKNOWN
+
+
+@pytest.mark.parametrize("key", [b"", b"\0\0\0", b"\xff\xff\0\0"])
+def test_bad_keys_are_corrupt(key: bytes) -> None:
+    """A key of less than four bytes or of a negative version is refused."""
+    with pytest.raises(Corrupt, match="control record key"):
+        parse_control_key(key)
+
+
+@pytest.mark.parametrize("value", [b"", bytes(5), b"\xff\xff\0\0\0\0"])
+def test_bad_values_are_corrupt(value: bytes) -> None:
+    """A value of less than six bytes or of a negative version is refused."""
+    with pytest.raises(Corrupt, match="end transaction marker"):
+        EndTransactionMarker.parse(bytes(4), value)
+
+
+def test_later_versions_are_read_as_ours() -> None:
+    """A higher version only adds fields, so what is known of it is read."""
+    marker = EndTransactionMarker.parse(struct.pack(">hhq", 3, 1, 0), struct.pack(">hiq", 9, 7, 0))
+    assert marker == (ControlType.COMMIT, 7)
+
+
+def test_only_two_types_end_a_transaction() -> None:
+    """The value of another type of control record is not read as a marker."""
+    with pytest.raises(Corrupt, match="LEADER_CHANGE does not end a transaction"):
+        EndTransactionMarker.parse(struct.pack(">hh", 0, 2), bytes(6))
+
+
+@given(st.binary(max_size=12), st.binary(max_size=12))
+@settings(max_examples=100)
+def test_any_bytes_are_read_or_corrupt(key: bytes, value: bytes) -> None:
+    """Random keys and values are a marker, or `Corrupt`: nothing else."""
+    try:
+        EndTransactionMarker.parse(key, value)
+    except Corrupt:
+        pass

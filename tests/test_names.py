@@ -1,0 +1,230 @@
+"""Names: what Kafka calls its files and directories, and nothing that only looks like it."""
+
+from __future__ import annotations
+
+import re
+import string
+import uuid
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from logfs.errors import InvalidName
+from logfs.format.names import (
+    DirectoryKind,
+    TopicPartition,
+    check_partition,
+    check_topic,
+    classify_directory,
+    deleted_directory,
+    parse_directory,
+    parse_stem,
+    stem,
+)
+
+UUID_HEX = uuid.UUID(int=0x00112233445566778899AABBCCDDEEFF).hex
+topics = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_size=249).filter(
+    lambda name: name not in {".", ".."}
+)
+partitions = st.builds(TopicPartition, topics, st.integers(0, 2**31 - 1))
+
+
+@pytest.mark.parametrize(
+    ("offset", "name"),
+    [
+        (0, "00000000000000000000"),
+        (1234, "00000000000000001234"),
+        (2**63 - 1, "09223372036854775807"),
+    ],
+)
+def test_stems_are_twenty_digits(offset: int, name: str) -> None:
+    """An offset in a file's name is padded with zeros to twenty digits."""
+    assert stem(offset) == name
+
+
+@given(st.integers(0, 2**63 - 1), st.sampled_from([".log", ".index.deleted", ".snapshot", ""]))
+@settings(max_examples=100)
+def test_stems_come_back(offset: int, suffix: str) -> None:
+    """The offset that a name was made of is read from it, whatever the suffixes."""
+    assert parse_stem(stem(offset) + suffix) == offset
+
+
+@pytest.mark.parametrize(
+    ("name", "offset"),
+    [
+        ("7.log", 7),
+        ("0000001.log", 1),
+        ("-5.log", -5),
+        ("+5.log", 5),
+        ("-9223372036854775808.log", -(2**63)),
+        ("0" * 5000 + "3.log", 3),
+    ],
+)
+def test_stems_need_no_padding(name: str, offset: int) -> None:
+    """As in Kafka, any signed 64-bit decimal before the first dot is read."""
+    assert parse_stem(name) == offset
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".log",
+        "foo.log",
+        "1 .log",
+        "1_000.log",
+        "٣.log",
+        "9223372036854775808.log",
+        "-9223372036854775809.log",
+        "1" * 5000,
+        "--1.log",
+        "1\n.log",
+    ],
+)
+def test_other_stems_are_invalid(name: str) -> None:
+    """What is not a signed 64-bit decimal in ASCII digits is no stem."""
+    with pytest.raises(InvalidName):
+        parse_stem(name)
+
+
+@pytest.mark.parametrize("offset", [-1, 2**63])
+def test_offsets_outside_the_range_have_no_stem(offset: int) -> None:
+    """No file is named after an offset that a log cannot have."""
+    with pytest.raises(InvalidName, match=f"offset {offset} is not in"):
+        stem(offset)
+
+
+@pytest.mark.parametrize("name", ["a", "orders", "A.b_c-9", "...", "x" * 249, "-", "__x"])
+def test_topics_that_kafka_allows(name: str) -> None:
+    """1 to 249 ASCII letters, digits, dots, underscores and dashes are a topic's name."""
+    check_topic(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("", "empty"),
+        (".", "'.'"),
+        ("..", "'..'"),
+        ("x" * 250, "has 250"),
+        ("a/b", "'/'"),
+        ("a b", "' '"),
+        ("a\n", "'\\n'"),
+        ("a\0", "'\\x00'"),
+        ("zürich", "'ü'"),
+    ],
+)
+def test_other_topics_are_invalid_for_a_reason(name: str, reason: str) -> None:
+    """Every other name is refused, with the reason in words."""
+    with pytest.raises(InvalidName, match=re.escape(reason)):
+        check_topic(name)
+
+
+@pytest.mark.parametrize("number", [-1, 2**31])
+def test_partitions_are_31_bit_numbers(number: int) -> None:
+    """A partition's number is in 0..2^31-1."""
+    check_partition(0)
+    check_partition(2**31 - 1)
+    with pytest.raises(InvalidName, match=f"partition {number} is not in"):
+        check_partition(number)
+
+
+@given(partitions)
+@settings(max_examples=100)
+def test_directories_come_back(partition: TopicPartition) -> None:
+    """The partition that a directory was named after is read from its name."""
+    assert parse_directory(partition.directory) == partition
+    assert classify_directory(partition.directory) == (DirectoryKind.NORMAL, partition)
+
+
+@given(st.text("ab-.01+ ٣", max_size=12))
+@settings(max_examples=200)
+def test_one_partition_has_one_directory(name: str) -> None:
+    """Any text that is read as a partition is exactly the directory's name of that partition."""
+    try:
+        assert parse_directory(name).directory == name
+    except InvalidName:
+        pass
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "orders",
+        "orders-",
+        "-0",
+        "orders-01",
+        "orders-+1",
+        "orders-٣",
+        "orders-1 ",
+        "orders-1\n",
+        "orders-2147483648",
+        "orders-x",
+        "a/b-0",
+        "..-0",
+        "remote-log-index-cache",
+    ],
+)
+def test_other_directories_are_invalid(name: str) -> None:
+    """A name that is no topic, dash and canonical number is refused."""
+    with pytest.raises(InvalidName):
+        parse_directory(name)
+
+
+def test_the_last_dash_separates() -> None:
+    """A topic may have dashes itself, and may look like a directory."""
+    assert parse_directory("a-b-0-1") == TopicPartition("a-b-0", 1)
+    assert parse_directory("a--1") == TopicPartition("a-", 1)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "kind"),
+    [
+        ("-delete", DirectoryKind.DELETED),
+        ("-future", DirectoryKind.FUTURE),
+        ("-stray", DirectoryKind.STRAY),
+    ],
+)
+def test_directories_that_are_set_aside(suffix: str, kind: DirectoryKind) -> None:
+    """A unique id and one of three suffixes mark a directory that is no live partition."""
+    name = f"or.ders-3.{UUID_HEX}{suffix}"
+    assert classify_directory(name) == (kind, TopicPartition("or.ders", 3))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "orders-0-delete",
+        "orders-0.-delete",
+        "orders-0.a b-delete",
+        ".x-delete",
+        "orders.x-delete",
+        "orders-00.x-stray",
+        "-0.x-future",
+    ],
+)
+def test_bad_directories_that_are_set_aside_are_invalid(name: str) -> None:
+    """Without a partition or a unique id such a name is refused."""
+    with pytest.raises(InvalidName):
+        classify_directory(name)
+
+
+@given(partitions)
+@settings(max_examples=100)
+def test_deleted_directories_fit_and_come_back(partition: TopicPartition) -> None:
+    """A deleted directory's name is at most 255 long, and only a long topic is cut for that."""
+    name = deleted_directory(partition, UUID_HEX)
+    assert len(name) <= 255
+    kind, found = classify_directory(name)
+    assert kind is DirectoryKind.DELETED
+    assert found.partition == partition.partition
+    assert partition.topic.startswith(found.topic)
+    assert found == partition or len(name) == 255
+
+
+def test_the_deleted_name_is_kafkas() -> None:
+    """The name of a deleted directory is the partition's, a dot, the id and `-delete`."""
+    name = deleted_directory(TopicPartition("orders", 0), UUID_HEX)
+    assert name == "orders-0.00112233445566778899aabbccddeeff-delete"
