@@ -65,6 +65,10 @@ class Disk:
         """From now on a `read` in the calling thread raises `WouldBlock` rather than wait for the disk."""
         self._loop_thread = threading.get_ident()
 
+    def allow_blocking(self) -> None:
+        """Take `forbid_blocking` back."""
+        self._loop_thread = -1
+
     def check_may_block(self) -> None:
         """Raise `WouldBlock` in the thread that must not wait; call it before work that takes long."""
         if threading.get_ident() == self._loop_thread:

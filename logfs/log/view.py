@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # How much of a .log file is rendered at a time: larger costs latency, smaller costs calls.
 BLOCK_BYTES = 256 * 1024
 _CACHE_BYTES = 32 * 1024 * 1024
+# Rendering more than this takes long enough to be worth a hop to a thread.
+_INLINE_BYTES = 32 * 1024
 
 
 class Piece(NamedTuple):
@@ -113,7 +115,7 @@ class TextView:
     def read(self, position: int, size: int) -> bytes:
         """The bytes [position, position + size), fewer at the end of the view.
 
-        A read that runs into a damaged range stops before it; one that begins there raises `Corrupt`.
+        Raises `Corrupt` if any of them is damaged: a shorter answer would look like the end of the file.
         """
         size = min(size, self.size - position)
         if size <= 0:
@@ -123,13 +125,11 @@ class TextView:
         stop = at + size
         while at < stop:
             number = bisect_right(self._starts, at) - 1
-            piece = self._piece(self._segments[number], at - self._starts[number])
             start = self._starts[number]
+            piece = self._piece(self._segments[number], at - start)
             if piece.data is None:
-                if not parts:
-                    assert piece.damage is not None
-                    raise piece.damage.error(self._segments[number].path)
-                break
+                assert piece.damage is not None
+                raise piece.damage.error(self._segments[number].path)
             taken = piece.data[at - start - piece.start : stop - start - piece.start]
             parts.append(taken)
             at += len(taken)
@@ -228,6 +228,8 @@ class TextView:
         self, segment: Segment, entry: TextEntry, end: int, after: TextSize
     ) -> list[Piece]:
         """The text of the batches of a segment from an entry up to position `end`."""
+        if end - entry.position > _INLINE_BYTES:
+            self.partition.check_may_block()
         start = entry.position
         data = segment.read(start, end - start)
         rows = spans.scan(data, segment, start, entry.offset)

@@ -70,6 +70,8 @@ class Store:
         self.partitions: dict[str, Partition] = {}
         self.offline: dict[str, LogfsError | OSError] = {}
         self.opened_ms = clock()
+        # What upkeep is doing, and since when, for those who watch.
+        self.background: list[str] = []
         self._lock = threading.RLock()
         self._homes: dict[str, LogDir] = {}
         self._deletions: dict[Path, int] = {}

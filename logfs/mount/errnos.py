@@ -1,0 +1,103 @@
+"""The one table from errors to errno, and the list of the last errors that were given to callers."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections import deque
+from typing import TYPE_CHECKING
+
+from logfs.errors import (
+    Corrupt,
+    InvalidEnvelope,
+    InvalidName,
+    InvalidRecord,
+    InvalidSetting,
+    NotWritable,
+    OffsetOutOfRange,
+    PartitionExists,
+    PartitionFailed,
+    RecordTooLarge,
+    StoreLocked,
+    UnknownPartition,
+    Unsupported,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+# docs/filesystem.md shows this table; a test holds them equal.
+ERRNO: dict[type[Exception], int] = {
+    Corrupt: errno.EIO,
+    InvalidEnvelope: errno.EINVAL,
+    InvalidName: errno.EINVAL,
+    InvalidRecord: errno.EINVAL,
+    InvalidSetting: errno.EINVAL,
+    NotWritable: errno.EROFS,
+    OffsetOutOfRange: errno.ENOENT,
+    PartitionExists: errno.EEXIST,
+    PartitionFailed: errno.EIO,
+    RecordTooLarge: errno.EMSGSIZE,
+    StoreLocked: errno.EBUSY,
+    UnknownPartition: errno.ENOENT,
+    Unsupported: errno.EOPNOTSUPP,
+    MemoryError: errno.ENOMEM,
+}
+
+_KEPT = 1000
+
+
+def errno_of(error: BaseException) -> int:
+    """The errno that a caller gets for an error; EIO for one that nobody thought of."""
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    for kind in type(error).__mro__:
+        if kind in ERRNO:
+            return ERRNO[kind]
+    return errno.EIO
+
+
+class ErrorLog:
+    """The last errors given to callers, newest last, for `.logfs/errors`."""
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self._clock = clock
+        self._lines: deque[str] = deque(maxlen=_KEPT)
+        self.count = 0
+
+    def note(self, path: str, error: BaseException) -> int:
+        """Remember an error that a caller of `path` gets, and say its errno.
+
+        A plain "no such file" is an everyday answer and is not kept. An error that nobody thought of goes to the
+        log with its traceback: it is a bug, and must not take the mount down.
+        """
+        number = errno_of(error)
+        known = isinstance(error, OSError) or any(kind in ERRNO for kind in type(error).__mro__)
+        if not known:
+            logger.error("%s: unexpected %r", path, error, exc_info=error)
+        if number != errno.ENOENT:
+            reason = str(error) if known else f"internal error: {error!r}"
+            name = errno.errorcode.get(number, str(number))
+            seconds, ms = divmod(self._clock(), 1000)
+            when = _timestamp(seconds, ms)
+            self._lines.append(f"{when} {path} {name} {' '.join(reason.split())}")
+            self.count += 1
+        return number
+
+    def text(self) -> bytes:
+        """A line an error: time, path, errno, the reason in words."""
+        return "".join(line + "\n" for line in self._lines).encode("utf-8", "surrogateescape")
+
+
+def _timestamp(seconds: int, ms: int) -> str:
+    import time
+
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{ms:03d}Z"
+
+
+def refuse(number: int, what: str) -> OSError:
+    """An error with a given errno and the reason in words."""
+    return OSError(number, f"{what} ({os.strerror(number)})")

@@ -1,0 +1,80 @@
+"""The total boundary: nothing but an errno, and nothing of the wrong type, leaves a handler.
+
+pyfuse3 catches `FUSEError` alone, and hands whatever a handler returns to C: any other exception, or a None where
+bytes belong, ends the mount for everybody. So every handler of `Operations` is wrapped, those a later version of it
+may add included.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyfuse3
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+_Class = TypeVar("_Class", bound=type)
+
+# What each handler must return; None for those whose answer carries nothing.
+RETURNS: dict[str, type | tuple[type, ...]] = {
+    "access": bool,
+    "create": tuple,
+    "getattr": pyfuse3.EntryAttributes,
+    "getxattr": bytes,
+    "link": pyfuse3.EntryAttributes,
+    "listxattr": (list, tuple),
+    "lookup": pyfuse3.EntryAttributes,
+    "mkdir": pyfuse3.EntryAttributes,
+    "mknod": pyfuse3.EntryAttributes,
+    "open": pyfuse3.FileInfo,
+    "opendir": int,
+    "poll": int,
+    "read": bytes,
+    "readlink": bytes,
+    "setattr": pyfuse3.EntryAttributes,
+    "statfs": pyfuse3.StatvfsData,
+    "symlink": pyfuse3.EntryAttributes,
+    "write": int,
+}
+
+
+def guarded(operations: _Class) -> _Class:
+    """Wrap every handler of an `Operations` class, inherited ones too.
+
+    The class says by `failed(handler name, arguments, error)` which errno an error becomes.
+    """
+    for name, handler in inspect.getmembers(operations, inspect.iscoroutinefunction):
+        if not name.startswith("_") and hasattr(pyfuse3.Operations, name):
+            setattr(operations, name, _guard(name, handler))
+    return operations
+
+
+def _guard(name: str, handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    expected = RETURNS.get(name, type(None))
+
+    @functools.wraps(handler)
+    async def reply(self: Any, *arguments: Any) -> Any:
+        try:
+            result = await handler(self, *arguments)
+            if isinstance(result, expected):
+                return result
+            error: Exception = TypeError(f"{name} returned {result!r}")
+        except (pyfuse3.FUSEError, trio.Cancelled):
+            raise
+        except Exception as caught:
+            error = caught
+        raise pyfuse3.FUSEError(_errno(self, name, arguments, error))
+
+    return reply
+
+
+def _errno(operations: Any, name: str, arguments: tuple[Any, ...], error: Exception) -> int:
+    try:
+        return int(operations.failed(name, arguments, error))
+    except Exception:
+        return errno.EIO

@@ -1,0 +1,128 @@
+"""`append` and `append.jsonl`: where records come in."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from logfs.errors import LogfsError
+from logfs.mount.framing import EnvelopeFramer, Framer
+from logfs.mount.nodes.base import WRITE_BITS, Caller, Context, Directory, File, Handle, PartitionAccess, Stat
+
+if TYPE_CHECKING:
+    from logfs.log.partition import Partition
+    from logfs.store.modes import Modes
+
+# Up to this size a write is encoded and handed to the kernel's page cache where it is; more goes to a thread.
+INLINE_BYTES = 32 * 1024
+# The writing processes whose last offset is remembered.
+_REMEMBERED = 10_000
+
+
+class AppendFile(PartitionAccess, File):
+    """A file that takes lines and reads as empty; `>` and `>>` do the same."""
+
+    framer = Framer
+    allowed_bits = WRITE_BITS
+    attr_timeout = 1.0
+    entry_timeout = 1.0
+
+    def __init__(
+        self, context: Context, name: str, parent: Directory, partition: Partition, modes: Modes
+    ) -> None:
+        super().__init__(context, name, parent)
+        self.partition = partition
+        self.modes = modes
+        self.mode_name = name
+        self._last_offsets: OrderedDict[int, int] = OrderedDict()
+
+    def stat(self) -> Stat:
+        access = self.access()
+        mtime_ns = self.partition.last_timestamp * 1_000_000
+        return Stat(stat.S_IFREG | access.mode, access.uid, access.gid, 0, mtime_ns)
+
+    def open(self, flags: int, caller: Caller) -> Handle:
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            self.partition.check_appendable()
+        return AppendHandle(self, flags, process_of(caller.pid))
+
+    def truncate(self, size: int) -> None:
+        """O_TRUNC comes with every `>`: there is nothing to cut, and nothing is cut."""
+
+    def xattrs(self, caller: Caller) -> dict[str, bytes]:
+        last = self._last_offsets.get(process_of(caller.pid))
+        return {} if last is None else {"user.logfs.last_offset": b"%d" % last}
+
+    def note_last_offset(self, process: int, offset: int) -> None:
+        """Remember what `user.logfs.last_offset` tells a process."""
+        self._last_offsets[process] = offset
+        self._last_offsets.move_to_end(process)
+        if len(self._last_offsets) > _REMEMBERED:
+            self._last_offsets.popitem(last=False)
+
+
+class EnvelopeAppendFile(AppendFile):
+    """A file that takes JSON envelopes, one a line."""
+
+    framer = EnvelopeFramer
+
+
+class AppendHandle(Handle):
+    """One open of `append`: its unfinished line belongs to it alone.
+
+    The kernel sends the writes to one such file one after the other (it holds the inode's lock over a direct
+    write), so a handle is never in two calls at once.
+    """
+
+    direct_io = True
+
+    def __init__(self, node: AppendFile, flags: int, process: int) -> None:
+        super().__init__(node)
+        self.file = node
+        self._framer = node.framer(node.partition)
+        self._process = process
+        # With direct_io the kernel sends no FSYNC for these: the flags are all there is to go by.
+        self._is_sync = bool(flags & (os.O_SYNC | os.O_DSYNC))
+
+    def read(self, position: int, size: int) -> bytes:
+        return b""
+
+    def write(self, data: bytes) -> int:
+        if len(data) > INLINE_BYTES:
+            self.file.partition.check_may_block()
+        done = self._framer.write(data)
+        if done.last_offset is not None:
+            self.file.note_last_offset(self._process, done.last_offset)
+        if done.refused is not None:
+            if not done.taken:
+                raise done.refused
+            if isinstance(done.refused, LogfsError) and done.last_offset is None:
+                # The rest of a refused line was passed over: the reason was given before.
+                return done.taken
+        return done.taken
+
+    def needs_sync(self) -> bool:
+        return self._is_sync or self.file.partition.flush_due()
+
+    def sync(self) -> None:
+        self.file.partition.flush()
+
+    def release(self) -> None:
+        done = self._framer.finish()
+        if done.refused is not None:
+            raise done.refused
+        if done.last_offset is not None:
+            self.file.note_last_offset(self._process, done.last_offset)
+
+
+def process_of(thread: int) -> int:
+    """The process that a thread belongs to: FUSE tells the thread that made a call."""
+    try:
+        status = Path(f"/proc/{thread}/status").read_bytes()
+    except OSError:
+        return thread
+    at = status.find(b"\nTgid:\t") + 7
+    return int(status[at : status.find(b"\n", at)]) if at >= 7 else thread

@@ -1,0 +1,227 @@
+"""The kinds of node, and what the protocol asks of them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakValueDictionary
+
+from logfs.mount.errnos import refuse
+from logfs.store.modes import Access
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from logfs.mount.errnos import ErrorLog
+    from logfs.store.modes import Modes
+    from logfs.store.store import Store
+
+READ_BITS = 0o444
+WRITE_BITS = 0o222
+DIRECTORY_BITS = 0o555
+
+
+class Stat(NamedTuple):
+    """What `stat` shows of a node; times in ns since the epoch."""
+
+    mode: int
+    uid: int
+    gid: int
+    size: int = 0
+    mtime_ns: int = 0
+
+
+class Caller(NamedTuple):
+    """Who asks: ids as the daemon's namespaces see them; `pid` may be a thread's."""
+
+    uid: int
+    gid: int
+    pid: int
+    umask: int = 0
+
+
+class Context(NamedTuple):
+    """What all nodes of a mount share."""
+
+    store: Store
+    errors: ErrorLog
+    version: str
+
+
+class Node:
+    """Something that a path leads to.
+
+    `inode` is the protocol's to give. A `parent` holds its nodes by name only as long as somebody else holds
+    them, so a tree of every offset there ever was costs nothing.
+    """
+
+    inode: int = 0
+    # How long the kernel may keep the name and the attributes without asking, in seconds.
+    entry_timeout: float = 0
+    attr_timeout: float = 0
+
+    def __init__(self, context: Context, name: str, parent: Directory | None) -> None:
+        self.context = context
+        self.name = name
+        self.parent = parent
+
+    @property
+    def path(self) -> str:
+        """The path below the mount, for messages."""
+        if self.parent is None:
+            return "/"
+        return f"{self.parent.path.rstrip('/')}/{self.name}"
+
+    def stat(self) -> Stat:
+        """Type, mode, owner, size and time."""
+        raise NotImplementedError
+
+    def access(self) -> Access:
+        """Permission bits and owner, by default those of the store's first log directory."""
+        found = os.stat(self.context.store.log_dirs[0].path)
+        return Access(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
+
+    def set_access(self, access: Access) -> None:
+        """Keep other permission bits or another owner; EPERM where there is nowhere to keep them."""
+        raise refuse(errno.EPERM, f"{self.path}: mode and owner cannot be changed here")
+
+    def truncate(self, size: int) -> None:
+        """`truncate(2)`: the log is append-only."""
+        raise refuse(errno.EPERM, f"{self.path}: the log is append-only")
+
+    def xattrs(self, caller: Caller) -> dict[str, bytes]:
+        """The extended attributes that a caller sees."""
+        return {}
+
+
+class Handle:
+    """An open file. What it does not do, it refuses."""
+
+    # With direct_io the kernel asks for every read and write; without, it caches pages, and `keep_cache` lets
+    # those of earlier opens serve.
+    direct_io = False
+    keep_cache = False
+
+    def __init__(self, node: File) -> None:
+        self.node = node
+
+    def read(self, position: int, size: int) -> bytes:
+        """Up to `size` bytes at a position, fewer at the end of the file."""
+        raise refuse(errno.EBADF, f"{self.node.path}: cannot be read")
+
+    def write(self, data: bytes) -> int:
+        """Take bytes, at whatever position; how many were taken."""
+        raise refuse(errno.EBADF, f"{self.node.path}: cannot be written")
+
+    def needs_sync(self) -> bool:
+        """Whether what the last write did must be durable before it is answered."""
+        return False
+
+    def sync(self) -> None:
+        """Return when what was written is durable; blocks, so it is called in a thread."""
+
+    def release(self) -> None:
+        """The last descriptor of this open file is gone."""
+
+
+class File(Node):
+    """A regular file."""
+
+    def open(self, flags: int, caller: Caller) -> Handle:
+        """Open it; EPERM for writing where the file is only ever read."""
+        raise NotImplementedError
+
+    def refuse_writing(self, flags: int) -> None:
+        """For the files that are views of the log."""
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise refuse(errno.EPERM, f"{self.path}: is a view of the log; write to 'append'")
+
+
+class Symlink(Node):
+    """A symbolic link; its mtime is that of what it leads to."""
+
+    def timestamp(self) -> int:
+        """The time of what it leads to, in ms since the epoch."""
+        raise NotImplementedError
+
+    def target(self) -> str:
+        """Where it leads; ENOENT if nowhere."""
+        raise NotImplementedError
+
+    def stat(self) -> Stat:
+        access = self.access()
+        size, time_ns = len(self.target()), max(self.timestamp(), 0) * 1_000_000
+        return Stat(stat.S_IFLNK | 0o777, access.uid, access.gid, size, time_ns)
+
+
+class Directory(Node):
+    """A directory, whose names are parsed rather than listed."""
+
+    def __init__(self, context: Context, name: str, parent: Directory | None) -> None:
+        super().__init__(context, name, parent)
+        self._alive: WeakValueDictionary[str, Node] = WeakValueDictionary()
+
+    def lookup(self, name: str) -> Node:
+        """The node of a name, the same one as long as it lives; ENOENT if the name means nothing."""
+        alive = self._alive.get(name)
+        if alive is not None and self.is_current(alive):
+            return alive
+        node = self.find(name)
+        if node is None:
+            raise OSError(errno.ENOENT, f"{self.path}/{name}: no such file")
+        self._alive[name] = node
+        return node
+
+    def find(self, name: str) -> Node | None:
+        """Make the node of a name; None if it means nothing."""
+        raise NotImplementedError
+
+    def is_current(self, node: Node) -> bool:
+        """Whether a living node is still what its name means."""
+        return True
+
+    def names(self) -> Iterator[str]:
+        """What `ls` shows: never more than a few names for each segment."""
+        raise NotImplementedError
+
+    def alive(self) -> list[Node]:
+        """The nodes below that somebody holds."""
+        return list(self._alive.values())
+
+    def mkdir(self, name: str, mode: int, caller: Caller) -> Node:
+        """Make a directory."""
+        raise refuse(errno.EPERM, f"{self.path}: directories are made at the root, one for each partition")
+
+    def rmdir(self, name: str) -> None:
+        """Remove a directory."""
+        raise refuse(errno.EPERM, f"{self.path}/{name}: cannot be removed")
+
+    def unlink(self, name: str) -> None:
+        """Remove a file."""
+        raise refuse(errno.EPERM, f"{self.path}/{name}: the log is append-only; nothing here can be removed")
+
+
+class PartitionAccess(Node):
+    """Access of a node below a partition directory: kept with the partition, by the node's name there.
+
+    The files inside `offsets/` and its like share what that directory has, and cannot have their own.
+    """
+
+    modes: Modes
+    mode_name: str
+    allowed_bits: int
+
+    def access(self) -> Access:
+        """What was set, or what follows from the partition directory."""
+        found = self.modes.get(self.mode_name, self.allowed_bits)
+        if self.mode_name == self.name:
+            return found
+        return found._replace(mode=found.mode & self.allowed_bits)
+
+    def set_access(self, access: Access) -> None:
+        """Keep it durably; EPERM for a file inside a directory that has access of its own."""
+        if self.mode_name != self.name:
+            super().set_access(access)
+        self.modes.set(self.mode_name, access)

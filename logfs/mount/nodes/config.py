@@ -1,0 +1,66 @@
+"""`config/`: one file a setting. Reading gives the value in force, writing changes it, at once and for good."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logfs.config import (
+    BROKER_SETTINGS,
+    TOPIC_SETTINGS,
+    broker_value_in_force,
+    value_in_force,
+)
+from logfs.mount.nodes.base import Directory, Node, Stat
+from logfs.mount.nodes.folder import PartitionFolder
+from logfs.mount.nodes.generated import GeneratedFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class TopicConfigDirectory(PartitionFolder):
+    """The settings of the partition's topic; all its partitions share them."""
+
+    def find(self, name: str) -> Node | None:
+        if name not in TOPIC_SETTINGS:
+            return None
+        settings = self.context.store.settings
+        topic = self.partition.topic
+
+        def read() -> bytes:
+            overrides = settings.topic_overrides(topic)
+            return value_in_force(name, overrides, settings.broker_overrides).encode() + b"\n"
+
+        def write(text: str) -> None:
+            settings.set_topic(topic, name, text or None)
+
+        return GeneratedFile(self.context, name, self, read, write, self.access)
+
+    def names(self) -> Iterator[str]:
+        yield from TOPIC_SETTINGS
+
+
+class BrokerConfigDirectory(Directory):
+    """The settings of the store, which topics fall back to; those a broker leaves unset are empty."""
+
+    def stat(self) -> Stat:
+        assert self.parent is not None
+        return self.parent.stat()
+
+    def find(self, name: str) -> Node | None:
+        if name not in BROKER_SETTINGS:
+            return None
+        settings = self.context.store.settings
+
+        def read() -> bytes:
+            return broker_value_in_force(name, settings.broker_overrides).encode() + b"\n"
+
+        def write(text: str) -> None:
+            settings.set_broker(name, text or None)
+
+        return GeneratedFile(self.context, name, self, read, write)
+
+    def names(self) -> Iterator[str]:
+        yield from BROKER_SETTINGS
+
+

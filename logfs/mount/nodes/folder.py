@@ -1,0 +1,34 @@
+"""A directory inside a partition directory."""
+
+from __future__ import annotations
+
+import stat
+from typing import TYPE_CHECKING
+
+from logfs.mount.nodes.base import DIRECTORY_BITS, Context, Directory, PartitionAccess, Stat
+
+if TYPE_CHECKING:
+    from logfs.log.partition import Partition
+    from logfs.store.modes import Modes
+
+
+class PartitionFolder(PartitionAccess, Directory):
+    """`offsets/`, `time/`, `segments/` or `config/` of one partition."""
+
+    allowed_bits = DIRECTORY_BITS
+    entry_timeout = 1.0
+
+    def __init__(
+        self, context: Context, name: str, parent: Directory, partition: Partition, modes: Modes
+    ) -> None:
+        super().__init__(context, name, parent)
+        self.partition = partition
+        self.modes = modes
+        self.mode_name = name
+
+    def stat(self) -> Stat:
+        access = self.access()
+        timestamp = self.partition.last_timestamp
+        if timestamp < 0:
+            timestamp = self.partition.active.mtime_ms()
+        return Stat(stat.S_IFDIR | access.mode, access.uid, access.gid, 0, timestamp * 1_000_000)

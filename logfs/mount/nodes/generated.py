@@ -1,0 +1,101 @@
+"""Files whose bytes are made when somebody looks: status, metrics, settings."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from logfs.mount.errnos import refuse
+from logfs.mount.nodes.base import READ_BITS, Caller, Context, Directory, File, Handle, Stat
+from logfs.store.modes import Access
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class GeneratedFile(File):
+    """A file whose content is made by a function, and stays what it is while somebody has it open.
+
+    So the size that `stat` tells an opener is the size that he reads.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        name: str,
+        parent: Directory,
+        make: Callable[[], bytes],
+        write: Callable[[str], None] | None = None,
+        access: Callable[[], Access] | None = None,
+    ) -> None:
+        super().__init__(context, name, parent)
+        self._make = make
+        self._write = write
+        self._access = access
+        self._content: bytes | None = None
+        self._openers = 0
+
+    def content(self) -> bytes:
+        """What the file shows now."""
+        if self._content is None or not self._openers:
+            self._content = self._make()
+        return self._content
+
+    def access(self) -> Access:
+        base = self._access() if self._access else super().access()
+        bits = READ_BITS | (0o200 if self._write else 0)
+        return base._replace(mode=base.mode & bits)
+
+    def stat(self) -> Stat:
+        access = self.access()
+        size = len(self.content())
+        now_ns = self.context.store.clock() * 1_000_000
+        return Stat(stat.S_IFREG | access.mode, access.uid, access.gid, size, now_ns)
+
+    def open(self, flags: int, caller: Caller) -> Handle:
+        if flags & (os.O_WRONLY | os.O_RDWR) and self._write is None:
+            raise refuse(errno.EPERM, f"{self.path}: can only be read")
+        return GeneratedHandle(self, writing=bool(flags & (os.O_WRONLY | os.O_RDWR)))
+
+    def truncate(self, size: int) -> None:
+        if self._write is None:
+            super().truncate(size)
+
+    def write_value(self, data: bytes) -> None:
+        """Take a new value, whole, as sysfs does: one write is one value."""
+        assert self._write is not None
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            raise refuse(errno.EINVAL, f"{self.path}: the value is not UTF-8") from None
+        self._write(text.strip())
+        self._content = None
+
+    def opened(self, by: int) -> None:
+        """Count the handles that rely on the content."""
+        self._openers += by
+
+
+class GeneratedHandle(Handle):
+    """An open generated file."""
+
+    def __init__(self, node: GeneratedFile, *, writing: bool) -> None:
+        super().__init__(node)
+        # A write must reach us as it is, whatever the kernel believes the file to hold.
+        self.direct_io = writing
+        self._node = node
+        self._bytes = node.content()
+        node.opened(1)
+
+    def read(self, position: int, size: int) -> bytes:
+        return self._bytes[position : position + size]
+
+    def write(self, data: bytes) -> int:
+        self._node.write_value(data)
+        self._bytes = self._node.content()
+        return len(data)
+
+    def release(self) -> None:
+        self._node.opened(-1)

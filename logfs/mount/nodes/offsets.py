@@ -1,0 +1,123 @@
+"""`offsets/`: every offset and every range of offsets resolves; `ls` shows the ends and each segment's first."""
+
+from __future__ import annotations
+
+import errno
+import re
+from typing import TYPE_CHECKING
+
+from logfs.log.view import offset_of_last
+from logfs.mount.nodes.base import Context, Directory, Node, Symlink
+from logfs.mount.nodes.folder import PartitionFolder
+from logfs.mount.nodes.record import JSON, RecordFile
+from logfs.mount.nodes.text import JSONL, TextFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from logfs.log.partition import Partition
+    from logfs.store.modes import Access, Modes
+
+# A record has one name: the canonical decimal of its offset.
+_OFFSET = re.compile(r"(0|[1-9][0-9]{0,18})")
+_RANGE = re.compile(r"(-?(?:0|[1-9][0-9]{0,18}))?\.\.(0|[1-9][0-9]{0,18})?")
+
+EARLIEST = "earliest"
+LATEST = "latest"
+
+
+class OffsetsDirectory(PartitionFolder):
+    """Records by offset."""
+
+    def find(self, name: str) -> Node | None:
+        if name in (EARLIEST, LATEST):
+            return EndLink(self.context, name, self, self.partition, self.modes)
+        match = _OFFSET.fullmatch(name.removesuffix(JSON))
+        if match:
+            return self._record(name, int(match[1]))
+        match = _RANGE.fullmatch(name.removesuffix(JSONL))
+        if match and name.strip(".") and (match[1] or match[2]):
+            return self._range(name, match[1], match[2])
+        return None
+
+    def is_current(self, node: Node) -> bool:
+        if isinstance(node, TextFile):
+            # What "the last ten" are changes with every append.
+            return node.is_current and not node.name.startswith("-")
+        if isinstance(node, RecordFile):
+            return int(node.name.removesuffix(JSON)) >= self.partition.log_start_offset
+        return True
+
+    def names(self) -> Iterator[str]:
+        first = self.partition.first_offset_from(self.partition.log_start_offset)
+        if first is None:
+            return
+        yield EARLIEST
+        yield LATEST
+        for offset in first_offsets(self.partition):
+            yield str(offset)
+
+    def _record(self, name: str, offset: int) -> Node | None:
+        partition = self.partition
+        if not partition.log_start_offset <= offset < partition.log_end_offset:
+            return None
+        record = partition.record(offset)
+        if record is None:
+            return None
+        return RecordFile(self.context, name, self, partition, self.modes, record)
+
+    def _range(self, name: str, first: str | None, last: str | None) -> Node | None:
+        partition = self.partition
+        end = None if last is None else int(last)
+        if first is None:
+            start = partition.log_start_offset
+        elif first.startswith("-"):
+            if end is not None:
+                return None
+            start = offset_of_last(partition, -int(first))
+        else:
+            start = int(first)
+        if end is not None and end < start and first is not None:
+            return None
+        return TextFile(self.context, name, self, partition, self.modes, self.name, start, end)
+
+
+class EndLink(Symlink):
+    """`earliest` or `latest`: a link to the first readable or the last record."""
+
+    def __init__(
+        self, context: Context, name: str, parent: Directory, partition: Partition, modes: Modes
+    ) -> None:
+        super().__init__(context, name, parent)
+        self._partition = partition
+        self._modes = modes
+
+    def access(self) -> Access:
+        return self._modes.get("")
+
+    def timestamp(self) -> int:
+        record = self._partition.record(int(self.target()))
+        return -1 if record is None or record.timestamp is None else record.timestamp
+
+    def target(self) -> str:
+        partition = self._partition
+        if self.name == EARLIEST:
+            offset = partition.first_offset_from(partition.log_start_offset)
+        else:
+            offset = partition.last_offset()
+        if offset is None:
+            raise OSError(errno.ENOENT, f"{self.path}: the partition is empty")
+        return str(offset)
+
+
+def first_offsets(partition: Partition) -> Iterator[int]:
+    """The offset of each segment's first readable record."""
+    last = -1
+    for segment in partition.segments:
+        start = max(segment.base_offset, partition.log_start_offset)
+        if start >= segment.next_offset:
+            continue
+        offset = partition.first_offset_from(start)
+        if offset is not None and offset > last:
+            last = offset
+            yield offset

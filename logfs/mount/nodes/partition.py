@@ -1,0 +1,103 @@
+"""`orders-0/`: the directory of one partition."""
+
+from __future__ import annotations
+
+import stat
+from typing import TYPE_CHECKING
+
+import orjson
+
+from logfs.mount.nodes.append import AppendFile, EnvelopeAppendFile
+from logfs.mount.nodes.base import READ_BITS, Context, Directory, Node, PartitionAccess, Stat
+from logfs.mount.nodes.config import TopicConfigDirectory
+from logfs.mount.nodes.generated import GeneratedFile
+from logfs.mount.nodes.offsets import OffsetsDirectory
+from logfs.mount.nodes.segments import SegmentsDirectory
+from logfs.mount.nodes.text import TextFile
+from logfs.mount.nodes.time import TimeDirectory
+from logfs.store.modes import Access, Modes
+from logfs.store.status import partition_status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from logfs.log.partition import Partition
+
+_APPENDS = {"append": AppendFile, "append.jsonl": EnvelopeAppendFile}
+_TEXTS = ("records", "records.jsonl")
+_FOLDERS = {
+    "offsets": OffsetsDirectory,
+    "time": TimeDirectory,
+    "segments": SegmentsDirectory,
+    "config": TopicConfigDirectory,
+}
+_STATUS = "status.json"
+
+
+class PartitionDirectory(PartitionAccess, Directory):
+    """Everything of one partition. Its own mode and owner are what the files in it follow by default."""
+
+    allowed_bits = 0o777
+    mode_name = ""
+    entry_timeout = 1.0
+
+    def __init__(self, context: Context, name: str, parent: Directory, partition: Partition) -> None:
+        super().__init__(context, name, parent)
+        self.partition = partition
+        self.modes = Modes(context.store.disk, partition.directory)
+        # One node each for as long as the partition lives, so that their inodes stay.
+        self._children: dict[str, Node] = {}
+
+    def access(self) -> Access:
+        return self.modes.get("")
+
+    def set_access(self, access: Access) -> None:
+        self.modes.set("", access)
+
+    def stat(self) -> Stat:
+        access = self.access()
+        timestamp = self.partition.last_timestamp
+        if timestamp < 0:
+            timestamp = self.partition.active.mtime_ms()
+        return Stat(stat.S_IFDIR | access.mode, access.uid, access.gid, 0, timestamp * 1_000_000)
+
+    def lookup(self, name: str) -> Node:
+        child = self._children.get(name)
+        if child is None or (isinstance(child, TextFile) and not child.is_current):
+            child = super().lookup(name)
+            self._children[name] = child
+        return child
+
+    def is_current(self, node: Node) -> bool:
+        return not isinstance(node, TextFile) or node.is_current
+
+    def find(self, name: str) -> Node | None:
+        context, partition, modes = self.context, self.partition, self.modes
+        if name in _APPENDS:
+            return _APPENDS[name](context, name, self, partition, modes)
+        if name in _TEXTS:
+            return TextFile(context, name, self, partition, modes, name)
+        if name in _FOLDERS:
+            return _FOLDERS[name](context, name, self, partition, modes)
+        if name == _STATUS:
+            return GeneratedFile(context, name, self, self._status, access=self._status_access)
+        return None
+
+    def names(self) -> Iterator[str]:
+        yield from (*_APPENDS, *_TEXTS, *_FOLDERS, _STATUS)
+
+    def grown(self) -> Iterator[Node]:
+        """The nodes whose attributes change when something is appended."""
+        for name in _TEXTS:
+            if name in self._children:
+                yield self._children[name]
+        folder = self._children.get("offsets"), self._children.get("time")
+        for directory in folder:
+            if isinstance(directory, Directory):
+                yield from (node for node in directory.alive() if isinstance(node, TextFile))
+
+    def _status(self) -> bytes:
+        return orjson.dumps(partition_status(self.partition), option=orjson.OPT_INDENT_2) + b"\n"
+
+    def _status_access(self) -> Access:
+        return self.modes.get(_STATUS, READ_BITS)

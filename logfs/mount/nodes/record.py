@@ -1,0 +1,105 @@
+"""One record as a file: its value's bytes, or its envelope."""
+
+from __future__ import annotations
+
+import errno
+import stat
+from typing import TYPE_CHECKING
+
+from logfs.format import envelope
+from logfs.mount.nodes.base import READ_BITS, Caller, Context, Directory, File, Handle, PartitionAccess, Stat
+
+if TYPE_CHECKING:
+    from logfs.format.record import Record
+    from logfs.log.partition import Partition
+    from logfs.store.modes import Modes
+
+JSON = ".json"
+
+
+class RecordFile(PartitionAccess, File):
+    """`offsets/N` or `offsets/N.json`. Its mtime is the record's timestamp.
+
+    The kernel remembers names for as long as it has memory, so a node keeps its record only until it was read.
+    """
+
+    allowed_bits = READ_BITS
+    attr_timeout = 3600.0
+    entry_timeout = 1.0
+
+    def __init__(
+        self,
+        context: Context,
+        name: str,
+        parent: Directory,
+        partition: Partition,
+        modes: Modes,
+        record: Record,
+    ) -> None:
+        super().__init__(context, name, parent)
+        self.partition = partition
+        self.modes = modes
+        self.mode_name = parent.name
+        self._record: Record | None = record
+        self._offset = record.offset
+        self._size = len(self.content(record))
+        self._timestamp = -1 if record.timestamp is None else record.timestamp
+
+    def content(self, record: Record) -> bytes:
+        """The bytes that the file shows."""
+        if self.name.endswith(JSON):
+            return envelope.encode(record, envelope.prefix(self.partition.name))
+        return record.value or b""
+
+    @property
+    def record(self) -> Record:
+        """The record, read again if need be; ENOENT once it has left the log."""
+        record = self._record or self.partition.record(self._offset)
+        if record is None:
+            raise OSError(errno.ENOENT, f"{self.path}: is not in the log any more")
+        return record
+
+    def forget_record(self) -> None:
+        """Let the record go; the next use reads it again."""
+        self._record = None
+
+    def stat(self) -> Stat:
+        access = self.access()
+        timestamp = self._timestamp if self._timestamp >= 0 else self.partition.active.mtime_ms()
+        mode = stat.S_IFREG | access.mode
+        return Stat(mode, access.uid, access.gid, self._size, timestamp * 1_000_000)
+
+    def open(self, flags: int, caller: Caller) -> Handle:
+        self.refuse_writing(flags)
+        return RecordHandle(self)
+
+    def xattrs(self, caller: Caller) -> dict[str, bytes]:
+        record = self.record
+        headers = b",".join(
+            b"[%s,%s]" % (envelope.text(name.encode("utf-8", "surrogateescape")), envelope.text(value))
+            for name, value in record.headers
+        )
+        found = {
+            "offset": b"%d" % record.offset,
+            "timestamp": b"%d" % (-1 if record.timestamp is None else record.timestamp),
+            "timestamp_type": record.timestamp_type.label.encode(),
+            "headers": b"[%s]" % headers,
+            "null": b"1" if record.value is None else b"0",
+        }
+        if record.key is not None:
+            found["key"] = record.key
+        return {f"user.logfs.{name}": value for name, value in found.items()}
+
+
+class RecordHandle(Handle):
+    """An open record, which never changes."""
+
+    keep_cache = True
+
+    def __init__(self, node: RecordFile) -> None:
+        super().__init__(node)
+        self._content = node.content(node.record)
+        node.forget_record()
+
+    def read(self, position: int, size: int) -> bytes:
+        return self._content[position : position + size]

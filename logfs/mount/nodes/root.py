@@ -1,0 +1,113 @@
+"""The root of the mount, and `.logfs/`, the filesystem about itself."""
+
+from __future__ import annotations
+
+import errno
+import stat
+from importlib import resources
+from typing import TYPE_CHECKING
+
+import orjson
+
+from logfs.mount.errnos import refuse
+from logfs.mount.nodes.base import Caller, Context, Directory, Node, Stat
+from logfs.mount.nodes.config import BrokerConfigDirectory
+from logfs.mount.nodes.generated import GeneratedFile
+from logfs.mount.nodes.partition import PartitionDirectory
+from logfs.store.modes import Access
+from logfs.store.status import metrics, store_status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SELF = ".logfs"
+
+
+class RootDirectory(Directory):
+    """The partitions, and `.logfs`. Its mode and owner are those of the first log directory."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context, "", None)
+        self._partitions: dict[str, PartitionDirectory] = {}
+        self._self = SelfDirectory(context, SELF, self)
+
+    def stat(self) -> Stat:
+        store = self.context.store
+        found = store.disk.stat(store.log_dirs[0].path)
+        mode = stat.S_IFDIR | stat.S_IMODE(found.st_mode)
+        return Stat(mode, found.st_uid, found.st_gid, 0, found.st_mtime_ns)
+
+    def lookup(self, name: str) -> Node:
+        if name == SELF:
+            return self._self
+        known = self._partitions.get(name)
+        partition = self.context.store[name]
+        if known is None or known.partition is not partition:
+            known = PartitionDirectory(self.context, name, self, partition)
+            self._partitions[name] = known
+        return known
+
+    def names(self) -> Iterator[str]:
+        yield SELF
+        yield from self.context.store
+
+    def mkdir(self, name: str, mode: int, caller: Caller) -> Node:
+        """Create a partition, which belongs to who made it."""
+        if name == SELF:
+            raise refuse(errno.EEXIST, f"{self.path}{name}: is logfs' own")
+        self.context.store.create(name)
+        made = self.lookup(name)
+        made.set_access(Access(mode & ~caller.umask & 0o7777, caller.uid, caller.gid))
+        return made
+
+    def rmdir(self, name: str) -> None:
+        """Delete a partition, as Kafka does."""
+        if name == SELF:
+            raise refuse(errno.EPERM, f"{self.path}{name}: is logfs' own")
+        self.context.store.delete(name)
+        self._partitions.pop(name, None)
+
+
+class SelfDirectory(Directory):
+    """`.logfs/`."""
+
+    def stat(self) -> Stat:
+        assert self.parent is not None
+        return self.parent.stat()
+
+    def find(self, name: str) -> Node | None:
+        if name == "config":
+            return BrokerConfigDirectory(self.context, name, self)
+        makers = {
+            "README": _readme,
+            "status.json": self._status,
+            "metrics": self._metrics,
+            "errors": self.context.errors.text,
+        }
+        return GeneratedFile(self.context, name, self, makers[name]) if name in makers else None
+
+    def names(self) -> Iterator[str]:
+        yield from ("README", "config", "errors", "metrics", "status.json")
+
+    def _status(self) -> bytes:
+        status = {
+            "version": self.context.version,
+            "pid": _pid(),
+            "errors": self.context.errors.count,
+            **store_status(self.context.store),
+        }
+        return orjson.dumps(status, option=orjson.OPT_INDENT_2) + b"\n"
+
+    def _metrics(self) -> bytes:
+        errors = {"logfs_errors_total": float(self.context.errors.count)}
+        return metrics(self.context.store, errors)
+
+
+def _readme() -> bytes:
+    return resources.files("logfs.mount").joinpath("README").read_bytes()
+
+
+def _pid() -> int:
+    import os
+
+    return os.getpid()

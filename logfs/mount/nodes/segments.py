@@ -1,0 +1,92 @@
+"""`segments/`: the partition's real files, read-only, for cp, rsync and Kafka's own tools."""
+
+from __future__ import annotations
+
+import stat
+from typing import TYPE_CHECKING
+
+from logfs.format import names
+from logfs.mount.nodes.base import READ_BITS, Caller, Context, Directory, File, Handle, Node, PartitionAccess, Stat
+from logfs.mount.nodes.folder import PartitionFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from logfs.log.files import File as DiskFile
+    from logfs.log.segment import Segment
+
+# What stays ours: a crash leaves these, and no copy of the log needs them.
+_HIDDEN = (".tmp", names.DELETED, names.CLEANED, names.SWAP)
+
+
+class SegmentsDirectory(PartitionFolder):
+    """The files of the partition directory under the names they have there."""
+
+    def find(self, name: str) -> Node | None:
+        if name in self.names():
+            return SegmentFile(self.context, name, self)
+        return None
+
+    def names(self) -> Iterator[str]:
+        for entry in self.context.store.disk.scan(self.partition.directory):
+            if entry.is_file(follow_symlinks=False) and not entry.name.endswith(_HIDDEN):
+                yield entry.name
+
+    def segment(self, name: str) -> Segment | None:
+        """The active segment, if the file is one of its; the files of the others are what they are."""
+        active = self.partition.active
+        return active if name.startswith(names.stem(active.base_offset) + ".") else None
+
+
+class SegmentFile(PartitionAccess, File):
+    """One real file. Of an active segment's it shows what is written, not the room that is preallocated."""
+
+    allowed_bits = READ_BITS
+
+    def __init__(self, context: Context, name: str, parent: SegmentsDirectory) -> None:
+        super().__init__(context, name, parent)
+        self._folder = parent
+        self.modes = parent.modes
+        self.mode_name = parent.name
+
+    def size(self) -> int:
+        """The bytes that make sense to a reader now."""
+        segment = self._folder.segment(self.name)
+        if segment is not None:
+            if self.name.endswith(names.LOG):
+                return segment.size_bytes
+            for index in segment.indexes:
+                if index.path.name == self.name:
+                    return index.size_bytes
+        return self.context.store.disk.stat(self._folder.partition.directory / self.name).st_size
+
+    def stat(self) -> Stat:
+        access = self.access()
+        found = self.context.store.disk.stat(self._folder.partition.directory / self.name)
+        mode = stat.S_IFREG | access.mode
+        return Stat(mode, access.uid, access.gid, self.size(), found.st_mtime_ns)
+
+    def open(self, flags: int, caller: Caller) -> Handle:
+        self.refuse_writing(flags)
+        disk = self.context.store.disk
+        return SegmentHandle(self, disk.open(self._folder.partition.directory / self.name))
+
+
+class SegmentHandle(Handle):
+    """An open real file; the descriptor outlives the file's deletion by retention."""
+
+    def __init__(self, node: SegmentFile, file: DiskFile) -> None:
+        super().__init__(node)
+        self._node = node
+        self._file = file
+        self._disk = node.context.store.disk
+
+    def read(self, position: int, size: int) -> bytes:
+        try:
+            end = self._node.size()
+        except FileNotFoundError:
+            end = self._disk.size(self._file)
+        return self._disk.read(self._file, position, max(min(size, end - position), 0))
+
+    def release(self) -> None:
+        self._file.close()

@@ -1,0 +1,79 @@
+"""Files that are the text of many records: `records`, `records.jsonl`, and ranges of offsets or times."""
+
+from __future__ import annotations
+
+import stat
+from typing import TYPE_CHECKING
+
+from logfs.format.text import View
+from logfs.log.view import TextView
+from logfs.mount.nodes.base import READ_BITS, Caller, Context, Directory, File, Handle, PartitionAccess, Stat
+
+if TYPE_CHECKING:
+    from logfs.log.partition import Partition
+    from logfs.store.modes import Modes
+
+JSONL = ".jsonl"
+
+
+def view_of(name: str) -> View:
+    """Which text a file's name asks for."""
+    return View.ENVELOPES if name.endswith(JSONL) else View.LINES
+
+
+class TextFile(PartitionAccess, File):
+    """The text of the records [start, end) of a partition; without an end it grows with the log.
+
+    The kernel may keep the attributes: `Partition` appends tell the protocol, which tells the kernel. A file of
+    an older generation lives on under its open handles, and its name leads to a new one.
+    """
+
+    allowed_bits = READ_BITS
+    attr_timeout = 3600.0
+
+    def __init__(
+        self,
+        context: Context,
+        name: str,
+        parent: Directory,
+        partition: Partition,
+        modes: Modes,
+        mode_name: str,
+        start: int | None = None,
+        end: int | None = None,
+    ) -> None:
+        super().__init__(context, name, parent)
+        self.partition = partition
+        self.modes = modes
+        self.mode_name = mode_name
+        self.view = TextView(partition, view_of(name), start, end)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether a new file of this name would show the same."""
+        return self.view.generation == self.partition.generation
+
+    def stat(self) -> Stat:
+        access = self.access()
+        timestamp = self.partition.last_timestamp
+        if timestamp < 0:
+            timestamp = self.partition.active.mtime_ms()
+        size = self.view.size
+        return Stat(stat.S_IFREG | access.mode, access.uid, access.gid, size, timestamp * 1_000_000)
+
+    def open(self, flags: int, caller: Caller) -> Handle:
+        self.refuse_writing(flags)
+        return TextHandle(self)
+
+
+class TextHandle(Handle):
+    """An open text file. What was shown once never changes, so the kernel's pages stay good."""
+
+    keep_cache = True
+
+    def __init__(self, node: TextFile) -> None:
+        super().__init__(node)
+        self._view = node.view
+
+    def read(self, position: int, size: int) -> bytes:
+        return self._view.read(position, size)

@@ -1,0 +1,102 @@
+"""`time/`: every timestamp is a link to the first record at or after it, and every range of times a text."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from logfs.mount.nodes.base import Context, Node, Symlink
+from logfs.mount.nodes.folder import PartitionFolder
+from logfs.mount.nodes.offsets import first_offsets
+from logfs.mount.nodes.record import JSON
+from logfs.mount.nodes.text import JSONL, TextFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from logfs.log.partition import OffsetAndTimestamp, Partition
+    from logfs.store.modes import Access
+
+_MILLISECONDS = re.compile(r"0|[1-9][0-9]{0,18}")
+
+
+def parse_time(text: str) -> int | None:
+    """ms since the epoch of a name: decimal ms, or ISO 8601, in UTC where it names no zone; None if neither."""
+    if _MILLISECONDS.fullmatch(text):
+        return int(text)
+    if "T" not in text and " " not in text and "-" not in text:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    # In integers: a float of the seconds cannot hold every millisecond.
+    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000
+
+
+class TimeDirectory(PartitionFolder):
+    """Records by time."""
+
+    def find(self, name: str) -> Node | None:
+        timestamp = parse_time(name.removesuffix(JSON))
+        if timestamp is not None and timestamp >= 0:
+            return self._link(name, timestamp)
+        first, dots, last = name.removesuffix(JSONL).partition("..")
+        if not dots or not (first or last):
+            return None
+        start = parse_time(first) if first else 0
+        end = parse_time(last) if last else -1
+        if start is None or end is None:
+            return None
+        return self._range(name, start, end)
+
+    def is_current(self, node: Node) -> bool:
+        # Where a time leads, and where a range ends, may change with every append.
+        return False
+
+    def names(self) -> Iterator[str]:
+        for offset in first_offsets(self.partition):
+            record = self.partition.record(offset)
+            if record is not None and record.timestamp is not None and record.timestamp >= 0:
+                yield str(record.timestamp)
+
+    def _link(self, name: str, timestamp: int) -> Node | None:
+        found = self.partition.offset_for_time(timestamp)
+        if found is None:
+            return None
+        return TimeLink(self.context, name, self, found)
+
+    def _range(self, name: str, start: int, end: int) -> Node:
+        partition: Partition = self.partition
+        first = partition.offset_for_time(start)
+        last = partition.offset_for_time(end) if end >= 0 else None
+        begin = partition.log_end_offset if first is None else first.offset
+        stop = None if last is None else max(last.offset, begin)
+        return TextFile(
+            self.context, name, self, partition, self.modes, self.name, begin, stop
+        )
+
+
+class TimeLink(Symlink):
+    """A link to the record that a time stands for."""
+
+    def __init__(
+        self, context: Context, name: str, parent: TimeDirectory, found: OffsetAndTimestamp
+    ) -> None:
+        super().__init__(context, name, parent)
+        self._modes = parent.modes
+        self._found = found
+
+    def access(self) -> Access:
+        return self._modes.get("")
+
+    def timestamp(self) -> int:
+        return self._found.timestamp
+
+    def target(self) -> str:
+        suffix = JSON if self.name.endswith(JSON) else ""
+        return f"../offsets/{self._found.offset}{suffix}"

@@ -1,0 +1,466 @@
+"""FUSE's requests to nodes: find the node, ask it, answer. Inodes, lookup counts and handles live here."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyfuse3
+import trio
+
+from logfs.log.files import WouldBlock
+from logfs.mount.errnos import refuse
+from logfs.mount.guard import guarded
+from logfs.mount.nodes.append import AppendHandle
+from logfs.mount.nodes.base import Caller, Directory, File, Handle, Node, Symlink
+from logfs.mount.nodes.partition import PartitionDirectory
+from logfs.mount.nodes.record import RecordFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from logfs.log.partition import Partition
+    from logfs.mount.nodes.base import Stat
+    from logfs.mount.nodes.root import RootDirectory
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+# Names that were only ever looked up stay in the kernel for as long as it has memory; beyond so many of them the
+# oldest are taken back, so that a scan of a million offsets does not leave a million nodes here.
+_FLEETING = 20_000
+# Requests at work in threads at a time, beside the fsyncs, which have one each for a partition.
+_WORKERS = 8
+_BLOCK = 512
+_INT64_MAX = 2**63 - 1
+
+
+@guarded
+class Operations(pyfuse3.Operations):
+    """The filesystem as pyfuse3 wants it. Every method runs on the trio thread (rule 6), and none waits there:
+    what would have to, runs in a thread (`_run`).
+    """
+
+    enable_writeback_cache = False
+    supports_dot_lookup = False
+
+    def __init__(self, root: RootDirectory) -> None:
+        super().__init__()
+        self.context = root.context
+        root.inode = pyfuse3.ROOT_INODE
+        self._nodes: dict[int, Node] = {pyfuse3.ROOT_INODE: root}
+        self._lookups: dict[int, int] = {pyfuse3.ROOT_INODE: 1}
+        self._next_inode = pyfuse3.ROOT_INODE + 1
+        self._handles: dict[int, Handle] = {}
+        self._listings: dict[int, tuple[Directory, list[str]]] = {}
+        self._next_handle = 1
+        self._fleeting: OrderedDict[int, None] = OrderedDict()
+        # Inodes whose attributes the kernel was told and may keep.
+        self._told: set[int] = set()
+        self._workers = trio.CapacityLimiter(_WORKERS)
+        self._syncers = trio.CapacityLimiter(256)
+        self._sync_locks: dict[int, trio.Lock] = {}
+
+    def failed(self, name: str, arguments: tuple[Any, ...], error: Exception) -> int:
+        """The errno of an error, remembered with its path for `.logfs/errors`."""
+        return self.context.errors.note(self._path_of(name, arguments), error)
+
+    def _path_of(self, name: str, arguments: tuple[Any, ...]) -> str:
+        key = arguments[0] if arguments else None
+        if name in _BY_HANDLE:
+            handle = self._handles.get(key) if isinstance(key, int) else None
+            return handle.node.path if handle else f"handle {key}"
+        node = self._nodes.get(key) if isinstance(key, int) else None
+        path = node.path if node else f"inode {key}"
+        if len(arguments) > 1 and isinstance(arguments[1], bytes) and isinstance(node, Directory):
+            path = f"{path.rstrip('/')}/{os.fsdecode(arguments[1])}"
+        return path
+
+    async def _run(self, work: Callable[..., _T], *arguments: Any) -> _T:
+        """Do work here if it need not wait, and in a thread if it must."""
+        try:
+            return work(*arguments)
+        except WouldBlock:
+            return await trio.to_thread.run_sync(work, *arguments, limiter=self._workers)
+
+    # Nodes and attributes.
+
+    def _node(self, inode: int) -> Node:
+        node = self._nodes.get(inode)
+        if node is None:
+            raise refuse(errno.ESTALE, f"inode {inode} is gone")
+        return node
+
+    def _directory(self, inode: int) -> Directory:
+        node = self._node(inode)
+        if not isinstance(node, Directory):
+            raise refuse(errno.ENOTDIR, f"{node.path}: is not a directory")
+        return node
+
+    def _remember(self, node: Node) -> None:
+        """Count that the kernel was told of a node."""
+        if not node.inode:
+            node.inode = self._next_inode
+            self._next_inode += 1
+        self._nodes[node.inode] = node
+        self._lookups[node.inode] = self._lookups.get(node.inode, 0) + 1
+        if isinstance(node, RecordFile):
+            self._fleeting[node.inode] = None
+            self._fleeting.move_to_end(node.inode)
+            if len(self._fleeting) > _FLEETING:
+                self._take_back()
+
+    def _take_back(self) -> None:
+        """Ask the kernel to forget the name that was looked up longest ago."""
+        inode, _ = self._fleeting.popitem(last=False)
+        node = self._nodes.get(inode)
+        if node is not None and node.parent is not None:
+            name = pyfuse3.FileNameT(os.fsencode(node.name))
+            pyfuse3.invalidate_entry_async(
+                pyfuse3.InodeT(node.parent.inode), name, ignore_enoent=True
+            )
+
+    async def _attributes(self, node: Node) -> pyfuse3.EntryAttributes:
+        # Noted before the node is asked: an append in between then takes the answer back.
+        if node.attr_timeout:
+            self._told.add(node.inode)
+        return self._entry(node, await self._run(node.stat))
+
+    @staticmethod
+    def _entry(node: Node, found: Stat) -> pyfuse3.EntryAttributes:
+        entry = pyfuse3.EntryAttributes()
+        entry.st_ino = pyfuse3.InodeT(node.inode)
+        entry.generation = 0
+        entry.entry_timeout = node.entry_timeout
+        entry.attr_timeout = node.attr_timeout
+        entry.st_mode = pyfuse3.ModeT(found.mode)
+        entry.st_nlink = 2 if stat.S_ISDIR(found.mode) else 1
+        entry.st_uid = found.uid
+        entry.st_gid = found.gid
+        entry.st_size = found.size
+        entry.st_blksize = 4096
+        entry.st_blocks = -(-found.size // _BLOCK)
+        time_ns = max(0, min(found.mtime_ns, _INT64_MAX))
+        entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = time_ns
+        return entry
+
+    async def lookup(
+        self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        directory = self._directory(parent_inode)
+        if name == b".":
+            node: Node = directory
+        elif name == b"..":
+            node = directory.parent or directory
+        else:
+            node = await self._run(directory.lookup, _text(name, directory))
+        if not node.inode:
+            # Its attributes belong to an inode, and the answer may take a thread: number it first.
+            node.inode, self._next_inode = self._next_inode, self._next_inode + 1
+        entry = await self._attributes(node)
+        self._remember(node)
+        return entry
+
+    async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
+        for inode, count in inode_list:
+            left = self._lookups.get(inode, 0) - count
+            if left > 0 or inode == pyfuse3.ROOT_INODE:
+                self._lookups[inode] = max(left, 1)
+                continue
+            self._lookups.pop(inode, None)
+            self._nodes.pop(inode, None)
+            self._fleeting.pop(inode, None)
+            self._told.discard(inode)
+
+    async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+        return await self._attributes(self._node(inode))
+
+    async def setattr(
+        self,
+        inode: int,
+        attr: pyfuse3.EntryAttributes,
+        fields: pyfuse3.SetattrFields,
+        fh: int | None,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        node = self._node(inode)
+        if fields.update_size:
+            await self._run(node.truncate, attr.st_size)
+        if fields.update_mode or fields.update_uid or fields.update_gid:
+            await trio.to_thread.run_sync(
+                self._change_access, node, attr, fields, ctx.uid, limiter=self._workers
+            )
+        # Times are the records' own: setting them is accepted, as `touch` and `cp -p` expect, and changes nothing.
+        return await self._attributes(node)
+
+    @staticmethod
+    def _change_access(
+        node: Node, attr: pyfuse3.EntryAttributes, fields: pyfuse3.SetattrFields, uid: int
+    ) -> None:
+        access = node.access()
+        owner_changes = (fields.update_uid and attr.st_uid != access.uid) or (
+            fields.update_gid and attr.st_gid != access.gid and uid != access.uid
+        )
+        if uid != 0 and (uid != access.uid or owner_changes):
+            raise refuse(errno.EPERM, f"{node.path}: belongs to uid {access.uid}")
+        if fields.update_mode:
+            access = access._replace(mode=stat.S_IMODE(attr.st_mode))
+        if fields.update_uid:
+            access = access._replace(uid=attr.st_uid)
+        if fields.update_gid:
+            access = access._replace(gid=attr.st_gid)
+        node.set_access(access)
+
+    async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
+        node = self._node(inode)
+        if not isinstance(node, Symlink):
+            raise refuse(errno.EINVAL, f"{node.path}: is not a link")
+        return os.fsencode(await self._run(node.target))
+
+    async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
+        path = self.context.store.log_dirs[0].path
+        below = await trio.to_thread.run_sync(os.statvfs, path, limiter=self._workers)
+        answer = pyfuse3.StatvfsData()
+        for field in _STATVFS:
+            setattr(answer, field, getattr(below, field))
+        return answer
+
+    # Directories.
+
+    async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
+        directory = self._directory(inode)
+        names = await self._run(lambda: list(directory.names()))
+        handle = self._new_handle()
+        self._listings[handle] = (directory, names)
+        return handle
+
+    async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        directory, names = self._listings[fh]
+        for number in range(start_id, len(names)):
+            try:
+                node = await self._run(directory.lookup, names[number])
+                if not node.inode:
+                    node.inode, self._next_inode = self._next_inode, self._next_inode + 1
+                entry = await self._attributes(node)
+            except FileNotFoundError:
+                # Gone since the listing was made.
+                continue
+            except Exception as error:
+                self.context.errors.note(f"{directory.path}/{names[number]}", error)
+                continue
+            name = pyfuse3.FileNameT(os.fsencode(names[number]))
+            if not pyfuse3.readdir_reply(token, name, entry, number + 1):
+                return
+            self._remember(node)
+
+    async def releasedir(self, fh: int) -> None:
+        self._listings.pop(fh, None)
+
+    async def fsyncdir(self, fh: int, datasync: bool) -> None:
+        """What makes a partition syncs its directories before it returns."""
+
+    async def mkdir(
+        self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        directory = self._directory(parent_inode)
+        text = _text(name, directory)
+        node = await trio.to_thread.run_sync(
+            directory.mkdir, text, mode, _caller(ctx), limiter=self._workers
+        )
+        if not node.inode:
+            node.inode, self._next_inode = self._next_inode, self._next_inode + 1
+        entry = await self._attributes(node)
+        self._remember(node)
+        return entry
+
+    async def rmdir(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+        directory = self._directory(parent_inode)
+        await trio.to_thread.run_sync(
+            directory.rmdir, _text(name, directory), limiter=self._workers
+        )
+
+    async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+        directory = self._directory(parent_inode)
+        directory.unlink(_text(name, directory))
+
+    async def create(
+        self,
+        parent_inode: int,
+        name: bytes,
+        mode: int,
+        flags: int,
+        ctx: pyfuse3.RequestContext,
+    ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
+        directory = self._directory(parent_inode)
+        raise refuse(errno.EPERM, f"{directory.path}: only partitions can be made here, by mkdir at the root")
+
+    async def mknod(
+        self,
+        parent_inode: int,
+        name: bytes,
+        mode: int,
+        rdev: int,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        directory = self._directory(parent_inode)
+        raise refuse(errno.EPERM, f"{directory.path}: only partitions can be made here, by mkdir at the root")
+
+    async def symlink(
+        self, parent_inode: int, name: bytes, target: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        directory = self._directory(parent_inode)
+        raise refuse(errno.EPERM, f"{directory.path}: links cannot be made here")
+
+    async def link(
+        self,
+        inode: int,
+        new_parent_inode: int,
+        new_name: bytes,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        raise refuse(errno.EPERM, f"{self._node(inode).path}: links cannot be made here")
+
+    async def rename(
+        self,
+        parent_inode_old: int,
+        name_old: bytes,
+        parent_inode_new: int,
+        name_new: bytes,
+        flags: int,
+        ctx: pyfuse3.RequestContext,
+    ) -> None:
+        directory = self._directory(parent_inode_old)
+        raise refuse(errno.EPERM, f"{directory.path}: nothing can be renamed here")
+
+    # Files.
+
+    def _new_handle(self) -> int:
+        handle = self._next_handle
+        self._next_handle += 1
+        return handle
+
+    async def open(
+        self, inode: int, flags: int, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.FileInfo:
+        node = self._node(inode)
+        if not isinstance(node, File):
+            raise refuse(errno.EISDIR, f"{node.path}: is a directory")
+        handle = await self._run(node.open, flags, _caller(ctx))
+        number = self._new_handle()
+        self._handles[number] = handle
+        return pyfuse3.FileInfo(
+            fh=pyfuse3.FileHandleT(number),
+            direct_io=handle.direct_io,
+            keep_cache=handle.keep_cache,
+        )
+
+    async def read(self, fh: int, off: int, size: int) -> bytes:
+        position = off
+        return await self._run(self._handles[fh].read, position, size)
+
+    async def write(self, fh: int, off: int, buf: bytes) -> int:
+        # `off` means nothing to a log: every write goes to its end, as with O_APPEND.
+        handle = self._handles[fh]
+        try:
+            taken = await self._run(handle.write, buf)
+        finally:
+            if isinstance(handle, AppendHandle):
+                self._grown(handle)
+        if handle.needs_sync():
+            await self._sync(handle)
+        return taken
+
+    async def fsync(self, fh: int, datasync: bool) -> None:
+        await self._sync(self._handles[fh])
+
+    async def _sync(self, handle: Handle) -> None:
+        """Make what was written durable, in a thread; those who wait for the same partition share one sync."""
+        if not isinstance(handle, AppendHandle):
+            return
+        partition: Partition = handle.file.partition
+        end_offset = partition.log_end_offset
+        lock = self._sync_locks.setdefault(id(partition), trio.Lock())
+        async with lock:
+            if partition.failure is None and partition.recovery_point >= end_offset:
+                return
+            await trio.to_thread.run_sync(handle.sync, limiter=self._syncers)
+
+    async def flush(self, fh: int) -> None:
+        """A descriptor was closed, perhaps one of many: it ends no line and promises nothing."""
+
+    async def release(self, fh: int) -> None:
+        handle = self._handles[fh]
+        try:
+            await self._run(handle.release)
+        finally:
+            del self._handles[fh]
+            if isinstance(handle, AppendHandle):
+                self._grown(handle)
+
+    def _grown(self, handle: AppendHandle) -> None:
+        """Something was appended: before the writer hears of it, the kernel forgets the sizes it was told."""
+        directory = handle.file.parent
+        if isinstance(directory, PartitionDirectory):
+            for node in directory.grown():
+                if node.inode in self._told:
+                    self._told.discard(node.inode)
+                    try:
+                        pyfuse3.invalidate_inode(pyfuse3.InodeT(node.inode), attr_only=True)
+                    except OSError as error:
+                        # ENOENT: the kernel has forgotten the inode already.
+                        if error.errno != errno.ENOENT:
+                            raise
+
+    # Extended attributes.
+
+    async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
+        if not name.startswith(b"user.logfs."):
+            # The kernel asks for security.* at every turn.
+            raise pyfuse3.FUSEError(errno.ENODATA)
+        found = await self._run(self._node(inode).xattrs, _caller(ctx))
+        try:
+            return found[name.decode()]
+        except (KeyError, UnicodeDecodeError):
+            raise pyfuse3.FUSEError(errno.ENODATA) from None
+
+    async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> Sequence[bytes]:
+        found = await self._run(self._node(inode).xattrs, _caller(ctx))
+        return [name.encode() for name in found]
+
+    async def setxattr(
+        self, inode: int, name: bytes, value: bytes, ctx: pyfuse3.RequestContext
+    ) -> None:
+        raise refuse(errno.EPERM, f"{self._node(inode).path}: attributes are the record's own")
+
+    async def removexattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+        raise refuse(errno.EPERM, f"{self._node(inode).path}: attributes are the record's own")
+
+
+_BY_HANDLE = frozenset({"read", "write", "flush", "fsync", "release", "readdir", "releasedir"})
+_STATVFS = (
+    "f_bsize",
+    "f_frsize",
+    "f_blocks",
+    "f_bfree",
+    "f_bavail",
+    "f_files",
+    "f_ffree",
+    "f_favail",
+    "f_namemax",
+)
+
+
+def _caller(ctx: pyfuse3.RequestContext) -> Caller:
+    return Caller(ctx.uid, ctx.gid, ctx.pid, ctx.umask)
+
+
+def _text(name: bytes, directory: Directory) -> str:
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        raise OSError(errno.ENOENT, f"{directory.path}: no name that is not UTF-8") from None

@@ -1,0 +1,181 @@
+"""One mount from beginning to end: open the store, mount, serve, keep up, unmount, close."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyfuse3
+import trio
+
+import logfs
+from logfs.errors import InvalidStore, LogfsError
+from logfs.mount.errnos import ErrorLog
+from logfs.mount.nodes.base import Context
+from logfs.mount.nodes.root import RootDirectory
+from logfs.mount.protocol import Operations
+from logfs.mount.table import Mounted, mounted_at
+from logfs.store.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+logger = logging.getLogger(__name__)
+
+FILESYSTEM = "logfs"
+# More readers can wait for slow disks than pyfuse3's own 99 tasks would let (reliability: 120 waiting readers made
+# an unrelated stat wait for seconds).
+_MAX_TASKS = 400
+_UPKEEP_SECONDS = 1.0
+_READ_AHEAD_KB = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to mount, where and how."""
+
+    log_dirs: Sequence[Path]
+    mountpoint: Path
+    read_only: bool = False
+    allow_other: bool = False
+    fuse_options: frozenset[str] = field(default_factory=frozenset)
+
+
+def run(
+    options: Options,
+    *,
+    ready: Callable[[], None] = lambda: None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> None:
+    """Mount, and serve until unmounted or told to stop by SIGTERM or SIGINT.
+
+    `ready` is called when the mount answers. Raises what `Store` raises, `InvalidStore` for a mountpoint that
+    cannot be one, and `OSError`.
+    """
+    mountpoint = check_mountpoint(options)
+    with Store(options.log_dirs, read_only=options.read_only, progress=progress) as store:
+        store.disk.forbid_blocking()
+        warm_up()
+        context = Context(store, ErrorLog(store.clock), logfs.__version__)
+        operations = Operations(RootDirectory(context))
+        with _mounted(operations, mountpoint, options):
+            trio.run(_serve, store, mountpoint, ready)
+        # Closing the store waits for the disk, and nobody waits for this thread any more.
+        store.disk.allow_blocking()
+
+
+def check_mountpoint(options: Options) -> Path:
+    """The mountpoint, made absolute; a dead mount on it is cleared away, a live one refused."""
+    mountpoint = Path(os.path.abspath(options.mountpoint))
+    found = mounted_at(mountpoint)
+    if found is Mounted.DEAD:
+        logger.warning("%s: clearing away a dead mount", mountpoint)
+        unmount(mountpoint)
+    elif found is Mounted.LIVE:
+        raise InvalidStore(f"{mountpoint}: a logfs is mounted here; 'logfs umount {mountpoint}' first")
+    if not mountpoint.is_dir():
+        if mountpoint.exists():
+            raise InvalidStore(f"{mountpoint}: the mountpoint is not a directory")
+        raise InvalidStore(f"{mountpoint}: there is no such directory to mount on; make it first")
+    for log_dir in options.log_dirs:
+        path = Path(os.path.abspath(log_dir))
+        if path == mountpoint or mountpoint in path.parents:
+            raise InvalidStore(f"{path}: the log directory cannot lie in its own mount {mountpoint}")
+    return mountpoint
+
+
+def unmount(mountpoint: Path, *, lazy: bool = False) -> None:
+    """Unmount as whoever we are may: with umount as root, with fusermount3 otherwise."""
+    import subprocess
+
+    if os.geteuid() == 0:
+        command = ["umount", *(["-l"] if lazy else []), str(mountpoint)]
+    else:
+        command = ["fusermount3", "-u", *(["-z"] if lazy else []), str(mountpoint)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = done.stderr.strip() or f"exit code {done.returncode}"
+        raise OSError(errno.EBUSY, f"cannot unmount: {reason}", str(mountpoint))
+
+
+def warm_up() -> None:
+    """Compile, or load from the cache, what the first request would otherwise wait for."""
+    from logfs.format.warm import warm_up as warm
+
+    warm()
+
+
+@contextmanager
+def _mounted(operations: Operations, mountpoint: Path, options: Options) -> Iterator[None]:
+    fuse_options = set(pyfuse3.default_options)
+    fuse_options |= {f"fsname={FILESYSTEM}", f"subtype={FILESYSTEM}", *options.fuse_options}
+    fuse_options |= {"default_permissions", "nosuid", "nodev"}
+    if options.allow_other:
+        fuse_options.add("allow_other")
+    if options.read_only:
+        fuse_options.add("ro")
+    try:
+        pyfuse3.init(operations, str(mountpoint), fuse_options)
+    except RuntimeError as error:
+        raise OSError(
+            errno.EPERM,
+            f"cannot mount ({error}); is fuse3 installed, /dev/fuse there, and allow_other allowed to "
+            "users in /etc/fuse.conf if you asked for it?",
+            str(mountpoint),
+        ) from None
+    try:
+        yield
+    finally:
+        pyfuse3.close(unmount=True)
+
+
+async def _serve(store: Store, mountpoint: Path, ready: Callable[[], None]) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_stop_on_signal)
+        nursery.start_soon(_upkeep, store)
+        nursery.start_soon(_announce, mountpoint, ready)
+        await pyfuse3.main(max_tasks=_MAX_TASKS)
+        nursery.cancel_scope.cancel()
+
+
+async def _stop_on_signal() -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        async for number in signals:
+            logger.info("stopping on %s", signal.Signals(number).name)
+            pyfuse3.terminate()
+
+
+async def _announce(mountpoint: Path, ready: Callable[[], None]) -> None:
+    """Say that the mount is ready once it answers, asked from a thread as any caller would."""
+    await trio.to_thread.run_sync(os.stat, mountpoint)
+    await trio.to_thread.run_sync(_raise_read_ahead, mountpoint)
+    ready()
+
+
+def _raise_read_ahead(mountpoint: Path) -> None:
+    """Let the kernel read ahead as much as it sends in one request; only root may."""
+    device = os.stat(mountpoint).st_dev
+    knob = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+    try:
+        knob.write_text(str(_READ_AHEAD_KB))
+    except OSError as error:
+        logger.debug("%s: %s", knob, error)
+
+
+async def _upkeep(store: Store) -> None:
+    """Every second, in a thread, whatever is due; after an error, wait longer before the next try."""
+    pause = _UPKEEP_SECONDS
+    while True:
+        await trio.sleep(pause)
+        try:
+            await trio.to_thread.run_sync(store.upkeep)
+            pause = _UPKEEP_SECONDS
+        except (LogfsError, OSError) as error:
+            logger.error("upkeep: %s", error)
+            pause = min(pause * 2, 60.0)
