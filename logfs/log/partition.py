@@ -7,7 +7,6 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import (
-    Corrupt,
     InvalidRecord,
     LogfsError,
     NotWritable,
@@ -409,8 +408,8 @@ class Partition:
     def batches(self, offset: int, end: int | None = None) -> Iterator[Batch]:
         """The batches from the one that holds `offset` on, whole, up to the log end or to `end`.
 
-        Control batches are among them. Raises `OffsetOutOfRange`, and `Corrupt` at a damaged range; go on
-        behind it with its `next_offset`.
+        Control batches are among them. Raises `OffsetOutOfRange`, and `DamagedRange` (a `Corrupt`) at damage;
+        go on behind it at its `next_offset`.
         """
         self.check_readable(offset)
         stop = self.log_end_offset if end is None else min(end, self.log_end_offset)
@@ -419,7 +418,7 @@ class Partition:
                 return
             for found in segment.batches_from(offset):
                 if isinstance(found, Damage):
-                    raise DamagedRange(found, segment)
+                    raise found.error(segment.path)
                 batch = found[1]
                 if batch.header.base_offset >= stop:
                     return
@@ -591,13 +590,4 @@ class Partition:
         for path in (segment.path, *(index.path for index in segment.indexes)):
             self._disk.unlink(path)
         self._disk.unlink(self.directory / (stem + names.TXN_INDEX))
-
-
-class DamagedRange(Corrupt):
-    """Offsets [first_offset, next_offset) of a partition cannot be read."""
-
-    def __init__(self, damage: Damage, segment: Segment) -> None:
-        super().__init__(str(damage.error(segment.path)))
-        self.first_offset = damage.first_offset
-        self.next_offset = damage.next_offset
 

@@ -112,10 +112,11 @@ class TextView:
             self._fixed_size = size
         return size
 
-    def read(self, position: int, size: int) -> bytes:
+    def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:
         """The bytes [position, position + size), fewer at the end of the view.
 
-        Raises `Corrupt` if any of them is damaged: a shorter answer would look like the end of the file.
+        Raises `DamagedRange` if any of them is damaged, for a shorter answer would look like the end of the
+        file; with `up_to_damage`, only if the first is.
         """
         size = min(size, self.size - position)
         if size <= 0:
@@ -129,6 +130,8 @@ class TextView:
             piece = self._piece(self._segments[number], at - start)
             if piece.data is None:
                 assert piece.damage is not None
+                if parts and up_to_damage:
+                    break
                 raise piece.damage.error(self._segments[number].path)
             taken = piece.data[at - start - piece.start : stop - start - piece.start]
             parts.append(taken)

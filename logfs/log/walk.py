@@ -31,12 +31,22 @@ class Damage(NamedTuple):
     next_offset: int
     reason: str
 
-    def error(self, path: object) -> Corrupt:
+    def error(self, path: object) -> DamagedRange:
         """What a reader of these offsets is told."""
-        return Corrupt(
+        return DamagedRange(
+            self,
             f"{path}: offsets {self.first_offset} to {self.next_offset - 1} are damaged (bytes {self.start} "
-            f"to {self.end - 1}: {self.reason}); restore the file from a copy, or read on behind them"
+            f"to {self.end - 1}: {self.reason}); restore the file from a copy, or read on behind them",
         )
+
+
+class DamagedRange(Corrupt):
+    """Offsets [first_offset, next_offset) of a partition cannot be read; what follows them can."""
+
+    def __init__(self, damage: Damage, message: str) -> None:
+        super().__init__(message)
+        self.first_offset = damage.first_offset
+        self.next_offset = damage.next_offset
 
 
 class Walk(NamedTuple):

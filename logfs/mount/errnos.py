@@ -23,6 +23,7 @@ from logfs.errors import (
     UnknownPartition,
     Unsupported,
 )
+from logfs.format.times import format_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,8 +82,7 @@ class ErrorLog:
         if number != errno.ENOENT:
             reason = str(error) if known else f"internal error: {error!r}"
             name = errno.errorcode.get(number, str(number))
-            seconds, ms = divmod(self._clock(), 1000)
-            when = _timestamp(seconds, ms)
+            when = format_time(self._clock())
             self._lines.append(f"{when} {path} {name} {' '.join(reason.split())}")
             self.count += 1
         return number
@@ -90,12 +90,6 @@ class ErrorLog:
     def text(self) -> bytes:
         """A line an error: time, path, errno, the reason in words."""
         return "".join(line + "\n" for line in self._lines).encode("utf-8", "surrogateescape")
-
-
-def _timestamp(seconds: int, ms: int) -> str:
-    import time
-
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{ms:03d}Z"
 
 
 def refuse(number: int, what: str) -> OSError:

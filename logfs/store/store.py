@@ -57,11 +57,14 @@ class Store:
         clock: Callable[[], int] = now_ms,
         disk: Disk | None = None,
         progress: Progress | None = None,
+        only: str | None = None,
+        recover: bool = False,
     ) -> None:
         """Open the store, and recover what was not closed cleanly.
 
         A missing log directory is made, unless `read_only`: then nothing below is written, locked or repaired.
-        `progress` is told (partition, bytes read, bytes in all) during recovery. Raises `StoreLocked` with the
+        `progress` is told (partition, bytes read, bytes in all) during recovery. `only` loads one partition and
+        leaves the others as they are; `recover` goes through recovery even where the last shutdown was clean. Raises `StoreLocked` with the
         holder's pid, `InvalidStore`, `InvalidSetting` and `Corrupt` for settings files, and `OSError`.
         """
         self.read_only = read_only
@@ -73,6 +76,8 @@ class Store:
         # What upkeep is doing, and since when, for those who watch.
         self.background: list[str] = []
         self._lock = threading.RLock()
+        self._only = only
+        self._recover = recover
         self._homes: dict[str, LogDir] = {}
         self._deletions: dict[Path, int] = {}
         self._progress = progress or (lambda *_: None)
@@ -171,7 +176,10 @@ class Store:
             if kind is DirectoryKind.DELETED and not self.read_only:
                 self._deletions[path] = self.clock()
             elif kind is DirectoryKind.NORMAL and name.topic != "__cluster_metadata":
-                found.append((name, path))
+                if self._only in (None, entry.name):
+                    found.append((name, path))
+                else:
+                    self._homes[entry.name] = log_dir
         for name, path in sorted(found):
             self._load_partition(log_dir, name, path)
 
@@ -188,12 +196,12 @@ class Store:
             self.offline[name.directory] = reason
 
     def _open_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> Partition:
-        start = recovery.Start(
-            log_dir.clean, log_dir.recovery_points.get(name, 0), log_dir.log_starts.get(name, 0)
-        )
+        clean = log_dir.clean and not self._recover
+        point = 0 if self._recover else log_dir.recovery_points.get(name, 0)
+        start = recovery.Start(clean, point, log_dir.log_starts.get(name, 0))
         config = self.settings.log_config(name.topic)
         total = 0
-        if not log_dir.clean:
+        if not clean:
             logs = (e for e in self.disk.scan(path) if e.name.endswith(names.LOG))
             total = sum(entry.stat(follow_symlinks=False).st_size for entry in logs)
         done = 0
@@ -333,17 +341,20 @@ class Store:
         for log_dir in self.log_dirs:
             here = [p for n, p in self.partitions.items() if self._homes[n] is log_dir]
             points = {partition.name: partition.recovery_point for partition in here}
-            for name, home in self._homes.items():
-                if home is log_dir and name in self.offline:
-                    offline = names.parse_directory(name)
-                    points[offline] = log_dir.recovery_points.get(offline, 0)
-            log_dir.write_recovery_points(points)
-            log_dir.write_high_watermarks(points)
             starts = {
                 partition.name: partition.log_start_offset
                 for partition in here
                 if partition.log_start_offset > partition.segments[0].base_offset
             }
+            for directory, home in self._homes.items():
+                # Offline, or not loaded: what was known of it stays known.
+                if home is log_dir and directory not in self.partitions:
+                    name = names.parse_directory(directory)
+                    points[name] = log_dir.recovery_points.get(name, 0)
+                    if name in log_dir.log_starts:
+                        starts[name] = log_dir.log_starts[name]
+            log_dir.write_recovery_points(points)
+            log_dir.write_high_watermarks(points)
             log_dir.write_log_starts(starts)
 
     def _remove_directory(self, path: Path) -> None:
@@ -377,6 +388,9 @@ class Store:
             if not partition.close()
         }
         dirty |= {id(self._homes[name]) for name in self.offline}
+        if self._only is not None:
+            # The others were not looked at: they are as clean as they were.
+            dirty |= {id(log_dir) for log_dir in log_dirs if not log_dir.clean}
         self.log_dirs = log_dirs
         self.write_checkpoints()
         self.log_dirs = []

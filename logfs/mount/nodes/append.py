@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logfs.errors import LogfsError
-from logfs.mount.framing import EnvelopeFramer, Framer
+from logfs.log.framing import EnvelopeFramer, Framer
 from logfs.mount.nodes.base import WRITE_BITS, Caller, Context, Directory, File, Handle, PartitionAccess, Stat
 
 if TYPE_CHECKING:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from logfs.format.times import parse_time
 from logfs.mount.nodes.base import Context, Node, Symlink
 from logfs.mount.nodes.folder import PartitionFolder
 from logfs.mount.nodes.offsets import first_offsets
@@ -17,26 +16,6 @@ if TYPE_CHECKING:
 
     from logfs.log.partition import OffsetAndTimestamp, Partition
     from logfs.store.modes import Access
-
-_MILLISECONDS = re.compile(r"0|[1-9][0-9]{0,18}")
-
-
-def parse_time(text: str) -> int | None:
-    """ms since the epoch of a name: decimal ms, or ISO 8601, in UTC where it names no zone; None if neither."""
-    if _MILLISECONDS.fullmatch(text):
-        return int(text)
-    if "T" not in text and " " not in text and "-" not in text:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    # In integers: a float of the seconds cannot hold every millisecond.
-    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
-    return (since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000
-
 
 class TimeDirectory(PartitionFolder):
     """Records by time."""

@@ -1,0 +1,105 @@
+"""The command line: argv, environment, standard streams and exit codes live here alone.
+
+One file a command, imported when it is called, so that `logfs --help` costs nothing. A command module has
+`add_arguments(parser)` and `run(arguments) -> int`. Exit codes: 0 done, 1 something is wrong with the data or the
+world, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+COMMANDS = {
+    "mount": "mount log directories as a filesystem",
+    "umount": "unmount, and wait until everything is safely closed",
+    "status": "what a mount is doing",
+    "create": "make a partition",
+    "delete": "delete a partition",
+    "describe": "sizes and offsets of partitions",
+    "append": "append lines or JSON envelopes",
+    "cat": "print records by offset, time or range",
+    "tail": "print the last records, and follow",
+    "dump": "print what is in .log, .index and .timeindex files",
+    "check": "audit everything, and change nothing",
+    "recover": "check and repair what a crash left, now",
+    "reindex": "make all indexes of a partition anew",
+    "config": "show or change settings",
+}
+
+_EPILOG = """\
+A TARGET is a partition: its directory (LOGDIR/orders-0), or LOGDIR… and its name. Reading commands work beside a
+mount or a broker; the others need the directory for themselves. 'logfs COMMAND --help' tells more.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in COMMANDS:
+        name = words[0]
+        module = importlib.import_module(f"logfs.cli.{name}")
+        parser = argparse.ArgumentParser(
+            prog=f"logfs {name}", description=f"{COMMANDS[name].capitalize()}.", epilog=_EPILOG
+        )
+        module.add_arguments(parser)
+        return _run(module, parser.parse_intermixed_args(words[1:]))
+    parser = argparse.ArgumentParser(
+        prog="logfs",
+        description="Kafka's log, as files.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_list_of_commands() + "\n" + _EPILOG,
+    )
+    parser.add_argument("--version", action="version", version=f"logfs {_version()}")
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of these:")
+    parser.parse_args(words[:1] or ["--help"])
+    return 2
+
+
+def _list_of_commands() -> str:
+    return "".join(f"  {name:10}{text}\n" for name, text in COMMANDS.items())
+
+
+def mount_helper() -> int:
+    """`mount.logfs`, what mount(8) runs for an fstab line: `mount.logfs LOGDIR[,LOGDIR…] MOUNTPOINT [-o …]`."""
+    words = sys.argv[1:]
+    options = [word for word in words if word.startswith("-") and word not in ("-s", "-n", "-v")]
+    values = [word for word in words if not word.startswith("-")]
+    command = ["mount", *values[0].split(","), values[1]] if len(values) >= 2 else ["mount", *values]
+    if "-o" in options and len(values) >= 3:
+        command += ["-o", values[2]]
+    return main(command)
+
+
+def _run(module: ModuleType, parsed: argparse.Namespace) -> int:
+    from logfs.errors import LogfsError
+
+    try:
+        code = int(module.run(parsed))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # The reader of our output has gone, as `head` does: nobody is left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"logfs: {where}{error.strerror or error}", file=sys.stderr)
+    except LogfsError as error:
+        print(f"logfs: {error}", file=sys.stderr)
+    return 1
+
+
+def _version() -> str:
+    import logfs
+
+    return logfs.__version__

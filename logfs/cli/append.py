@@ -1,0 +1,60 @@
+"""`logfs append`: lines or envelopes from files or standard input, without a mount."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from logfs.cli.common import add_target, open_for_writing, progress_bar
+
+if TYPE_CHECKING:
+    import argparse
+
+    from logfs.log.framing import Framer
+
+_READ_BYTES = 1 << 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """TARGET, input, form."""
+    add_target(parser)
+    parser.add_argument(
+        "-f", "--file", action="append", type=Path, default=[], help="read this file; may be repeated"
+    )
+    parser.add_argument("--jsonl", action="store_true", help="the lines are JSON envelopes")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Append everything, make it durable, and print the offsets [first, next) that it got."""
+    from logfs.log.framing import EnvelopeFramer, Framer
+
+    store, partition = open_for_writing(arguments.target)
+    with store:
+        first = partition.log_end_offset
+        framer = (EnvelopeFramer if arguments.jsonl else Framer)(partition)
+        try:
+            for path in arguments.file:
+                with path.open("rb") as file:
+                    _append(framer, file, str(path), path.stat().st_size)
+            if not arguments.file:
+                _append(framer, sys.stdin.buffer, "standard input", None)
+        finally:
+            partition.flush()
+            print(f"{partition.name.directory}: {first}..{partition.log_end_offset}")
+    return 0
+
+
+def _append(framer: Framer, file: BinaryIO, name: str, size: int | None) -> None:
+    with progress_bar(f"appending {name}", size) as bar:
+        while data := file.read(_READ_BYTES):
+            rest = memoryview(data)
+            while rest:
+                done = framer.write(bytes(rest))
+                if done.refused is not None and not done.taken:
+                    raise done.refused
+                rest = rest[done.taken :]
+            bar.update(len(data))
+        done = framer.finish()
+        if done.refused is not None:
+            raise done.refused

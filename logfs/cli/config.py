@@ -1,0 +1,68 @@
+"""`logfs config`: show or change settings of a store or a topic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from logfs.errors import InvalidSetting, InvalidStore
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from logfs.store.store import Store
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Log directory, topic, and what to show or set."""
+    parser.add_argument("log_dir", type=Path, metavar="LOGDIR[,LOGDIR…]", help="the log directories")
+    parser.add_argument("--topic", help="settings of this topic; without it, of the store")
+    parser.add_argument(
+        "settings",
+        nargs="*",
+        metavar="NAME[=VALUE]",
+        help="show NAME, or set it; an empty VALUE goes back to the default. Without any, show all",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show what is in force and where it comes from, or change it."""
+    from logfs.store.store import Store
+
+    changes = [word for word in arguments.settings if "=" in word]
+    log_dirs = [Path(word) for word in str(arguments.log_dir).split(",")]
+    for path in log_dirs:
+        if not path.is_dir():
+            raise InvalidStore(f"{path}: there is no such log directory")
+    with Store(log_dirs, read_only=not changes, only="") as store:
+        for change in changes:
+            name, _, value = change.partition("=")
+            if arguments.topic:
+                store.settings.set_topic(arguments.topic, name, value or None)
+            else:
+                store.settings.set_broker(name, value or None)
+        shown = [word for word in arguments.settings if "=" not in word]
+        if shown or not changes:
+            _show(store, arguments.topic, shown)
+    return 0
+
+
+def _show(store: Store, topic: str | None, names: list[str]) -> None:
+    from logfs import config
+
+    broker = store.settings.broker_overrides
+    if topic:
+        overrides = store.settings.topic_overrides(topic)
+        known = config.TOPIC_SETTINGS
+        value: Callable[[str], str] = lambda name: config.value_in_force(name, overrides, broker)
+        source: Callable[[str], str] = lambda name: config.describe_source(name, overrides, broker)
+    else:
+        known = config.BROKER_SETTINGS
+        value = lambda name: config.broker_value_in_force(name, broker)
+        source = lambda name: f"broker {name}" if name in broker else "default"
+    for name in names:
+        if name not in known:
+            raise InvalidSetting(f"{name}: no such setting; 'logfs config' without names lists all")
+    for name in names or known:
+        print(f"{name}={value(name)}  # {source(name)}")

@@ -1,0 +1,93 @@
+"""`logfs describe`: what kafka-log-dirs tells, as a table or as its JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logfs.cli.common import add_log_dirs, recovery_progress
+
+if TYPE_CHECKING:
+    import argparse
+
+    from logfs.store.store import Store
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Log directories, topics, and the form."""
+    add_log_dirs(parser)
+    parser.add_argument("--topic-list", metavar="TOPIC,…", help="these topics only")
+    parser.add_argument("--json", action="store_true", help="the JSON line of kafka-log-dirs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print it."""
+    from logfs.store.store import Store
+
+    topics = set(arguments.topic_list.split(",")) if arguments.topic_list else None
+    with Store(arguments.log_dirs, read_only=True, progress=recovery_progress()) as store:
+        if arguments.json:
+            _print_json(store, topics)
+        else:
+            _print_table(store, topics)
+        return 1 if store.offline else 0
+
+
+def _print_json(store: Store, topics: set[str] | None) -> None:
+    import orjson
+
+    log_dirs = []
+    for log_dir in store.log_dirs:
+        partitions = [
+            {
+                "partition": name,
+                "size": store[name].size_bytes,
+                "offsetLag": 0,
+                "isFuture": False,
+            }
+            for name in store
+            if store.home(name) == log_dir.path and (topics is None or store[name].topic in topics)
+        ]
+        log_dirs.append({"partitions": partitions, "error": None, "logDir": str(log_dir.path)})
+    brokers = [{"broker": _broker_id(store), "logDirs": log_dirs}]
+    print(orjson.dumps({"brokers": brokers, "version": 1}).decode())
+
+
+def _broker_id(store: Store) -> int:
+    """The node id of the broker that the directory belongs to; 0 for a store of our own."""
+    from logfs.format import checkpoint
+    from logfs.store.log_dir import META_PROPERTIES
+
+    path = store.log_dirs[0].path / META_PROPERTIES
+    if not store.disk.exists(path):
+        return 0
+    properties = checkpoint.parse_properties(store.disk.read_file(path))
+    return int(properties.get("node.id", properties.get("broker.id", "0")))
+
+
+def _print_table(store: Store, topics: set[str] | None) -> None:
+    from logfs.format.times import format_time
+
+    rows = [("PARTITION", "START", "END", "SIZE", "SEGMENTS", "LAST RECORD", "LOG DIR")]
+    for name in store:
+        partition = store[name]
+        if topics is None or partition.topic in topics:
+            rows.append(
+                (
+                    name,
+                    str(partition.log_start_offset),
+                    str(partition.log_end_offset),
+                    str(partition.size_bytes),
+                    str(len(partition.segments)),
+                    format_time(partition.last_timestamp),
+                    str(store.home(name)),
+                )
+            )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if 1 <= column <= 4 else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())
+    for name, reason in sorted(store.offline.items()):
+        print(f"{name}  offline: {reason}")

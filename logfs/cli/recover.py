@@ -1,0 +1,41 @@
+"""`logfs recover`: go through recovery now, whatever the last shutdown was."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logfs.cli.common import add_log_dirs, recovery_progress
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Log directories."""
+    add_log_dirs(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Recover everything, and say what was found."""
+    from logfs.errors import InvalidStore
+    from logfs.store.store import Store
+
+    for path in arguments.log_dirs:
+        if not path.is_dir():
+            raise InvalidStore(f"{path}: there is no such log directory")
+    code = 0
+    with Store(arguments.log_dirs, recover=True, progress=recovery_progress()) as store:
+        for name in store:
+            partition = store[name]
+            damaged = [damage for segment in partition.segments for damage in segment.damaged]
+            print(f"{name}: {partition.log_start_offset}..{partition.log_end_offset}")
+            for note in partition.torn:
+                print(f"  {note}")
+            for segment in partition.segments:
+                for damage in segment.damaged:
+                    print(f"  {damage.error(segment.path)}")
+            code |= bool(damaged)
+        for name, reason in sorted(store.offline.items()):
+            print(f"{name}: offline: {reason}")
+            code = 1
+    return code

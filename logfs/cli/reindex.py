@@ -1,0 +1,28 @@
+"""`logfs reindex`: make all indexes of a partition anew from its log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logfs.cli.common import add_target, recovery_progress, target
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """TARGET."""
+    add_target(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Open the one partition through recovery from its beginning, which makes every index anew."""
+    from logfs.cli.common import partition
+    from logfs.store.store import Store
+
+    wanted = target(arguments.target)
+    progress = recovery_progress()
+    with Store(wanted.log_dirs, only=wanted.name, recover=True, progress=progress) as store:
+        found = partition(store, wanted)
+        print(f"{wanted.name}: {len(found.segments)} segments, {found.log_end_offset} offsets")
+        return 1 if any(segment.damaged for segment in found.segments) else 0

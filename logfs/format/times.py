@@ -1,0 +1,38 @@
+"""Times as people and file names write them."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+_MILLISECONDS = re.compile(r"0|[1-9][0-9]{0,18}")
+_DATE = re.compile(r"[0-9]{4}-?[0-9]{2}-?[0-9]{2}.*|[0-9]{4}-W.*")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def parse_time(text: str) -> int | None:
+    """ms since the epoch of decimal ms, or of ISO 8601, in UTC where it names no zone; None if it is neither."""
+    if _MILLISECONDS.fullmatch(text):
+        return int(text)
+    if not _DATE.fullmatch(text):
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    # In integers: a float of the seconds cannot hold every millisecond.
+    since = moment - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000
+
+
+def format_time(timestamp: int) -> str:
+    """ISO 8601 in UTC with milliseconds of ms since the epoch; `-` for none."""
+    if timestamp < 0:
+        return "-"
+    seconds, ms = divmod(timestamp, 1000)
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{ms:03d}Z"
+    except (OverflowError, ValueError, OSError):
+        return str(timestamp)
