@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from logfs.format.columns import Columns
     from logfs.format.record import Record, TimestampType
     from logfs.log.partition import OffsetAndTimestamp, Partition
-    from logfs.store.store import Store, Store as open  # noqa: A004
+    from logfs.store.store import Store
+    from logfs.store.store import Store as open
 
 __version__ = "0.1.0"
 

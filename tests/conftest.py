@@ -232,7 +232,11 @@ def wait_for(what: Callable[[], object], seconds: float = 20) -> None:
 def run(*command: str | Path, **options: object) -> str:
     """Run a program that must succeed; what it printed."""
     done = subprocess.run(
-        list(map(str, command)), check=False, capture_output=True, timeout=120, **options  # type: ignore[call-overload]
+        list(map(str, command)),
+        check=False,
+        capture_output=True,
+        timeout=120,
+        **options,  # type: ignore[call-overload]
     )
     assert done.returncode == 0, done.stderr.decode()
     return str(done.stdout.decode())

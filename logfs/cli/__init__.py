@@ -72,7 +72,9 @@ def mount_helper() -> int:
     words = sys.argv[1:]
     options = [word for word in words if word.startswith("-") and word not in ("-s", "-n", "-v")]
     values = [word for word in words if not word.startswith("-")]
-    command = ["mount", *values[0].split(","), values[1]] if len(values) >= 2 else ["mount", *values]
+    command = (
+        ["mount", *values[0].split(","), values[1]] if len(values) >= 2 else ["mount", *values]
+    )
     if "-o" in options and len(values) >= 3:
         command += ["-o", values[2]]
     return main(command)

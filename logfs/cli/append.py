@@ -20,7 +20,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """TARGET, input, form."""
     add_target(parser)
     parser.add_argument(
-        "-f", "--file", action="append", type=Path, default=[], help="read this file; may be repeated"
+        "-f",
+        "--file",
+        action="append",
+        type=Path,
+        default=[],
+        help="read this file; may be repeated",
     )
     parser.add_argument("--jsonl", action="store_true", help="the lines are JSON envelopes")
 

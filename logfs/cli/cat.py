@@ -16,8 +16,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """TARGET, what, and how."""
     add_target(parser)
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("-o", "--offset", metavar="N|A..B", help="one record, a range (A.. and ..B too), or -N")
-    what.add_argument("-t", "--time", metavar="T|A..B", help="from a time on, or between two: ms or ISO 8601")
+    what.add_argument(
+        "-o", "--offset", metavar="N|A..B", help="one record, a range (A.. and ..B too), or -N"
+    )
+    what.add_argument(
+        "-t", "--time", metavar="T|A..B", help="from a time on, or between two: ms or ISO 8601"
+    )
     add_form(parser)
 
 
@@ -30,12 +34,16 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.offset is not None:
             start, end = offset_range(arguments.offset)
             if start is not None and end == start + 1 and partition.record(start) is None:
-                raise OffsetOutOfRange(f"{partition.name.directory}: offset {start} was compacted away")
+                raise OffsetOutOfRange(
+                    f"{partition.name.directory}: offset {start} was compacted away"
+                )
         elif arguments.time is not None:
             start, end = time_range(arguments.time, partition)
         if start is None or start < partition.log_start_offset:
             from logfs.log.view import offset_of_last
 
             back = start is not None and start < 0
-            start = offset_of_last(partition, -start) if back and start else partition.log_start_offset
+            start = (
+                offset_of_last(partition, -start) if back and start else partition.log_start_offset
+            )
         return 0 if print_records(partition, start, end, arguments) else 1

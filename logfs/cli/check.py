@@ -23,9 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     for path in arguments.log_dirs:
         if not path.is_dir():
             raise InvalidStore(f"{path}: there is no such log directory")
-    total = sum(
-        file.stat().st_size for path in arguments.log_dirs for file in path.glob("*/*.log")
-    )
+    total = sum(file.stat().st_size for path in arguments.log_dirs for file in path.glob("*/*.log"))
     errors = notes = 0
     with progress_bar("checking", total) as bar:
         for finding in check(arguments.log_dirs, lambda _, size: bar.update(size) and None):

@@ -73,7 +73,9 @@ def partition(store: Store, wanted: Target) -> Partition:
     """The partition of a target; `UnknownPartition` says where it was looked for."""
     if wanted.name not in store and wanted.name not in store.offline:
         where = ", ".join(str(path) for path in wanted.log_dirs)
-        raise UnknownPartition(f"{where}: has no partition {wanted.name!r}; 'logfs create' makes one")
+        raise UnknownPartition(
+            f"{where}: has no partition {wanted.name!r}; 'logfs create' makes one"
+        )
     return store[wanted.name]
 
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Log directory, topic, and what to show or set."""
-    parser.add_argument("log_dir", type=Path, metavar="LOGDIR[,LOGDIR…]", help="the log directories")
+    parser.add_argument(
+        "log_dir", type=Path, metavar="LOGDIR[,LOGDIR…]", help="the log directories"
+    )
     parser.add_argument("--topic", help="settings of this topic; without it, of the store")
     parser.add_argument(
         "settings",

@@ -19,12 +19,20 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Files and how deep to look."""
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a file of a partition directory")
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="a file of a partition directory"
+    )
     parser.add_argument("--deep-iteration", action="store_true", help="a line for each record, too")
     parser.add_argument("--print-data-log", action="store_true", help="keys and values, too")
-    parser.add_argument("--verify-index-only", action="store_true", help="check index entries against the log")
-    parser.add_argument("--index-sanity-check", action="store_true", help="check an index by itself")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line, with header values")
+    parser.add_argument(
+        "--verify-index-only", action="store_true", help="check index entries against the log"
+    )
+    parser.add_argument(
+        "--index-sanity-check", action="store_true", help="check an index by itself"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object a line, with header values"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -51,7 +59,9 @@ def _segment(path: Path) -> Segment:
     base_offset = names.parse_stem(path.name)
     segment = Segment(ReadOnlyDisk(), path.parent.absolute(), base_offset)
     if not segment.path.exists():
-        raise FileNotFoundError(2, "the .log file of the same name must be there", str(segment.path))
+        raise FileNotFoundError(
+            2, "the .log file of the same name must be there", str(segment.path)
+        )
     size = segment.path.stat().st_size
     segment.resume(Tip(size, base_offset, NO_TEXT), TimeEntry(-1, base_offset))
     return segment
@@ -59,7 +69,7 @@ def _segment(path: Path) -> Segment:
 
 def _dump_log(segment: Segment, path: Path, arguments: argparse.Namespace) -> int:
     """Every batch by its length field, valid or not, as Kafka's tool does."""
-    from logfs.format.batch import Batch, HEADER_SIZE, parse_header
+    from logfs.format.batch import HEADER_SIZE, Batch, parse_header
 
     deep = arguments.deep_iteration or arguments.print_data_log
     if not arguments.json:
@@ -71,7 +81,9 @@ def _dump_log(segment: Segment, path: Path, arguments: argparse.Namespace) -> in
     while position + HEADER_SIZE <= size:
         header = parse_header(segment.read(position, HEADER_SIZE))
         if header.magic in (0, 1):
-            raise Unsupported(f"{path}: byte {position} has magic {header.magic}; this release reads magic 2")
+            raise Unsupported(
+                f"{path}: byte {position} has magic {header.magic}; this release reads magic 2"
+            )
         if not HEADER_SIZE <= header.size_bytes <= size - position:
             break
         batch = Batch(header, memoryview(segment.read(position, header.size_bytes)))
@@ -262,7 +274,7 @@ def _time_problems(
 
 
 def _first_batch(segment: Segment, position: int) -> Batch | None:
-    from logfs.format.batch import Batch, HEADER_SIZE
+    from logfs.format.batch import HEADER_SIZE, Batch
 
     data = segment.read(position, HEADER_SIZE)
     if len(data) < HEADER_SIZE:

@@ -17,7 +17,19 @@ if TYPE_CHECKING:
 
 # What mount(8) hands down that means nothing to us.
 _IGNORED = frozenset(
-    {"rw", "auto", "noauto", "user", "nouser", "users", "nofail", "_netdev", "defaults", "nosuid", "nodev"}
+    {
+        "rw",
+        "auto",
+        "noauto",
+        "user",
+        "nouser",
+        "users",
+        "nofail",
+        "_netdev",
+        "defaults",
+        "nosuid",
+        "nodev",
+    }
     | {"suid", "dev", "exec", "async", "relatime", "x-systemd.automount", "default_permissions"}
 )
 
@@ -25,13 +37,28 @@ _IGNORED = frozenset(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Log directories, mountpoint, options."""
     parser.add_argument(
-        "paths", nargs="+", type=Path, metavar="PATH", help="LOGDIR… MOUNTPOINT; a missing LOGDIR is made"
+        "paths",
+        nargs="+",
+        type=Path,
+        metavar="PATH",
+        help="LOGDIR… MOUNTPOINT; a missing LOGDIR is made",
     )
-    parser.add_argument("-o", action="append", default=[], metavar="OPTION,…", dest="options", help=(
-        "allow_other (other users see the mount: mode bits decide), ro, noexec, isolation=read_uncommitted"
-    ))
-    parser.add_argument("--read-only", action="store_true", help="write, lock and repair nothing below")
-    parser.add_argument("-f", "--foreground", action="store_true", help="do not go to the background")
+    parser.add_argument(
+        "-o",
+        action="append",
+        default=[],
+        metavar="OPTION,…",
+        dest="options",
+        help=(
+            "allow_other (other users see the mount: mode bits decide), ro, noexec, isolation=read_uncommitted"
+        ),
+    )
+    parser.add_argument(
+        "--read-only", action="store_true", help="write, lock and repair nothing below"
+    )
+    parser.add_argument(
+        "-f", "--foreground", action="store_true", help="do not go to the background"
+    )
     parser.add_argument("--log-file", type=Path, help="where the daemon's own messages go")
 
 
@@ -50,8 +77,11 @@ def run(arguments: argparse.Namespace) -> int:
         from logfs.cli.common import recovery_progress
         from logfs.mount.session import run as serve
 
-        serve(options, ready=lambda: print(f"{options.mountpoint}: ready", flush=True),
-              progress=recovery_progress())
+        serve(
+            options,
+            ready=lambda: print(f"{options.mountpoint}: ready", flush=True),
+            progress=recovery_progress(),
+        )
         return 0
     return _in_background(options)
 
@@ -75,7 +105,10 @@ def _options(arguments: argparse.Namespace) -> Options:
             read_only = True
         elif word == "allow_other":
             allow_other = True
-            print("logfs: allow_other: every user may enter; mode bits decide what they can do", file=sys.stderr)
+            print(
+                "logfs: allow_other: every user may enter; mode bits decide what they can do",
+                file=sys.stderr,
+            )
         elif word in ("noexec", "noatime", "sync", "dirsync"):
             fuse.add(word)
         elif word == "isolation=read_uncommitted" or word in _IGNORED:

@@ -47,7 +47,9 @@ def _print(mount: str, *, json: bool) -> int:
         return 0
     status = orjson.loads(data)
     print(f"{mount}: logfs {status['version']}, pid {status['pid']}")
-    print(f"  log dirs    {', '.join(status['log_dirs'])}{' (read-only)' if status['read_only'] else ''}")
+    print(
+        f"  log dirs    {', '.join(status['log_dirs'])}{' (read-only)' if status['read_only'] else ''}"
+    )
     print(f"  up          {status['uptime_ms'] / 1000:.0f} s")
     print(f"  partitions  {status['partitions']}")
     print(f"  errors      {status['errors']} (see {mount}/.logfs/errors)")

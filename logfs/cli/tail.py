@@ -17,7 +17,9 @@ _POLL_SECONDS = 0.5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """TARGET, how many, whether to follow, and how."""
     add_target(parser)
-    parser.add_argument("-n", "--lines", type=int, default=10, metavar="N", help="the last N records (10)")
+    parser.add_argument(
+        "-n", "--lines", type=int, default=10, metavar="N", help="the last N records (10)"
+    )
     parser.add_argument("-f", "--follow", action="store_true", help="go on with what is appended")
     add_form(parser)
 

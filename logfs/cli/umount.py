@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The mountpoint."""
     parser.add_argument("mountpoint", type=Path)
-    parser.add_argument("-l", "--lazy", action="store_true", help="take the name away now, even if it is busy")
+    parser.add_argument(
+        "-l", "--lazy", action="store_true", help="take the name away now, even if it is busy"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -90,11 +90,15 @@ _ROW_FIELDS = (
     "header_ends",
     "header_counts",
 )
-_DTYPES = {name: np.int32 if name.endswith(("lengths", "counts")) else np.int64 for name in _ROW_FIELDS}
+_DTYPES = {
+    name: np.int32 if name.endswith(("lengths", "counts")) else np.int64 for name in _ROW_FIELDS
+}
 
 
 def decode_columns(
-    data: Buffer, spans: NDArray[np.int64], timestamp_type: TimestampType = TimestampType.CREATE_TIME
+    data: Buffer,
+    spans: NDArray[np.int64],
+    timestamp_type: TimestampType = TimestampType.CREATE_TIME,
 ) -> Columns:
     """The records of one or more batches as columns over `data`.
 

@@ -78,7 +78,9 @@ def decode(line: bytes | memoryview) -> Record:
         raise InvalidEnvelope("an envelope is one JSON object a line")
     unknown = envelope.keys() - _FIELDS
     if unknown:
-        raise InvalidEnvelope(f"unknown field {min(unknown)!r}; an envelope has {', '.join(_ORDER)}")
+        raise InvalidEnvelope(
+            f"unknown field {min(unknown)!r}; an envelope has {', '.join(_ORDER)}"
+        )
     if "value" not in envelope:
         raise InvalidEnvelope('"value" is missing; write null for a tombstone')
     timestamp = envelope.get("timestamp")
@@ -117,7 +119,7 @@ def _headers(headers: Any) -> tuple[tuple[str, bytes | None], ...]:
     pairs = []
     for header in headers:
         if not isinstance(header, list) or len(header) != 2:
-            raise InvalidEnvelope('a header is a pair: [name, value]')
+            raise InvalidEnvelope("a header is a pair: [name, value]")
         name = _bytes(header[0], "header name")
         if name is None:
             raise InvalidEnvelope("a header's name cannot be null")

@@ -50,9 +50,7 @@ class Record:
     timestamp_type: TimestampType = TimestampType.CREATE_TIME
 
 
-def encode_record(
-    record: Record, *, offset_delta: int, timestamp_delta: int
-) -> bytes:
+def encode_record(record: Record, *, offset_delta: int, timestamp_delta: int) -> bytes:
     """The bytes of a record inside its batch."""
     body = bytearray(1)
     body += varint.encode(timestamp_delta)
@@ -132,9 +130,7 @@ def _put_bytes(out: bytearray, data: bytes | None) -> None:
         out += data
 
 
-def _get_bytes(
-    data: bytes | memoryview, position: int, what: str
-) -> tuple[bytes | None, int]:
+def _get_bytes(data: bytes | memoryview, position: int, what: str) -> tuple[bytes | None, int]:
     size, position = varint.decode(data, position)
     if size == -1:
         return None, position

@@ -102,7 +102,9 @@ def sizes(decoded: Columns, view: View, prefix_bytes: int) -> NDArray[np.int64]:
     return envelope_sizes(decoded) + prefix_bytes
 
 
-def render(decoded: Columns, view: View, prefix: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def render(
+    decoded: Columns, view: View, prefix: bytes
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """The text of records as uint8[n], and where in it each record ends as int64[records]."""
     import numpy as np
 

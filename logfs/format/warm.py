@@ -5,13 +5,13 @@ from __future__ import annotations
 
 def warm_up() -> None:
     """Compile the kernels, or load them from numba's cache; a second at the most when cached."""
+    import numpy as np
+
     from logfs.format import kernels
     from logfs.format.batch import Batch
     from logfs.format.builder import BatchFormat, build_lines, build_records
     from logfs.format.record import Record
     from logfs.format.text import View, measure, render
-
-    import numpy as np
 
     built = build_lines(b"a\n" * 16, BatchFormat(), 0)
     headers = (("h", b"v"),)

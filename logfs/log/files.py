@@ -255,4 +255,6 @@ class ReadOnlyDisk(Disk):
         self._refuse(path)
 
     def _refuse(self, path: Path) -> None:
-        raise NotWritable(f"{path}: the store is open read-only; open it without --read-only to change it")
+        raise NotWritable(
+            f"{path}: the store is open read-only; open it without --read-only to change it"
+        )

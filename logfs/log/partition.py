@@ -590,4 +590,3 @@ class Partition:
         for path in (segment.path, *(index.path for index in segment.indexes)):
             self._disk.unlink(path)
         self._disk.unlink(self.directory / (stem + names.TXN_INDEX))
-

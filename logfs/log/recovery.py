@@ -35,7 +35,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TORN = ".torn"
-_SEGMENT_FILES = (names.LOG, names.OFFSET_INDEX, names.TIME_INDEX, names.TXN_INDEX, names.TEXT_INDEX)
+_SEGMENT_FILES = (
+    names.LOG,
+    names.OFFSET_INDEX,
+    names.TIME_INDEX,
+    names.TXN_INDEX,
+    names.TEXT_INDEX,
+)
 
 
 class Start(NamedTuple):
@@ -144,14 +150,14 @@ class _Loader:
             lowest = min(names.parse_stem(name) for name in logs)
             highest = max(self._end_of(name) for name in logs)
             for name in self._files():
-                if name.endswith(names.SWAP) or not name.endswith((*_SEGMENT_FILES, names.SNAPSHOT)):
+                if name.endswith(names.SWAP) or not name.endswith(
+                    (*_SEGMENT_FILES, names.SNAPSHOT)
+                ):
                     continue
                 if lowest <= names.parse_stem(name) < highest:
                     self.disk.unlink(self.directory / name)
         for name in swapped:
-            self.disk.rename(
-                self.directory / name, self.directory / name.removesuffix(names.SWAP)
-            )
+            self.disk.rename(self.directory / name, self.directory / name.removesuffix(names.SWAP))
 
     def _end_of(self, swapped_log: str) -> int:
         """The offset behind the last batch of a .log.swap file."""
@@ -175,9 +181,7 @@ class _Loader:
     # Segments.
 
     def _open_segments(self) -> list[Segment]:
-        bases = sorted(
-            names.parse_stem(name) for name in self._files() if name.endswith(names.LOG)
-        )
+        bases = sorted(names.parse_stem(name) for name in self._files() if name.endswith(names.LOG))
         segments = [Segment(self.disk, self.directory, base) for base in bases]
         for segment, following in zip(segments, segments[1:], strict=False):
             segment.next_base = following.base_offset
@@ -194,9 +198,11 @@ class _Loader:
             below = [s for s in segments[1:] if s.base_offset <= self.start.recovery_point]
             first = len(below)
         for number, segment in enumerate(segments[:-1]):
-            if number >= first or not segment.offset_index.exists():
-                self._rebuild(segment, cut=False)
-            elif not segment.time_index.exists() and self.disk.writable:
+            if (
+                number >= first
+                or not segment.offset_index.exists()
+                or (not segment.time_index.exists() and self.disk.writable)
+            ):
                 self._rebuild(segment, cut=False)
         last = segments[-1]
         if first < len(segments) or not self._resume_clean(last):
@@ -336,5 +342,7 @@ class _Loader:
             if entry.is_file(follow_symlinks=False):
                 found.append(entry.name)
             elif entry.name.endswith(names.LOG):
-                raise InvalidName(f"{entry.path}: is not a regular file; move it out of the partition")
+                raise InvalidName(
+                    f"{entry.path}: is not a regular file; move it out of the partition"
+                )
         return sorted(found)

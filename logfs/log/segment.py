@@ -243,7 +243,9 @@ class Segment:
         self._bytes_since_entry += len(data)
         self._tip = Tip(position + len(data), header.next_offset, tip.text.plus(text))
 
-    def should_roll(self, size: int, last_offset: int, max_timestamp: int, config: LogConfig, now_ms: int) -> bool:
+    def should_roll(
+        self, size: int, last_offset: int, max_timestamp: int, config: LogConfig, now_ms: int
+    ) -> bool:
         """Whether a batch of `size` bytes belongs in a new segment (kafka-storage 4.1)."""
         tip = self.tip
         if tip.size_bytes > config.segment_bytes - size:
@@ -316,7 +318,10 @@ class Segment:
         if offset <= self.base_offset:
             position, text = 0, NO_TEXT
         else:
-            batch_at = next((found[0] for found in self.batches_from(offset) if not isinstance(found, Damage)), None)
+            batch_at = next(
+                (found[0] for found in self.batches_from(offset) if not isinstance(found, Damage)),
+                None,
+            )
             if batch_at is not None:
                 position, text = batch_at, self.text_before(batch_at)
         self._tip = Tip(position, offset, text)
@@ -378,7 +383,9 @@ class Segment:
         index = self.text_index
         size = self.size_bytes
         index.reset()
-        index.preallocate(size // _TEXT_INTERVAL_BYTES * 2 * index.entry.size + 64 * index.entry.size)
+        index.preallocate(
+            size // _TEXT_INTERVAL_BYTES * 2 * index.entry.size + 64 * index.entry.size
+        )
         builder = TextBuilder(index, _TEXT_INTERVAL_BYTES)
         for found in self.walk():
             builder.note(found)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from logfs.errors import Corrupt
 from logfs.format import envelope, text
 from logfs.format.text import TextSize, View
-from logfs.log.segment import Segment, text_size
 from logfs.log import spans
+from logfs.log.segment import Segment, text_size
 from logfs.log.walk import Damage
 
 if TYPE_CHECKING:
@@ -88,7 +88,9 @@ class TextView:
         self.view = view
         self.generation = partition.generation
         self._prefix = envelope.prefix(partition.name) if view is View.ENVELOPES else b""
-        first = partition.log_start_offset if start is None else max(start, partition.log_start_offset)
+        first = (
+            partition.log_start_offset if start is None else max(start, partition.log_start_offset)
+        )
         # The segments that the view has reached, and where in its text each of them starts.
         self._segments = [partition.segments_from(first)[0]]
         self._starts = [0]
@@ -227,9 +229,7 @@ class TextView:
             "run 'logfs reindex' on the partition"
         )
 
-    def _render(
-        self, segment: Segment, entry: TextEntry, end: int, after: TextSize
-    ) -> list[Piece]:
+    def _render(self, segment: Segment, entry: TextEntry, end: int, after: TextSize) -> list[Piece]:
         """The text of the batches of a segment from an entry up to position `end`."""
         if end - entry.position > _INLINE_BYTES:
             self.partition.check_may_block()
@@ -321,4 +321,3 @@ def _offset_of_record(segment: Segment, number: int) -> int:
             return int(found[1].columns().offsets[number - seen])
         seen += count
     return segment.next_offset
-

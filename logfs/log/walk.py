@@ -129,7 +129,9 @@ def _valid_batch(window: _Window, position: int, expected: int, what: Walk, know
     if not HEADER_SIZE <= header.size_bytes <= window.end - position:
         raise Corrupt(f"a batch of {header.size_bytes} bytes, with {window.end - position} left")
     if not expected <= header.base_offset <= header.last_offset < what.limit_offset:
-        raise Corrupt(f"offsets {header.base_offset} to {header.last_offset}, not from {expected} on")
+        raise Corrupt(
+            f"offsets {header.base_offset} to {header.last_offset}, not from {expected} on"
+        )
     batch = Batch(header, window.get(position, header.size_bytes))
     batch.check()
     if not (known and header.base_offset == expected):
@@ -165,9 +167,7 @@ def _refuse_legacy(window: _Window, position: int) -> None:
             )
 
 
-def _resynchronise(
-    window: _Window, start: int, expected: int, what: Walk, reason: str
-) -> Damage:
+def _resynchronise(window: _Window, start: int, expected: int, what: Walk, reason: str) -> Damage:
     """The damage from `start` to the next valid batch, or to the end."""
     chunk_start = start + 1
     while chunk_start + HEADER_SIZE <= window.end:

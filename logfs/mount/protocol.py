@@ -297,7 +297,9 @@ class Operations(pyfuse3.Operations):
         ctx: pyfuse3.RequestContext,
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
         directory = self._directory(parent_inode)
-        raise refuse(errno.EPERM, f"{directory.path}: only partitions can be made here, by mkdir at the root")
+        raise refuse(
+            errno.EPERM, f"{directory.path}: only partitions can be made here, by mkdir at the root"
+        )
 
     async def mknod(
         self,
@@ -308,7 +310,9 @@ class Operations(pyfuse3.Operations):
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
         directory = self._directory(parent_inode)
-        raise refuse(errno.EPERM, f"{directory.path}: only partitions can be made here, by mkdir at the root")
+        raise refuse(
+            errno.EPERM, f"{directory.path}: only partitions can be made here, by mkdir at the root"
+        )
 
     async def symlink(
         self, parent_inode: int, name: bytes, target: bytes, ctx: pyfuse3.RequestContext
@@ -344,9 +348,7 @@ class Operations(pyfuse3.Operations):
         self._next_handle += 1
         return handle
 
-    async def open(
-        self, inode: int, flags: int, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.FileInfo:
+    async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         node = self._node(inode)
         if not isinstance(node, File):
             raise refuse(errno.EISDIR, f"{node.path}: is a directory")

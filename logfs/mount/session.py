@@ -78,7 +78,9 @@ def check_mountpoint(options: Options) -> Path:
         logger.warning("%s: clearing away a dead mount", mountpoint)
         unmount(mountpoint)
     elif found is Mounted.LIVE:
-        raise InvalidStore(f"{mountpoint}: a logfs is mounted here; 'logfs umount {mountpoint}' first")
+        raise InvalidStore(
+            f"{mountpoint}: a logfs is mounted here; 'logfs umount {mountpoint}' first"
+        )
     if not mountpoint.is_dir():
         if mountpoint.exists():
             raise InvalidStore(f"{mountpoint}: the mountpoint is not a directory")
@@ -86,7 +88,9 @@ def check_mountpoint(options: Options) -> Path:
     for log_dir in options.log_dirs:
         path = Path(os.path.abspath(log_dir))
         if path == mountpoint or mountpoint in path.parents:
-            raise InvalidStore(f"{path}: the log directory cannot lie in its own mount {mountpoint}")
+            raise InvalidStore(
+                f"{path}: the log directory cannot lie in its own mount {mountpoint}"
+            )
     return mountpoint
 
 

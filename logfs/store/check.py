@@ -56,9 +56,7 @@ class Finding:
         return f"{self.severity.name.lower()}: {self.path}: {self.text}"
 
 
-def check(
-    log_dirs: Path | Sequence[Path], progress: Progress | None = None
-) -> Iterator[Finding]:
+def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> Iterator[Finding]:
     """Audit log directories, and change nothing; no finding at all is what everybody wants.
 
     `progress` is told (partition, bytes of its log that were read). Raises what opening a store read-only raises.
@@ -96,7 +94,11 @@ def _check_partition(store: Store, partition: Partition, report: Progress) -> It
     directory = partition.directory
     yield from _check_metadata(directory)
     for path in sorted(directory.glob("*" + TORN)):
-        yield Finding(Severity.NOTE, path, "a torn tail that recovery cut off and kept; remove it if it is not missed")
+        yield Finding(
+            Severity.NOTE,
+            path,
+            "a torn tail that recovery cut off and kept; remove it if it is not missed",
+        )
     clean = (store.home(partition.name.directory) / CLEAN_SHUTDOWN).exists()
     expected: int | None = None
     for segment in partition.segments:
@@ -105,7 +107,9 @@ def _check_partition(store: Store, partition: Partition, report: Progress) -> It
             low, high = sorted((expected, segment.base_offset))
             yield Finding(Severity.ERROR, segment.path, f"offsets {low} to {high - 1} {what}")
         is_active = segment is partition.active
-        expected = yield from _check_segment(partition, segment, report, trusted=clean or not is_active)
+        expected = yield from _check_segment(
+            partition, segment, report, trusted=clean or not is_active
+        )
     if partition.recovery_point > partition.log_end_offset:
         yield Finding(
             Severity.ERROR,
@@ -119,7 +123,9 @@ def _check_metadata(directory: Path) -> Iterator[Finding]:
     try:
         checkpoint.parse_partition_metadata(path.read_bytes())
     except FileNotFoundError:
-        yield Finding(Severity.NOTE, path, "missing; a broker would take the partition for a stray one")
+        yield Finding(
+            Severity.NOTE, path, "missing; a broker would take the partition for a stray one"
+        )
     except Corrupt as error:
         yield Finding(Severity.ERROR, path, str(error))
 
@@ -149,7 +155,9 @@ def _check_segment(
     texts: dict[int, object] = {}
     for found in segment.walk():
         if isinstance(found, Damage):
-            yield Finding(Severity.ERROR, segment.path, str(found.error(segment.path)).partition(": ")[2])
+            yield Finding(
+                Severity.ERROR, segment.path, str(found.error(segment.path)).partition(": ")[2]
+            )
             texts[found.start] = seen.text
             seen.text = seen.text.plus(text_size(found))
             seen.next_offset = found.next_offset
@@ -178,9 +186,7 @@ def _check_batch(
     except LogfsError as error:
         yield Finding(Severity.ERROR, segment.path, f"{where}: {error}")
         return
-    if offsets and not (
-        header.base_offset <= offsets[0] and offsets[-1] <= header.last_offset
-    ):
+    if offsets and not (header.base_offset <= offsets[0] and offsets[-1] <= header.last_offset):
         yield Finding(Severity.ERROR, segment.path, f"{where}: its records lie outside its offsets")
     epoch = partition.epochs.epoch_for(header.base_offset)
     if epoch >= 0 and header.partition_leader_epoch != epoch:
@@ -236,5 +242,3 @@ def _check_times(segment: Segment, seen: _Seen) -> Iterator[Finding]:
                 f"a record up to offset {entry.offset} is later than {entry.timestamp}; run 'logfs reindex'",
             )
             return
-
-

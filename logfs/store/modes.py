@@ -47,7 +47,9 @@ class Modes:
                 content = orjson.loads(disk.read_file(self._path))
                 self._set = {name: Access(*map(int, access)) for name, access in content.items()}
             except (ValueError, TypeError, AttributeError) as error:
-                raise Corrupt(f"{self._path}: {error}; remove the file to go back to defaults") from None
+                raise Corrupt(
+                    f"{self._path}: {error}; remove the file to go back to defaults"
+                ) from None
 
     def get(self, name: str, allowed: int = 0o777) -> Access:
         """The access of a file; `allowed` are the bits that its kind can have at the most by default."""

@@ -186,7 +186,9 @@ class Store:
     def _load_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> None:
         if name.directory in self._homes:
             other = self._homes[name.directory].path
-            raise InvalidStore(f"{name.directory} is in two log directories: {other}, {log_dir.path}")
+            raise InvalidStore(
+                f"{name.directory} is in two log directories: {other}, {log_dir.path}"
+            )
         self._homes[name.directory] = log_dir
         try:
             self.partitions[name.directory] = self._open_partition(log_dir, name, path)
@@ -235,7 +237,9 @@ class Store:
         with self._lock:
             if name in self._homes:
                 raise PartitionExists(f"{name}: the partition exists")
-            counts = [sum(home is log_dir for home in self._homes.values()) for log_dir in self.log_dirs]
+            counts = [
+                sum(home is log_dir for home in self._homes.values()) for log_dir in self.log_dirs
+            ]
             log_dir = self.log_dirs[counts.index(min(counts))]
             path = log_dir.path / name
             self.disk.mkdir(path)
@@ -397,4 +401,3 @@ class Store:
         for log_dir in log_dirs:
             if id(log_dir) not in dirty:
                 log_dir.mark_clean()
-

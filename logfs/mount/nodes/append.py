@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import LogfsError
 from logfs.log.framing import EnvelopeFramer, Framer
-from logfs.mount.nodes.base import WRITE_BITS, Caller, Context, Directory, File, Handle, PartitionAccess, Stat
+from logfs.mount.nodes.base import (
+    WRITE_BITS,
+    Caller,
+    Context,
+    Directory,
+    File,
+    Handle,
+    PartitionAccess,
+    Stat,
+)
 
 if TYPE_CHECKING:
     from logfs.log.partition import Partition

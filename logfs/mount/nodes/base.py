@@ -192,7 +192,9 @@ class Directory(Node):
 
     def mkdir(self, name: str, mode: int, caller: Caller) -> Node:
         """Make a directory."""
-        raise refuse(errno.EPERM, f"{self.path}: directories are made at the root, one for each partition")
+        raise refuse(
+            errno.EPERM, f"{self.path}: directories are made at the root, one for each partition"
+        )
 
     def rmdir(self, name: str) -> None:
         """Remove a directory."""
@@ -200,7 +202,9 @@ class Directory(Node):
 
     def unlink(self, name: str) -> None:
         """Remove a file."""
-        raise refuse(errno.EPERM, f"{self.path}/{name}: the log is append-only; nothing here can be removed")
+        raise refuse(
+            errno.EPERM, f"{self.path}/{name}: the log is append-only; nothing here can be removed"
+        )
 
 
 class PartitionAccess(Node):

@@ -62,5 +62,3 @@ class BrokerConfigDirectory(Directory):
 
     def names(self) -> Iterator[str]:
         yield from BROKER_SETTINGS
-
-

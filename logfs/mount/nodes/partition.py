@@ -41,7 +41,9 @@ class PartitionDirectory(PartitionAccess, Directory):
     mode_name = ""
     entry_timeout = 1.0
 
-    def __init__(self, context: Context, name: str, parent: Directory, partition: Partition) -> None:
+    def __init__(
+        self, context: Context, name: str, parent: Directory, partition: Partition
+    ) -> None:
         super().__init__(context, name, parent)
         self.partition = partition
         self.modes = Modes(context.store.disk, partition.directory)

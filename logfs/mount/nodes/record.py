@@ -7,7 +7,16 @@ import stat
 from typing import TYPE_CHECKING
 
 from logfs.format import envelope
-from logfs.mount.nodes.base import READ_BITS, Caller, Context, Directory, File, Handle, PartitionAccess, Stat
+from logfs.mount.nodes.base import (
+    READ_BITS,
+    Caller,
+    Context,
+    Directory,
+    File,
+    Handle,
+    PartitionAccess,
+    Stat,
+)
 
 if TYPE_CHECKING:
     from logfs.format.record import Record
@@ -76,7 +85,8 @@ class RecordFile(PartitionAccess, File):
     def xattrs(self, caller: Caller) -> dict[str, bytes]:
         record = self.record
         headers = b",".join(
-            b"[%s,%s]" % (envelope.text(name.encode("utf-8", "surrogateescape")), envelope.text(value))
+            b"[%s,%s]"
+            % (envelope.text(name.encode("utf-8", "surrogateescape")), envelope.text(value))
             for name, value in record.headers
         )
         found = {

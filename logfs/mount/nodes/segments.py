@@ -6,7 +6,16 @@ import stat
 from typing import TYPE_CHECKING
 
 from logfs.format import names
-from logfs.mount.nodes.base import READ_BITS, Caller, Context, Directory, File, Handle, Node, PartitionAccess, Stat
+from logfs.mount.nodes.base import (
+    READ_BITS,
+    Caller,
+    Context,
+    File,
+    Handle,
+    Node,
+    PartitionAccess,
+    Stat,
+)
 from logfs.mount.nodes.folder import PartitionFolder
 
 if TYPE_CHECKING:

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 from logfs.format.text import View
 from logfs.log.view import TextView
-from logfs.mount.nodes.base import READ_BITS, Caller, Context, Directory, File, Handle, PartitionAccess, Stat
+from logfs.mount.nodes.base import (
+    READ_BITS,
+    Caller,
+    Context,
+    Directory,
+    File,
+    Handle,
+    PartitionAccess,
+    Stat,
+)
 
 if TYPE_CHECKING:
     from logfs.log.partition import Partition

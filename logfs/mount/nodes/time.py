@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from logfs.log.partition import OffsetAndTimestamp, Partition
     from logfs.store.modes import Access
 
+
 class TimeDirectory(PartitionFolder):
     """Records by time."""
 
@@ -55,9 +56,7 @@ class TimeDirectory(PartitionFolder):
         last = partition.offset_for_time(end) if end >= 0 else None
         begin = partition.log_end_offset if first is None else first.offset
         stop = None if last is None else max(last.offset, begin)
-        return TextFile(
-            self.context, name, self, partition, self.modes, self.name, begin, stop
-        )
+        return TextFile(self.context, name, self, partition, self.modes, self.name, begin, stop)
 
 
 class TimeLink(Symlink):
