@@ -9,7 +9,6 @@ from logfs.errors import InvalidSetting, InvalidStore
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
 
     from logfs.store.store import Store
 
@@ -54,17 +53,16 @@ def _show(store: Store, topic: str | None, names: list[str]) -> None:
     from logfs import config
 
     broker = store.settings.broker_overrides
-    if topic:
-        overrides = store.settings.topic_overrides(topic)
-        known = config.TOPIC_SETTINGS
-        value: Callable[[str], str] = lambda name: config.value_in_force(name, overrides, broker)
-        source: Callable[[str], str] = lambda name: config.describe_source(name, overrides, broker)
-    else:
-        known = config.BROKER_SETTINGS
-        value = lambda name: config.broker_value_in_force(name, broker)
-        source = lambda name: f"broker {name}" if name in broker else "default"
+    overrides = store.settings.topic_overrides(topic) if topic else {}
+    known = config.TOPIC_SETTINGS if topic else config.BROKER_SETTINGS
     for name in names:
         if name not in known:
             raise InvalidSetting(f"{name}: no such setting; 'logfs config' without names lists all")
     for name in names or known:
-        print(f"{name}={value(name)}  # {source(name)}")
+        if topic:
+            value = config.value_in_force(name, overrides, broker)
+            source = config.describe_source(name, overrides, broker)
+        else:
+            value = config.broker_value_in_force(name, broker)
+            source = f"broker {name}" if name in broker else "default"
+        print(f"{name}={value}  # {source}")

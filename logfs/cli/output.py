@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from typing import TYPE_CHECKING
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING
 from logfs.log.walk import DamagedRange
 
 if TYPE_CHECKING:
+    import argparse
+
     from logfs.format.record import Record
     from logfs.log.partition import Partition
 

@@ -170,7 +170,7 @@ def _build_many_lines(data: bytes, form: BatchFormat, now_ms: int) -> Built:
             stop = int(ends[first + count - 1]) + 1
             text = TextSize(count, stop - start, json_bytes + count * per_record)
             built.batches.append(
-                _sealed(memoryview(out[position:end]), form, count, now_ms, now_ms, now_ms, text)
+                _sealed(out[position:end].data, form, count, now_ms, now_ms, now_ms, text)
             )
             position = end
         first += count

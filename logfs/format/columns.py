@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -110,9 +110,9 @@ def decode_columns(
     counts = spans[:, 2]
     if ((counts < 0) | (counts * SMALLEST_RECORD > spans[:, 1] - spans[:, 0])).any():
         raise Corrupt("a batch's records do not fit in its bytes")
-    array = np.frombuffer(data, np.uint8)
+    array: NDArray[np.uint8] = np.frombuffer(data, np.uint8)  # type: ignore[call-overload]
     total = int(counts.sum())
-    columns = {name: np.empty(total, dtype) for name, dtype in _DTYPES.items()}
+    columns: dict[str, Any] = {name: np.empty(total, dtype) for name, dtype in _DTYPES.items()}
     number, stopped = kernels.decode_spans(array, spans, *columns.values())
     if number < len(spans):
         _, end, count, base_offset, _ = spans[number].tolist()
@@ -125,7 +125,7 @@ def concatenate(parts: Sequence[Columns]) -> Columns:
     if len(parts) == 1:
         return parts[0]
     base = np.cumsum([0, *(len(part.data) for part in parts)])
-    joined = {}
+    joined: dict[str, Any] = {}
     for name in _ROW_FIELDS:
         arrays = [getattr(part, name) for part in parts]
         if name.endswith(("starts", "ends")):

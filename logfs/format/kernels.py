@@ -10,7 +10,7 @@ Sizes and positions are bytes, int64. `data` is always a C-contiguous uint8 arra
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import numba
 import numpy as np
@@ -24,11 +24,10 @@ if TYPE_CHECKING:
     Int64s = NDArray[np.int64]
     Int32s = NDArray[np.int32]
 
-_F = TypeVar("_F", bound="Callable[..., Any]")
 
-
-def _kernel(function: _F) -> _F:
-    return cast("_F", numba.njit(nogil=True, cache=True)(function))
+def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = numba.njit(nogil=True, cache=True)(function)
+    return compiled
 
 
 # What decode_records answers instead of an end position when the bytes break the format (kafka-storage 2.2).
@@ -111,7 +110,7 @@ def _get_varint(data: Bytes, position: int, end: int, most_bytes: int) -> tuple[
             if most_bytes == 5 and result > np.uint64(0xFFFFFFFF):
                 return 0, BAD_VARINT
             half = np.int64(result >> np.uint64(1))
-            return half ^ -np.int64(result & np.uint64(1)), position
+            return int(half ^ -np.int64(result & np.uint64(1))), position
         shift += np.uint64(7)
     return 0, BAD_VARINT
 
@@ -527,7 +526,7 @@ def _big_endian(data: Bytes, position: int, size: int) -> int:
     value = np.uint64(0)
     for index in range(position, position + size):
         value = (value << np.uint64(8)) | np.uint64(data[np.uint64(index)])
-    return np.int64(value)
+    return int(np.int64(value))
 
 
 # The columns of what scan_batches and decode_spans pass: one row a batch.

@@ -7,7 +7,7 @@ is its JSON envelope. Control records are in neither.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs.format import columns, envelope
 
@@ -121,7 +121,7 @@ def render(
     return out, ends
 
 
-def _fields(decoded: Columns) -> tuple[object, ...]:
+def _fields(decoded: Columns) -> tuple[Any, ...]:
     return (
         decoded.data,
         decoded.offsets,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import Corrupt, InvalidName
@@ -183,7 +184,7 @@ class _Loader:
     def _open_segments(self) -> list[Segment]:
         bases = sorted(names.parse_stem(name) for name in self._files() if name.endswith(names.LOG))
         segments = [Segment(self.disk, self.directory, base) for base in bases]
-        for segment, following in zip(segments, segments[1:], strict=False):
+        for segment, following in pairwise(segments):
             segment.next_base = following.base_offset
         for segment in segments:
             segment.gaps = self.config.is_compacted

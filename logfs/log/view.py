@@ -253,7 +253,7 @@ class TextView:
         return memoryview(b"".join([first, *rest])) if len(rest) > 1 else first
 
     def _render_columns(self, columns: Columns) -> memoryview:
-        return memoryview(text.render(columns, self.view, self._prefix)[0])
+        return text.render(columns, self.view, self._prefix)[0].data
 
     def _render_around_damage(
         self, segment: Segment, start: int, end: int, at: int, stop: int
@@ -281,16 +281,15 @@ class TextView:
                 f"{segment.text_index.path}: does not agree with its log; run 'logfs reindex'"
             )
         pieces = []
-        for item in texts:
-            if isinstance(item, Damage):
+        for part in texts:
+            if isinstance(part, Damage):
                 # Known exactly for one stretch between two entries; of several, the first takes it all.
-                size = max(missing, 0)
-                missing = 0
-                pieces.append(Piece(at, at + size, None, item))
-                at += size
+                size, missing = max(missing, 0), 0
+                pieces.append(Piece(at, at + size, None, part))
             else:
-                pieces.append(Piece(at, at + len(item), item))
-                at += len(item)
+                size = len(part)
+                pieces.append(Piece(at, at + size, part))
+            at += size
         return pieces
 
 

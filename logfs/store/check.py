@@ -27,7 +27,7 @@ from logfs.store.log_dir import (
 from logfs.store.store import PARTITION_METADATA, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
     from pathlib import Path
 
     from logfs.format.batch import Batch
@@ -149,7 +149,7 @@ class _Seen:
 
 def _check_segment(
     partition: Partition, segment: Segment, report: Progress, *, trusted: bool
-) -> Iterator[Finding]:
+) -> Generator[Finding, None, int | None]:
     """Every batch of a segment, and then its indexes; returns the offset behind it."""
     seen = _Seen(segment.base_offset)
     texts: dict[int, object] = {}
@@ -171,8 +171,6 @@ def _check_segment(
     texts[segment.size_bytes] = seen.text
     if trusted and not segment.damaged:
         yield from _check_indexes(segment, seen, texts)
-    if segment.next_base is not None and not segment.gaps:
-        return seen.next_offset
     return None if segment.gaps else seen.next_offset
 
 

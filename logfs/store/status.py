@@ -108,12 +108,12 @@ def metrics(store: Store, more: dict[str, float] | None = None) -> bytes:
     for name, kind, text in _METRICS:
         out.append(f"# HELP {name} {text}\n# TYPE {name} {kind}\n")
         out += samples[name]
-    gauges = {
+    gauges: dict[str, float] = {
         "logfs_uptime_seconds": (store.clock() - store.opened_ms) / 1000,
         "kafka_log_log_manager_offline_log_directory_count": 0,
         "logfs_offline_partitions": len(store.offline),
         **(more or {}),
     }
-    for name, value in gauges.items():
-        out.append(f"# TYPE {name} gauge\n{name} {value}\n")
+    for name, gauge in gauges.items():
+        out.append(f"# TYPE {name} gauge\n{name} {gauge}\n")
     return "".join(out).encode()

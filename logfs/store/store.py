@@ -64,8 +64,9 @@ class Store:
 
         A missing log directory is made, unless `read_only`: then nothing below is written, locked or repaired.
         `progress` is told (partition, bytes read, bytes in all) during recovery. `only` loads one partition and
-        leaves the others as they are; `recover` goes through recovery even where the last shutdown was clean. Raises `StoreLocked` with the
-        holder's pid, `InvalidStore`, `InvalidSetting` and `Corrupt` for settings files, and `OSError`.
+        leaves the others as they are; `recover` goes through recovery even where the last shutdown was clean.
+
+        Raises `StoreLocked` with the holder's pid, `InvalidStore`, `InvalidSetting` and `Corrupt` for settings files, and `OSError`.
         """
         self.read_only = read_only
         self.clock = clock
@@ -132,7 +133,7 @@ class Store:
         self, log_dirs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
     ) -> list[LogDir]:
         if isinstance(log_dirs, (str, bytes)) or not hasattr(log_dirs, "__iter__"):
-            log_dirs = [log_dirs]  # type: ignore[list-item]
+            log_dirs = [log_dirs]
         paths = [Path(path).absolute() for path in log_dirs]
         if not paths:
             raise InvalidStore("a store needs at least one log directory")

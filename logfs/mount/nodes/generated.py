@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from logfs.mount.errnos import refuse
 from logfs.mount.nodes.base import READ_BITS, Caller, Context, Directory, File, Handle, Stat
-from logfs.store.modes import Access
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from logfs.store.modes import Access
 
 
 class GeneratedFile(File):
