@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import (
@@ -155,7 +156,7 @@ class Partition:
         built = self._build_records(wanted, now_ms)
         if built.refused is not None:
             raise built.refused
-        with self.lock:
+        with self._alone():
             done = self._append(built, now_ms)
         if done.refused is not None:
             raise done.refused
@@ -173,15 +174,26 @@ class Partition:
             built = Built([], 0, self._check_record(Record(b""), config, now_ms))
         else:
             built = build_lines(data, self._batch_format(config), now_ms)
-        with self.lock:
+        with self._alone():
             return self._append(built, now_ms)
 
     def append_records(self, records: Sequence[Record]) -> Appended:
         """Append records up to the first that is refused; raises as `append_lines`."""
         now_ms = self._clock()
         built = self._build_records(records, now_ms)
-        with self.lock:
+        with self._alone():
             return self._append(built, now_ms)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the lock; a thread that must not wait for it gets `WouldBlock` if it is taken."""
+        if not self.lock.acquire(blocking=False):
+            self.check_may_block()
+            self.lock.acquire()
+        try:
+            yield
+        finally:
+            self.lock.release()
 
     def _build_records(self, records: Sequence[Record], now_ms: int) -> Built:
         config = self.config
@@ -266,6 +278,7 @@ class Partition:
         base_offset = self.log_end_offset
         epoch = max(self.epochs.latest, LEADER_EPOCH)
         if self.epochs.latest < 0:
+            self.check_may_block()
             self.epochs.assign(epoch, base_offset)
         assign_offset(batch.data, base_offset, epoch)
         header = parse_header(batch.data)

@@ -8,6 +8,7 @@ import os
 import stat
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import pyfuse3
 import trio
@@ -64,7 +65,7 @@ class Operations(pyfuse3.Operations):
         self._told: set[int] = set()
         self._workers = trio.CapacityLimiter(_WORKERS)
         self._syncers = trio.CapacityLimiter(256)
-        self._sync_locks: dict[int, trio.Lock] = {}
+        self._sync_locks: WeakKeyDictionary[Partition, trio.Lock] = WeakKeyDictionary()
 
     def failed(self, name: str, arguments: tuple[Any, ...], error: Exception) -> int:
         """The errno of an error, remembered with its path for `.logfs/errors`."""
@@ -104,9 +105,6 @@ class Operations(pyfuse3.Operations):
 
     def _remember(self, node: Node) -> None:
         """Count that the kernel was told of a node."""
-        if not node.inode:
-            node.inode = self._next_inode
-            self._next_inode += 1
         self._nodes[node.inode] = node
         self._lookups[node.inode] = self._lookups.get(node.inode, 0) + 1
         if isinstance(node, RecordFile):
@@ -126,6 +124,9 @@ class Operations(pyfuse3.Operations):
             )
 
     async def _attributes(self, node: Node) -> pyfuse3.EntryAttributes:
+        if not node.inode:
+            node.inode = self._next_inode
+            self._next_inode += 1
         # Noted before the node is asked: an append in between then takes the answer back.
         if node.attr_timeout:
             self._told.add(node.inode)
@@ -158,13 +159,14 @@ class Operations(pyfuse3.Operations):
         elif name == b"..":
             node = directory.parent or directory
         else:
-            node = await self._run(directory.lookup, _text(name, directory))
-        if not node.inode:
-            # Its attributes belong to an inode, and the answer may take a thread: number it first.
-            node.inode, self._next_inode = self._next_inode, self._next_inode + 1
+            node = await self._find(directory, _text(name, directory))
         entry = await self._attributes(node)
         self._remember(node)
         return entry
+
+    async def _find(self, directory: Directory, name: str) -> Node:
+        """The node of a name; it may take a thread to make one, but only this thread keeps it (rule 6)."""
+        return directory.known(name) or directory.adopt(name, await self._run(directory.find, name))
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         for inode, count in inode_list:
@@ -243,9 +245,7 @@ class Operations(pyfuse3.Operations):
         directory, names = self._listings[fh]
         for number in range(start_id, len(names)):
             try:
-                node = await self._run(directory.lookup, names[number])
-                if not node.inode:
-                    node.inode, self._next_inode = self._next_inode, self._next_inode + 1
+                node = await self._find(directory, names[number])
                 entry = await self._attributes(node)
             except FileNotFoundError:
                 # Gone since the listing was made.
@@ -269,11 +269,10 @@ class Operations(pyfuse3.Operations):
     ) -> pyfuse3.EntryAttributes:
         directory = self._directory(parent_inode)
         text = _text(name, directory)
-        node = await trio.to_thread.run_sync(
+        await trio.to_thread.run_sync(
             directory.mkdir, text, mode, _caller(ctx), limiter=self._workers
         )
-        if not node.inode:
-            node.inode, self._next_inode = self._next_inode, self._next_inode + 1
+        node = await self._find(directory, text)
         entry = await self._attributes(node)
         self._remember(node)
         return entry
@@ -386,7 +385,7 @@ class Operations(pyfuse3.Operations):
             return
         partition: Partition = handle.file.partition
         end_offset = partition.log_end_offset
-        lock = self._sync_locks.setdefault(id(partition), trio.Lock())
+        lock = self._sync_locks.setdefault(partition, trio.Lock())
         async with lock:
             if partition.failure is None and partition.recovery_point >= end_offset:
                 return

@@ -20,7 +20,7 @@ from logfs.format import checkpoint, names
 from logfs.format.names import DirectoryKind, TopicPartition
 from logfs.log import recovery
 from logfs.log.files import Disk, ReadOnlyDisk
-from logfs.log.partition import Partition
+from logfs.log.partition import LEADER_EPOCH, Partition
 from logfs.store.log_dir import LogDir
 from logfs.store.settings import Settings
 
@@ -66,7 +66,8 @@ class Store:
         `progress` is told (partition, bytes read, bytes in all) during recovery. `only` loads one partition and
         leaves the others as they are; `recover` goes through recovery even where the last shutdown was clean.
 
-        Raises `StoreLocked` with the holder's pid, `InvalidStore`, `InvalidSetting` and `Corrupt` for settings files, and `OSError`.
+        Raises `StoreLocked` with the holder's pid, `InvalidStore`, `InvalidSetting` and `Corrupt` for settings
+        files, and `OSError`.
         """
         self.read_only = read_only
         self.clock = clock
@@ -255,6 +256,8 @@ class Store:
                 recovery.Start(clean=True),
                 self.clock(),
             )
+            # A leader notes its epoch before any record (kafka-storage 10.1), and nobody has to wait for it later.
+            loaded.epochs.assign(LEADER_EPOCH, 0)
             self.disk.sync_directory(path)
             topic = parsed.topic
             partition = Partition(

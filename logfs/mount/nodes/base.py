@@ -163,20 +163,28 @@ class Directory(Node):
         super().__init__(context, name, parent)
         self._alive: WeakValueDictionary[str, Node] = WeakValueDictionary()
 
-    def lookup(self, name: str) -> Node:
-        """The node of a name, the same one as long as it lives; ENOENT if the name means nothing."""
+    def known(self, name: str) -> Node | None:
+        """The living node of a name; None if there is none, or it is not what the name means any more."""
         alive = self._alive.get(name)
-        if alive is not None and self.is_current(alive):
-            return alive
-        node = self.find(name)
+        return alive if alive is not None and self.is_current(alive) else None
+
+    def find(self, name: str) -> Node | None:
+        """Make the node of a name; None if it means nothing. Changes nothing, so any thread may do it."""
+        raise NotImplementedError
+
+    def adopt(self, name: str, node: Node | None) -> Node:
+        """Keep what `find` made, unless somebody was quicker; ENOENT if it made nothing."""
         if node is None:
-            raise OSError(errno.ENOENT, f"{self.path}/{name}: no such file")
+            raise OSError(errno.ENOENT, f"{self.path.rstrip('/')}/{name}: no such file")
+        known = self.known(name)
+        if known is not None:
+            return known
         self._alive[name] = node
         return node
 
-    def find(self, name: str) -> Node | None:
-        """Make the node of a name; None if it means nothing."""
-        raise NotImplementedError
+    def lookup(self, name: str) -> Node:
+        """The node of a name, the same one as long as it lives; ENOENT if the name means nothing."""
+        return self.known(name) or self.adopt(name, self.find(name))
 
     def is_current(self, node: Node) -> bool:
         """Whether a living node is still what its name means."""
@@ -190,7 +198,7 @@ class Directory(Node):
         """The nodes below that somebody holds."""
         return list(self._alive.values())
 
-    def mkdir(self, name: str, mode: int, caller: Caller) -> Node:
+    def mkdir(self, name: str, mode: int, caller: Caller) -> None:
         """Make a directory."""
         raise refuse(
             errno.EPERM, f"{self.path}: directories are made at the root, one for each partition"

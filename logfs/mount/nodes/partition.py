@@ -63,11 +63,9 @@ class PartitionDirectory(PartitionAccess, Directory):
             timestamp = self.partition.active.mtime_ms()
         return Stat(stat.S_IFDIR | access.mode, access.uid, access.gid, 0, timestamp * 1_000_000)
 
-    def lookup(self, name: str) -> Node:
-        child = self._children.get(name)
-        if child is None or (isinstance(child, TextFile) and not child.is_current):
-            child = super().lookup(name)
-            self._children[name] = child
+    def adopt(self, name: str, node: Node | None) -> Node:
+        child = super().adopt(name, node)
+        self._children[name] = child
         return child
 
     def is_current(self, node: Node) -> bool:

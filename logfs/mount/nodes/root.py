@@ -14,7 +14,7 @@ from logfs.mount.nodes.base import Caller, Context, Directory, Node, Stat
 from logfs.mount.nodes.config import BrokerConfigDirectory
 from logfs.mount.nodes.generated import GeneratedFile
 from logfs.mount.nodes.partition import PartitionDirectory
-from logfs.store.modes import Access
+from logfs.store.modes import Access, Modes
 from logfs.store.status import metrics, store_status
 
 if TYPE_CHECKING:
@@ -37,35 +37,42 @@ class RootDirectory(Directory):
         mode = stat.S_IFDIR | stat.S_IMODE(found.st_mode)
         return Stat(mode, found.st_uid, found.st_gid, 0, found.st_mtime_ns)
 
-    def lookup(self, name: str) -> Node:
+    def known(self, name: str) -> Node | None:
         if name == SELF:
             return self._self
         known = self._partitions.get(name)
-        partition = self.context.store[name]
-        if known is None or known.partition is not partition:
-            known = PartitionDirectory(self.context, name, self, partition)
-            self._partitions[name] = known
+        if known is not None and known.partition is not self.context.store.partitions.get(name):
+            # Deleted, and perhaps made again.
+            del self._partitions[name]
+            return None
         return known
+
+    def find(self, name: str) -> Node | None:
+        return PartitionDirectory(self.context, name, self, self.context.store[name])
+
+    def adopt(self, name: str, node: Node | None) -> Node:
+        child = super().adopt(name, node)
+        if isinstance(child, PartitionDirectory):
+            self._partitions[name] = child
+        return child
 
     def names(self) -> Iterator[str]:
         yield SELF
         yield from self.context.store
 
-    def mkdir(self, name: str, mode: int, caller: Caller) -> Node:
+    def mkdir(self, name: str, mode: int, caller: Caller) -> None:
         """Create a partition, which belongs to who made it."""
         if name == SELF:
             raise refuse(errno.EEXIST, f"{self.path}{name}: is logfs' own")
-        self.context.store.create(name)
-        made = self.lookup(name)
-        made.set_access(Access(mode & ~caller.umask & 0o7777, caller.uid, caller.gid))
-        return made
+        partition = self.context.store.create(name)
+        access = Access(mode & ~caller.umask & 0o7777, caller.uid, caller.gid)
+        Modes(self.context.store.disk, partition.directory).set("", access)
 
     def rmdir(self, name: str) -> None:
         """Delete a partition, as Kafka does."""
         if name == SELF:
             raise refuse(errno.EPERM, f"{self.path}{name}: is logfs' own")
         self.context.store.delete(name)
-        self._partitions.pop(name, None)
 
 
 class SelfDirectory(Directory):
