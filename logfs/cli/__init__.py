@@ -68,16 +68,20 @@ def _list_of_commands() -> str:
 
 
 def mount_helper() -> int:
-    """`mount.logfs`, what mount(8) runs for an fstab line: `mount.logfs LOGDIR[,LOGDIR…] MOUNTPOINT [-o …]`."""
-    words = sys.argv[1:]
-    options = [word for word in words if word.startswith("-") and word not in ("-s", "-n", "-v")]
-    values = [word for word in words if not word.startswith("-")]
-    command = (
-        ["mount", *values[0].split(","), values[1]] if len(values) >= 2 else ["mount", *values]
-    )
-    if "-o" in options and len(values) >= 3:
-        command += ["-o", values[2]]
-    return main(command)
+    """`mount.logfs`, what mount(8) runs for an fstab line of type `logfs`.
+
+    It is called as `mount.logfs LOGDIR[,LOGDIR…] MOUNTPOINT [-sfnv] [-o OPTIONS]`.
+    """
+    parser = argparse.ArgumentParser(prog="mount.logfs")
+    parser.add_argument("log_dirs")
+    parser.add_argument("mountpoint")
+    parser.add_argument("-o", dest="options", action="append", default=[])
+    for flag in "sfnv":
+        parser.add_argument(f"-{flag}", action="store_true")
+    parser.add_argument("-t")
+    parsed = parser.parse_args()
+    options = [f"-o{option}" for option in parsed.options]
+    return main(["mount", *options, *parsed.log_dirs.split(","), parsed.mountpoint])
 
 
 def _run(module: ModuleType, parsed: argparse.Namespace) -> int:
