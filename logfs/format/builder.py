@@ -145,11 +145,11 @@ def _build_many_lines(data: bytes, form: BatchFormat, now_ms: int) -> Built:
 
     array = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(array == 10)
-    # Every batch that is cut at the limit holds at least half of it, but for one of a single large record.
-    batches_at_most = 2 + 2 * (len(data) + len(ends) * _RECORD_OVERHEAD) // max(form.limit_bytes, 1)
-    out = np.empty(
-        len(data) + len(ends) * _RECORD_OVERHEAD + batches_at_most * HEADER_SIZE, np.uint8
-    )
+    # The kernel writes unchecked, so there must be room for every header: each batch and the record that no
+    # longer fitted pass the limit together, and no batch is without a record.
+    records_bytes = len(data) + len(ends) * _RECORD_OVERHEAD
+    batches_at_most = min(2 + 2 * records_bytes // max(form.records_limit, 1), len(ends))
+    out = np.empty(records_bytes + batches_at_most * HEADER_SIZE, np.uint8)
     per_record = _LINE_ENVELOPE + len(str(now_ms)) + _label_growth(form)
     built = Built([], 0, of_lines=True)
     first = start = position = 0

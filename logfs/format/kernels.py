@@ -109,6 +109,8 @@ def _get_varint(data: Bytes, position: int, end: int, most_bytes: int) -> tuple[
         if byte < np.uint64(128):
             if most_bytes == 5 and result > np.uint64(0xFFFFFFFF):
                 return 0, BAD_VARINT
+            if shift == np.uint64(63) and byte > np.uint64(1):
+                return 0, BAD_VARINT
             half = np.int64(result >> np.uint64(1))
             return int(half ^ -np.int64(result & np.uint64(1))), position
         shift += np.uint64(7)
@@ -529,48 +531,51 @@ def _big_endian(data: Bytes, position: int, size: int) -> int:
     return int(np.int64(value))
 
 
-# The columns of what scan_batches and decode_spans pass: one row a batch.
-POSITION, SIZE, CRC, ATTRIBUTES, NEXT_OFFSET = 0, 1, 2, 3, 4
-SPAN_START, SPAN_END, SPAN_COUNT, SPAN_BASE_OFFSET, SPAN_BASE_TIMESTAMP = 5, 6, 7, 8, 9
-BATCH_COLUMNS = 10
+# The columns of a row of scan_batches; those from SPAN_START on are what decode_spans takes.
+POSITION, SIZE, CRC, ATTRIBUTES, NEXT_OFFSET, MAX_TIMESTAMP, LEADER_EPOCH = 0, 1, 2, 3, 4, 5, 6
+SPAN_START, SPAN_END, SPAN_COUNT, SPAN_BASE_OFFSET, SPAN_BASE_TIMESTAMP = 7, 8, 9, 10, 11
+BATCH_COLUMNS = 12
 
 
 @_kernel
-def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> int:
-    """Walk the batches that fill `data` by their length fields, one row of int64[BATCH_COLUMNS] each.
+def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> tuple[int, int]:
+    """Walk the whole batches at the start of `data` by their length fields, one row of int64[BATCH_COLUMNS] each.
 
-    Returns their number; -1 unless they fill it exactly with batches of magic 2 whose offsets follow each other
-    from `first_offset` on, or with `gaps`, increase.
+    Returns (their number, the position behind the last): it stops before an incomplete batch, and before one whose
+    magic is not 2 or whose offsets do not follow the last one's (`first_offset` for the first), or, with `gaps`,
+    do not increase.
     """
     count = 0
     position = 0
     expected = first_offset
     end = len(data)
-    while position < end:
-        if count == len(rows) or position + 61 > end:
-            return -1
+    while count < len(rows) and position + 61 <= end:
         size = _big_endian(data, position + 8, 4) + 12
         base_offset = _big_endian(data, position, 8)
-        next_offset = base_offset + _big_endian(data, position + 23, 4) + 1
+        last_delta = _big_endian(data, position + 23, 4)
         if size < 61 or size > end - position or data[position + 16] != 2:
-            return -1
+            break
         if base_offset < expected or (base_offset > expected and not gaps):
-            return -1
+            break
+        if last_delta > 0x7FFFFFFF:
+            break
         row = rows[count]
         row[POSITION] = position
         row[SIZE] = size
         row[CRC] = _big_endian(data, position + 17, 4)
         row[ATTRIBUTES] = _big_endian(data, position + 21, 2)
-        row[NEXT_OFFSET] = next_offset
+        row[NEXT_OFFSET] = base_offset + last_delta + 1
+        row[MAX_TIMESTAMP] = _big_endian(data, position + 35, 8)
+        row[LEADER_EPOCH] = np.int32(_big_endian(data, position + 12, 4))
         row[SPAN_START] = position + 61
         row[SPAN_END] = position + size
-        row[SPAN_COUNT] = _big_endian(data, position + 57, 4)
+        row[SPAN_COUNT] = np.int32(_big_endian(data, position + 57, 4))
         row[SPAN_BASE_OFFSET] = base_offset
         row[SPAN_BASE_TIMESTAMP] = _big_endian(data, position + 27, 8)
-        expected = next_offset
+        expected = base_offset + last_delta + 1
         position += size
         count += 1
-    return count
+    return count, position
 
 
 @_kernel

@@ -53,7 +53,7 @@ class Record:
 def encode_record(record: Record, *, offset_delta: int, timestamp_delta: int) -> bytes:
     """The bytes of a record inside its batch."""
     body = bytearray(1)
-    body += varint.encode(timestamp_delta)
+    body += varint.encode(varint.wrap(timestamp_delta))
     body += varint.encode(offset_delta)
     _put_bytes(body, record.key)
     _put_bytes(body, record.value)
@@ -84,7 +84,11 @@ def decode_record(
     if position != end:
         raise Corrupt(f"a record of {size} bytes holds {end - position} bytes more than its fields")
     record = Record(
-        value, key, headers, base_timestamp + timestamp_delta, base_offset + offset_delta
+        value,
+        key,
+        headers,
+        varint.wrap(base_timestamp + timestamp_delta),
+        base_offset + offset_delta,
     )
     return record, position
 

@@ -40,4 +40,10 @@ def decode(data: Sequence[int], position: int, most_bytes: int = VARINT_BYTES) -
     raise Corrupt(f"no varint of at most {most_bytes} bytes at byte {position} of the records")
 
 
+def wrap(value: int) -> int:
+    """An int64 again of what a sum or difference of two made: two timestamps may be further apart, as in Java."""
+    return value if -_WRAP <= value < _WRAP else (value + _WRAP) % (2 * _WRAP) - _WRAP
+
+
+_WRAP = 1 << 63
 _ONE_BYTE = [bytes([value]) for value in range(128)]

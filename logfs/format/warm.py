@@ -22,5 +22,5 @@ def warm_up() -> None:
         batch.record_at(3)
         for view in View:
             render(batch.columns(), view, b"{")
-    rows = np.empty((2, kernels.BATCH_COLUMNS), np.int64)
+    rows = np.empty((1, kernels.BATCH_COLUMNS), np.int64)
     kernels.scan_batches(np.frombuffer(built.batches[0].data, np.uint8), 0, False, rows)

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import Corrupt, InvalidName
 from logfs.format import names
+from logfs.format.batch import HEADER_SIZE, parse_header
 from logfs.format.text import NO_TEXT
 from logfs.log.epochs import LeaderEpochs
 from logfs.log.index import TimeEntry
-from logfs.log.segment import MAX_RELATIVE_OFFSET, Segment, TextBuilder, Tip, text_size
+from logfs.log.segment import MAX_RELATIVE_OFFSET, UNMEASURED, Segment, TextBuilder, Tip
+from logfs.log.spans import survey
 from logfs.log.walk import Damage
 
 if TYPE_CHECKING:
@@ -223,38 +225,40 @@ class _Loader:
 
     def _resume_clean(self, segment: Segment) -> bool:
         """Find the end of the last segment from its indexes; False if they and the log do not agree."""
-        size = self.disk.size(segment.file)
+        size = segment.size_bytes
         try:
             for index in segment.indexes:
                 index.check_sane()
         except Corrupt as error:
-            logger.warning("%s; rebuilding the indexes of its segment", error)
+            logger.warning("%s; making the indexes of its segment anew", error)
             return False
-        if not segment.offset_index.exists() and size:
+        if size and not segment.offset_index.exists():
             return False
         max_entry = segment.time_index.last
-        entry = segment.offset_index.lookup(segment.base_offset + MAX_RELATIVE_OFFSET)
-        if entry.position > size:
+        last = segment.offset_index.lookup(segment.base_offset + MAX_RELATIVE_OFFSET)
+        end = segment.base_offset
+        if last.position > size:
             return False
-        text = segment.text_index.last
-        if text.position > size or not segment.starts_batch(text.position, size):
-            text = segment.text_index[-1]
-            segment.text_index.reset()
-        position, end, before = entry.position, entry.offset, text.before
-        segment.resume(Tip(size, end, before), max_entry)
-        walk_from = min(position, text.position)
-        for found in segment.walk(walk_from):
+        segment.resume(Tip(size, end, UNMEASURED), max_entry)
+        first_offset = self._first_offset(segment, last.position)
+        for found in segment.walk_unknown_end(last.position, first_offset):
             if isinstance(found, Damage):
                 return False
-            at, batch = found
-            end = batch.header.next_offset
-            if at >= text.position:
-                before = before.plus(text_size(found))
-            if batch.header.max_timestamp > max_entry.timestamp:
-                max_entry = TimeEntry(batch.header.max_timestamp, batch.header.last_offset)
-            self.last_timestamp = batch.header.max_timestamp
-        segment.resume(Tip(size, end if size else segment.base_offset, before), max_entry)
+            header = found[1].header
+            end = header.next_offset
+            if header.max_timestamp > max_entry.timestamp:
+                max_entry = TimeEntry(header.max_timestamp, header.last_offset)
+            self.last_timestamp = header.max_timestamp
+        segment.resume(Tip(size, end, UNMEASURED), max_entry)
         return True
+
+    @staticmethod
+    def _first_offset(segment: Segment, position: int) -> int:
+        """The offset of the batch at a position that an index names; the walk checks the rest."""
+        data = segment.read(position, HEADER_SIZE)
+        if len(data) < HEADER_SIZE:
+            return segment.base_offset
+        return max(parse_header(data).base_offset, segment.base_offset)
 
     def _rebuild(self, segment: Segment, *, cut: bool) -> None:
         """Walk a segment, make its indexes anew, and cut a torn tail if it is the last (kafka-storage 3.4)."""
@@ -270,7 +274,7 @@ class _Loader:
         end = segment.base_offset
         last_entry = 0
         damaged: list[Damage] = []
-        for found in segment.walk_unknown_end():
+        for found in survey(segment, 0, segment.base_offset):
             if isinstance(found, Damage):
                 self.progress(found.end - found.start)
                 if cut and self._is_torn(found, size):
@@ -282,20 +286,18 @@ class _Loader:
                 builder.note(found)
                 logger.error("%s", found.error(segment.path))
                 continue
-            position, batch = found
-            header = batch.header
-            self.progress(header.size_bytes)
-            if header.max_timestamp > max_entry.timestamp:
-                max_entry = TimeEntry(header.max_timestamp, header.last_offset)
-            if position - last_entry > interval:
-                segment.offset_index.append(header.last_offset, position)
+            self.progress(found.size_bytes)
+            if found.max_timestamp > max_entry.timestamp:
+                max_entry = TimeEntry(found.max_timestamp, found.next_offset - 1)
+            if found.position - last_entry > interval:
+                segment.offset_index.append(found.next_offset - 1, found.position)
                 segment.time_index.maybe_append(*max_entry)
-                last_entry = position
-            if header.partition_leader_epoch > self.epochs.latest:
-                self.epochs.assign(header.partition_leader_epoch, header.base_offset)
+                last_entry = found.position
+            if found.leader_epoch > self.epochs.latest:
+                self.epochs.assign(found.leader_epoch, found.base_offset)
             builder.note(found)
-            end = header.next_offset
-            self.last_timestamp = header.max_timestamp
+            end = found.next_offset
+            self.last_timestamp = found.max_timestamp
         segment.damaged = tuple(damaged)
         segment.resume(Tip(size, end, builder.text), max_entry)
         segment.finish()

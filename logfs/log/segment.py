@@ -6,15 +6,15 @@ import random
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from logfs.errors import Corrupt
 from logfs.format import names
 from logfs.format.batch import HEADER_SIZE, Batch, Header, parse_header
-from logfs.format.text import NO_TEXT, TextSize, measure
+from logfs.format.text import NO_TEXT, TextSize
 from logfs.log.index import OffsetIndex, TextIndex, TimeEntry, TimeIndex
+from logfs.log.spans import BatchInfo, survey, text_size
 from logfs.log.walk import CHUNK_BYTES, Damage, Walk, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from logfs.config import LogConfig
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 MAX_RELATIVE_OFFSET = 2**31 - 1
 _LAST_OFFSET = 2**63 - 1
+
+
+# The text of a segment that nobody has asked for yet.
+UNMEASURED = TextSize(-1, -1, -1)
 
 
 class Tip(NamedTuple):
@@ -101,7 +105,8 @@ class Segment:
     @property
     def tip(self) -> Tip:
         """Size, end offset and text in one; for a segment whose text was never measured, it is read whole."""
-        return self._tip or self._load_tip()
+        tip = self._tip
+        return self._load_tip() if tip is None or tip.text is UNMEASURED else tip
 
     @property
     def max_timestamp(self) -> TimeEntry:
@@ -135,11 +140,38 @@ class Segment:
         """The batches from a position that is the start of one, with damage told apart (`logfs.log.walk`)."""
         size = self.size_bytes
         stop = size if end is None else min(end, size)
-        return self._walk(position, stop, self.next_offset if stop == size else None, chunk_bytes)
+        next_offset = self.next_offset if stop == size else None
+        found = self._walk(position, stop, next_offset, chunk_bytes)
+        first = next(found, None)
+        if isinstance(first, Damage) and position:
+            # Whose forerunner is not known may be wronged, and where damage begins is not known: count from the start.
+            for item in self._walk(0, stop, next_offset, chunk_bytes):
+                if isinstance(item, Damage) and item.end >= position:
+                    yield item._replace(start=max(item.start, position))
+                elif not isinstance(item, Damage) and item[0] >= position:
+                    yield item
+        elif first is not None:
+            yield first
+            yield from found
 
-    def walk_unknown_end(self) -> Iterator[tuple[int, Batch] | Damage]:
-        """All batches of a file under recovery: what offset follows the last is what it is to find out."""
-        return self._walk(0, self.size_bytes, self.next_base, CHUNK_BYTES)
+    def walk_unknown_end(
+        self, position: int, first_offset: int
+    ) -> Iterator[tuple[int, Batch] | Damage]:
+        """As `walk`, of a file under recovery: the offset behind its last batch is what it is to find out.
+
+        `first_offset` is the one that the first batch should have.
+        """
+        what = Walk(
+            self.read,
+            position,
+            self.size_bytes,
+            first_offset,
+            self._limit_offset,
+            self.next_base,
+            True,
+            self.gaps,
+        )
+        return walk(what)
 
     def _walk(
         self, position: int, stop: int, next_offset: int | None, chunk_bytes: int
@@ -208,6 +240,9 @@ class Segment:
                 self._disk.truncate(self._file, config.segment_bytes)
             self._tip = Tip(0, self.base_offset, NO_TEXT)
             self.gaps = False
+        elif self._tip is not None:
+            # Measured before the index gets room for more.
+            _ = self.tip
         self.offset_index.preallocate(config.segment_index_bytes)
         self.time_index.preallocate(config.segment_index_bytes)
         # As many entries as the offset index, and the closing one.
@@ -350,47 +385,48 @@ class Segment:
         entry = self.text_index.lookup_position(position)
         text = entry.before
         for found in self.walk(entry.position, position):
-            text = text.plus(text_size(found))
+            text = text.plus(text_size(found if isinstance(found, Damage) else found[1]))
         return text
 
     def _load_tip(self) -> Tip:
-        """The tip of a sealed segment, by the closing entry of its text index, or by reading all of it."""
-        size = self._disk.size(self.file)
-        last = self.text_index.last
-        if last.position != size or not self.starts_batch(last.position, size):
+        """The tip by the closing entry of the text index, or where that is missing, by reading the log."""
+        size = self.size_bytes
+        if self.text_index.last.position != size or not self.text_is_sane():
             self._disk.check_may_block()
             with self._rebuilding:
-                if self._tip is None:
+                if self._tip is None or self._tip.text is UNMEASURED:
                     self.rebuild_text()
-            last = self.text_index.last
-        self._tip = Tip(size, self.next_offset, last.before)
+        self._tip = Tip(size, self.next_offset, self.text_index.last.before)
         return self._tip
 
-    def starts_batch(self, position: int, size: int) -> bool:
-        """Whether the entry before the closing one still points at a batch: the file may not be ours any more."""
-        number = len(self.text_index) - 2
+    def text_is_sane(self) -> bool:
+        """Whether the text index still points at batches: something else may have written the log meanwhile."""
+        index = self.text_index
+        size = self.size_bytes
+        last = index.last
+        if last.position > size:
+            return False
+        number = len(index) - (2 if last.position == size else 1)
         if number < 0:
             return True
-        entry = self.text_index[number]
-        data = self.read(entry.position, HEADER_SIZE) if entry.position < size else b""
+        entry = index[number]
+        data = self.read(entry.position, HEADER_SIZE)
         if len(data) < HEADER_SIZE:
             return False
         header = parse_header(data)
-        return header.base_offset >= entry.offset and entry.position + header.size_bytes <= position
+        return header.base_offset >= entry.offset and entry.position + header.size_bytes <= size
 
-    def rebuild_text(self, progress: Callable[[int], None] | None = None) -> None:
-        """Make the text index anew from the log, for a file that something else wrote or changed."""
+    def rebuild_text(self) -> None:
+        """Bring the text index up to the log, which something else wrote or went on with."""
         index = self.text_index
         size = self.size_bytes
-        index.reset()
-        index.preallocate(
-            size // _TEXT_INTERVAL_BYTES * 2 * index.entry.size + 64 * index.entry.size
-        )
+        if not self.text_is_sane():
+            index.reset()
+        entries = len(index) + 2 * (size // _TEXT_INTERVAL_BYTES) + 64
+        index.preallocate(entries * index.entry.size)
         builder = TextBuilder(index, _TEXT_INTERVAL_BYTES)
-        for found in self.walk():
+        for found in survey(self, builder.position, index.last.offset):
             builder.note(found)
-            if progress:
-                progress(builder.position)
         builder.finish(self.next_offset, size)
         index.trim()
 
@@ -404,13 +440,14 @@ class TextBuilder:
     """Adds text index entries while the batches of a segment go by."""
 
     def __init__(self, index: TextIndex, interval_bytes: int) -> None:
+        """Go on behind the last entry of an index."""
         self._index = index
         self._interval_bytes = interval_bytes
-        self._last_entry = 0
-        self.position = 0
-        self.text = NO_TEXT
+        self._last_entry = index.last.position
+        self.position = index.last.position
+        self.text = index.last.before
 
-    def note(self, found: tuple[int, Batch] | Damage) -> None:
+    def note(self, found: BatchInfo | Damage) -> None:
         """Take the next batch, or the next damage, which stands between entries of its own."""
         if isinstance(found, Damage):
             self._entry(found.first_offset, found.start)
@@ -418,11 +455,10 @@ class TextBuilder:
             self._entry(found.next_offset, found.end)
             self.position = found.end
             return
-        position, batch = found
-        if position - self._last_entry > self._interval_bytes:
-            self._entry(batch.header.base_offset, position)
-        self.text = self.text.plus(text_size(found))
-        self.position = position + batch.header.size_bytes
+        if found.position - self._last_entry > self._interval_bytes:
+            self._entry(found.base_offset, found.position)
+        self.text = self.text.plus(found.text)
+        self.position = found.position + found.size_bytes
 
     def finish(self, next_offset: int, size: int) -> None:
         """Write the closing entry."""
@@ -432,17 +468,6 @@ class TextBuilder:
         if position > self._last_entry and not self._index.is_full:
             self._index.append(offset, position, self.text)
             self._last_entry = position
-
-
-def text_size(found: tuple[int, Batch] | Damage) -> TextSize:
-    """The text of a batch; a damaged range is as long in the views as in the file, for readers to go past it."""
-    if isinstance(found, Damage):
-        return TextSize(0, found.end - found.start, found.end - found.start)
-    try:
-        return measure(found[1])
-    except Corrupt:
-        size = found[1].header.size_bytes
-        return TextSize(0, size, size)
 
 
 _POINT_READ_BYTES = 16 * 1024

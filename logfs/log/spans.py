@@ -1,4 +1,4 @@
-"""Many small batches at once: the walk of `logfs.log.walk` for the case that nothing is wrong, at kernel speed.
+"""Many batches at once: the walk of `logfs.log.walk` for the case that nothing is wrong, at kernel speed.
 
 A service that writes one line at a time leaves hundreds of batches in a block of the log; a Python step for each
 field of each of them would cost more than all the reading.
@@ -6,13 +6,17 @@ field of each of them would cost more than all the reading.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
 
-from logfs.format.batch import CONTROL_BIT, CRC_START, HEADER_SIZE, Batch, parse_header
+from logfs.errors import Corrupt
+from logfs.format import text
+from logfs.format.batch import CONTROL_BIT, CRC_START, HEADER_SIZE, Batch
 from logfs.format.columns import decode_columns
+from logfs.format.text import TextSize
+from logfs.log.walk import Damage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,38 +26,38 @@ if TYPE_CHECKING:
     from logfs.format.columns import Columns
     from logfs.log.segment import Segment
 
+_CHUNK_BYTES = 1 << 20
+# A 32-bit length never says more.
+_MOST_BYTES = 2**31 + 12
 
-def scan(
-    data: bytes, segment: Segment, position: int, first_offset: int
-) -> NDArray[np.int64] | None:
-    """The batches that fill `data`, read at a position of a segment, as rows of `kernels.scan_batches`.
 
-    `first_offset` is the lowest that the first may have, and in a log without gaps the one it must have. None
-    unless every check of the careful walk passes; who gets None takes the careful walk.
+class BatchInfo(NamedTuple):
+    """What an index wants to know of a batch."""
+
+    position: int
+    size_bytes: int
+    base_offset: int
+    next_offset: int
+    max_timestamp: int
+    leader_epoch: int
+    text: TextSize
+
+
+def scan(data: bytes, first_offset: int, *, gaps: bool) -> tuple[NDArray[np.int64], int]:
+    """The valid batches at the start of `data` as rows of `kernels.scan_batches`, and where they end.
+
+    `first_offset` is the lowest that the first may have, and without `gaps` the one it must have. What stopped
+    the scan may be the end of `data` or anything that is not right: who must know takes the careful walk.
     """
     from logfs.format import kernels
 
     rows = np.empty((len(data) // HEADER_SIZE + 1, kernels.BATCH_COLUMNS), np.int64)
-    count = kernels.scan_batches(np.frombuffer(data, np.uint8), first_offset, segment.gaps, rows)
-    if count < 0:
-        return None
-    rows = rows[:count]
+    count, end = kernels.scan_batches(np.frombuffer(data, np.uint8), first_offset, gaps, rows)
     view = memoryview(data)
-    for start, size, crc in rows[:, :3].tolist():
+    for number, (start, size, crc) in enumerate(rows[:count, :3].tolist()):
         if crc32c(view[start + CRC_START : start + size]) != crc:
-            return None
-    expected = int(rows[-1, kernels.NEXT_OFFSET]) if count else first_offset
-    return rows if _leads_on(segment, position + len(data), expected) else None
-
-
-def _leads_on(segment: Segment, position: int, expected: int) -> bool:
-    """Whether the last batch leads to what follows: its offsets are not under the CRC."""
-    if segment.gaps:
-        return True
-    if position >= segment.size_bytes:
-        return expected == segment.next_offset
-    following = segment.read(position, HEADER_SIZE)
-    return len(following) < HEADER_SIZE or parse_header(following).base_offset == expected
+            return rows[:number], start
+    return rows[:count], end
 
 
 def decode(data: bytes, rows: NDArray[np.int64]) -> Iterator[Columns]:
@@ -61,6 +65,14 @@ def decode(data: bytes, rows: NDArray[np.int64]) -> Iterator[Columns]:
 
     Control batches are left out. `Corrupt` as `Batch.columns`.
     """
+    for columns, _ in _decode_groups(data, rows):
+        yield columns
+
+
+def _decode_groups(
+    data: bytes, rows: NDArray[np.int64]
+) -> Iterator[tuple[Columns, NDArray[np.int64]]]:
+    """As `decode`, each with the rows that it is made of."""
     from logfs.format import kernels
 
     simple = rows[:, kernels.ATTRIBUTES] == 0
@@ -69,8 +81,107 @@ def decode(data: bytes, rows: NDArray[np.int64]) -> Iterator[Columns]:
         if not len(group):
             continue
         if group[0, kernels.ATTRIBUTES] == 0:
-            yield decode_columns(data, group[:, kernels.SPAN_START :])
+            yield decode_columns(data, group[:, kernels.SPAN_START :]), group
             continue
-        for position, attributes in group[:, [kernels.POSITION, kernels.ATTRIBUTES]].tolist():
-            if not attributes & CONTROL_BIT:
-                yield Batch.parse(data, position).columns()
+        for row in group:
+            if not row[kernels.ATTRIBUTES] & CONTROL_BIT:
+                yield Batch.parse(data, int(row[kernels.POSITION])).columns(), row[np.newaxis]
+
+
+def survey(segment: Segment, position: int, first_offset: int) -> Iterator[BatchInfo | Damage]:
+    """Every batch of a segment from a position on, with damage told apart as `Segment.walk` does."""
+    size = segment.size_bytes
+    expected = first_offset
+    while position < size:
+        data = segment.read(position, _CHUNK_BYTES)
+        rows, end = scan(data, expected, gaps=segment.gaps)
+        if not len(rows) and len(data) < size - position:
+            # One batch that is larger than the chunk, or nothing that is right.
+            length = int.from_bytes(data[8:12], "big") + 12 if len(data) >= HEADER_SIZE else 0
+            if _CHUNK_BYTES < length <= min(size - position, _MOST_BYTES):
+                data = segment.read(position, length)
+                rows, end = scan(data, expected, gaps=segment.gaps)
+        for info in _infos(data, rows, position):
+            yield info
+            expected = info.next_offset
+        position += end
+        if not len(rows):
+            # The careful walk says what is wrong here, and where it goes on.
+            for found in segment.walk_unknown_end(position, expected):
+                yield found if isinstance(found, Damage) else _careful_info(*found)
+                if isinstance(found, Damage):
+                    position, expected = found.end, found.next_offset
+                else:
+                    position = found[0] + found[1].header.size_bytes
+                    expected = found[1].header.next_offset
+                break
+    if segment.next_base is not None and expected < segment.next_base and not segment.gaps:
+        yield Damage(size, size, expected, segment.next_base, "the file ends too early")
+
+
+def _careful_info(position: int, batch: Batch) -> BatchInfo:
+    header = batch.header
+    return BatchInfo(
+        position,
+        header.size_bytes,
+        header.base_offset,
+        header.next_offset,
+        header.max_timestamp,
+        header.partition_leader_epoch,
+        text_size(batch),
+    )
+
+
+def _infos(data: bytes, rows: NDArray[np.int64], start: int) -> Iterator[BatchInfo]:
+    from logfs.format import kernels
+
+    sizes = _text_sizes(data, rows)
+    wanted = (
+        kernels.POSITION,
+        kernels.SIZE,
+        kernels.SPAN_BASE_OFFSET,
+        kernels.NEXT_OFFSET,
+        kernels.MAX_TIMESTAMP,
+        kernels.LEADER_EPOCH,
+    )
+    for (position, *rest), size in zip(rows[:, wanted].tolist(), sizes, strict=True):
+        yield BatchInfo._make((start + position, *rest, TextSize._make(size)))
+
+
+def _text_sizes(data: bytes, rows: NDArray[np.int64]) -> list[list[int]]:
+    """The text of each scanned batch: records, bytes of lines, bytes of envelopes."""
+    from logfs.format import kernels
+
+    sizes = np.zeros((len(rows), 3), np.int64)
+    try:
+        for columns, group in _decode_groups(data, rows):
+            counts = group[:, kernels.SPAN_COUNT]
+            first = int(np.searchsorted(rows[:, kernels.POSITION], group[0, kernels.POSITION]))
+            ends = np.cumsum(counts)
+            part = sizes[first : first + len(group)]
+            part[:, 0] = counts
+            part[:, 1] = _sums(text.line_sizes(columns), ends)
+            part[:, 2] = _sums(text.envelope_sizes(columns), ends)
+    except Corrupt:
+        # A batch with a good CRC and records that are none: measured one by one, it alone is odd.
+        return [
+            list(text_size(Batch.parse(data, int(position))))
+            for position in rows[:, kernels.POSITION]
+        ]
+    return sizes.tolist()
+
+
+def _sums(values: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The sums of consecutive runs of values, each of which ends before ends[i]."""
+    running = np.concatenate(([0], np.cumsum(values)))[np.concatenate(([0], ends))]
+    return np.diff(running)
+
+
+def text_size(found: Batch | Damage) -> TextSize:
+    """The text of a batch; a damaged range is as long in the views as in the file, for readers to go past it."""
+    if isinstance(found, Damage):
+        return TextSize(0, found.end - found.start, found.end - found.start)
+    try:
+        return text.measure(found)
+    except Corrupt:
+        return TextSize(0, found.header.size_bytes, found.header.size_bytes)

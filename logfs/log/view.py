@@ -11,7 +11,6 @@ from logfs.errors import Corrupt
 from logfs.format import envelope, text
 from logfs.format.text import TextSize, View
 from logfs.log import spans
-from logfs.log.segment import Segment, text_size
 from logfs.log.walk import Damage
 
 if TYPE_CHECKING:
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from logfs.format.columns import Columns
     from logfs.log.index import TextEntry
     from logfs.log.partition import Partition
+    from logfs.log.segment import Segment
 
 # How much of a .log file is rendered at a time: larger costs latency, smaller costs calls.
 BLOCK_BYTES = 256 * 1024
@@ -97,19 +97,24 @@ class TextView:
         self._extending = threading.Lock()
         self._end_offset = end
         self._fixed_size: int | None = None
-        self._origin = self._before(self._segments[0], first)
+        self._first = first
+        self._origin: int | None = None
+        self._settle()
 
     @property
     def size(self) -> int:
         """The bytes of the view now."""
         if self._fixed_size is not None:
             return self._fixed_size
+        origin = self._settle()
+        if origin is None:
+            return 0
         self._extend()
         end = self._end_offset
         if end is None:
-            return max(self._starts[-1] + self._text(self._segments[-1].tip.text) - self._origin, 0)
+            return max(self._starts[-1] + self._text(self._segments[-1].tip.text) - origin, 0)
         final = end <= self.partition.log_end_offset
-        size = max(self._position_of(end) - self._origin, 0)
+        size = max(self._position_of(end) - origin, 0)
         if final:
             self._fixed_size = size
         return size
@@ -121,7 +126,7 @@ class TextView:
         file; with `up_to_damage`, only if the first is.
         """
         size = min(size, self.size - position)
-        if size <= 0:
+        if size <= 0 or self._origin is None:
             return b""
         parts: list[memoryview] = []
         at = position + self._origin
@@ -162,15 +167,19 @@ class TextView:
         finally:
             self._extending.release()
 
+    def _settle(self) -> int | None:
+        """The byte, counted from the first segment's start, where the view begins; None until the log is there."""
+        if self._origin is None and self._first <= self.partition.log_end_offset:
+            self._extend()
+            self._origin = self._position_of(self._first)
+        return self._origin
+
     def _position_of(self, offset: int) -> int:
         """The byte, counted from the first segment's start, where the records from `offset` on begin."""
         number = bisect_right(self._segments, offset, key=lambda segment: segment.base_offset) - 1
         if number < 0:
-            return self._origin
-        segment = self._segments[number]
-        if offset >= segment.next_offset:
-            return self._starts[number] + self._text(segment.tip.text)
-        return self._starts[number] + self._before(segment, offset)
+            return 0
+        return self._starts[number] + self._before(self._segments[number], offset)
 
     def _before(self, segment: Segment, offset: int) -> int:
         """The text of a segment's records below an offset."""
@@ -186,13 +195,13 @@ class TextView:
             if isinstance(found, Damage):
                 if found.next_offset > offset:
                     break
-                before += self._text(text_size(found))
+                before += self._text(spans.text_size(found))
                 continue
             header = found[1].header
             if header.base_offset >= offset:
                 break
             if header.last_offset < offset:
-                before += self._text(text_size(found))
+                before += self._text(spans.text_size(found[1]))
                 continue
             if not header.is_control:
                 columns = found[1].columns()
@@ -235,9 +244,9 @@ class TextView:
             self.partition.check_may_block()
         start = entry.position
         data = segment.read(start, end - start)
-        rows = spans.scan(data, segment, start, entry.offset)
+        rows, scanned = spans.scan(data, entry.offset, gaps=segment.gaps)
         at, stop = self._text(entry.before), self._text(after)
-        if rows is not None:
+        if scanned == len(data):
             try:
                 rendered = self._join(map(self._render_columns, spans.decode(data, rows)))
             except Corrupt:

@@ -90,6 +90,9 @@ def walk(what: Walk) -> Iterator[tuple[int, Batch] | Damage]:
         position += batch.header.size_bytes
         expected = batch.header.next_offset
         known = True
+    if what.next_offset == what.limit_offset > expected and not what.gaps:
+        # The next segment begins further on: the end of this one never reached the disk.
+        yield Damage(what.end, what.end, expected, what.limit_offset, "the file ends too early")
 
 
 class _Window:
@@ -151,6 +154,9 @@ def _check_successor(
         leads = what.gaps or not known
     else:
         leads = follows == header.next_offset or (what.gaps and follows > header.next_offset)
+    if not leads and successor and not known:
+        # A successor that is damaged itself says nothing against this one.
+        leads = _plausible(window, after, what.first_offset, what) is None
     if not leads:
         raise Corrupt(f"offsets {header.base_offset} to {header.last_offset} fit neither neighbour")
 

@@ -83,6 +83,9 @@ class ErrorLog:
             logger.error("%s: unexpected %r", path, error, exc_info=error)
         if number != errno.ENOENT:
             reason = str(error) if known else f"internal error: {error!r}"
+            if isinstance(error, OSError) and error.strerror:
+                # Path and errno have their own columns.
+                reason = error.strerror
             name = errno.errorcode.get(number, str(number))
             when = format_time(self._clock())
             self._lines.append(f"{when} {path} {name} {' '.join(reason.split())}")

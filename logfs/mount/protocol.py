@@ -398,6 +398,9 @@ class Operations(pyfuse3.Operations):
         handle = self._handles[fh]
         try:
             await self._run(handle.release)
+        except Exception as error:
+            # Nobody hears the answer to a RELEASE: the reason is noted here, while the path is known.
+            self.context.errors.note(handle.node.path, error)
         finally:
             del self._handles[fh]
             if isinstance(handle, AppendHandle):

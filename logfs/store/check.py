@@ -14,7 +14,7 @@ from logfs.errors import Corrupt, LogfsError
 from logfs.format import checkpoint
 from logfs.format.text import NO_TEXT
 from logfs.log.recovery import TORN
-from logfs.log.segment import text_size
+from logfs.log.spans import text_size
 from logfs.log.walk import Damage
 from logfs.store.log_dir import (
     CLEAN_SHUTDOWN,
@@ -166,7 +166,7 @@ def _check_segment(
         texts[position] = seen.text
         yield from _check_batch(partition, segment, position, batch)
         seen.note(position, batch)
-        seen.text = seen.text.plus(text_size(found))
+        seen.text = seen.text.plus(text_size(batch))
         report(partition.name.directory, batch.header.size_bytes)
     texts[segment.size_bytes] = seen.text
     if trusted and not segment.damaged:

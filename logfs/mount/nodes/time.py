@@ -39,10 +39,10 @@ class TimeDirectory(PartitionFolder):
         return False
 
     def names(self) -> Iterator[str]:
-        for offset in first_offsets(self.partition):
-            record = self.partition.record(offset)
-            if record is not None and record.timestamp is not None and record.timestamp >= 0:
-                yield str(record.timestamp)
+        records = map(self.partition.record, first_offsets(self.partition))
+        times = [record.timestamp for record in records if record is not None]
+        # Segments may begin with the same time.
+        yield from dict.fromkeys(str(time) for time in times if time is not None and time >= 0)
 
     def _link(self, name: str, timestamp: int) -> Node | None:
         found = self.partition.offset_for_time(timestamp)

@@ -1,0 +1,89 @@
+"""The documents tell what the code does: their tables are read and held against it."""
+
+from __future__ import annotations
+
+import errno
+import re
+import struct
+from pathlib import Path
+
+import pytest
+
+from logfs.cli import COMMANDS
+from logfs.format.batch import HEADER, Header
+from logfs.log.index import OffsetIndex, SparseIndex, TextIndex, TimeIndex
+
+ROOT = Path(__file__).parent.parent
+CODES = {"int8": "b", "int16": "h", "int32": "i", "uint32": "I", "int64": "q"}
+
+
+def table(document: str, heading: str) -> list[list[str]]:
+    """The rows of the first table under a heading, header row left out."""
+    text = (ROOT / "docs" / document).read_text()
+    section = text.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:]]
+
+
+def layout(rows: list[list[str]]) -> struct.Struct:
+    """The struct that a table of (pos, field, type) describes, its positions checked."""
+    code = ">"
+    for row in rows:
+        assert int(row[0]) == struct.calcsize(code)
+        code += CODES[row[2]]
+    return struct.Struct(code)
+
+
+def test_format_md_describes_the_batch_header() -> None:
+    """The table "Record batch" names the same fields, types and positions as the code."""
+    rows = table("format.md", "Record batch")
+    assert tuple(row[1] for row in rows) == Header._fields
+    assert layout(rows).format == HEADER.format
+
+
+@pytest.mark.parametrize(
+    ("heading", "index"),
+    [("Offset index", OffsetIndex), ("Time index", TimeIndex), ("Text index", TextIndex)],
+)
+def test_format_md_describes_the_indexes(heading: str, index: type[SparseIndex]) -> None:
+    """The tables of the three indexes name the types and positions of the code."""
+    assert layout(table("format.md", heading)).format == index.entry.format
+
+
+def test_filesystem_md_has_the_errno_table() -> None:
+    """The errno table names every error of the code with the errno that callers get."""
+    pytest.importorskip("pyfuse3")
+    from logfs.mount.errnos import ERRNO
+
+    rows = {row[0]: getattr(errno, row[1]) for row in table("filesystem.md", "Errors")}
+    assert rows == {kind.__name__: number for kind, number in ERRNO.items()}
+
+
+def test_every_link_leads_somewhere() -> None:
+    """Every relative link of the README and the documents leads to a file that is there."""
+    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_every_named_test_file_is_there() -> None:
+    """A promise of docs/durability.md names test files that exist."""
+    text = (ROOT / "docs/durability.md").read_text()
+    for name in re.findall(r"`(tests/\w+\.py)`", text):
+        assert (ROOT / name).exists(), name
+
+
+def test_architecture_md_names_every_module() -> None:
+    """Every module of the package stands in the house's plan, but for the commands and package files."""
+    text = (ROOT / "docs/architecture.md").read_text()
+    for path in (ROOT / "logfs").rglob("*.py"):
+        if "cli" in path.parts or path.stem.startswith("__"):
+            continue
+        assert re.search(rf"\b{path.stem}\b", text), f"{path.relative_to(ROOT)} has no place in it"
+
+
+def test_every_command_is_in_the_changelog() -> None:
+    """The changelog names every command of the command line."""
+    text = (ROOT / "docs/changelog.md").read_text()
+    for name in COMMANDS:
+        assert re.search(rf"\b{name}\b", text), name
