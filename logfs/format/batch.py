@@ -22,6 +22,7 @@ from logfs.format.record import (
     TimestampType,
     decode_record,
     decode_records,
+    find_record,
 )
 
 if TYPE_CHECKING:
@@ -231,30 +232,34 @@ class Batch:
 
     def record_at(self, offset: int) -> Record | None:
         """The record with that offset, or None if compaction took it; without decoding the others."""
+        header = self.header
+        position = self._find(offset - header.base_offset)
+        if position is None:
+            return None
+        record, _ = decode_record(
+            self.payload,
+            position,
+            base_offset=header.base_offset,
+            base_timestamp=header.base_timestamp,
+        )
+        return self._stamped(record)
+
+    def _find(self, offset_delta: int) -> int | None:
+        """Where among the payload's bytes a record begins."""
         from logfs.format import columns
 
         header = self.header
-        if columns.worthwhile(header.record_count):
-            import numpy as np
+        if not columns.worthwhile(header.record_count):
+            return find_record(self.payload, header.record_count, offset_delta)
+        import numpy as np
 
-            from logfs.format import kernels
+        from logfs.format import kernels
 
-            array = np.frombuffer(self.payload, np.uint8)
-            position = kernels.find_record(
-                array, 0, len(array), header.record_count, offset - header.base_offset
-            )
-            if position == -1:
-                return None
-            if position < 0:
-                raise Corrupt(f"batch {header.base_offset}: its records are malformed")
-            record, _ = decode_record(
-                self.payload,
-                position,
-                base_offset=header.base_offset,
-                base_timestamp=header.base_timestamp,
-            )
-            return self._stamped(record)
-        return next((record for record in self.records() if record.offset == offset), None)
+        data = np.frombuffer(self.payload, np.uint8)
+        position = kernels.find_record(data, 0, len(data), header.record_count, offset_delta)
+        if position < -1:
+            raise Corrupt(f"batch {header.base_offset}: its records are malformed")
+        return None if position == -1 else int(position)
 
     def _stamped(self, record: Record) -> Record:
         if self.header.timestamp_type is TimestampType.CREATE_TIME:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # From how many records on the kernels win: over a plain loop, and over the plain loop plus their import.
 _FEW = 8
-_FEW_BEFORE_IMPORT = 4096
+_FEW_BEFORE_IMPORT = 32768
 
 
 def worthwhile(records: int) -> bool:

@@ -10,7 +10,6 @@ record always gives the same bytes, so that sizes can be known without writing i
 from __future__ import annotations
 
 import base64
-import binascii
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -106,7 +105,7 @@ def _bytes(value: Any, field: str) -> bytes | None:
     if isinstance(value, dict) and value.keys() == {"base64"} and isinstance(value["base64"], str):
         try:
             return base64.b64decode(value["base64"], validate=True)
-        except binascii.Error as error:
+        except ValueError as error:  # binascii.Error, or text beyond ASCII
             raise InvalidEnvelope(f'"{field}" has bad base64: {error}') from None
     raise InvalidEnvelope(f'"{field}" is a string, null or {{"base64": "…"}}')
 

@@ -93,6 +93,21 @@ def decode_record(
     return record, position
 
 
+def find_record(data: bytes | memoryview, count: int, offset_delta: int) -> int | None:
+    """The position of the record with that offset delta among a batch's records; None if there is none."""
+    position = 0
+    for _ in range(count):
+        size, start = varint.decode(data, position)
+        if size < SMALLEST_RECORD - 1 or start + size > len(data):
+            raise Corrupt(f"a record of {size} bytes at byte {start} does not fit its batch")
+        _, at = varint.decode(data, start + 1, varint.VARLONG_BYTES)
+        delta, _ = varint.decode(data, at)
+        if delta >= offset_delta:
+            return position if delta == offset_delta else None
+        position = start + size
+    return None
+
+
 def decode_headers(
     data: bytes | memoryview, position: int
 ) -> tuple[Sequence[tuple[str, bytes | None]], int]:

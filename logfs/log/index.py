@@ -94,12 +94,19 @@ class SparseIndex:
         self._open()
         self._count = min(count, self._count)
 
-    def load_valid(self, count: int) -> None:
-        """Read-only: take the first `count` entries of a file that someone else may still be writing."""
+    def copy_live(self) -> None:
+        """Take the entries of a file that somebody else is writing into memory, without the room behind them.
+
+        No entry is all zero: each stands behind the first batch, so its position or its offset is not.
+        """
         self._open()
-        data = b"" if self._data is None else bytes(self._data[: count * self.entry.size])
-        self._file, self._data = None, bytearray(data)
-        self._count = count
+        unused = bytes(self.entry.size)
+        width = self.entry.size
+        data = bytes(self._data or b"")[: self._count * width]
+        self._count = bisect_left(
+            range(self._count), True, key=lambda i: data[i * width : (i + 1) * width] == unused
+        )
+        self._file, self._data = None, bytearray(data[: self._count * width])
 
     def trim(self) -> None:
         """Cut the file to its entries (kafka-storage 3.5)."""

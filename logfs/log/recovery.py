@@ -48,11 +48,16 @@ _SEGMENT_FILES = (
 
 
 class Start(NamedTuple):
-    """What the checkpoints of the log directory say of a partition before it is loaded."""
+    """What is known of a partition before it is loaded.
+
+    `clean`: it was closed properly; the offsets are those of the checkpoints. `live`: somebody else is writing it,
+    and this store only reads: its indexes are good, and its last batch may be half written.
+    """
 
     clean: bool
     recovery_point: int = 0
     log_start_offset: int = 0
+    live: bool = False
 
 
 @dataclass(slots=True)
@@ -197,7 +202,10 @@ class _Loader:
         if not segments:
             return [], 0
         first = len(segments)
-        if not self.start.clean:
+        if self.start.live:
+            for index in (index for segment in segments[-2:] for index in segment.indexes):
+                index.copy_live()
+        elif not self.start.clean:
             below = [s for s in segments[1:] if s.base_offset <= self.start.recovery_point]
             first = len(below)
         for number, segment in enumerate(segments[:-1]):
@@ -208,7 +216,7 @@ class _Loader:
             ):
                 self._rebuild(segment, cut=False)
         last = segments[-1]
-        if first < len(segments) or not self._resume_clean(last):
+        if first < len(segments) or not self._resume(last):
             self._rebuild(last, cut=True)
         if not self.last_timestamp >= 0 and len(segments) > 1:
             self.last_timestamp = segments[-2].max_timestamp.timestamp
@@ -223,7 +231,7 @@ class _Loader:
             segments.append(self._new_segment(end))
         return segments, end
 
-    def _resume_clean(self, segment: Segment) -> bool:
+    def _resume(self, segment: Segment) -> bool:
         """Find the end of the last segment from its indexes; False if they and the log do not agree."""
         size = segment.size_bytes
         try:
@@ -234,6 +242,8 @@ class _Loader:
             return False
         if size and not segment.offset_index.exists():
             return False
+        if self.start.live:
+            size = self._whole_batches(segment, size)
         max_entry = segment.time_index.last
         last = segment.offset_index.lookup(segment.base_offset + MAX_RELATIVE_OFFSET)
         end = segment.base_offset
@@ -251,6 +261,21 @@ class _Loader:
             self.last_timestamp = header.max_timestamp
         segment.resume(Tip(size, end, UNMEASURED), max_entry)
         return True
+
+    def _whole_batches(self, segment: Segment, size: int) -> int:
+        """Where the last whole batch of a segment that somebody is writing ends."""
+        last = segment.offset_index.lookup(segment.base_offset + MAX_RELATIVE_OFFSET)
+        if last.position > size:
+            return size
+        segment.resume(
+            Tip(size, segment.base_offset, UNMEASURED), TimeEntry(-1, segment.base_offset)
+        )
+        for found in segment.walk_unknown_end(
+            last.position, self._first_offset(segment, last.position)
+        ):
+            if isinstance(found, Damage) and found.end == size:
+                return found.start
+        return size
 
     @staticmethod
     def _first_offset(segment: Segment, position: int) -> int:

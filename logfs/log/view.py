@@ -326,6 +326,8 @@ def _offset_of_record(segment: Segment, number: int) -> int:
             continue
         count = found[1].header.record_count
         if seen + count > number:
+            if count == found[1].header.last_offset_delta + 1:
+                return found[1].header.base_offset + number - seen
             return int(found[1].columns().offsets[number - seen])
         seen += count
     return segment.next_offset

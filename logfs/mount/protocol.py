@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import stat
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -18,8 +18,8 @@ from logfs.mount.errnos import refuse
 from logfs.mount.guard import guarded
 from logfs.mount.nodes.append import AppendHandle
 from logfs.mount.nodes.base import Caller, Directory, File, Handle, Node, Symlink
-from logfs.mount.nodes.partition import PartitionDirectory
 from logfs.mount.nodes.record import RecordFile
+from logfs.mount.nodes.text import TextFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,8 +61,8 @@ class Operations(pyfuse3.Operations):
         self._listings: dict[int, tuple[Directory, list[str]]] = {}
         self._next_handle = 1
         self._fleeting: OrderedDict[int, None] = OrderedDict()
-        # Inodes whose attributes the kernel was told and may keep.
-        self._told: set[int] = set()
+        # By partition, the inodes that grow with it and whose attributes the kernel was told and may keep.
+        self._told: defaultdict[Partition, set[int]] = defaultdict(set)
         self._workers = trio.CapacityLimiter(_WORKERS)
         self._syncers = trio.CapacityLimiter(256)
         self._sync_locks: WeakKeyDictionary[Partition, trio.Lock] = WeakKeyDictionary()
@@ -127,10 +127,15 @@ class Operations(pyfuse3.Operations):
         if not node.inode:
             node.inode = self._next_inode
             self._next_inode += 1
-        # Noted before the node is asked: an append in between then takes the answer back.
-        if node.attr_timeout:
-            self._told.add(node.inode)
-        return self._entry(node, await self._run(node.stat))
+        if not isinstance(node, TextFile):
+            return self._entry(node, await self._run(node.stat))
+        # Noted before the node is asked: an append in between takes it back, and the kernel must ask again.
+        told = self._told[node.partition]
+        told.add(node.inode)
+        entry = self._entry(node, await self._run(node.stat))
+        if node.inode not in told:
+            entry.attr_timeout = 0
+        return entry
 
     @staticmethod
     def _entry(node: Node, found: Stat) -> pyfuse3.EntryAttributes:
@@ -175,9 +180,10 @@ class Operations(pyfuse3.Operations):
                 self._lookups[inode] = max(left, 1)
                 continue
             self._lookups.pop(inode, None)
-            self._nodes.pop(inode, None)
+            node = self._nodes.pop(inode, None)
+            if isinstance(node, TextFile):
+                self._told[node.partition].discard(inode)
             self._fleeting.pop(inode, None)
-            self._told.discard(inode)
 
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         return await self._attributes(self._node(inode))
@@ -408,17 +414,14 @@ class Operations(pyfuse3.Operations):
 
     def _grown(self, handle: AppendHandle) -> None:
         """Something was appended: before the writer hears of it, the kernel forgets the sizes it was told."""
-        directory = handle.file.parent
-        if isinstance(directory, PartitionDirectory):
-            for node in directory.grown():
-                if node.inode in self._told:
-                    self._told.discard(node.inode)
-                    try:
-                        pyfuse3.invalidate_inode(pyfuse3.InodeT(node.inode), attr_only=True)
-                    except OSError as error:
-                        # ENOENT: the kernel has forgotten the inode already.
-                        if error.errno != errno.ENOENT:
-                            raise
+        told = self._told[handle.file.partition]
+        while told:
+            try:
+                pyfuse3.invalidate_inode(pyfuse3.InodeT(told.pop()), attr_only=True)
+            except OSError as error:
+                # ENOENT: the kernel has forgotten the inode already.
+                if error.errno != errno.ENOENT:
+                    raise
 
     # Extended attributes.
 

@@ -54,9 +54,10 @@ def holder(disk: Disk, log_dir: Path) -> int | None:
     Only another process's lock is seen, and none is taken or given back.
     """
     path = log_dir / FILE_NAME
-    if not disk.exists(path):
+    try:
+        file = disk.open(path)
+    except FileNotFoundError:
         return None
-    file = disk.open(path)
     try:
         return _holder(file.fd)
     finally:

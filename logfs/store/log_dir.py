@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt
 from logfs.format import checkpoint
-from logfs.store.lock import Lock
+from logfs.store.lock import Lock, holder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,6 +38,8 @@ class LogDir:
         self.path = path
         self._disk = disk
         self._lock = Lock(disk, path) if disk.writable else None
+        # Somebody else has the directory and writes to it, while this process only reads.
+        self.live = not disk.writable and holder(disk, path) is not None
         self.clean = disk.exists(path / CLEAN_SHUTDOWN)
         self.recovery_points = self._read(RECOVERY_POINTS)
         self.log_starts = self._read(LOG_STARTS)

@@ -202,10 +202,10 @@ class Store:
     def _open_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> Partition:
         clean = log_dir.clean and not self._recover
         point = 0 if self._recover else log_dir.recovery_points.get(name, 0)
-        start = recovery.Start(clean, point, log_dir.log_starts.get(name, 0))
+        start = recovery.Start(clean, point, log_dir.log_starts.get(name, 0), log_dir.live)
         config = self.settings.log_config(name.topic)
         total = 0
-        if not clean:
+        if not clean and not log_dir.live:
             logs = (e for e in self.disk.scan(path) if e.name.endswith(names.LOG))
             total = sum(entry.stat(follow_symlinks=False).st_size for entry in logs)
         done = 0

@@ -194,10 +194,6 @@ class Directory(Node):
         """What `ls` shows: never more than a few names for each segment."""
         raise NotImplementedError
 
-    def alive(self) -> list[Node]:
-        """The nodes below that somebody holds."""
-        return list(self._alive.values())
-
     def mkdir(self, name: str, mode: int, caller: Caller) -> None:
         """Make a directory."""
         raise refuse(

@@ -86,16 +86,6 @@ class PartitionDirectory(PartitionAccess, Directory):
     def names(self) -> Iterator[str]:
         yield from (*_APPENDS, *_TEXTS, *_FOLDERS, _STATUS)
 
-    def grown(self) -> Iterator[Node]:
-        """The nodes whose attributes change when something is appended."""
-        for name in _TEXTS:
-            if name in self._children:
-                yield self._children[name]
-        folder = self._children.get("offsets"), self._children.get("time")
-        for directory in folder:
-            if isinstance(directory, Directory):
-                yield from (node for node in directory.alive() if isinstance(node, TextFile))
-
     def _status(self) -> bytes:
         return orjson.dumps(partition_status(self.partition), option=orjson.OPT_INDENT_2) + b"\n"
 
