@@ -361,6 +361,8 @@ class Segment:
                 position, text = batch_at, self.text_before(batch_at)
         self._tip = Tip(position, offset, text)
         self._disk.truncate(self.file, position)
+        # Before anything is appended there: a crash must neither bring the dropped records back nor mix them in.
+        self._disk.sync(self.file)
         self.offset_index.truncate(offset)
         self.time_index.truncate(offset)
         self.text_index.truncate(position)

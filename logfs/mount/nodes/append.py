@@ -8,7 +8,6 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logfs.errors import LogfsError
 from logfs.log.framing import EnvelopeFramer, Framer
 from logfs.mount.nodes.base import (
     WRITE_BITS,
@@ -105,12 +104,9 @@ class AppendHandle(Handle):
         done = self._framer.write(data)
         if done.last_offset is not None:
             self.file.note_last_offset(self._process, done.last_offset)
-        if done.refused is not None:
-            if not done.taken:
-                raise done.refused
-            if isinstance(done.refused, LogfsError) and done.last_offset is None:
-                # The rest of a refused line was passed over: the reason was given before.
-                return done.taken
+        if done.refused is not None and not done.taken:
+            raise done.refused
+        # What stopped a write half-way is told when the caller comes again with the rest.
         return done.taken
 
     def needs_sync(self) -> bool:
