@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from logfs.errors import LogfsError
     from logfs.format.columns import Columns
     from logfs.format.record import Record, TimestampType
-    from logfs.log.partition import OffsetAndTimestamp, Partition
+    from logfs.log.partition import Partition
+    from logfs.log.reader import OffsetAndTimestamp
     from logfs.store.store import Store
     from logfs.store.store import Store as open
 
@@ -49,7 +50,7 @@ __all__ = [
 _HOMES = {
     "Columns": ("logfs.format.columns", "Columns"),
     "LogfsError": ("logfs.errors", "LogfsError"),
-    "OffsetAndTimestamp": ("logfs.log.partition", "OffsetAndTimestamp"),
+    "OffsetAndTimestamp": ("logfs.log.reader", "OffsetAndTimestamp"),
     "Partition": ("logfs.log.partition", "Partition"),
     "Record": ("logfs.format.record", "Record"),
     "Store": ("logfs.store.store", "Store"),

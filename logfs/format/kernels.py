@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
 
 def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    compiled: Callable[..., Any] = numba.njit(nogil=True, cache=True)(function)
+    compiled: Callable[..., Any]
+    try:
+        compiled = numba.njit(nogil=True, cache=True)(function)
+    except RuntimeError:
+        # Neither this directory nor the user's cache can be written: every process compiles for itself.
+        compiled = numba.njit(nogil=True)(function)
     return compiled
 
 

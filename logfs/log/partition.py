@@ -16,29 +16,22 @@ from logfs.errors import (
 )
 from logfs.format import names
 from logfs.format.batch import assign_offset, parse_header
-from logfs.format.builder import BatchFormat, Built, build_lines, build_records, offset_digits
-from logfs.format.compression import Codec
-from logfs.format.record import NO_TIMESTAMP, Record, TimestampType
+from logfs.format.builder import Built, build_lines, build_records, offset_digits
+from logfs.format.record import Record
 from logfs.log.files import NO_SPACE
+from logfs.log.reader import Reader
 from logfs.log.segment import Segment
-from logfs.log.walk import Damage
+from logfs.log.validator import batch_format, check_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from logfs.config import LogConfig
-    from logfs.format.batch import Batch
-    from logfs.format.builder import NewBatch
-    from logfs.format.columns import Columns
+    from logfs.format.builder import BatchFormat, NewBatch
     from logfs.format.names import TopicPartition
     from logfs.log.files import Disk
     from logfs.log.recovery import Loaded
-
-# What `offset_for_time` takes instead of a timestamp (kafka-storage 3.10).
-LATEST = -1
-EARLIEST = -2
-MAX_TIMESTAMP = -3
 
 # The epoch that a log without a broker writes: constant, so that a flipped bit in it can be told.
 LEADER_EPOCH = 0
@@ -56,21 +49,12 @@ class Appended(NamedTuple):
     refused: LogfsError | OSError | None
 
 
-class OffsetAndTimestamp(NamedTuple):
-    """The answer of a time lookup; timestamp in ms, -1 where Kafka gives none; leader epoch -1 for unknown."""
-
-    offset: int
-    timestamp: int
-    leader_epoch: int = -1
-
-
-class Partition:
+class Partition(Reader):
     """A partition's log, open for reading and, in a writable store, for appending.
 
-    Offsets in [log_start_offset, log_end_offset) are readable. One append runs at a time, under `lock`; readers
-    take no lock: the list of segments is replaced whole, sealed segments never change (rule 4), and the active
-    one is read up to its tip. After a failed write or fsync nothing can be appended until the store is opened
-    again (rule 7). Times are ms since the epoch, from the `clock` that the store was given (rule 5).
+    One append runs at a time, under `lock`; readers take none. After a failed write or fsync nothing can be
+    appended until the store is opened again (rule 7). Times are ms since the epoch, from the `clock` that the
+    store was given (rule 5).
     """
 
     def __init__(
@@ -82,22 +66,18 @@ class Partition:
         clock: Callable[[], int],
         loaded: Loaded,
     ) -> None:
+        super().__init__(disk, name, loaded.segments, loaded.log_start_offset, loaded.epochs)
         self.directory = directory
-        self.name = name
         self.lock = threading.RLock()
-        self.segments: tuple[Segment, ...] = tuple(loaded.segments)
-        self.log_start_offset = loaded.log_start_offset
         self.recovery_point = loaded.recovery_point
-        self.epochs = loaded.epochs
         self.last_timestamp = loaded.last_timestamp
         self.torn = tuple(loaded.torn)
         self.failure: PartitionFailed | None = None
-        # Changes when bytes of the text views cease to be what they were: see `logfs.log.text`.
+        # Changes when bytes of the text views cease to be what they were: see `logfs.log.view`.
         self.generation = 0
         self.appended_records = 0
         self.appended_bytes = 0
         self.flushes = 0
-        self._disk = disk
         self._get_config = config
         self._clock = clock
         self._flush_lock = threading.Lock()
@@ -109,34 +89,9 @@ class Partition:
         return f"Partition({str(self.directory)!r})"
 
     @property
-    def topic(self) -> str:
-        """The topic's name."""
-        return self.name.topic
-
-    @property
-    def partition(self) -> int:
-        """The partition's number."""
-        return self.name.partition
-
-    @property
     def config(self) -> LogConfig:
         """The topic's settings in force."""
         return self._get_config()
-
-    @property
-    def active(self) -> Segment:
-        """The segment that appends go to."""
-        return self.segments[-1]
-
-    @property
-    def log_end_offset(self) -> int:
-        """The offset of the next record to be appended."""
-        return self.segments[-1].next_offset
-
-    @property
-    def size_bytes(self) -> int:
-        """The bytes of all .log files."""
-        return sum(segment.size_bytes for segment in self.segments)
 
     @property
     def unflushed_messages(self) -> int:
@@ -171,7 +126,7 @@ class Partition:
         now_ms = self._clock()
         config = self.config
         if config.is_compacted:
-            built = Built([], 0, self._check_record(Record(b""), config, now_ms))
+            built = Built([], 0, self._refusal(Record(b""), config, now_ms))
         else:
             built = build_lines(data, self._batch_format(config), now_ms)
         with self._alone():
@@ -198,58 +153,21 @@ class Partition:
     def _build_records(self, records: Sequence[Record], now_ms: int) -> Built:
         config = self.config
         for number, record in enumerate(records):
-            refused = self._check_record(record, config, now_ms)
+            refused = self._refusal(record, config, now_ms)
             if refused is not None:
                 built = build_records(records[:number], self._batch_format(config), now_ms)
                 built.refused = built.refused or refused
                 return built
         return build_records(records, self._batch_format(config), now_ms)
 
-    def _check_record(self, record: Record, config: LogConfig, now_ms: int) -> InvalidRecord | None:
-        """What kafka-storage 2.9.2 refuses of a record."""
-        if config.is_compacted and record.key is None:
-            return InvalidRecord(
-                f"{self.name.directory}: a compacted topic needs a key in every record; "
-                "append envelopes with a key (append.jsonl)"
-            )
-        timestamp = record.timestamp
-        if timestamp is None or timestamp == NO_TIMESTAMP:
-            return None
-        if timestamp < 0:
-            return InvalidRecord(f"{self.name.directory}: timestamp {timestamp} is negative")
-        if config.message_timestamp_type == "LogAppendTime":
-            return None
-        if now_ms - timestamp > config.message_timestamp_before_max_ms:
-            return InvalidRecord(
-                f"{self.name.directory}: timestamp {timestamp} is further in the past than "
-                f"message.timestamp.before.max.ms={config.message_timestamp_before_max_ms} allows"
-            )
-        if timestamp - now_ms > config.message_timestamp_after_max_ms:
-            return InvalidRecord(
-                f"{self.name.directory}: timestamp {timestamp} is further in the future than "
-                f"message.timestamp.after.max.ms={config.message_timestamp_after_max_ms} allows"
-            )
-        return None
+    def _refusal(self, record: Record, config: LogConfig, now_ms: int) -> InvalidRecord | None:
+        refused = check_record(record, config, now_ms)
+        return InvalidRecord(f"{self.name.directory}: {refused}") if refused else None
 
     def _batch_format(self, config: LogConfig) -> BatchFormat:
-        if self._format is not None and self._format[0] is config:
-            return self._format[1]
-        word = config.compression_type
-        codec = Codec.NONE if word in ("producer", "uncompressed") else Codec[word.upper()]
-        levels = {
-            Codec.GZIP: config.compression_gzip_level,
-            Codec.LZ4: config.compression_lz4_level,
-            Codec.ZSTD: config.compression_zstd_level,
-        }
-        late = config.message_timestamp_type == "LogAppendTime"
-        form = BatchFormat(
-            codec,
-            levels.get(codec),
-            min(config.max_message_bytes, config.segment_bytes),
-            TimestampType.LOG_APPEND_TIME if late else TimestampType.CREATE_TIME,
-        )
-        self._format = (config, form)
-        return form
+        if self._format is None or self._format[0] is not config:
+            self._format = (config, batch_format(config))
+        return self._format[1]
 
     def _append(self, built: Built, now_ms: int) -> Appended:
         """Write batches one by one; what a failed write left of a batch is cut off again."""
@@ -397,157 +315,6 @@ class Partition:
             for segment in self.segments:
                 segment.close()
             return self.failure is None
-
-    # Reading.
-
-    def check_may_block(self) -> None:
-        """Raise `WouldBlock` in a thread that must not wait for the disk."""
-        self._disk.check_may_block()
-
-    def check_readable(self, offset: int) -> None:
-        """Raise `OffsetOutOfRange` unless the offset is in [log start offset, log end offset]."""
-        if not self.log_start_offset <= offset <= self.log_end_offset:
-            raise OffsetOutOfRange(
-                f"{self.name.directory}: offset {offset} is not in "
-                f"[{self.log_start_offset}, {self.log_end_offset}]"
-            )
-
-    def segments_from(self, offset: int) -> Sequence[Segment]:
-        """The segments from the one whose range holds an offset on."""
-        segments = self.segments
-        number = bisect_right(segments, offset, key=lambda segment: segment.base_offset)
-        return segments[max(number - 1, 0) :]
-
-    def batches(self, offset: int, end: int | None = None) -> Iterator[Batch]:
-        """The batches from the one that holds `offset` on, whole, up to the log end or to `end`.
-
-        Control batches are among them. Raises `OffsetOutOfRange`, and `DamagedRange` (a `Corrupt`) at damage;
-        go on behind it at its `next_offset`.
-        """
-        self.check_readable(offset)
-        stop = self.log_end_offset if end is None else min(end, self.log_end_offset)
-        for segment in self.segments_from(offset):
-            if segment.base_offset >= stop:
-                return
-            for found in segment.batches_from(offset):
-                if isinstance(found, Damage):
-                    raise found.error(segment.path)
-                batch = found[1]
-                if batch.header.base_offset >= stop:
-                    return
-                yield batch
-
-    def read(self, offset: int | None = None, end: int | None = None) -> Iterator[Record]:
-        """The records in [offset, end), by default from the log start to the end the log has now.
-
-        Control records are left out. Raises as `batches`.
-        """
-        first = self.log_start_offset if offset is None else offset
-        stop = self.log_end_offset if end is None else min(end, self.log_end_offset)
-        for batch in self.batches(first, stop):
-            if batch.header.is_control:
-                continue
-            whole = batch.header.base_offset >= first and batch.header.last_offset < stop
-            for record in batch.records():
-                if whole or first <= record.offset < stop:
-                    yield record
-
-    def columns(self, offset: int | None = None, end: int | None = None) -> Columns:
-        """The records in [offset, end) as numpy columns; see `logfs.format.columns.Columns`. Raises as `batches`."""
-        from logfs.format.columns import concatenate
-
-        first = self.log_start_offset if offset is None else offset
-        stop = self.log_end_offset if end is None else min(end, self.log_end_offset)
-        parts = []
-        for batch in self.batches(first, stop):
-            if not batch.header.is_control:
-                rows = batch.columns()
-                inside = (rows.offsets >= first) & (rows.offsets < stop)
-                parts.append(rows if inside.all() else rows.select(inside))
-        return concatenate(parts)
-
-    def record(self, offset: int) -> Record | None:
-        """The record with that offset; None if compaction took it, or it is a control record.
-
-        Raises `OffsetOutOfRange`, and `Corrupt` if it lies in a damaged range.
-        """
-        self.check_readable(offset)
-        if offset == self.log_end_offset:
-            raise OffsetOutOfRange(f"{self.name.directory}: the log ends at {offset - 1}")
-        batch = self.segments_from(offset)[0].find_batch(offset)
-        if batch is None or batch.header.is_control or batch.header.base_offset > offset:
-            return None
-        return batch.record_at(offset)
-
-    def first_offset_from(self, offset: int) -> int | None:
-        """The offset of the first record at or behind one; None if there is none."""
-        for segment in self.segments_from(offset):
-            for found in segment.batches_from(offset):
-                if isinstance(found, Damage):
-                    return max(found.first_offset, offset)
-                if found[1].header.is_control:
-                    continue
-                for record in found[1].records():
-                    if record.offset >= offset:
-                        return record.offset
-        return None
-
-    def last_offset(self) -> int | None:
-        """The offset of the last record; None in an empty log."""
-        at = self.log_end_offset
-        while at > self.log_start_offset:
-            segment = self.segments_from(at - 1)[0]
-            batch = segment.find_batch(at - 1)
-            if batch is not None and not batch.header.is_control and batch.header.base_offset < at:
-                offsets = [record.offset for record in batch.records() if record.offset < at]
-                if offsets:
-                    return max(offsets[-1], self.log_start_offset)
-            at = min(at - 1, batch.header.base_offset if batch is not None else at - 1)
-        return None
-
-    def offset_for_time(self, timestamp: int) -> OffsetAndTimestamp | None:
-        """The earliest offset whose timestamp (ms) is at or after one, as Kafka's offsetsForTimes answers.
-
-        Also takes `LATEST`, `EARLIEST` and `MAX_TIMESTAMP`. None if there is no such record. Of the segments
-        only the first whose largest timestamp reaches is searched (kafka-storage 3.10).
-        """
-        if timestamp == LATEST:
-            return OffsetAndTimestamp(self.log_end_offset, NO_TIMESTAMP, self.epochs.latest)
-        if timestamp == EARLIEST:
-            start = self.log_start_offset
-            return OffsetAndTimestamp(start, NO_TIMESTAMP, self.epochs.epoch_for(start))
-        if timestamp == MAX_TIMESTAMP:
-            return self._offset_of_max_timestamp()
-        if timestamp < 0:
-            raise InvalidRecord(f"{timestamp} is no timestamp: ms since the epoch, -1, -2 or -3")
-        for segment in self.segments:
-            if segment.size_bytes and segment.largest_timestamp >= timestamp:
-                start = max(segment.time_index.lookup(timestamp).offset, self.log_start_offset)
-                return self._first_at(segment, start, timestamp)
-        return None
-
-    def _first_at(self, segment: Segment, start: int, timestamp: int) -> OffsetAndTimestamp | None:
-        for found in segment.walk(segment.position_of(start)):
-            if isinstance(found, Damage):
-                continue
-            header = found[1].header
-            if header.max_timestamp < timestamp or header.last_offset < self.log_start_offset:
-                continue
-            for record in found[1].records():
-                at = NO_TIMESTAMP if record.timestamp is None else record.timestamp
-                if at >= timestamp and record.offset >= self.log_start_offset:
-                    return OffsetAndTimestamp(record.offset, at, header.partition_leader_epoch)
-        return None
-
-    def _offset_of_max_timestamp(self) -> OffsetAndTimestamp | None:
-        filled = [segment for segment in self.segments if segment.size_bytes]
-        if not filled:
-            return None
-        segment = max(filled, key=lambda s: s.max_timestamp.timestamp)
-        entry = segment.max_timestamp
-        if entry.timestamp < 0:
-            return OffsetAndTimestamp(self.log_start_offset, NO_TIMESTAMP)
-        return self._first_at(segment, self.log_start_offset, entry.timestamp)
 
     # Moving the ends.
 

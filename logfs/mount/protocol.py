@@ -274,7 +274,8 @@ class Operations(pyfuse3.Operations):
         self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         directory = self._directory(parent_inode)
-        text = _text(name, directory)
+        # A name that is not UTF-8 breaks Kafka's rules, as other names do.
+        text = os.fsdecode(name)
         await trio.to_thread.run_sync(
             directory.mkdir, text, mode, _caller(ctx), limiter=self._workers
         )

@@ -31,7 +31,7 @@ class Modes:
     """The access of a partition directory ("") and of the files in it, by name.
 
     What was never set follows the directory: files that read give what the directory's bits allow of 0444, files
-    that write of 0222, subdirectories of 0555. The directory itself begins with the mode and owner it has on the
+    that write of 0666, subdirectories of 0555. The directory itself begins with the mode and owner it has on the
     disk.
     """
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from logfs.log.framing import EnvelopeFramer, Framer
 from logfs.mount.nodes.base import (
+    READ_BITS,
     WRITE_BITS,
     Caller,
     Context,
@@ -34,7 +35,8 @@ class AppendFile(PartitionAccess, File):
     """A file that takes lines and reads as empty; `>` and `>>` do the same."""
 
     framer = Framer
-    allowed_bits = WRITE_BITS
+    # Linux shows `user.` attributes only to those who may read the file: who writes must see his last offset.
+    allowed_bits = READ_BITS | WRITE_BITS
     attr_timeout = 1.0
     entry_timeout = 1.0
 

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 class TopicConfigDirectory(PartitionFolder):
-    """The settings of the partition's topic; all its partitions share them."""
+    """The settings of the partition's topic; all its partitions share them. Its owner's w bit is for its files."""
+
+    allowed_bits = 0o755
 
     def find(self, name: str) -> Node | None:
         if name not in TOPIC_SETTINGS:

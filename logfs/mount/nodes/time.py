@@ -14,7 +14,8 @@ from logfs.mount.nodes.text import JSONL, TextFile
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from logfs.log.partition import OffsetAndTimestamp, Partition
+    from logfs.log.partition import Partition
+    from logfs.log.reader import OffsetAndTimestamp
     from logfs.store.modes import Access
 
 

@@ -1,0 +1,230 @@
+"""Reading a log: by offset, by time, in bulk. What `Partition` adds to it is that the log grows."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import InvalidRecord, OffsetOutOfRange
+from logfs.format.record import NO_TIMESTAMP
+from logfs.log.walk import Damage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from logfs.format.batch import Batch
+    from logfs.format.columns import Columns
+    from logfs.format.names import TopicPartition
+    from logfs.format.record import Record
+    from logfs.log.epochs import LeaderEpochs
+    from logfs.log.files import Disk
+    from logfs.log.segment import Segment
+
+# What `offset_for_time` takes instead of a timestamp (kafka-storage 3.10).
+LATEST = -1
+EARLIEST = -2
+MAX_TIMESTAMP = -3
+
+
+class OffsetAndTimestamp(NamedTuple):
+    """The answer of a time lookup; timestamp in ms, -1 where Kafka gives none; leader epoch -1 for unknown."""
+
+    offset: int
+    timestamp: int
+    leader_epoch: int = -1
+
+
+class Reader:
+    """An ordered list of segments, of which offsets in [log_start_offset, log_end_offset) are readable.
+
+    Any thread may read, without a lock: the list of segments is replaced whole, sealed segments never change
+    (rule 4), and the active one is read up to its tip.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        name: TopicPartition,
+        segments: Sequence[Segment],
+        log_start_offset: int,
+        epochs: LeaderEpochs,
+    ) -> None:
+        self.name = name
+        self.segments = tuple(segments)
+        self.log_start_offset = log_start_offset
+        self.epochs = epochs
+        self._disk = disk
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self.name.topic
+
+    @property
+    def partition(self) -> int:
+        """The partition's number."""
+        return self.name.partition
+
+    @property
+    def active(self) -> Segment:
+        """The segment that appends go to."""
+        return self.segments[-1]
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset of the next record to be appended."""
+        return self.segments[-1].next_offset
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all .log files."""
+        return sum(segment.size_bytes for segment in self.segments)
+
+    def check_may_block(self) -> None:
+        """Raise `WouldBlock` in a thread that must not wait for the disk."""
+        self._disk.check_may_block()
+
+    def check_readable(self, offset: int) -> None:
+        """Raise `OffsetOutOfRange` unless the offset is in [log start offset, log end offset]."""
+        if not self.log_start_offset <= offset <= self.log_end_offset:
+            raise OffsetOutOfRange(
+                f"{self.name.directory}: offset {offset} is not in "
+                f"[{self.log_start_offset}, {self.log_end_offset}]"
+            )
+
+    def segments_from(self, offset: int) -> Sequence[Segment]:
+        """The segments from the one whose range holds an offset on."""
+        segments = self.segments
+        number = bisect_right(segments, offset, key=lambda segment: segment.base_offset)
+        return segments[max(number - 1, 0) :]
+
+    def batches(self, offset: int, end: int | None = None) -> Iterator[Batch]:
+        """The batches from the one that holds `offset` on, whole, up to the log end or to `end`.
+
+        Control batches are among them. Raises `OffsetOutOfRange`, and `DamagedRange` (a `Corrupt`) at damage;
+        go on behind it at its `next_offset`.
+        """
+        self.check_readable(offset)
+        stop = self.log_end_offset if end is None else min(end, self.log_end_offset)
+        for segment in self.segments_from(offset):
+            if segment.base_offset >= stop:
+                return
+            for found in segment.batches_from(offset):
+                if isinstance(found, Damage):
+                    raise found.error(segment.path)
+                batch = found[1]
+                if batch.header.base_offset >= stop:
+                    return
+                yield batch
+
+    def read(self, offset: int | None = None, end: int | None = None) -> Iterator[Record]:
+        """The records in [offset, end), by default from the log start to the end the log has now.
+
+        Control records are left out. Raises as `batches`.
+        """
+        first = self.log_start_offset if offset is None else offset
+        stop = self.log_end_offset if end is None else min(end, self.log_end_offset)
+        for batch in self.batches(first, stop):
+            if batch.header.is_control:
+                continue
+            whole = batch.header.base_offset >= first and batch.header.last_offset < stop
+            for record in batch.records():
+                if whole or first <= record.offset < stop:
+                    yield record
+
+    def columns(self, offset: int | None = None, end: int | None = None) -> Columns:
+        """The records in [offset, end) as numpy columns; see `logfs.format.columns.Columns`. Raises as `batches`."""
+        from logfs.format.columns import concatenate
+
+        first = self.log_start_offset if offset is None else offset
+        stop = self.log_end_offset if end is None else min(end, self.log_end_offset)
+        parts = []
+        for batch in self.batches(first, stop):
+            if not batch.header.is_control:
+                rows = batch.columns()
+                inside = (rows.offsets >= first) & (rows.offsets < stop)
+                parts.append(rows if inside.all() else rows.select(inside))
+        return concatenate(parts)
+
+    def record(self, offset: int) -> Record | None:
+        """The record with that offset; None if compaction took it, or it is a control record.
+
+        Raises `OffsetOutOfRange`, and `Corrupt` if it lies in a damaged range.
+        """
+        self.check_readable(offset)
+        if offset == self.log_end_offset:
+            raise OffsetOutOfRange(f"{self.name.directory}: the log ends at {offset - 1}")
+        batch = self.segments_from(offset)[0].find_batch(offset)
+        if batch is None or batch.header.is_control or batch.header.base_offset > offset:
+            return None
+        return batch.record_at(offset)
+
+    def first_offset_from(self, offset: int) -> int | None:
+        """The offset of the first record at or behind one; None if there is none."""
+        for segment in self.segments_from(offset):
+            for found in segment.batches_from(offset):
+                if isinstance(found, Damage):
+                    return max(found.first_offset, offset)
+                if found[1].header.is_control:
+                    continue
+                for record in found[1].records():
+                    if record.offset >= offset:
+                        return record.offset
+        return None
+
+    def last_offset(self) -> int | None:
+        """The offset of the last record; None in an empty log."""
+        at = self.log_end_offset
+        while at > self.log_start_offset:
+            segment = self.segments_from(at - 1)[0]
+            batch = segment.find_batch(at - 1)
+            if batch is not None and not batch.header.is_control and batch.header.base_offset < at:
+                offsets = [record.offset for record in batch.records() if record.offset < at]
+                if offsets:
+                    return max(offsets[-1], self.log_start_offset)
+            at = min(at - 1, batch.header.base_offset if batch is not None else at - 1)
+        return None
+
+    def offset_for_time(self, timestamp: int) -> OffsetAndTimestamp | None:
+        """The earliest offset whose timestamp (ms) is at or after one, as Kafka's offsetsForTimes answers.
+
+        Also takes `LATEST`, `EARLIEST` and `MAX_TIMESTAMP`. None if there is no such record. Of the segments
+        only the first whose largest timestamp reaches is searched (kafka-storage 3.10).
+        """
+        if timestamp == LATEST:
+            return OffsetAndTimestamp(self.log_end_offset, NO_TIMESTAMP, self.epochs.latest)
+        if timestamp == EARLIEST:
+            start = self.log_start_offset
+            return OffsetAndTimestamp(start, NO_TIMESTAMP, self.epochs.epoch_for(start))
+        if timestamp == MAX_TIMESTAMP:
+            return self._offset_of_max_timestamp()
+        if timestamp < 0:
+            raise InvalidRecord(f"{timestamp} is no timestamp: ms since the epoch, -1, -2 or -3")
+        for segment in self.segments:
+            if segment.size_bytes and segment.largest_timestamp >= timestamp:
+                start = max(segment.time_index.lookup(timestamp).offset, self.log_start_offset)
+                return self._first_at(segment, start, timestamp)
+        return None
+
+    def _first_at(self, segment: Segment, start: int, timestamp: int) -> OffsetAndTimestamp | None:
+        for found in segment.walk(segment.position_of(start)):
+            if isinstance(found, Damage):
+                continue
+            header = found[1].header
+            if header.max_timestamp < timestamp or header.last_offset < self.log_start_offset:
+                continue
+            for record in found[1].records():
+                at = NO_TIMESTAMP if record.timestamp is None else record.timestamp
+                if at >= timestamp and record.offset >= self.log_start_offset:
+                    return OffsetAndTimestamp(record.offset, at, header.partition_leader_epoch)
+        return None
+
+    def _offset_of_max_timestamp(self) -> OffsetAndTimestamp | None:
+        filled = [segment for segment in self.segments if segment.size_bytes]
+        if not filled:
+            return None
+        segment = max(filled, key=lambda s: s.max_timestamp.timestamp)
+        entry = segment.max_timestamp
+        if entry.timestamp < 0:
+            return OffsetAndTimestamp(self.log_start_offset, NO_TIMESTAMP)
+        return self._first_at(segment, self.log_start_offset, entry.timestamp)
