@@ -276,37 +276,45 @@ class Partition(Reader):
         `PartitionFailed` if this sync fails, or any write or sync failed before: never a retry.
         """
         with self._flush_lock:
-            if self.failure is not None:
-                raise self.failure
-            with self.lock:
-                end_offset = self.log_end_offset
-                segments = self.segments
-                directory_is_dirty, self._directory_is_dirty = self._directory_is_dirty, False
-                self._unflushed_since_ms = None
-            if end_offset <= self.recovery_point and not directory_is_dirty:
-                return self.recovery_point
-            try:
-                self._sync(segments, directory_is_dirty)
-            except OSError as error:
-                raise self._fail("an fsync failed", error) from error
-            self.flushes += 1
-            self.recovery_point = max(self.recovery_point, end_offset)
+            return self._flush()
+
+    def _flush(self) -> int:
+        """`flush`, for one at a time; of the two locks, `_flush_lock` is always taken first."""
+        if self.failure is not None:
+            raise self.failure
+        with self.lock:
+            end_offset = self.log_end_offset
+            segments = self.segments
+            directory_is_dirty, self._directory_is_dirty = self._directory_is_dirty, False
+            self._unflushed_since_ms = None
+        if end_offset <= self.recovery_point and not directory_is_dirty:
             return self.recovery_point
+        try:
+            self._sync(segments, directory_is_dirty)
+        except OSError as error:
+            raise self._fail("an fsync failed", error) from error
+        self.flushes += 1
+        self.recovery_point = max(self.recovery_point, end_offset)
+        return self.recovery_point
 
     def _sync(self, segments: Sequence[Segment], directory_is_dirty: bool) -> None:
-        first = bisect_right(segments, self.recovery_point, key=lambda s: s.base_offset) - 1
+        # A segment that was durable to its end has had its indexes closed since: it comes along.
+        first = bisect_right(segments, self.recovery_point - 1, key=lambda s: s.base_offset) - 1
         for segment in segments[max(first, 0) :]:
             segment.flush(indexes=segment.next_base is not None)
         if directory_is_dirty:
             self._disk.sync_directory(self.directory)
 
-    def close(self) -> bool:
-        """Flush, write the closing entries and trim; whether the files may be trusted without recovery."""
+    def close(self, why: str = "the store is closed") -> bool:
+        """Flush, write the closing entries and trim; whether the files may be trusted without recovery.
+
+        From then on appends fail and say why.
+        """
         if not self._disk.writable:
             return True
-        with self.lock:
+        with self._flush_lock, self.lock:
             try:
-                self.flush()
+                self._flush()
                 if self.active.is_active:
                     self.active.finish()
                     self.active.flush(indexes=True)
@@ -314,7 +322,8 @@ class Partition(Reader):
                 return False
             for segment in self.segments:
                 segment.close()
-            return self.failure is None
+            self.failure = PartitionFailed(f"{self.directory}: {why}")
+            return True
 
     # Moving the ends.
 
@@ -337,31 +346,39 @@ class Partition(Reader):
     def truncate(self, offset: int) -> bool:
         """Drop every record at or beyond an offset (kafka-storage 10.4); whether anything changed.
 
-        A batch that straddles the offset goes whole. The store's recovery points must be written afterwards.
+        A batch that straddles the offset goes whole, and the log ends before it. The store's recovery points
+        must be written afterwards.
         """
         self.check_appendable()
-        with self.lock, self._flush_lock:
+        with self._flush_lock, self.lock:
             if offset >= self.log_end_offset:
                 self.epochs.truncate_from_end(self.log_end_offset)
                 return False
-            now_ms = self._clock()
-            kept = [segment for segment in self.segments if segment.base_offset <= offset]
-            dropped = self.segments[len(kept) :]
-            if not kept:
-                fresh = Segment(self._disk, self.directory, offset)
-                fresh.activate(self.config, now_ms, create=True)
-                kept = [fresh]
-            else:
-                kept[-1].truncate(offset, self.config, now_ms)
-            self.segments = tuple(kept)
-            self.recovery_point = min(self.recovery_point, offset)
-            self.log_start_offset = min(self.log_start_offset, offset)
-            self.generation += 1
-            self.epochs.truncate_from_end(offset)
-            for segment in dropped:
-                self._remove(segment)
-            self._disk.sync_directory(self.directory)
+            try:
+                self._truncate(offset)
+            except OSError as error:
+                raise self._fail("a truncation failed", error) from error
             return True
+
+    def _truncate(self, offset: int) -> None:
+        now_ms = self._clock()
+        kept = [segment for segment in self.segments if segment.base_offset <= offset]
+        dropped = self.segments[len(kept) :]
+        if not kept:
+            fresh = Segment(self._disk, self.directory, offset)
+            fresh.activate(self.config, now_ms, create=True)
+            kept = [fresh]
+        else:
+            kept[-1].truncate(offset, self.config, now_ms)
+            offset = kept[-1].next_offset
+        self.segments = tuple(kept)
+        self.recovery_point = min(self.recovery_point, offset)
+        self.log_start_offset = min(self.log_start_offset, offset)
+        self.generation += 1
+        self.epochs.truncate_from_end(offset)
+        for segment in dropped:
+            self._remove(segment)
+        self._disk.sync_directory(self.directory)
 
     def _remove(self, segment: Segment) -> None:
         """Unlink a segment's files; who still reads it keeps its descriptors (rule 4)."""

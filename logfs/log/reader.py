@@ -111,6 +111,8 @@ class Reader:
                 return
             for found in segment.batches_from(offset):
                 if isinstance(found, Damage):
+                    if found.first_offset >= stop:
+                        return
                     raise found.error(segment.path)
                 batch = found[1]
                 if batch.header.base_offset >= stop:

@@ -125,6 +125,7 @@ class _Loader:
             if segment.is_active:
                 segment.finish()
             segment.close()
+        segments[-1].created_ms = self.now_ms
         self.epochs.truncate_from_end(log_end_offset)
         log_start_offset = max(self.start.log_start_offset, segments[0].base_offset)
         self.epochs.truncate_from_start(self.start.log_start_offset)
@@ -143,6 +144,8 @@ class _Loader:
                 self.disk.unlink(self.directory / name)
         cleaned = [name for name in files if name.endswith(names.CLEANED)]
         swapped = [name for name in files if name.endswith(names.SWAP)]
+        for name in swapped:
+            names.parse_stem(name)
         if cleaned:
             smallest = min(names.parse_stem(name) for name in cleaned)
             dropped = [name for name in swapped if names.parse_stem(name) >= smallest]
@@ -206,7 +209,8 @@ class _Loader:
             for index in (index for segment in segments[-2:] for index in segment.indexes):
                 index.copy_live()
         elif not self.start.clean:
-            below = [s for s in segments[1:] if s.base_offset <= self.start.recovery_point]
+            # One that ends at the point itself was durable, and its indexes perhaps not yet closed.
+            below = [s for s in segments[1:] if s.base_offset < self.start.recovery_point]
             first = len(below)
         for number, segment in enumerate(segments[:-1]):
             if (
@@ -240,7 +244,7 @@ class _Loader:
         except Corrupt as error:
             logger.warning("%s; making the indexes of its segment anew", error)
             return False
-        if size and not segment.offset_index.exists():
+        if size and not (segment.offset_index.exists() and segment.time_index.exists()):
             return False
         if self.start.live:
             size = self._whole_batches(segment, size)

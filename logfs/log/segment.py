@@ -66,7 +66,8 @@ class Segment:
         self.is_active = False
         self._bytes_since_entry = 0
         self._rolling_timestamp: int | None = None
-        self._created_ms = 0
+        # When the segment was opened; loading sets it, for files open at the first use.
+        self.created_ms = 0
         self._jitter_ms = 0
 
     def __repr__(self) -> str:
@@ -240,6 +241,7 @@ class Segment:
                 self._disk.truncate(self._file, config.segment_bytes)
             self._tip = Tip(0, self.base_offset, NO_TEXT)
             self.gaps = False
+            self.created_ms = now_ms
         elif self._tip is not None:
             # Measured before the index gets room for more.
             _ = self.tip
@@ -249,7 +251,6 @@ class Segment:
         entries = config.segment_index_bytes // self.offset_index.entry.size + 1
         self.text_index.preallocate(entries * self.text_index.entry.size)
         self.is_active = True
-        self._created_ms = now_ms
         jitter = min(config.segment_jitter_ms, config.segment_ms)
         self._jitter_ms = random.randrange(2**31) % jitter if jitter > 0 else 0
         self.max_entry = self.max_timestamp
@@ -302,7 +303,7 @@ class Segment:
             self._rolling_timestamp = self._first_max_timestamp()
         if self._rolling_timestamp >= 0:
             return max_timestamp - self._rolling_timestamp
-        return now_ms - self._created_ms
+        return now_ms - self.created_ms
 
     def _first_max_timestamp(self) -> int:
         data = self.read(0, HEADER_SIZE)
@@ -344,21 +345,24 @@ class Segment:
         self._file = None
 
     def truncate(self, offset: int, config: LogConfig, now_ms: int) -> None:
-        """Drop the batch that holds `offset` and all behind it; the next offset becomes `offset`.
+        """Drop the batch that holds `offset` and all behind it, and go on from there (kafka-storage 10.4).
 
-        Cuts the indexes too, and gives them room again (kafka-storage 10.4).
+        The next offset becomes `offset`; where offsets have no gaps, the first of the batch that was cut, for
+        recovery would have to take a batch behind a gap for one with a damaged header. Cuts the indexes too, and
+        gives them room again.
         """
         position = self.size_bytes
         text = self.tip.text
         if offset <= self.base_offset:
             position, text = 0, NO_TEXT
         else:
-            batch_at = next(
-                (found[0] for found in self.batches_from(offset) if not isinstance(found, Damage)),
+            cut = next(
+                (found for found in self.batches_from(offset) if not isinstance(found, Damage)),
                 None,
             )
-            if batch_at is not None:
-                position, text = batch_at, self.text_before(batch_at)
+            if cut is not None:
+                position, text = cut[0], self.text_before(cut[0])
+                offset = offset if self.gaps else min(offset, cut[1].header.base_offset)
         self._tip = Tip(position, offset, text)
         self._disk.truncate(self.file, position)
         # Before anything is appended there: a crash must neither bring the dropped records back nor mix them in.
@@ -373,6 +377,7 @@ class Segment:
         self._bytes_since_entry = 0
         if position == 0:
             self._rolling_timestamp = None
+            self.created_ms = now_ms
         self.next_base = None
         self.activate(config, now_ms)
 

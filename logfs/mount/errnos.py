@@ -88,13 +88,15 @@ class ErrorLog:
                 reason = error.strerror
             name = errno.errorcode.get(number, str(number))
             when = format_time(self._clock())
-            self._lines.append(f"{when} {path} {name} {' '.join(reason.split())}")
+            # A line an error, whatever names callers come up with.
+            shown = path.replace("\n", "\\n")
+            self._lines.append(f"{when} {shown} {name} {' '.join(reason.split())}")
             self.count += 1
         return number
 
     def text(self) -> bytes:
         """A line an error: time, path, errno, the reason in words."""
-        return "".join(line + "\n" for line in self._lines).encode("utf-8", "surrogateescape")
+        return "".join(line + "\n" for line in self._lines).encode("utf-8", "backslashreplace")
 
 
 def refuse(number: int, what: str) -> OSError:

@@ -289,13 +289,12 @@ class Store:
             if partition is None:
                 raise UnknownPartition(f"{name}: no such partition")
             delay_ms = partition.config.file_delete_delay_ms
-            with partition.lock:
-                partition.close()
-                doomed = partition.directory.with_name(
-                    names.deleted_directory(partition.name, uuid.uuid4().hex)
-                )
-                self.disk.rename(partition.directory, doomed)
-                partition.directory = doomed
+            partition.close("the partition is deleted")
+            doomed = partition.directory.with_name(
+                names.deleted_directory(partition.name, uuid.uuid4().hex)
+            )
+            self.disk.rename(partition.directory, doomed)
+            partition.directory = doomed
             del self.partitions[name]
             del self._homes[name]
             self._deletions[doomed] = self.clock() + delay_ms
