@@ -124,7 +124,11 @@ class Mount:
 
     def start(self) -> Mount:
         """Mount, and wait until it answers."""
-        self.path.mkdir(exist_ok=True)
+        try:
+            self.path.mkdir()
+        except FileExistsError:
+            # Perhaps a dead mount, which the daemon is to clear away.
+            pass
         self.log = self.path.with_name(self.path.name + ".log")
         command = [sys.executable, "-m", "logfs", "mount", "-f", *self.options]
         with self.log.open("ab") as log:

@@ -50,6 +50,9 @@ NO_PRODUCER_EPOCH = -1
 NO_SEQUENCE = -1
 NO_LEADER_EPOCH = -1
 
+# Of a header, what it takes to step over a batch: base offset, batch length, last offset delta.
+STEP = struct.Struct(">qi11xi")
+
 _BASE_OFFSET = struct.Struct(">q")
 _LEADER_EPOCH = struct.Struct(">i")
 _CRC = struct.Struct(">I")

@@ -11,7 +11,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_time(text: str) -> int | None:
-    """ms since the epoch of decimal ms, or of ISO 8601, in UTC where it names no zone; None if it is neither."""
+    """ms since the epoch of decimal ms, or of ISO 8601, in UTC where it names no zone; None if it is neither.
+
+    What is before 1970 counts as 0, for no record is older.
+    """
     if _MILLISECONDS.fullmatch(text):
         return int(text)
     if not _DATE.fullmatch(text):
@@ -24,7 +27,7 @@ def parse_time(text: str) -> int | None:
         moment = moment.replace(tzinfo=UTC)
     # In integers: a float of the seconds cannot hold every millisecond.
     since = moment - _EPOCH
-    return (since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000
+    return max((since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000, 0)
 
 
 def format_time(timestamp: int) -> str:

@@ -61,7 +61,7 @@ class Framer:
                 return self._refuse_carried(lines, done)
             return Taken(taken, last_offset, done.refused)
         self.carry = data[end:]
-        if len(self.carry) > self.limit:
+        if self.carry and len(self.carry) > self.limit:
             # The line that begins here is too long already; the next write is told.
             self._give_up_line()
         return Taken(len(data), last_offset)

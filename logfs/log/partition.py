@@ -108,11 +108,12 @@ class Partition(Reader):
         """
         wanted = [Record(item) if isinstance(item, bytes) else item for item in records]
         now_ms = self._clock()
-        built = self._build_records(wanted, now_ms)
+        config = self.config
+        built = self._build_records(wanted, config, now_ms)
         if built.refused is not None:
             raise built.refused
         with self._alone():
-            done = self._append(built, now_ms)
+            done = self._append(built, config, now_ms)
         if done.refused is not None:
             raise done.refused
         self.flush_if_due()
@@ -130,14 +131,15 @@ class Partition(Reader):
         else:
             built = build_lines(data, self._batch_format(config), now_ms)
         with self._alone():
-            return self._append(built, now_ms)
+            return self._append(built, config, now_ms)
 
     def append_records(self, records: Sequence[Record]) -> Appended:
         """Append records up to the first that is refused; raises as `append_lines`."""
         now_ms = self._clock()
-        built = self._build_records(records, now_ms)
+        config = self.config
+        built = self._build_records(records, config, now_ms)
         with self._alone():
-            return self._append(built, now_ms)
+            return self._append(built, config, now_ms)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -150,8 +152,9 @@ class Partition(Reader):
         finally:
             self.lock.release()
 
-    def _build_records(self, records: Sequence[Record], now_ms: int) -> Built:
-        config = self.config
+    def _build_records(
+        self, records: Sequence[Record], config: LogConfig, now_ms: int
+    ) -> Built:
         for number, record in enumerate(records):
             refused = self._refusal(record, config, now_ms)
             if refused is not None:
@@ -169,10 +172,9 @@ class Partition(Reader):
             self._format = (config, batch_format(config))
         return self._format[1]
 
-    def _append(self, built: Built, now_ms: int) -> Appended:
+    def _append(self, built: Built, config: LogConfig, now_ms: int) -> Appended:
         """Write batches one by one; what a failed write left of a batch is cut off again."""
         self.check_appendable()
-        config = self.config
         first_offset = self.log_end_offset
         consumed = built.consumed
         refused: LogfsError | OSError | None = built.refused

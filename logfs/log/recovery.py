@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from logfs.config import LogConfig
     from logfs.log.files import Disk
+    from logfs.log.index import OffsetEntry
 
     Progress = Callable[[int], None]
 
@@ -254,7 +255,7 @@ class _Loader:
         if last.position > size:
             return False
         segment.resume(Tip(size, end, UNMEASURED), max_entry)
-        first_offset = self._first_offset(segment, last.position)
+        first_offset = self._first_offset(segment, last)
         for found in segment.walk_unknown_end(last.position, first_offset):
             if isinstance(found, Damage):
                 return False
@@ -275,19 +276,19 @@ class _Loader:
             Tip(size, segment.base_offset, UNMEASURED), TimeEntry(-1, segment.base_offset)
         )
         for found in segment.walk_unknown_end(
-            last.position, self._first_offset(segment, last.position)
+            last.position, self._first_offset(segment, last)
         ):
             if isinstance(found, Damage) and found.end == size:
                 return found.start
         return size
 
     @staticmethod
-    def _first_offset(segment: Segment, position: int) -> int:
-        """The offset of the batch at a position that an index names; the walk checks the rest."""
-        data = segment.read(position, HEADER_SIZE)
-        if len(data) < HEADER_SIZE:
+    def _first_offset(segment: Segment, entry: OffsetEntry) -> int:
+        """The offset that the batch of an index entry must have; the file's own word is not under its CRC."""
+        data = segment.read(entry.position, HEADER_SIZE)
+        if not entry.position or len(data) < HEADER_SIZE:
             return segment.base_offset
-        return max(parse_header(data).base_offset, segment.base_offset)
+        return max(entry.offset - parse_header(data).last_offset_delta, segment.base_offset)
 
     def _rebuild(self, segment: Segment, *, cut: bool) -> None:
         """Walk a segment, make its indexes anew, and cut a torn tail if it is the last (kafka-storage 3.4)."""
@@ -310,6 +311,10 @@ class _Loader:
                     size = found.start
                     self._cut(segment, found)
                     break
+                if cut and found.end == size:
+                    # What was durable is among it, so the log goes on behind the recovery point.
+                    after = max(found.next_offset, self.start.recovery_point)
+                    found = found._replace(next_offset=after)
                 damaged.append(found)
                 end = found.next_offset
                 builder.note(found)

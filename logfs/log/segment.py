@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.format import names
-from logfs.format.batch import HEADER_SIZE, Batch, Header, parse_header
+from logfs.format.batch import HEADER_SIZE, LENGTH_OVERHEAD, STEP, Batch, Header, parse_header
 from logfs.format.text import NO_TEXT, TextSize
 from logfs.log.index import OffsetIndex, TextIndex, TimeEntry, TimeIndex
 from logfs.log.spans import BatchInfo, survey, text_size
@@ -209,10 +209,11 @@ class Segment:
         window = self.read(position, _POINT_READ_BYTES)
         start = at = 0
         while at + HEADER_SIZE <= len(window):
-            header = parse_header(window, at)
-            if header.last_offset >= offset or header.size_bytes < HEADER_SIZE:
+            base_offset, length, last_delta = STEP.unpack_from(window, at)
+            size = length + LENGTH_OVERHEAD
+            if base_offset + last_delta >= offset or size < HEADER_SIZE:
                 break
-            start, at = at, at + header.size_bytes
+            start, at = at, at + size
         # The careful walk begins one batch early, so that each batch it gives has a known forerunner.
         for found in self.walk(position + start, chunk_bytes=_POINT_READ_BYTES):
             if isinstance(found, Damage):

@@ -123,7 +123,7 @@ class _Window:
 
 def _valid_batch(window: _Window, position: int, expected: int, what: Walk, known: bool) -> Batch:
     # A message of an old format may be shorter than a header, and has its magic at the same place.
-    if window.get(position, HEADER_SIZE)[_MAGIC_AT : _MAGIC_AT + 1] in (b"\0", b"\1"):
+    if bytes(window.get(position, HEADER_SIZE)[_MAGIC_AT : _MAGIC_AT + 1]) in (b"\0", b"\1"):
         _refuse_legacy(window, position)
     header = window.header(position)
     if header is None:

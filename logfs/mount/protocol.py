@@ -17,7 +17,15 @@ from logfs.log.files import WouldBlock
 from logfs.mount.errnos import refuse
 from logfs.mount.guard import guarded
 from logfs.mount.nodes.append import AppendHandle
-from logfs.mount.nodes.base import Caller, Directory, File, Handle, Node, Symlink
+from logfs.mount.nodes.base import (
+    Caller,
+    Directory,
+    File,
+    Handle,
+    Node,
+    PartitionAccess,
+    Symlink,
+)
 from logfs.mount.nodes.record import RecordFile
 from logfs.mount.nodes.text import TextFile
 
@@ -203,6 +211,11 @@ class Operations(pyfuse3.Operations):
             await trio.to_thread.run_sync(
                 self._change_access, node, attr, fields, ctx.uid, limiter=self._workers
             )
+            # What follows this node has other rights now, and the kernel must not go by the old ones.
+            modes = node.modes if isinstance(node, PartitionAccess) else None
+            for other in list(self._nodes.values()):
+                if isinstance(other, PartitionAccess) and other.modes is modes:
+                    self._invalidate(other.inode)
         # Times are the records' own: setting them is accepted, as `touch` and `cp -p` expect, and changes nothing.
         return await self._attributes(node)
 
@@ -417,12 +430,17 @@ class Operations(pyfuse3.Operations):
         """Something was appended: before the writer hears of it, the kernel forgets the sizes it was told."""
         told = self._told[handle.file.partition]
         while told:
-            try:
-                pyfuse3.invalidate_inode(pyfuse3.InodeT(told.pop()), attr_only=True)
-            except OSError as error:
-                # ENOENT: the kernel has forgotten the inode already.
-                if error.errno != errno.ENOENT:
-                    raise
+            self._invalidate(told.pop())
+
+    @staticmethod
+    def _invalidate(inode: int) -> None:
+        """Make the kernel forget the attributes that it was told."""
+        try:
+            pyfuse3.invalidate_inode(pyfuse3.InodeT(inode), attr_only=True)
+        except OSError as error:
+            # ENOENT: the kernel has forgotten the inode already.
+            if error.errno != errno.ENOENT:
+                raise
 
     # Extended attributes.
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logfs.format.batch import Batch
+    from logfs.log.files import Disk
     from logfs.log.partition import Partition
     from logfs.log.segment import Segment
 
@@ -64,14 +65,14 @@ def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> 
     report = progress or (lambda *_: None)
     with Store(log_dirs, read_only=True) as store:
         for log_dir in store.log_dirs:
-            yield from _check_files(log_dir.path)
+            yield from _check_files(store.disk, log_dir.path)
         for name, reason in sorted(store.offline.items()):
             yield Finding(Severity.ERROR, store.home(name) / name, f"cannot be loaded: {reason}")
         for name in store:
             yield from _check_partition(store, store[name], report)
 
 
-def _check_files(log_dir: Path) -> Iterator[Finding]:
+def _check_files(disk: Disk, log_dir: Path) -> Iterator[Finding]:
     """The small files of a log directory."""
     parsers: dict[str, Callable[[bytes], object]] = {
         RECOVERY_POINTS: checkpoint.parse_offsets,
@@ -83,16 +84,16 @@ def _check_files(log_dir: Path) -> Iterator[Finding]:
     for name, parse in parsers.items():
         path = log_dir / name
         try:
-            parse(path.read_bytes())
+            parse(disk.read_file(path))
         except FileNotFoundError:
             continue
-        except Corrupt as error:
+        except (Corrupt, OSError) as error:
             yield Finding(Severity.ERROR, path, f"{error}; it is ignored, and recovery reads more")
 
 
 def _check_partition(store: Store, partition: Partition, report: Progress) -> Iterator[Finding]:
     directory = partition.directory
-    yield from _check_metadata(directory)
+    yield from _check_metadata(store.disk, directory)
     for path in sorted(directory.glob("*" + TORN)):
         yield Finding(
             Severity.NOTE,
@@ -110,23 +111,26 @@ def _check_partition(store: Store, partition: Partition, report: Progress) -> It
         expected = yield from _check_segment(
             partition, segment, report, trusted=clean or not is_active
         )
-    if partition.recovery_point > partition.log_end_offset:
+    home = store.home(partition.name.directory)
+    (log_dir,) = (log_dir for log_dir in store.log_dirs if log_dir.path == home)
+    point = log_dir.recovery_points.get(partition.name, 0)
+    if point > partition.log_end_offset:
         yield Finding(
             Severity.ERROR,
             directory,
-            f"was durable up to offset {partition.recovery_point}, and ends at {partition.log_end_offset}",
+            f"was durable up to offset {point}, and ends at {partition.log_end_offset}",
         )
 
 
-def _check_metadata(directory: Path) -> Iterator[Finding]:
+def _check_metadata(disk: Disk, directory: Path) -> Iterator[Finding]:
     path = directory / PARTITION_METADATA
     try:
-        checkpoint.parse_partition_metadata(path.read_bytes())
+        checkpoint.parse_partition_metadata(disk.read_file(path))
     except FileNotFoundError:
         yield Finding(
             Severity.NOTE, path, "missing; a broker would take the partition for a stray one"
         )
-    except Corrupt as error:
+    except (Corrupt, OSError) as error:
         yield Finding(Severity.ERROR, path, str(error))
 
 
@@ -224,7 +228,7 @@ def _check_indexes(segment: Segment, seen: _Seen, texts: dict[int, object]) -> I
 
 
 def _check_times(segment: Segment, seen: _Seen) -> Iterator[Finding]:
-    """Every record up to an entry's offset has at most its timestamp (kafka-storage 3.2)."""
+    """An entry's timestamp is the latest of the records up to its offset (kafka-storage 3.2)."""
     walked = iter(seen.max_until)
     last_offset, largest = -1, -1
     for entry in segment.time_index:
@@ -233,10 +237,11 @@ def _check_times(segment: Segment, seen: _Seen) -> Iterator[Finding]:
             if following is None:
                 break
             last_offset, largest = following
-        if largest > entry.timestamp:
+        if largest != entry.timestamp:
             yield Finding(
                 Severity.ERROR,
                 segment.time_index.path,
-                f"a record up to offset {entry.offset} is later than {entry.timestamp}; run 'logfs reindex'",
+                f"the latest time up to offset {entry.offset} is {largest}, and not {entry.timestamp}; "
+                "run 'logfs reindex'",
             )
             return

@@ -216,8 +216,6 @@ class Store:
             self._progress(name.directory, done, total)
 
         loaded = recovery.load(self.disk, path, config, start, self.clock(), report)
-        for note in loaded.torn:
-            logger.warning("%s", note)
         return Partition(
             self.disk,
             path,
@@ -265,6 +263,9 @@ class Store:
             )
             self._homes[name] = log_dir
             self.partitions[name] = partition
+            if parsed in log_dir.recovery_points or parsed in log_dir.log_starts:
+                # Of a partition that was deleted before the checkpoints could be written: not of this one.
+                self.write_checkpoints()
             return partition
 
     def topic_id(self, topic: str) -> uuid.UUID | None:
@@ -395,9 +396,9 @@ class Store:
             if not partition.close()
         }
         dirty |= {id(self._homes[name]) for name in self.offline}
-        if self._only is not None:
-            # The others were not looked at: they are as clean as they were.
-            dirty |= {id(log_dir) for log_dir in log_dirs if not log_dir.clean}
+        # Those that were not looked at are as clean as they were.
+        unseen = {id(home) for name, home in self._homes.items() if name not in self.partitions}
+        dirty |= {id(log_dir) for log_dir in log_dirs if not log_dir.clean} & unseen
         self.log_dirs = log_dirs
         self.write_checkpoints()
         self.log_dirs = []
