@@ -562,7 +562,7 @@ def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> tu
             break
         if base_offset < expected or (base_offset > expected and not gaps):
             break
-        if last_delta > 0x7FFFFFFF:
+        if last_delta > 0x7FFFFFFF or base_offset + last_delta + 1 < base_offset:
             break
         row = rows[count]
         row[POSITION] = position

@@ -138,6 +138,10 @@ class Disk:
         """Return when the file's data, and the metadata that is needed to read it, will survive a power cut."""
         os.fdatasync(file.fd)
 
+    def allocate(self, file: File, position: int, size: int) -> None:
+        """Give bytes of a file their blocks, so that a store through a mapping cannot find the disk full."""
+        os.posix_fallocate(file.fd, position, size)
+
     def map(self, file: File, size: int) -> mmap.mmap:
         """A shared mapping of the file's first `size` bytes, writable where the disk is."""
         access = mmap.ACCESS_WRITE if self.writable else mmap.ACCESS_READ
@@ -228,6 +232,9 @@ class ReadOnlyDisk(Disk):
         self._refuse(file.path)
 
     def truncate(self, file: File, size: int) -> None:
+        self._refuse(file.path)
+
+    def allocate(self, file: File, position: int, size: int) -> None:
         self._refuse(file.path)
 
     def sync(self, file: File) -> None:

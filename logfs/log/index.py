@@ -40,6 +40,7 @@ class SparseIndex:
         self._file: File | None = None
         self._data: mmap.mmap | bytearray | None = None
         self._count = 0
+        self._allocated = 0
 
     def __len__(self) -> int:
         self._open()
@@ -102,11 +103,24 @@ class SparseIndex:
         self._open()
         unused = bytes(self.entry.size)
         width = self.entry.size
-        data = bytes(self._data or b"")[: self._count * width]
+        # Read, not mapped: the writer may cut the file, and a full disk may have no page for a hole in it.
+        data = b"" if self._file is None else self._disk.read(self._file, 0, self._count * width)
+        self._count = len(data) // width
         self._count = bisect_left(
             range(self._count), True, key=lambda i: data[i * width : (i + 1) * width] == unused
         )
         self._file, self._data = None, bytearray(data[: self._count * width])
+
+    def reserve(self) -> None:
+        """Make sure of the next entry's blocks, or raise `OSError`: on a full disk, storing it into a mapped hole
+        would be a SIGBUS, and the end of the process.
+        """
+        self._open()
+        end = (self._count + 1) * self.entry.size
+        if self._file is not None and self._data and self._allocated < end <= len(self._data):
+            end = min(-(-end // mmap.PAGESIZE) * mmap.PAGESIZE, len(self._data))
+            self._disk.allocate(self._file, self._allocated, end - self._allocated)
+            self._allocated = end
 
     def trim(self) -> None:
         """Cut the file to its entries (kafka-storage 3.5)."""
@@ -124,7 +138,7 @@ class SparseIndex:
     def close(self) -> None:
         """Let go of the file; the next use opens it again."""
         if self._disk.writable:
-            self._file, self._data, self._count = None, None, 0
+            self._file, self._data, self._count, self._allocated = None, None, 0, 0
 
     def check_sane(self) -> None:
         """Raise `Corrupt` as Kafka's sanity check does (kafka-storage 3.8)."""
@@ -148,6 +162,7 @@ class SparseIndex:
         if self._disk.size(self._file) != size:
             self._disk.truncate(self._file, size)
         self._data = self._disk.map(self._file, size) if size else bytearray()
+        self._allocated = 0
 
     def _append(self, *fields: int) -> None:
         data = self._data
@@ -160,6 +175,7 @@ class SparseIndex:
         elif at + self.entry.size > len(data):
             raise ValueError(f"{self.path}: the index is full with {self._count} entries")
         else:
+            self.reserve()
             self.entry.pack_into(data, at, *fields)
         self._count += 1
 

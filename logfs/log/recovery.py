@@ -296,8 +296,8 @@ class _Loader:
         size = self.disk.size(segment.file)
         for index in segment.indexes:
             index.reset()
-        segment.activate(self.config, self.now_ms)
         segment.resume(Tip(size, segment.base_offset, NO_TEXT), TimeEntry(-1, 0))
+        segment.activate(self.config, self.now_ms)
         interval = self.config.index_interval_bytes
         builder = TextBuilder(segment.text_index, interval)
         max_entry = TimeEntry(-1, segment.base_offset)
@@ -307,7 +307,7 @@ class _Loader:
         for found in survey(segment, 0, segment.base_offset):
             if isinstance(found, Damage):
                 self.progress(found.end - found.start)
-                if cut and self._is_torn(found, size):
+                if self._is_torn(segment, found, size, cut=cut):
                     size = found.start
                     self._cut(segment, found)
                     break
@@ -336,9 +336,17 @@ class _Loader:
         segment.resume(Tip(size, end, builder.text), max_entry)
         segment.finish()
 
-    def _is_torn(self, damage: Damage, size: int) -> bool:
-        """Whether damage is a tail that was never durable: nothing behind it, at or past the recovery point."""
-        return damage.end == size and damage.first_offset >= self.start.recovery_point
+    def _is_torn(self, segment: Segment, damage: Damage, size: int, *, cut: bool) -> bool:
+        """Whether damage is a tail that was never durable: nothing behind it, at or past the recovery point.
+
+        In a segment that is not the last it is one where no offset is missing, as the room that a preallocated
+        file had when a crash cut a roll short.
+        """
+        if damage.end != size or damage.start == damage.end:
+            return False
+        if not cut:
+            return damage.first_offset == segment.next_base
+        return damage.first_offset >= self.start.recovery_point
 
     def _cut(self, segment: Segment, damage: Damage) -> None:
         """Cut a torn tail off; its bytes are kept beside the segment unless they are all zero."""

@@ -53,6 +53,8 @@ class Segment:
         )
         self.time_index = TimeIndex(disk, stem.with_name(stem.name + names.TIME_INDEX), base_offset)
         self.text_index = TextIndex(disk, stem.with_name(stem.name + names.TEXT_INDEX), base_offset)
+        # Stands for the bytes of the file in caches: a path may come to hold others, here or in a new partition.
+        self.content = object()
         self.next_base: int | None = None
         self.gaps = True
         self.damaged: tuple[Damage, ...] = ()
@@ -266,12 +268,15 @@ class Segment:
         """
         tip = self.tip
         position = tip.size_bytes
+        is_due = self._bytes_since_entry > interval_bytes
+        for index in self.indexes if is_due else ():
+            index.reserve()
         self._disk.write(self.file, position, data)
         if self._rolling_timestamp is None and position == 0:
             self._rolling_timestamp = header.max_timestamp
         if header.max_timestamp > self.max_entry.timestamp:
             self.max_entry = TimeEntry(header.max_timestamp, header.last_offset)
-        if self._bytes_since_entry > interval_bytes:
+        if is_due:
             self.offset_index.append(header.last_offset, position)
             self.time_index.maybe_append(*self.max_entry)
             if not self.text_index.is_full:
@@ -375,6 +380,7 @@ class Segment:
         for found in self.walk(self.position_of(self.max_entry.offset)):
             if not isinstance(found, Damage):
                 self._note_max(found[1].header)
+        self.content = object()
         self._bytes_since_entry = 0
         if position == 0:
             self._rolling_timestamp = None
@@ -434,6 +440,9 @@ class Segment:
         index.preallocate(entries * index.entry.size)
         builder = TextBuilder(index, _TEXT_INTERVAL_BYTES)
         for found in survey(self, builder.position, index.last.offset):
+            if isinstance(found, Damage) and found.end == size:
+                # How far it goes is known here, and from the bytes alone it is not.
+                found = found._replace(next_offset=max(found.next_offset, self.next_offset))
             builder.note(found)
         builder.finish(self.next_offset, size)
         index.trim()

@@ -101,6 +101,7 @@ def survey(segment: Segment, position: int, first_offset: int) -> Iterator[Batch
             if _CHUNK_BYTES < length <= min(size - position, _MOST_BYTES):
                 data = segment.read(position, length)
                 rows, end = scan(data, expected, gaps=segment.gaps)
+        rows, end = _without_doubtful_end(rows, end, expected)
         for info in _infos(data, rows, position):
             yield info
             expected = info.next_offset
@@ -117,6 +118,19 @@ def survey(segment: Segment, position: int, first_offset: int) -> Iterator[Batch
                 break
     if segment.next_base is not None and expected < segment.next_base and not segment.gaps:
         yield Damage(size, size, expected, segment.next_base, "the file ends too early")
+
+
+def _without_doubtful_end(
+    rows: NDArray[np.int64], end: int, expected: int
+) -> tuple[NDArray[np.int64], int]:
+    """Leave the last batch to the next look if it stands behind a gap: no CRC covers its offset, only who follows."""
+    from logfs.format import kernels
+
+    if len(rows):
+        before = int(rows[-2, kernels.NEXT_OFFSET]) if len(rows) > 1 else expected
+        if rows[-1, kernels.SPAN_BASE_OFFSET] != before:
+            return rows[:-1], int(rows[-1, kernels.POSITION])
+    return rows, end
 
 
 def _careful_info(position: int, batch: Batch) -> BatchInfo:

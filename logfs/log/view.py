@@ -92,8 +92,8 @@ class TextView:
             partition.log_start_offset if start is None else max(start, partition.log_start_offset)
         )
         # The segments that the view has reached, and where in its text each of them starts.
-        self._segments = [partition.segments_from(first)[0]]
-        self._starts = [0]
+        # In pairs: who reads beside an append must not find one without the other.
+        self._segments = [(0, partition.segments_from(first)[0])]
         self._extending = threading.Lock()
         self._end_offset = end
         self._fixed_size: int | None = None
@@ -112,7 +112,8 @@ class TextView:
         self._extend()
         end = self._end_offset
         if end is None:
-            return max(self._starts[-1] + self._text(self._segments[-1].tip.text) - origin, 0)
+            start, last = self._segments[-1]
+            return max(start + self._text(last.tip.text) - origin, 0)
         final = end <= self.partition.log_end_offset
         size = max(self._position_of(end) - origin, 0)
         if final:
@@ -132,14 +133,14 @@ class TextView:
         at = position + self._origin
         stop = at + size
         while at < stop:
-            number = bisect_right(self._starts, at) - 1
-            start = self._starts[number]
-            piece = self._piece(self._segments[number], at - start)
+            number = bisect_right(self._segments, at, key=lambda pair: pair[0]) - 1
+            start, segment = self._segments[number]
+            piece = self._piece(segment, at - start)
             if piece.data is None:
                 assert piece.damage is not None
                 if parts and up_to_damage:
                     break
-                raise piece.damage.error(self._segments[number].path)
+                raise piece.damage.error(segment.path)
             taken = piece.data[at - start - piece.start : stop - start - piece.start]
             parts.append(taken)
             at += len(taken)
@@ -152,17 +153,16 @@ class TextView:
 
     def _extend(self) -> None:
         """Take in the segments that the log has rolled to since."""
-        if self._segments[-1].next_base is None:
+        if self._segments[-1][1].next_base is None:
             return
         if not self._extending.acquire(blocking=False):
             self.partition.check_may_block()
             self._extending.acquire()
         try:
-            last = self._segments[-1]
+            start, last = self._segments[-1]
             for segment in self.partition.segments_from(last.base_offset)[1:]:
-                start = self._starts[-1] + self._text(last.tip.text)
-                self._starts.append(start)
-                self._segments.append(segment)
+                start += self._text(last.tip.text)
+                self._segments.append((start, segment))
                 last = segment
         finally:
             self._extending.release()
@@ -176,10 +176,11 @@ class TextView:
 
     def _position_of(self, offset: int) -> int:
         """The byte, counted from the first segment's start, where the records from `offset` on begin."""
-        number = bisect_right(self._segments, offset, key=lambda segment: segment.base_offset) - 1
+        number = bisect_right(self._segments, offset, key=lambda pair: pair[1].base_offset) - 1
         if number < 0:
             return 0
-        return self._starts[number] + self._before(self._segments[number], offset)
+        start, segment = self._segments[number]
+        return start + self._before(segment, offset)
 
     def _before(self, segment: Segment, offset: int) -> int:
         """The text of a segment's records below an offset."""
@@ -225,7 +226,7 @@ class TextView:
         inside = last < count and index[last].position < tip.size_bytes
         end = index[last].position if inside else tip.size_bytes
         end_text = index[last].before if inside else tip.text
-        key = (segment.path, segment.base_offset, entry.position, end, self.view, self._prefix)
+        key = (segment.content, entry.position, end, self.view, self._prefix)
         pieces = _cache.get(key)
         if pieces is None:
             pieces = self._render(segment, entry, end, end_text)

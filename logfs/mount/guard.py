@@ -61,7 +61,7 @@ def _guard(name: str, handler: Callable[..., Awaitable[Any]]) -> Callable[..., A
     async def reply(self: Any, *arguments: Any) -> Any:
         try:
             result = await handler(self, *arguments)
-            if isinstance(result, expected):
+            if isinstance(result, expected) and _can_be_sent(name, result):
                 return result
             error: Exception = TypeError(f"{name} returned {result!r}")
         except (pyfuse3.FUSEError, trio.Cancelled):
@@ -73,8 +73,22 @@ def _guard(name: str, handler: Callable[..., Awaitable[Any]]) -> Callable[..., A
     return reply
 
 
+def _can_be_sent(name: str, result: Any) -> bool:
+    """Whether C can take an answer of the right type: what is in it is pyfuse3's to convert, outside of `reply`."""
+    if name == "create":
+        kinds = (pyfuse3.FileInfo, pyfuse3.EntryAttributes)
+        return tuple(map(type, result)) == kinds
+    if isinstance(result, (list, tuple)):
+        return all(isinstance(item, bytes) for item in result)
+    if isinstance(result, int):
+        return 0 <= result < (2**63 if name == "opendir" else 2**31)
+    return True
+
+
 def _errno(operations: Any, name: str, arguments: tuple[Any, ...], error: Exception) -> int:
     try:
-        return int(operations.failed(name, arguments, error))
+        number = int(operations.failed(name, arguments, error))
     except Exception:
         return errno.EIO
+    # What the kernel does not know as an errno it would not pass on.
+    return number if number in errno.errorcode else errno.EIO

@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import stat
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -27,7 +27,6 @@ from logfs.mount.nodes.base import (
     Symlink,
 )
 from logfs.mount.nodes.record import RecordFile
-from logfs.mount.nodes.text import TextFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -69,8 +68,6 @@ class Operations(pyfuse3.Operations):
         self._listings: dict[int, tuple[Directory, list[str]]] = {}
         self._next_handle = 1
         self._fleeting: OrderedDict[int, None] = OrderedDict()
-        # By partition, the inodes that grow with it and whose attributes the kernel was told and may keep.
-        self._told: defaultdict[Partition, set[int]] = defaultdict(set)
         self._workers = trio.CapacityLimiter(_WORKERS)
         self._syncers = trio.CapacityLimiter(256)
         self._sync_locks: WeakKeyDictionary[Partition, trio.Lock] = WeakKeyDictionary()
@@ -135,15 +132,7 @@ class Operations(pyfuse3.Operations):
         if not node.inode:
             node.inode = self._next_inode
             self._next_inode += 1
-        if not isinstance(node, TextFile):
-            return self._entry(node, await self._run(node.stat))
-        # Noted before the node is asked: an append in between takes it back, and the kernel must ask again.
-        told = self._told[node.partition]
-        told.add(node.inode)
-        entry = self._entry(node, await self._run(node.stat))
-        if node.inode not in told:
-            entry.attr_timeout = 0
-        return entry
+        return self._entry(node, await self._run(node.stat))
 
     @staticmethod
     def _entry(node: Node, found: Stat) -> pyfuse3.EntryAttributes:
@@ -188,9 +177,7 @@ class Operations(pyfuse3.Operations):
                 self._lookups[inode] = max(left, 1)
                 continue
             self._lookups.pop(inode, None)
-            node = self._nodes.pop(inode, None)
-            if isinstance(node, TextFile):
-                self._told[node.partition].discard(inode)
+            self._nodes.pop(inode, None)
             self._fleeting.pop(inode, None)
 
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
@@ -387,11 +374,7 @@ class Operations(pyfuse3.Operations):
     async def write(self, fh: int, off: int, buf: bytes) -> int:
         # `off` means nothing to a log: every write goes to its end, as with O_APPEND.
         handle = self._handles[fh]
-        try:
-            taken = await self._run(handle.write, buf)
-        finally:
-            if isinstance(handle, AppendHandle):
-                self._grown(handle)
+        taken = await self._run(handle.write, buf)
         if handle.needs_sync():
             await self._sync(handle)
         return taken
@@ -423,14 +406,6 @@ class Operations(pyfuse3.Operations):
             self.context.errors.note(handle.node.path, error)
         finally:
             del self._handles[fh]
-            if isinstance(handle, AppendHandle):
-                self._grown(handle)
-
-    def _grown(self, handle: AppendHandle) -> None:
-        """Something was appended: before the writer hears of it, the kernel forgets the sizes it was told."""
-        told = self._told[handle.file.partition]
-        while told:
-            self._invalidate(told.pop())
 
     @staticmethod
     def _invalidate(inode: int) -> None:

@@ -33,12 +33,13 @@ def view_of(name: str) -> View:
 class TextFile(PartitionAccess, File):
     """The text of the records [start, end) of a partition; without an end it grows with the log.
 
-    The kernel may keep the attributes: `Partition` appends tell the protocol, which tells the kernel. A file of
-    an older generation lives on under its open handles, and its name leads to a new one.
+    The kernel keeps no attributes of it (`attr_timeout` 0) and asks for the size whenever a read reaches the end
+    it knows: taking attributes back at every append instead would make it drop the answers that are under way,
+    and a reader beside many writers would miss what is there. A file of an older generation lives on under its
+    open handles, and its name leads to a new one.
     """
 
     allowed_bits = READ_BITS
-    attr_timeout = 3600.0
 
     def __init__(
         self,

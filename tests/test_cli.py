@@ -1,0 +1,728 @@
+"""The command line: every command, its output, its exit code and its one line for an error."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import orjson
+import pytest
+from crc32c import crc32c
+
+import logfs
+from tests.conftest import assert_clean, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conftest import Mount
+
+LOGFS = (sys.executable, "-m", "logfs")
+NOON = 1638100400000
+
+
+def call(
+    *words: str | Path, stdin: bytes = b"", cwd: Path | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Run `logfs …`, whatever comes of it."""
+    return subprocess.run(
+        [*LOGFS, *map(str, words)],
+        input=stdin,
+        capture_output=True,
+        check=False,
+        timeout=60,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(Path(logfs.__file__).parents[1])},
+    )
+
+
+def ok(*words: str | Path, stdin: bytes = b"") -> str:
+    """Run `logfs …`, which must succeed and say nothing on standard error; its output."""
+    done = call(*words, stdin=stdin)
+    assert (done.returncode, done.stderr) == (0, b"")
+    return done.stdout.decode()
+
+
+def fails(*words: str | Path, stdin: bytes = b"") -> str:
+    """Run `logfs …`, which must fail with exit code 1 and one line on standard error, which is returned."""
+    done = call(*words, stdin=stdin)
+    assert done.returncode == 1, done
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("logfs: ")
+    assert "Traceback" not in line
+    assert "[Errno" not in line
+    return line
+
+
+@pytest.fixture
+def orders(log_dir: Path) -> Path:
+    """A partition of ten records with known keys, values, headers and times, in five batches."""
+    with logfs.open(log_dir) as store:
+        partition = store.create("orders-0")
+        for number in range(0, 10, 2):
+            partition.append(
+                [
+                    logfs.Record(
+                        b"value %d" % n if n != 7 else None,
+                        key=b"key %d" % n if n % 3 else None,
+                        headers=[("h", b"%d" % n), ("x", None)] if n % 2 else [],
+                        timestamp=NOON + n * 1000,
+                    )
+                    for n in (number, number + 1)
+                ]
+            )
+    return log_dir / "orders-0"
+
+
+VALUES = [f"value {n}" if n != 7 else "" for n in range(10)]
+
+
+def lines(*numbers: int) -> str:
+    """The values of some of the records, one a line."""
+    return "".join(VALUES[number] + "\n" for number in numbers)
+
+
+# Help and usage.
+
+
+def test_help_and_version() -> None:
+    """`logfs --help` lists every command, `logfs COMMAND --help` tells its options, --version the version."""
+    text = ok("--help")
+    commands = [
+        "mount",
+        "umount",
+        "status",
+        "create",
+        "delete",
+        "describe",
+        "append",
+        "cat",
+        "tail",
+        "dump",
+        "check",
+        "recover",
+        "reindex",
+        "config",
+    ]
+    for command in commands:
+        assert f"\n  {command} " in text
+        assert ok(command, "--help").startswith(f"usage: logfs {command} ")
+    assert ok() == text
+    assert ok("--version") == f"logfs {logfs.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("frobnicate",),
+        ("cat",),
+        ("cat", "x-0", "--colour"),
+        ("tail", "x-0", "-n", "many"),
+        ("cat", "x-0", "-o", "1", "-t", "2"),
+        ("cat", "x-0", "--json", "--format", "%s"),
+        ("mount",),
+        ("check",),
+        ("dump",),
+    ],
+)
+def test_wrong_usage(words: tuple[str, ...]) -> None:
+    """Wrong usage is exit code 2 and says how it is done."""
+    done = call(*words)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"usage: logfs")
+    assert done.stdout == b""
+
+
+# create, delete, describe.
+
+
+def test_create(log_dir: Path) -> None:
+    """`logfs create` makes a partition, and the log dir too, with the topic's settings."""
+    printed = ok(
+        "create", log_dir / "orders-0", "-c", "compression.type=zstd", "-c", "retention.ms=5"
+    )
+    assert printed == f"{log_dir}/orders-0\n"
+    assert ok("create", log_dir, "orders-1") == f"{log_dir}/orders-1\n"
+    assert (log_dir / "orders-0/00000000000000000000.log").exists()
+    shown = ok("config", log_dir, "--topic", "orders", "compression.type", "retention.ms")
+    assert [line.split("  #")[0] for line in shown.splitlines()] == [
+        "compression.type=zstd",
+        "retention.ms=5",
+    ]
+
+
+def test_create_in_several_log_dirs(tmp_path: Path) -> None:
+    """With several log dirs a new partition goes to the one with the fewest."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    homes = [Path(ok("create", one, two, f"orders-{n}").strip()).parent for n in range(4)]
+    assert homes == [one, two, one, two]
+    assert_clean(one, two)
+
+
+def test_create_errors(orders: Path, tmp_path: Path) -> None:
+    """What exists, a bad name and a bad setting are refused, each in a line that says what and why."""
+    assert "orders-0: the partition exists" in fails("create", orders)
+    assert "no dash" in fails("create", tmp_path / "log/orders")
+    assert "max.message.bytes" in fails(
+        "create", tmp_path / "log/x-0", "-c", "max.message.bytes=-1"
+    )
+    assert "NAME=VALUE" in fails("create", tmp_path / "log/x-0", "-c", "retention.ms")
+    assert "no.such" in fails("create", tmp_path / "log/x-0", "-c", "no.such=1")
+    assert not (tmp_path / "log/x-0").exists()
+
+
+def test_delete(orders: Path, log_dir: Path) -> None:
+    """`logfs delete` renames to `-delete`, as Kafka does."""
+    assert "file.delete.delay.ms" in ok("delete", orders)
+    assert not orders.exists()
+    assert len(list(log_dir.glob("orders-0.*-delete"))) == 1
+    assert "orders-0" in fails("delete", orders)
+
+
+def test_describe(orders: Path, log_dir: Path) -> None:
+    """`logfs describe` shows offsets and sizes of every partition."""
+    ok("create", log_dir / "users-3")
+    header, first, second = ok("describe", log_dir).splitlines()
+    assert header.split()[:4] == ["PARTITION", "START", "END", "SIZE"]
+    size = sum(path.stat().st_size for path in orders.glob("*.log"))
+    assert first.split() == [
+        "orders-0",
+        "0",
+        "10",
+        str(size),
+        "1",
+        "2021-11-28T11:53:29.000Z",
+        str(log_dir),
+    ]
+    assert second.split()[:4] == ["users-3", "0", "0", "0"]
+    assert len(ok("describe", log_dir, "--topic-list", "users").splitlines()) == 2
+
+
+def test_describe_json(orders: Path, log_dir: Path) -> None:
+    """`logfs describe --json` is the JSON line of kafka-log-dirs (kafka-storage 13.3)."""
+    size = sum(path.stat().st_size for path in orders.glob("*.log"))
+    assert ok("describe", log_dir, "--json") == (
+        f'{{"brokers":[{{"broker":0,"logDirs":[{{"partitions":[{{"partition":"orders-0","size":{size},'
+        f'"offsetLag":0,"isFuture":false}}],"error":null,"logDir":"{log_dir}"}}]}}],"version":1}}\n'
+    )
+
+
+# append.
+
+
+def test_append_lines(orders: Path, tmp_path: Path) -> None:
+    """`logfs append` takes lines from standard input or files, and prints the offsets they got."""
+    assert ok("append", orders, stdin=b"a\n\nc") == "orders-0: 10..13\n"
+    (tmp_path / "one").write_bytes(b"d\ne\n")
+    (tmp_path / "two").write_bytes(b"f\n")
+    printed = ok("append", orders, "-f", tmp_path / "one", "--file", tmp_path / "two")
+    assert printed == "orders-0: 13..16\n"
+    assert ok("cat", orders, "-o", "10..") == "a\n\nc\nd\ne\nf\n"
+    assert ok("append", orders) == "orders-0: 16..16\n"
+
+
+def test_append_envelopes(orders: Path, log_dir: Path) -> None:
+    """`logfs append --jsonl` takes what `logfs cat --json` gives."""
+    ok("create", log_dir / "copy-0")
+    envelopes = ok("cat", orders, "--json")
+    assert (
+        ok("append", log_dir / "copy-0", "--jsonl", stdin=envelopes.encode()) == "copy-0: 0..10\n"
+    )
+    copied = ok("cat", log_dir / "copy-0", "--json")
+    assert copied.replace('"topic":"copy"', '"topic":"orders"') == envelopes
+
+
+def test_append_errors(orders: Path, tmp_path: Path) -> None:
+    """What is refused is a line on standard error; what was good before it is appended, and is told."""
+    done = call("append", orders, "--jsonl", stdin=b'{"value":"a"}\n{"value":1}\n{"value":"b"}\n')
+    assert done.returncode == 1
+    assert done.stdout == b"orders-0: 10..11\n"
+    assert b'"value" is a string' in done.stderr
+    done = call("append", orders, stdin=b"b\n" + b"x" * 2_000_000 + b"\n")
+    assert done.returncode == 1
+    assert done.stdout == b"orders-0: 11..12\n"
+    assert b"max.message.bytes" in done.stderr
+    assert ok("tail", orders, "-n", "2") == "a\nb\n"
+    assert str(tmp_path / "none") in fails("append", orders, "-f", tmp_path / "none")
+    assert "'logfs create' makes one" in fails("append", orders.with_name("users-0"))
+    assert "'logfs create' makes one" in fails("append", tmp_path / "nowhere/users-0")
+
+
+def test_append_beside_a_mount(mount: Mount) -> None:
+    """Writing commands are refused beside a mount with its pid, and reading ones work."""
+    orders = mount.partition("orders-0")
+    (orders / "append").write_bytes(b"a\nb\n")
+    real = mount.log_dirs[0] / "orders-0"
+    assert mount.process is not None
+    for words in (
+        ("append", real),
+        ("create", mount.log_dirs[0] / "x-0"),
+        ("delete", real),
+        ("recover", mount.log_dirs[0]),
+        ("reindex", real),
+        ("config", mount.log_dirs[0], "log.retention.ms=1"),
+    ):
+        assert f"process {mount.process.pid} " in fails(*words)
+    assert ok("cat", real) == "a\nb\n"
+    assert ok("tail", real, "-n", "1") == "b\n"
+    assert "orders-0" in ok("describe", mount.log_dirs[0])
+    assert ok("check", mount.log_dirs[0]) == "clean\n"
+    assert "log.retention.ms=" in ok("config", mount.log_dirs[0], "log.retention.ms")
+    (log,) = (orders / "segments").glob("*.log")
+    assert ok("dump", log).replace(str(log), "X") == ok("dump", real / log.name).replace(
+        str(real / log.name), "X"
+    )
+
+
+# cat and tail.
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), range(10)),
+        (("-o", "3"), [3]),
+        (("--offset", "0"), [0]),
+        (("-o", "3..6"), [3, 4, 5]),
+        (("-o", "8.."), [8, 9]),
+        (("-o", "..2"), [0, 1]),
+        (("-o", "8..99"), [8, 9]),
+        (("-o", "5..5"), []),
+        (("-o", "-3"), [7, 8, 9]),
+        (("-o-3",), [7, 8, 9]),
+        (("-o", "-99"), range(10)),
+        (("-t", f"{NOON}"), range(10)),
+        (("-t", f"{NOON + 4001}"), range(5, 10)),
+        (("-t", f"{NOON + 2000}..{NOON + 4000}"), [2, 3]),
+        (("--time", "2021-11-28T11:53:28Z"), [8, 9]),
+        (("-t", "2021-11-28T11:53:21Z..2021-11-28T11:53:23Z"), [1, 2]),
+        (("-t", f"..{NOON + 1000}"), [0]),
+        (("-t", f"{NOON * 2}"), []),
+    ],
+)
+def test_cat(orders: Path, words: tuple[str, ...], expected: list[int]) -> None:
+    """`logfs cat` prints records by offset, by time and by range, one value a line."""
+    assert ok("cat", orders, *words) == lines(*expected)
+
+
+def test_cat_json(orders: Path) -> None:
+    """--json prints envelopes, one a line."""
+    envelopes = [
+        orjson.loads(line) for line in ok("cat", orders, "-o", "6..8", "--json").splitlines()
+    ]
+    assert envelopes == [
+        {
+            "topic": "orders",
+            "partition": 0,
+            "offset": offset,
+            "timestamp": NOON + offset * 1000,
+            "timestamp_type": "CreateTime",
+            "key": key,
+            "value": value,
+            "headers": headers,
+        }
+        for offset, key, value, headers in (
+            (6, None, "value 6", []),
+            (7, "key 7", None, [["h", "7"], ["x", None]]),
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        (r"%o %s\n", "6 value 6\n7 \n"),
+        ("%k=%S,%K;", "=7,-1;=-1,5;".replace(";=-1", ";key 7=-1")),
+        (r"%t-%p\t%T%n", f"orders-0\t{NOON + 6000}\norders-0\t{NOON + 7000}\n"),
+        (r"%h|\0%%\\", "|\0%\\h=7,x=NULL|\0%\\"),
+    ],
+)
+def test_cat_format(orders: Path, form: str, expected: str) -> None:
+    """A format string prints any part of a record."""
+    assert ok("cat", orders, "-o", "6..8", "-F", form) == expected
+
+
+def test_cat_errors(orders: Path, log_dir: Path, tmp_path: Path) -> None:
+    """What cannot be found is named, with where it was looked for."""
+    assert "offset 10" in fails("cat", orders, "-o", "10") or "ends at 9" in fails(
+        "cat", orders, "-o", "10"
+    )
+    assert "'x' is no offset" in fails("cat", orders, "-o", "x")
+    assert "'noon' is no time" in fails("cat", orders, "-t", "noon")
+    assert "users-0" in fails("cat", log_dir / "users-0")
+    assert "users-0" in fails("cat", log_dir, "users-0")
+    assert str(tmp_path / "nowhere") in fails("cat", tmp_path / "nowhere/orders-0")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_cat_of_many(log_dir: Path) -> None:
+    """A log of many records comes out whole, and a reader that goes away is no error with a traceback."""
+    data = b"".join(b"line %d\n" % n for n in range(20_000))
+    ok("create", log_dir / "big-0", "-c", "segment.bytes=100000", "-c", "compression.type=snappy")
+    ok("append", log_dir / "big-0", stdin=data)
+    assert ok("cat", log_dir / "big-0").encode() == data
+    assert ok("cat", log_dir / "big-0", "-o", "12345..12445").encode() == b"".join(
+        data.splitlines(keepends=True)[12345:12445]
+    )
+    assert len(ok("cat", log_dir / "big-0", "--json").splitlines()) == 20_000
+    shell = f"{' '.join(LOGFS)} cat {log_dir}/big-0 | head -n 1"
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, check=False)
+    assert (done.stdout, done.stderr) == (b"line 0\n", b"")
+
+
+def test_cat_past_damage(orders: Path, tmp_path: Path) -> None:
+    """A damaged range is named on standard error, what is good around it is printed, and the exit code is 1."""
+    copy = tmp_path / "copy/orders-0"
+    shutil.copytree(orders, copy)
+    log = copy / "00000000000000000000.log"
+    data = bytearray(log.read_bytes())
+    data[data.index(b"value 4")] ^= 1
+    log.write_bytes(data)
+    done = call("cat", copy)
+    assert done.returncode == 1
+    assert done.stdout.decode() == lines(0, 1, 2, 3, 6, 7, 8, 9)
+    assert b"Traceback" not in done.stderr
+    assert str(log).encode() in done.stderr
+    done = call("check", copy.parent)
+    assert done.returncode == 1
+    assert f"error: {log}".encode() in done.stdout
+    assert b"1 errors" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), range(10)),
+        (("-n", "3"), [7, 8, 9]),
+        (("--lines", "1"), [9]),
+        (("-n", "99"), range(10)),
+        (("-n", "0"), []),
+    ],
+)
+def test_tail(orders: Path, words: tuple[str, ...], expected: list[int]) -> None:
+    """`logfs tail` prints the last records."""
+    assert ok("tail", orders, *words) == lines(*expected)
+
+
+def test_tail_forms(orders: Path) -> None:
+    """`logfs tail` takes --json and format strings, too."""
+    assert ok("tail", orders, "-n", "2", "-F", r"%o\n") == "8\n9\n"
+    assert orjson.loads(ok("tail", orders, "-n", "1", "--json"))["offset"] == 9
+
+
+def test_tail_follows(mount: Mount, tmp_path: Path) -> None:
+    """`logfs tail -f` prints what a mount appends meanwhile, and ends at once when it is interrupted."""
+    orders = mount.partition("orders-0")
+    (orders / "append").write_bytes(b"a\nb\n")
+    out = tmp_path / "out"
+    with out.open("wb") as file:
+        process = subprocess.Popen(
+            [*LOGFS, "tail", "-n", "1", "-f", mount.log_dirs[0] / "orders-0"],
+            stdout=file,
+            stderr=subprocess.PIPE,
+        )
+    try:
+        wait_for(lambda: out.read_bytes() == b"b\n")
+        (orders / "append").write_bytes(b"c\nd\n")
+        wait_for(lambda: out.read_bytes() == b"b\nc\nd\n")
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (130, b"")
+
+
+# dump.
+
+
+def batches_of(log: Path) -> list[dict[str, int]]:
+    """The header fields of a log's batches, taken apart by hand (kafka-storage 2.1)."""
+    data = log.read_bytes()
+    found = []
+    position = 0
+    while position < len(data):
+        base, length, epoch, magic, crc = struct.unpack_from(">qiibI", data, position)
+        last_delta, _, maximum = struct.unpack_from(">iqq", data, position + 23)
+        assert crc32c(data[position + 21 : position + 12 + length]) == crc
+        found.append(
+            {
+                "base": base,
+                "last": base + last_delta,
+                "epoch": epoch,
+                "position": position,
+                "max": maximum,
+                "size": length + 12,
+                "magic": magic,
+                "crc": crc,
+            }
+        )
+        position += length + 12
+    return found
+
+
+BATCH_LINE = (
+    "baseOffset: {base} lastOffset: {last} count: 2 baseSequence: -1 lastSequence: -1 producerId: -1 "
+    "producerEpoch: -1 partitionLeaderEpoch: {epoch} isTransactional: false isControl: false "
+    "deleteHorizonMs: OptionalLong.empty position: {position} CreateTime: {max} size: {size} magic: {magic} "
+    "compresscodec: none crc: {crc} isvalid: true"
+)
+
+
+def record_line(number: int, *, data: bool) -> str:
+    """What kafka-dump-log prints of a record of the `orders` fixture."""
+    key, value = f"key {number}" if number % 3 else None, VALUES[number] or None
+    line = (
+        f"| offset: {number} CreateTime: {NOON + number * 1000} "
+        f"keySize: {len(key) if key else -1} valueSize: {len(value) if value else -1} "
+        f"sequence: -1 headerKeys: [{'h,x' if number % 2 else ''}]"
+    )
+    if data and key:
+        line += f" key: {key}"
+    if data and value:
+        line += f" payload: {value}"
+    return line
+
+
+def test_dump_log(orders: Path) -> None:
+    """`logfs dump` of a .log prints what kafka-dump-log prints (kafka-storage 13.1)."""
+    log = orders / "00000000000000000000.log"
+    batches = batches_of(log)
+    assert [batch["base"] for batch in batches] == [0, 2, 4, 6, 8]
+    head = [f"Dumping {log}", "Log starting offset: 0"]
+    shallow = [*head, *(BATCH_LINE.format(**batch) for batch in batches)]
+    assert ok("dump", log).splitlines() == shallow
+    for option, data in (("--deep-iteration", False), ("--print-data-log", True)):
+        deep = list(head)
+        for batch in batches:
+            deep.append(BATCH_LINE.format(**batch))
+            deep += [record_line(n, data=data) for n in (batch["base"], batch["last"])]
+        assert ok("dump", log, option).splitlines() == deep
+
+
+def test_dump_json(orders: Path) -> None:
+    """--json prints the same fields as an object a line, with header values."""
+    log = orders / "00000000000000000000.log"
+    found = [
+        orjson.loads(line) for line in ok("dump", log, "--json", "--print-data-log").splitlines()
+    ]
+    batches = [each for each in found if "baseOffset" in each]
+    records = [each for each in found if "offset" in each]
+    assert [batch["crc"] for batch in batches] == [batch["crc"] for batch in batches_of(log)]
+    assert [record["offset"] for record in records] == list(range(10))
+    assert records[7]["headers"] == [["h", "7"], ["x", None]]
+    assert records[7]["payload"] is None
+    assert records[7]["key"] == "key 7"
+
+
+def test_dump_indexes(log_dir: Path) -> None:
+    """`logfs dump` of .index and .timeindex prints their entries, and checks them (kafka-storage 13.2)."""
+    with logfs.open(log_dir) as store:
+        store.settings.set_topic("orders", "index.interval.bytes", "0")
+        partition = store.create("orders-0")
+        for number in range(20):
+            partition.append([logfs.Record(b"value", timestamp=NOON + number)])
+    stem = log_dir / "orders-0/00000000000000000000"
+    index, times = stem.with_suffix(".index"), stem.with_suffix(".timeindex")
+    entries = list(struct.iter_unpack(">ii", index.read_bytes()))
+    assert len(entries) > 10
+    assert ok("dump", index).splitlines() == [
+        f"Dumping {index}",
+        *(f"offset: {offset} position: {position}" for offset, position in entries),
+    ]
+    stamps = list(struct.iter_unpack(">qi", times.read_bytes()))
+    assert len(stamps) > 10
+    assert ok("dump", times).splitlines() == [
+        f"Dumping {times}",
+        *(f"timestamp: {timestamp} offset: {offset}" for timestamp, offset in stamps),
+    ]
+    for path in (index, times):
+        printed = ok("dump", path, "--index-sanity-check")
+        assert printed == f"Dumping {path}\n{path} passed sanity check.\n"
+        assert ok("dump", path, "--verify-index-only") == f"Dumping {path}\n"
+
+
+def test_dump_empty_index(orders: Path) -> None:
+    """An index without entries says so."""
+    index = orders / "00000000000000000000.index"
+    assert index.stat().st_size == 0
+    assert ok("dump", index) == f"Dumping {index}\n{index} is empty.\n"
+
+
+def test_dump_damage(orders: Path, tmp_path: Path) -> None:
+    """A batch whose CRC is wrong is shown as not valid, and bytes that are no batch are counted."""
+    copy = tmp_path / "00000000000000000000.log"
+    data = bytearray((orders / copy.name).read_bytes())
+    data[data.index(b"value 4")] ^= 1
+    copy.write_bytes(data + b"half a batch")
+    done = call("dump", copy)
+    assert done.returncode == 1
+    lines = done.stdout.decode().splitlines()
+    assert [line.rpartition(" ")[2] for line in lines[2:7]] == [
+        "true",
+        "true",
+        "false",
+        "true",
+        "true",
+    ]
+    assert lines[7] == f"Found 12 invalid bytes at the end of {copy.name}"
+
+
+def test_dump_mismatches(orders: Path, tmp_path: Path) -> None:
+    """An index entry that leads nowhere is reported as Kafka's tool reports it."""
+    stem = tmp_path / "00000000000000000000"
+    shutil.copy(orders / "00000000000000000000.log", stem.with_suffix(".log"))
+    stem.with_suffix(".index").write_bytes(struct.pack(">ii", 3, 0))
+    stem.with_suffix(".timeindex").write_bytes(struct.pack(">qi", NOON, 1))
+    done = call("dump", stem.with_suffix(".index"), "--verify-index-only")
+    assert done.returncode == 1
+    assert done.stderr.decode().splitlines() == [
+        f"Mismatches in :{stem}.index",
+        "  Index offset: 3, log offset: 1",
+    ]
+    done = call("dump", stem.with_suffix(".timeindex"), "--verify-index-only")
+    assert done.returncode == 1
+    assert done.stderr.decode().splitlines() == [
+        f"Found timestamp mismatch in :{stem}.timeindex",
+        f"  Index timestamp: {NOON}, log timestamp: {NOON + 1000}",
+    ]
+
+
+def test_dump_errors(orders: Path, tmp_path: Path) -> None:
+    """A file that cannot be dumped is named, and what is missing."""
+    assert "partition.metadata" in fails("dump", orders / "partition.metadata")
+    assert "00000000000000000009.log" in fails("dump", orders / "00000000000000000009.log")
+    (tmp_path / "00000000000000000000.index").touch()
+    assert "00000000000000000000.log" in fails("dump", tmp_path / "00000000000000000000.index")
+
+
+# check, recover, reindex.
+
+
+def test_check(orders: Path, log_dir: Path, tmp_path: Path) -> None:
+    """`logfs check` says clean with exit code 0, and changes nothing."""
+    before = {path: path.read_bytes() for path in log_dir.rglob("*") if path.is_file()}
+    assert ok("check", log_dir) == "clean\n"
+    assert {path: path.read_bytes() for path in log_dir.rglob("*") if path.is_file()} == before
+    assert "no such log directory" in fails("check", tmp_path / "nowhere")
+
+
+def test_recover(orders: Path, log_dir: Path, tmp_path: Path) -> None:
+    """`logfs recover` cuts off what a crash left of a batch, keeps it, and says so."""
+    log = orders / "00000000000000000000.log"
+    whole = log.read_bytes()
+    (log_dir / ".kafka_cleanshutdown").unlink()
+    log.write_bytes(whole + whole[:50])
+    done = call("recover", log_dir)
+    assert done.returncode == 0
+    printed = done.stdout.decode().splitlines()
+    assert printed[0] == "orders-0: 0..10"
+    assert len(printed) == 2
+    assert "cut a torn tail of 50 bytes" in printed[1]
+    assert done.stderr.decode().splitlines() == [printed[1].strip()], "the warning, and once"
+    assert log.read_bytes() == whole
+    assert ok("cat", orders) == lines(*range(10))
+    assert (log_dir / ".kafka_cleanshutdown").exists()
+    assert "no such log directory" in fails("recover", tmp_path / "nowhere")
+    for path in orders.glob("*.torn"):
+        path.unlink()
+
+
+def test_reindex(orders: Path, log_dir: Path, tmp_path: Path) -> None:
+    """`logfs reindex` makes every index anew from the log."""
+    for suffix in ("index", "timeindex", "textindex"):
+        path = orders / f"00000000000000000000.{suffix}"
+        path.write_bytes(b"\x7f" * 240)
+    assert call("check", log_dir).returncode == 1
+    assert ok("reindex", orders) == "orders-0: 1 segments, 10 offsets\n"
+    assert ok("check", log_dir) == "clean\n"
+    assert ok("cat", orders, "-t", f"{NOON + 8000}") == lines(8, 9)
+    assert "users-0" in fails("reindex", log_dir, "users-0")
+
+
+# config, status, umount.
+
+
+def test_config(orders: Path, log_dir: Path) -> None:
+    """`logfs config` shows what is in force and where from, sets it for good, and goes back to the default."""
+    assert ok("config", log_dir, "--topic", "orders", "retention.ms") == (
+        "retention.ms=604800000  # default\n"
+    )
+    assert ok("config", log_dir, "log.retention.ms=1000") == ""
+    assert (
+        ok("config", log_dir, "log.retention.ms")
+        == "log.retention.ms=1000  # broker log.retention.ms\n"
+    )
+    shown = ok("config", log_dir, "--topic", "orders", "retention.ms")
+    assert shown.startswith("retention.ms=1000  # ")
+    assert "log.retention.ms" in shown
+    assert ok("config", log_dir, "--topic", "orders", "retention.ms=7", "retention.ms").startswith(
+        "retention.ms=7  # "
+    )
+    ok("config", log_dir, "--topic", "orders", "retention.ms=")
+    ok("config", log_dir, "log.retention.ms=")
+    assert ok("config", log_dir, "--topic", "orders", "retention.ms").endswith("# default\n")
+    everything = ok("config", log_dir, "--topic", "orders").splitlines()
+    assert len(everything) > 30
+    assert all("=" in line and "  # " in line for line in everything)
+    assert len(ok("config", log_dir).splitlines()) > 30
+
+
+def test_config_errors(orders: Path, log_dir: Path, tmp_path: Path) -> None:
+    """A setting that is unknown or out of range is refused with what it takes, and nothing is changed."""
+    assert "give an integer" in fails("config", log_dir, "--topic", "orders", "segment.bytes=x")
+    assert "no.such" in fails("config", log_dir, "no.such")
+    assert "no.such" in fails("config", log_dir, "no.such=1")
+    assert "no such log directory" in fails("config", tmp_path / "nowhere")
+    assert "segment.bytes=1073741824  # default" in ok("config", log_dir, "--topic", "orders")
+
+
+def test_status_and_umount_errors(tmp_path: Path) -> None:
+    """What is not mounted has no status, and cannot be unmounted."""
+    assert f"{tmp_path}: nothing of ours is mounted here" in fails("status", tmp_path)
+    assert f"{tmp_path}: nothing of ours is mounted here" in fails("umount", tmp_path)
+
+
+def test_status_of_an_offline_partition(
+    make_mount: Callable[..., Mount], orders: Path, log_dir: Path
+) -> None:
+    """A partition that cannot be loaded is told as offline with the reason, and the others work."""
+    ok("create", log_dir / "users-0")
+    epochs = orders / "logfs.modes"
+    epochs.write_bytes(b"{ not json")
+    mount = make_mount(log_dirs=[log_dir])
+    assert (mount.path / "users-0/append").exists()
+    try:
+        with pytest.raises(OSError, match=r"Errno 5\]"):
+            os.listdir(mount.path / "orders-0")
+        assert "logfs.modes" in mount.errors()
+        (mount.path / "users-0/append").write_bytes(b"works\n")
+        assert (mount.path / "users-0/records").read_bytes() == b"works\n"
+        assert "users-0" in os.listdir(mount.path)
+    finally:
+        epochs.unlink()
+
+
+def test_no_progress_in_a_pipe(log_dir: Path) -> None:
+    """Long work shows no progress where nobody watches."""
+    ok("create", log_dir / "big-0")
+    assert ok("append", log_dir / "big-0", stdin=b"x" * 1000 * 1000 + b"\n") == "big-0: 0..1\n"
+    assert (log_dir / ".kafka_cleanshutdown").exists(), "nothing is left to recover"
+    ok("recover", log_dir)
+    ok("check", log_dir)
+
+
+def test_importing_costs_nothing() -> None:
+    """`logfs --help` imports neither numpy nor numba nor FUSE."""
+    code = (
+        "import sys; from logfs.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print({'numpy', 'numba', 'pyfuse3', 'trio', 'logfs.store.store'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("\nset()\n")
