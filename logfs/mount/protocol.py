@@ -27,6 +27,8 @@ from logfs.mount.nodes.base import (
     Symlink,
 )
 from logfs.mount.nodes.record import RecordFile
+from logfs.mount.nodes.text import TextFile
+from logfs.mount.steady import SteadySizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,6 +70,7 @@ class Operations(pyfuse3.Operations):
         self._listings: dict[int, tuple[Directory, list[str]]] = {}
         self._next_handle = 1
         self._fleeting: OrderedDict[int, None] = OrderedDict()
+        self._sizes = SteadySizes()
         self._workers = trio.CapacityLimiter(_WORKERS)
         self._syncers = trio.CapacityLimiter(256)
         self._sync_locks: WeakKeyDictionary[Partition, trio.Lock] = WeakKeyDictionary()
@@ -181,7 +184,14 @@ class Operations(pyfuse3.Operations):
             self._fleeting.pop(inode, None)
 
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
-        return await self._attributes(self._node(inode))
+        node = self._node(inode)
+        if not isinstance(node, TextFile):
+            return await self._attributes(node)
+        end_offset = node.partition.log_end_offset
+        entry = await self._attributes(node)
+        now = trio.current_time()
+        entry.attr_timeout = self._sizes.timeout(node, entry.st_size, end_offset, now)
+        return entry
 
     async def setattr(
         self,
@@ -374,7 +384,10 @@ class Operations(pyfuse3.Operations):
     async def write(self, fh: int, off: int, buf: bytes) -> int:
         # `off` means nothing to a log: every write goes to its end, as with O_APPEND.
         handle = self._handles[fh]
-        taken = await self._run(handle.write, buf)
+        try:
+            taken = await self._run(handle.write, buf)
+        finally:
+            self._grown(handle)
         if handle.needs_sync():
             await self._sync(handle)
         return taken
@@ -405,7 +418,14 @@ class Operations(pyfuse3.Operations):
             # Nobody hears the answer to a RELEASE: the reason is noted here, while the path is known.
             self.context.errors.note(handle.node.path, error)
         finally:
+            self._grown(handle)
             del self._handles[fh]
+
+    def _grown(self, handle: Handle) -> None:
+        """Before a writer hears that his records are in the log, the kernel forgets the sizes it keeps."""
+        if isinstance(handle, AppendHandle):
+            for inode in self._sizes.take_back(handle.file.partition):
+                self._invalidate(inode)
 
     @staticmethod
     def _invalidate(inode: int) -> None:
