@@ -570,6 +570,11 @@ class LogConfig:
         return "compact" in self.cleanup_policy
 
     @property
+    def compresses(self) -> bool:
+        """Whether batches are compressed here; `producer` leaves them as they come, and lines come as they are."""
+        return self.compression_type not in ("producer", "uncompressed")
+
+    @property
     def is_deleted(self) -> bool:
         """Whether old segments are deleted, by time and by size."""
         return "delete" in self.cleanup_policy

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _RECORD_OVERHEAD = 28
 # Up to how many lines the plain loop beats the set-up of the kernel.
 _FEW_LINES = 4
+_FEW_LINES_BYTES = 4096
 # An incompressible stream may grow by this share of its length; a batch of many records leaves it room.
 _EXPANSION = 64
 # What the frame of any codec adds to a stream, however short.
@@ -106,7 +107,7 @@ def build_lines(data: bytes, form: BatchFormat, now_ms: int) -> Built:
 
     `consumed` counts bytes. A line whose batch would exceed the limit is refused with `RecordTooLarge`.
     """
-    lines = data.count(b"\n")
+    lines = data.count(b"\n") if len(data) <= _FEW_LINES_BYTES else _FEW_LINES + 1
     if lines == 1 and form.codec is Codec.NONE:
         return _build_line(data, form, now_ms)
     if lines <= _FEW_LINES:

@@ -48,9 +48,9 @@ class Framer:
         end = data.rfind(b"\n") + 1
         if end == 0:
             return self._hold(data)
-        lines = data if end == len(data) else data[:end]
-        if self.carry:
-            lines = self.carry + lines
+        lines = data
+        if self.carry or end < len(data):
+            lines = b"".join((self.carry, memoryview(data)[:end]))
         done = self.append(lines)
         last_offset = done.last_offset if done.last_offset >= done.first_offset else None
         if done.consumed < len(lines):

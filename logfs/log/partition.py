@@ -152,9 +152,7 @@ class Partition(Reader):
         finally:
             self.lock.release()
 
-    def _build_records(
-        self, records: Sequence[Record], config: LogConfig, now_ms: int
-    ) -> Built:
+    def _build_records(self, records: Sequence[Record], config: LogConfig, now_ms: int) -> Built:
         for number, record in enumerate(records):
             refused = self._refusal(record, config, now_ms)
             if refused is not None:

@@ -275,9 +275,7 @@ class _Loader:
         segment.resume(
             Tip(size, segment.base_offset, UNMEASURED), TimeEntry(-1, segment.base_offset)
         )
-        for found in segment.walk_unknown_end(
-            last.position, self._first_offset(segment, last)
-        ):
+        for found in segment.walk_unknown_end(last.position, self._first_offset(segment, last)):
             if isinstance(found, Damage) and found.end == size:
                 return found.start
         return size

@@ -147,7 +147,7 @@ class Segment:
         found = self._walk(position, stop, next_offset, chunk_bytes)
         first = next(found, None)
         if isinstance(first, Damage) and position:
-            # Whose forerunner is not known may be wronged, and where damage begins is not known: count from the start.
+            # A batch whose forerunner is not known may be wronged, so see all that lies before it.
             for item in self._walk(0, stop, next_offset, chunk_bytes):
                 if isinstance(item, Damage) and item.end >= position:
                     yield item._replace(start=max(item.start, position))

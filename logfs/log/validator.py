@@ -43,8 +43,7 @@ def check_record(record: Record, config: LogConfig, now_ms: int) -> InvalidRecor
 
 def batch_format(config: LogConfig) -> BatchFormat:
     """How the topic wants its batches; `producer` as compression means none, for lines come uncompressed."""
-    word = config.compression_type
-    codec = Codec.NONE if word in ("producer", "uncompressed") else Codec[word.upper()]
+    codec = Codec[config.compression_type.upper()] if config.compresses else Codec.NONE
     levels = {
         Codec.GZIP: config.compression_gzip_level,
         Codec.LZ4: config.compression_lz4_level,

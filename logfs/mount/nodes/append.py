@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from logfs.log.partition import Partition
     from logfs.store.modes import Modes
 
-# Up to this size a write is encoded and handed to the kernel's page cache where it is; more goes to a thread.
-INLINE_BYTES = 32 * 1024
+# Up to this size a write is encoded and handed to the kernel's page cache where it is, in less time than a hop to a
+# thread and back takes; more, or what has to be compressed, goes to a thread.
+INLINE_BYTES = 160 * 1024
+INLINE_COMPRESSED_BYTES = 4 * 1024
 # The writing processes whose last offset is remembered.
 _REMEMBERED = 10_000
 
@@ -101,8 +103,10 @@ class AppendHandle(Handle):
         return b""
 
     def write(self, data: bytes) -> int:
-        if len(data) > INLINE_BYTES:
-            self.file.partition.check_may_block()
+        if len(data) > INLINE_COMPRESSED_BYTES:
+            compresses = self.file.partition.config.compresses
+            if compresses or len(data) > INLINE_BYTES:
+                self.file.partition.check_may_block()
         done = self._framer.write(data)
         if done.last_offset is not None:
             self.file.note_last_offset(self._process, done.last_offset)
