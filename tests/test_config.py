@@ -7,18 +7,14 @@ import dataclasses
 import pytest
 
 from logfs.config import (
-    BROKER_SETTINGS,
-    INT_MAX,
-    LONG_MAX,
-    TOPIC_SETTINGS,
     BrokerConfig,
     LogConfig,
-    Type,
     broker_value_in_force,
     describe_source,
     value_in_force,
 )
 from logfs.errors import InvalidSetting
+from logfs.setting import BROKER_SETTINGS, INT_MAX, LONG_MAX, TOPIC_SETTINGS, Type
 
 INT_MIN, LONG_MIN = -INT_MAX - 1, -LONG_MAX - 1
 MAX = str(LONG_MAX)

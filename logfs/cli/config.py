@@ -50,11 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(store: Store, topic: str | None, names: list[str]) -> None:
-    from logfs import config
+    from logfs import config, setting
 
     broker = store.settings.broker_overrides
     overrides = store.settings.topic_overrides(topic) if topic else {}
-    known = config.TOPIC_SETTINGS if topic else config.BROKER_SETTINGS
+    known = setting.TOPIC_SETTINGS if topic else setting.BROKER_SETTINGS
     for name in names:
         if name not in known:
             raise InvalidSetting(f"{name}: no such setting; 'logfs config' without names lists all")

@@ -39,12 +39,13 @@ class Columns:
 
     `data` is uint8[n], the bytes that starts and ends point into. Lengths are -1 for null. `header_starts` and
     `header_ends` delimit the encoded headers of a record, `header_counts` tells how many they are.
+    `timestamp_type` is None where batches of both types are among the rows.
     """
 
     data: NDArray[np.uint8]
     offsets: NDArray[np.int64]
     timestamps: NDArray[np.int64]
-    timestamp_type: TimestampType = TimestampType.CREATE_TIME
+    timestamp_type: TimestampType | None = TimestampType.CREATE_TIME
     key_starts: NDArray[np.int64]
     key_lengths: NDArray[np.int32]
     value_starts: NDArray[np.int64]
@@ -75,7 +76,7 @@ class Columns:
                 headers,
                 timestamp,
                 offset,
-                self.timestamp_type,
+                self.timestamp_type or TimestampType.CREATE_TIME,
             )
 
 
@@ -121,7 +122,7 @@ def decode_columns(
 
 
 def concatenate(parts: Sequence[Columns]) -> Columns:
-    """All rows of all parts, over one joined copy of their bytes; the timestamp type is the last part's."""
+    """All rows of all parts, over one joined copy of their bytes."""
     if len(parts) == 1:
         return parts[0]
     base = np.cumsum([0, *(len(part.data) for part in parts)])
@@ -132,7 +133,8 @@ def concatenate(parts: Sequence[Columns]) -> Columns:
             arrays = [array + start for array, start in zip(arrays, base[:-1], strict=True)]
         joined[name] = np.concatenate(arrays) if arrays else np.empty(0, _DTYPES[name])
     data = np.concatenate([part.data for part in parts]) if parts else np.empty(0, np.uint8)
-    timestamp_type = parts[-1].timestamp_type if parts else TimestampType.CREATE_TIME
+    types = {part.timestamp_type for part in parts} or {TimestampType.CREATE_TIME}
+    timestamp_type = types.pop() if len(types) == 1 else None
     return Columns(data=data, timestamp_type=timestamp_type, **joined)
 
 

@@ -217,7 +217,7 @@ class _Loader:
             if (
                 number >= first
                 or not segment.offset_index.exists()
-                or (not segment.time_index.exists() and self.disk.writable)
+                or not segment.time_index.exists()
             ):
                 self._rebuild(segment, cut=False)
         last = segments[-1]

@@ -14,17 +14,18 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from logfs.config import BrokerConfig, LogConfig, broker_setting, topic_setting
+from logfs.config import BrokerConfig, LogConfig
 from logfs.errors import Corrupt, InvalidName, InvalidSetting
 from logfs.format.checkpoint import format_meta_properties, parse_properties
 from logfs.format.names import check_topic
+from logfs.setting import broker_setting, topic_setting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from logfs.config import Setting
     from logfs.log.files import Disk
+    from logfs.setting import Setting
 
 BROKER_FILE = "logfs.properties"
 TOPIC_SUFFIX = "@p"

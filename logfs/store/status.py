@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from logfs.config import TOPIC_SETTINGS, value_in_force
+from logfs.config import value_in_force
+from logfs.setting import TOPIC_SETTINGS
 
 if TYPE_CHECKING:
     from logfs.log.partition import Partition

@@ -194,9 +194,13 @@ class Store:
         self._homes[name.directory] = log_dir
         try:
             self.partitions[name.directory] = self._open_partition(log_dir, name, path)
-        except (LogfsError, OSError, ValueError) as error:
-            reason = error if isinstance(error, (LogfsError, OSError)) else InvalidStore(str(error))
-            logger.error("%s: offline: %s", path, reason)
+        except (LogfsError, OSError) as error:
+            logger.error("%s: offline: %s", path, error)
+            self.offline[name.directory] = error
+        except Exception as error:
+            # Whatever a hostile file may provoke, the other partitions are not to suffer from it.
+            reason = InvalidStore(f"{path}: cannot be loaded: {error!r}")
+            logger.exception("%s: offline", path)
             self.offline[name.directory] = reason
 
     def _open_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> Partition:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from logfs.config import (
-    BROKER_SETTINGS,
-    TOPIC_SETTINGS,
     broker_value_in_force,
     value_in_force,
 )
 from logfs.mount.nodes.base import Directory, Node, Stat
 from logfs.mount.nodes.folder import PartitionFolder
 from logfs.mount.nodes.generated import GeneratedFile
+from logfs.setting import BROKER_SETTINGS, TOPIC_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,402 @@
+"""Kafka's storage settings: their names, types, ranges, defaults and synonyms (kafka-storage 11).
+
+What text is in force, and as which value, is the business of `logfs.config`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from logfs.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+Value = int | float | bool | str | tuple[str, ...]
+
+INT_MAX = 2**31 - 1
+LONG_MAX = 2**63 - 1
+DOUBLE_MAX = 1.7976931348623157e308
+
+MINUTE_MS = 60_000
+HOUR_MS = 3_600_000
+MIB = 1 << 20
+
+
+# One setting.
+
+
+class Type(Enum):
+    """The types of kafka-storage 11.1."""
+
+    INT = "int"  # 32-bit signed
+    LONG = "long"  # 64-bit signed
+    DOUBLE = "double"
+    BOOLEAN = "boolean"
+    STRING = "string"
+    LIST = "list"  # comma separated
+
+
+INT, LONG, DOUBLE, BOOLEAN, STRING, LIST = Type
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The numbers `low` to `high`, both included, and perhaps one more with a special meaning."""
+
+    low: float
+    high: float
+    special: int | None = None
+
+    def admits(self, value: Value) -> bool:
+        """Whether the number is one of these; NaN never is."""
+        assert isinstance(value, int | float)
+        return self.low <= value <= self.high or value == self.special
+
+    def __str__(self) -> str:
+        special = "" if self.special is None else f", or {self.special}"
+        return f"from {self.low} to {self.high}{special}"
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """One of some words, or for a list any number of them."""
+
+    words: tuple[str, ...]
+
+    def admits(self, value: Value) -> bool:
+        """Whether the word, or every item of the list, is one of these."""
+        items = value if isinstance(value, tuple) else (value,)
+        return all(item in self.words for item in items)
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.words[:-1])} or {self.words[-1]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Texts of a certain form; for a list, the form of its items joined by commas."""
+
+    regex: str
+    form: str
+
+    def admits(self, value: Value) -> bool:
+        """Whether the text, or the joined list, has this form."""
+        text = ",".join(value) if isinstance(value, tuple) else str(value)
+        return re.fullmatch(self.regex, text) is not None
+
+    def __str__(self) -> str:
+        return self.form
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is known about one setting (kafka-storage 11).
+
+    `default` is a text, or None where Kafka leaves the setting unset. `synonyms` are the
+    broker-level names of a topic-level setting; the first one that is set wins.
+    """
+
+    name: str
+    type: Type
+    default: str | None
+    valid: Range | Words | Pattern | None = None
+    synonyms: tuple[str, ...] = ()
+    doc: str
+
+    @property
+    def allowed(self) -> str:
+        """What the setting takes, in words for a message."""
+        if self.type is BOOLEAN:
+            return "true or false"
+        return f"{_KIND_WORDS[self.type]}{self.valid}"
+
+    def parse(self, text: str) -> Value:
+        """The value that the text stands for, blanks around it ignored.
+
+        Raises `InvalidSetting` for a text of another type or a value out of range.
+        """
+        value: Value | None
+        try:
+            value = _PARSERS[self.type](text.strip())
+        except ValueError:
+            value = None
+        if value is None or (self.valid is not None and not self.valid.admits(value)):
+            raise InvalidSetting(f"{self.name}: {text!r:.80} is refused; give {self.allowed}")
+        return value
+
+    def format(self, value: Value) -> str:
+        """The canonical text of a value: `parse` gives the value back."""
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _check_digits(text: str) -> str:
+    # Python also takes 1_000 and the digits of every script, and a broker would not.
+    if "_" in text or not text.isascii():
+        raise ValueError(text)
+    return text
+
+
+def _parse_int(text: str) -> int:
+    return int(_check_digits(text))
+
+
+def _parse_double(text: str) -> float:
+    return float(_check_digits(text))
+
+
+def _parse_boolean(text: str) -> bool:
+    return ("false", "true").index(text.lower()) == 1
+
+
+def _parse_list(text: str) -> tuple[str, ...]:
+    # In lower case, because cleanup.policy is matched so, and no other list has letters.
+    return tuple(item.strip().lower() for item in text.split(",")) if text else ()
+
+
+_PARSERS: Mapping[Type, Callable[[str], Value]] = {
+    INT: _parse_int,
+    LONG: _parse_int,
+    DOUBLE: _parse_double,
+    BOOLEAN: _parse_boolean,
+    STRING: str,
+    LIST: _parse_list,
+}
+
+_KIND_WORDS = {
+    INT: "an integer ",
+    LONG: "an integer ",
+    DOUBLE: "a number ",
+    STRING: "",
+    LIST: "a comma-separated list of ",
+}
+
+
+# The tables.
+
+
+def _row(
+    type: Type,
+    name: str,
+    default: str | None,
+    valid: int | Range | Words | Pattern | None,
+    doc: str,
+    *synonyms: str,
+) -> Setting:
+    """One setting; an integer's `valid` may be the least, or None for all that its type holds."""
+    if type in (INT, LONG) and not isinstance(valid, Range):
+        assert valid is None or isinstance(valid, int), name
+        most = INT_MAX if type is INT else LONG_MAX
+        valid = Range(-most - 1 if valid is None else valid, most)
+    assert not isinstance(valid, int), name
+    return Setting(name=name, type=type, default=default, valid=valid, synonyms=synonyms, doc=doc)
+
+
+RETENTION_MS = "retention.ms"
+BEFORE_MAX_MS = "message.timestamp.before.max.ms"
+AFTER_MAX_MS = "message.timestamp.after.max.ms"
+DIFFERENCE_MAX_MS = "message.timestamp.difference.max.ms"
+
+_POLICIES = Words(("compact", "delete"))
+_CODECS = Words(("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"))
+_THROTTLED = Pattern(r"\*|([0-9]+:[0-9]+(,[0-9]+:[0-9]+)*)?", "partition:broker pairs, or *")
+_VERSION = Pattern(r"[0-9]+(\.[0-9]+){1,3}(-IV[0-9]+)?", "a version such as 3.0-IV1")
+
+_MAX = str(LONG_MAX)
+
+# fmt: off
+# Every row of kafka-storage 11.1, with the defaults of section 15 where a release changed them:
+# a row's facts on its first line, below them its meaning, then its synonyms.
+_TOPIC_ROWS = (
+    _row(LIST, "cleanup.policy", "delete", _POLICIES,
+         "What happens to old data: delete drops segments, compact keeps each key's last record.",
+         "log.cleanup.policy"),
+    _row(STRING, "compression.type", "producer", _CODECS,
+         "The codec of new batches; producer keeps the one that a batch came with.",
+         "compression.type"),
+    _row(INT, "compression.gzip.level", "-1", Range(1, 9, special=-1),
+         "The level where the codec is gzip; -1 is the codec's own default.",
+         "compression.gzip.level"),
+    _row(INT, "compression.lz4.level", "9", Range(1, 17),
+         "The level where the codec is lz4.",
+         "compression.lz4.level"),
+    _row(INT, "compression.zstd.level", "3", Range(-131072, 22),
+         "The level where the codec is zstd.",
+         "compression.zstd.level"),
+    _row(LONG, "delete.retention.ms", "86400000", 0,
+         "How long compaction keeps a tombstone, so that slow readers still see it.",
+         "log.cleaner.delete.retention.ms"),
+    _row(LONG, "file.delete.delay.ms", "60000", 0,
+         "How long a deleted file stays on the disk under another name.",
+         "log.segment.delete.delay.ms"),
+    _row(LONG, "flush.messages", _MAX, 1,
+         "After how many records the log is flushed to the disk.",
+         "log.flush.interval.messages"),
+    _row(LONG, "flush.ms", _MAX, 0,
+         "After how long the log is flushed to the disk.",
+         "log.flush.interval.ms", "log.flush.scheduler.interval.ms"),
+    _row(LIST, "follower.replication.throttled.replicas", "", _THROTTLED,
+         "The followers whose replication a broker throttles."),
+    _row(LIST, "leader.replication.throttled.replicas", "", _THROTTLED,
+         "The leaders whose replication a broker throttles."),
+    _row(INT, "index.interval.bytes", "4096", 0,
+         "How many bytes of log lie between two entries of an index.",
+         "log.index.interval.bytes"),
+    _row(LONG, "local.retention.bytes", "-2", -2,
+         "How much of a tiered log stays on the local disk; -2 uses retention.bytes.",
+         "log.local.retention.bytes"),
+    _row(LONG, "local.retention.ms", "-2", -2,
+         "How long a tiered log stays on the local disk; -2 uses retention.ms.",
+         "log.local.retention.ms"),
+    _row(LONG, "max.compaction.lag.ms", _MAX, 1,
+         "The longest that a record stays uncompacted.",
+         "log.cleaner.max.compaction.lag.ms"),
+    _row(INT, "max.message.bytes", "1048588", 0,
+         "The largest record batch, after compression.",
+         "message.max.bytes"),
+    _row(BOOLEAN, "message.downconversion.enable", "true", None,
+         "Whether a broker converts records for old consumers.",
+         "log.message.downconversion.enable"),
+    _row(STRING, "message.format.version", "3.0-IV1", _VERSION,
+         "Deprecated, and without effect: every new batch has format version 2.",
+         "log.message.format.version"),
+    _row(LONG, AFTER_MAX_MS, "3600000", 0,
+         "How far a record's timestamp may lie after the time of its append.",
+         "log.message.timestamp.after.max.ms"),
+    _row(LONG, BEFORE_MAX_MS, _MAX, 0,
+         "How far a record's timestamp may lie before the time of its append.",
+         "log.message.timestamp.before.max.ms"),
+    _row(LONG, DIFFERENCE_MAX_MS, _MAX, 0,
+         "Deprecated: stands in for the limits before and after where those are unlimited.",
+         "log.message.timestamp.difference.max.ms"),
+    _row(STRING, "message.timestamp.type", "CreateTime", Words(("CreateTime", "LogAppendTime")),
+         "Whether a record's timestamp is its producer's or the time of its append.",
+         "log.message.timestamp.type"),
+    _row(DOUBLE, "min.cleanable.dirty.ratio", "0.5", Range(0, 1),
+         "The part of a log that must be uncompacted before a compaction is worth it.",
+         "log.cleaner.min.cleanable.ratio"),
+    _row(LONG, "min.compaction.lag.ms", "0", 0,
+         "The shortest that a record stays uncompacted.",
+         "log.cleaner.min.compaction.lag.ms"),
+    _row(INT, "min.insync.replicas", "1", 1,
+         "How many replicas a broker needs to accept a write with acks=all.",
+         "min.insync.replicas"),
+    _row(BOOLEAN, "preallocate", "false", None,
+         "Whether a new segment's file gets its full size at once.",
+         "log.preallocate"),
+    _row(BOOLEAN, "remote.log.copy.disable", "false", None,
+         "Whether a tiered topic stops copying segments to remote storage."),
+    _row(BOOLEAN, "remote.log.delete.on.disable", "false", None,
+         "Whether the remote segments go when tiering is switched off."),
+    _row(BOOLEAN, "remote.storage.enable", "false", None,
+         "Whether the topic is tiered, with segments in remote storage."),
+    _row(LONG, "retention.bytes", "-1", None,
+         "The size that a partition is cut down to; negative is unlimited.",
+         "log.retention.bytes"),
+    _row(LONG, RETENTION_MS, "604800000", -1,
+         "How long a record is kept; -1 is for ever.",
+         "log.retention.ms", "log.retention.minutes", "log.retention.hours"),
+    # A 4.0 broker wants 1048576 bytes at least. But an older one's logs may have less, nothing in
+    # their format depends on it, and small segments are what a test wants.
+    _row(INT, "segment.bytes", "1073741824", 14,
+         "The size at which a segment is full and the next one starts.",
+         "log.segment.bytes"),
+    _row(INT, "segment.index.bytes", "10485760", 4,
+         "The largest size of an index; a segment whose index is full is full too.",
+         "log.index.size.max.bytes"),
+    _row(LONG, "segment.jitter.ms", "0", 0,
+         "By how much of a random time segments start early, so that not all do so at once.",
+         "log.roll.jitter.ms", "log.roll.jitter.hours"),
+    _row(LONG, "segment.ms", "604800000", 1,
+         "The age at which the next segment starts, even if this one is not full.",
+         "log.roll.ms", "log.roll.hours"),
+    _row(BOOLEAN, "unclean.leader.election.enable", "false", None,
+         "Whether a replica that lags may become leader.",
+         "unclean.leader.election.enable"),
+)
+
+# The synonyms that differ from their topic-level setting in unit, range or default, and the rows of
+# kafka-storage 11.2 about the storage of one machine.
+_BROKER_ROWS = (
+    _row(LONG, "log.retention.ms", None, None,
+         "How long a record is kept; negative is for ever."),
+    _row(INT, "log.retention.minutes", None, None,
+         "How many minutes a record is kept; negative is for ever."),
+    _row(INT, "log.retention.hours", "168", None,
+         "How many hours a record is kept; negative is for ever."),
+    _row(LONG, "log.roll.ms", None, 1,
+         "The age at which the next segment starts."),
+    _row(INT, "log.roll.hours", "168", 1,
+         "The age in hours at which the next segment starts."),
+    _row(LONG, "log.roll.jitter.ms", None, 0,
+         "By how much of a random time segments start early."),
+    _row(INT, "log.roll.jitter.hours", "0", 0,
+         "By how many hours at most segments start early."),
+    _row(LONG, "log.flush.interval.ms", None, 0,
+         "After how long a log is flushed to the disk."),
+    _row(LONG, "log.flush.scheduler.interval.ms", _MAX, 0,
+         "How often logs are looked at for one that is due to be flushed."),
+    _row(INT, "log.flush.offset.checkpoint.interval.ms", "60000", 0,
+         "How often the recovery points are written."),
+    _row(INT, "log.flush.start.offset.checkpoint.interval.ms", "60000", 0,
+         "How often the log start offsets are written."),
+    _row(LONG, "replica.high.watermark.checkpoint.interval.ms", "5000", 0,
+         "How often the high watermarks are written."),
+    _row(INT, "num.recovery.threads.per.data.dir", "2", 1,
+         "How many threads of each log directory load its logs and flush them at the end."),
+    _row(LONG, "log.retention.check.interval.ms", "300000", 1,
+         "How often logs are looked at for segments that are due to be deleted."),
+    _row(LONG, "log.initial.task.delay.ms", "30000", 0,
+         "How long after the start the background work begins."),
+    _row(BOOLEAN, "log.cleaner.enable", "true", None,
+         "Whether logs are compacted at all."),
+    _row(INT, "log.cleaner.threads", "1", 0,
+         "How many threads compact logs."),
+    _row(LONG, "log.cleaner.dedupe.buffer.size", "134217728", 0,
+         "The bytes of memory for the keys of a compaction, of all threads together."),
+    _row(INT, "log.cleaner.io.buffer.size", "524288", 0,
+         "The bytes of memory for the input and output of a compaction, of all threads together."),
+    _row(DOUBLE, "log.cleaner.io.buffer.load.factor", "0.9", Range(0, 1),
+         "How full the map of keys may get."),
+    _row(DOUBLE, "log.cleaner.io.max.bytes.per.second", str(DOUBLE_MAX), Range(1, DOUBLE_MAX),
+         "The fastest that compaction reads and writes."),
+    _row(LONG, "log.cleaner.backoff.ms", "15000", 0,
+         "How long the cleaner sleeps when no log needs it."),
+    _row(INT, "producer.id.expiration.ms", "86400000", 1,
+         "How long an idle producer's sequence numbers are remembered."),
+    _row(INT, "producer.id.expiration.check.interval.ms", "600000", 1,
+         "How often producers are looked at for one to forget."),
+)
+# fmt: on
+
+TOPIC_SETTINGS: Mapping[str, Setting] = MappingProxyType({row.name: row for row in _TOPIC_ROWS})
+BROKER_SETTINGS: Mapping[str, Setting] = MappingProxyType(
+    {
+        synonym: replace(row, name=synonym, synonyms=())
+        for row in _TOPIC_ROWS
+        for synonym in row.synonyms
+    }
+    | {row.name: row for row in _BROKER_ROWS}
+)
+
+
+def topic_setting(name: str) -> Setting:
+    """The topic-level setting of that name, or `InvalidSetting`."""
+    try:
+        return TOPIC_SETTINGS[name]
+    except KeyError:
+        raise InvalidSetting(f"{name:.80}: there is no topic-level setting of that name") from None
+
+
+def broker_setting(name: str) -> Setting:
+    """The broker-level setting of that name, or `InvalidSetting`."""
+    try:
+        return BROKER_SETTINGS[name]
+    except KeyError:
+        raise InvalidSetting(f"{name:.80}: there is no broker-level setting of that name") from None

@@ -1,0 +1,361 @@
+"""What the rows share: scratch space, daemons, lines, logs, the A B A B of a comparison, and the table."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MIB = 1 << 20
+GIB = 1 << 30
+HERE = Path(__file__).parent
+PARTITION = "bench-0"
+# The first timestamp of the logs that are built here, and how far the clock goes with each append.
+FIRST_MS = 1_700_000_000_000
+STEP_MS = 10
+
+
+@dataclass
+class Result:
+    """One line of the table. `floor` is what must be reached, `target` what should be; `at_most` turns both."""
+
+    name: str
+    what: str
+    ratio: float | None
+    measured: str
+    peer: str
+    floor: float | None = None
+    target: float | None = None
+    at_most: bool = False
+    spread: tuple[float, float] | None = None
+    more: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> str:
+        """What the ratio says of floor and target."""
+        if self.ratio is None or (self.floor is None and self.target is None):
+            return "-"
+        if self.floor is not None and not self._reaches(self.floor):
+            return "BELOW THE FLOOR"
+        if self.target is not None and not self._reaches(self.target):
+            return "floor reached, not the target" if self.floor is not None else "not the target"
+        return "ok"
+
+    def _reaches(self, limit: float) -> bool:
+        assert self.ratio is not None
+        return self.ratio <= limit if self.at_most else self.ratio >= limit
+
+
+class Failed(Exception):
+    """A row that moved something else than it should have."""
+
+
+def expect(what: str, found: object, wanted: object) -> None:
+    """A benchmark that does not check what it moved measures nothing."""
+    if found != wanted:
+        raise Failed(f"{what}: {found!r} instead of {wanted!r}")
+
+
+# Comparing.
+
+
+def alternate(
+    repeats: int, ours: Callable[[], float], peer: Callable[[], float]
+) -> tuple[list[float], list[float]]:
+    """Seconds of both, in turns, so that what disturbs the machine disturbs both."""
+    pairs = []
+    for number in range(repeats):
+        say(f"  {number + 1}/{repeats}")
+        pairs.append((ours(), peer()))
+    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+
+def faster(ours: list[float], peer: list[float]) -> tuple[float, tuple[float, float]]:
+    """How many times the peer's speed we have, by the medians, and the least and the most of the pairs."""
+    pairs = [b / a for a, b in zip(ours, peer, strict=True)]
+    return statistics.median(peer) / statistics.median(ours), (min(pairs), max(pairs))
+
+
+def timed(work: Callable[[], object]) -> float:
+    """The seconds that something takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value that this share of all values does not exceed."""
+    return sorted(values)[min(int(len(values) * share), len(values) - 1)]
+
+
+def speed(size: int, seconds: list[float]) -> str:
+    """The median as MB/s."""
+    return f"{size / statistics.median(seconds) / 1e6:,.0f} MB/s"
+
+
+def shell(command: str, *arguments: object) -> str:
+    """Run a shell command that must succeed; $1, $2 … are the arguments."""
+    words = ["sh", "-c", command, "sh", *map(str, arguments)]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+
+def settle() -> None:
+    """Wait until the disk has what was written, so that nobody pays for what was before."""
+    os.sync()
+
+
+# Progress.
+
+
+def say(text: str) -> None:
+    """One line of progress, replaced by the next; nothing where nobody watches."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+# Lines.
+
+
+class Lines:
+    """Numbered lines of one length, printable and about as compressible as a service's log; the same every time."""
+
+    def __init__(self, line_bytes: int) -> None:
+        import numpy as np
+
+        self.line_bytes = line_bytes
+        self.per_block = 16 * MIB // line_bytes
+        rows = np.full((self.per_block, line_bytes), ord(" "), np.uint8)
+        random = np.random.default_rng(7)
+        words = np.frombuffer(
+            b"request accepted by worker in pool, status=200 path=/orders ", np.uint8
+        )
+        rows[:] = np.resize(words, line_bytes)
+        numbers = np.arange(self.per_block)
+        for digit in range(8):
+            rows[:, 7 - digit] = ord("0") + numbers // 10**digit % 10
+        hexadecimal = np.frombuffer(b"0123456789abcdef", np.uint8)
+        for start in range(12, line_bytes - 20, 60):
+            rows[:, start : start + 16] = hexadecimal[random.integers(0, 16, (self.per_block, 16))]
+        rows[:, -1] = ord("\n")
+        self.block = rows.tobytes()
+
+    def value(self, number: int) -> bytes:
+        """The line of a number, without its newline."""
+        at = number % self.per_block * self.line_bytes
+        return self.block[at : at + self.line_bytes - 1]
+
+    def buffers(self, count: int, buffer_bytes: int) -> Iterator[bytes]:
+        """The first `count` lines in buffers of whole lines."""
+        each = max(buffer_bytes // self.line_bytes, 1)
+        at = 0
+        while at < count:
+            first = at % self.per_block
+            many = min(each, self.per_block - first, count - at)
+            yield self.block[first * self.line_bytes : (first + many) * self.line_bytes]
+            at += many
+
+    def file(self, path: Path, size: int) -> int:
+        """Write a file of about that size; how many lines it has."""
+        count = size // self.line_bytes
+        with path.open("wb") as file:
+            for buffer in self.buffers(count, self.per_block * self.line_bytes):
+                file.write(buffer)
+        return count
+
+
+class Ticking:
+    """A clock that goes on a little with every look."""
+
+    def __init__(self) -> None:
+        self.now_ms = FIRST_MS
+
+    def __call__(self) -> int:
+        self.now_ms += STEP_MS
+        return self.now_ms
+
+
+def build(log_dir: Path, name: str, lines: Lines, count: int, buffer_bytes: int) -> None:
+    """A partition of so many lines, through the engine; each buffer becomes a batch with a time of its own."""
+    from logfs.store.store import Store
+
+    clock = Ticking()
+    with Store(log_dir, clock=clock) as store:
+        partition = store.create(name)
+        clock.now_ms = FIRST_MS
+        for buffer in lines.buffers(count, buffer_bytes):
+            expect("bytes appended", partition.append_lines(buffer).consumed, len(buffer))
+        expect("records appended", partition.log_end_offset, count)
+        store.settings.set_topic(partition.topic, "retention.ms", "-1")
+
+
+# Daemons.
+
+
+class Daemon:
+    """A mount by a process of its own; a context manager that unmounts whatever happens."""
+
+    def __init__(self, command: list[str], mountpoint: Path) -> None:
+        mountpoint.mkdir(exist_ok=True)
+        self.path = mountpoint
+        self.partition = mountpoint / PARTITION
+        environment = {**os.environ, "PYTHONPATH": str(HERE.parent.parent)}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        assert self.process.stdout is not None
+        if not self.process.stdout.readline().endswith("ready\n"):
+            assert self.process.stderr is not None
+            raise Failed(f"no mount: {self.process.stderr.read()}")
+
+    def __enter__(self) -> Daemon:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        subprocess.run(["umount", self.path], check=False, capture_output=True)
+        if self.path.is_mount():
+            subprocess.run(["fusermount3", "-uz", self.path], check=False, capture_output=True)
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        for pipe in (self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+    def memory(self, field_name: str = "VmRSS") -> float:
+        """Resident memory now, or with VmHWM the most there was; MB."""
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith(field_name + ":"):
+                return int(line.split()[1]) * 1024 / 1e6
+        raise Failed(f"no {field_name}")
+
+    def read_ahead_knob(self) -> Path:
+        """Where the kernel keeps how far it reads ahead on this mount."""
+        device = os.stat(self.path).st_dev
+        return Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+
+
+def logfs(scratch: Path, log_dir: Path, name: str = "mnt") -> Daemon:
+    """Mount a log directory."""
+    mountpoint = scratch / name
+    command = [sys.executable, "-m", "logfs", "mount", "-f", str(log_dir), str(mountpoint)]
+    return Daemon(command, mountpoint)
+
+
+def nullfs(scratch: Path, size: int = 0) -> Daemon:
+    """Mount the empty filesystem, with the read-ahead that logfs gives itself where it may."""
+    mountpoint = scratch / "null"
+    daemon = Daemon(
+        [sys.executable, str(HERE / "nullfs.py"), str(size), str(mountpoint)], mountpoint
+    )
+    try:
+        daemon.read_ahead_knob().write_text("1024")
+    except OSError:
+        pass
+    return daemon
+
+
+# The run.
+
+
+class Bench:
+    """What a row is given: how large it may be, and where it may write."""
+
+    def __init__(self, scratch: Path, *, quick: bool) -> None:
+        self.quick = quick
+        self.root = Path(tempfile.mkdtemp(prefix="logfs-bench-", dir=scratch))
+        self._logs: dict[tuple[object, ...], Path] = {}
+
+    def pick(self, full: int, quick: int) -> int:
+        """A size, by how long the run may take."""
+        return quick if self.quick else full
+
+    def directory(self, name: str) -> Path:
+        """An empty directory."""
+        path = self.root / name
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+        return path
+
+    def log(self, count: int, buffer_bytes: int) -> tuple[Path, Lines]:
+        """A log directory with `count` records of 99 bytes in bench-0; built once for all rows."""
+        lines = Lines(100)
+        key = (count, buffer_bytes)
+        if key not in self._logs:
+            say(f"  building a log of {count:,} records")
+            path = self.directory(f"log-{count}-{buffer_bytes}")
+            build(path, PARTITION, lines, count, buffer_bytes)
+            self._logs[key] = path
+        return self._logs[key], lines
+
+    def clean(self) -> None:
+        """Remove everything."""
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+def machine(scratch: Path) -> dict[str, object]:
+    """What the figures were measured on, without names or places."""
+    import numba
+    import numpy as np
+    import pyfuse3
+
+    memory = next(
+        line for line in Path("/proc/meminfo").read_text().splitlines() if "MemTotal" in line
+    )
+    return {
+        "cores": os.cpu_count(),
+        "memory_gb": round(int(memory.split()[1]) / 1e6),
+        "kernel": platform.release().split("-")[0],
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "numba": numba.__version__,
+        "pyfuse3": pyfuse3.__version__,
+        "filesystem": shell('stat -f -c %T "$1"', scratch).strip(),
+        "root": os.geteuid() == 0,
+    }
+
+
+def table(results: list[Result]) -> str:
+    """The results as a Markdown table."""
+    lines = [
+        "| row | ratio | spread | floor | target | verdict | logfs | peer |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        sign = "<= " if result.at_most else ">= "
+        ratio = "-" if result.ratio is None else f"**{result.ratio:.2f}**"
+        spread = "-" if result.spread is None else "{:.2f} to {:.2f}".format(*result.spread)
+        floor = "-" if result.floor is None else f"{sign}{result.floor:g}"
+        target = "-" if result.target is None else f"{sign}{result.target:g}"
+        cells = [
+            result.what,
+            ratio,
+            spread,
+            floor,
+            target,
+            result.verdict,
+            result.measured,
+            result.peer,
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def as_json(
+    results: list[Result], described: dict[str, object], *, quick: bool
+) -> dict[str, object]:
+    """The whole run, for a file."""
+    rows = [{**asdict(result), "verdict": result.verdict} for result in results]
+    return {"machine": described, "quick": quick, "kafka": "not yet measured", "results": rows}

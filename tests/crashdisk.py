@@ -1,0 +1,934 @@
+"""A disk that records what a workload does to it, and every state that a power cut could leave of that.
+
+The model is POSIX at its most forgetful: what a file was fsynced with is there, and so are the names that a sync of
+their directory covered. Everything since is up for grabs: a write may be whole, torn, zeroed or lost, alone or with
+others; a truncation may not have happened; a mapped file may hold what it held at any time; a name may be the old or
+the new one. Each such image is opened by a plain `Store` and held to the promises of docs/durability.md.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import random
+import re
+import shutil
+import tempfile
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import LogfsError
+from logfs.format.text import View
+from logfs.log.files import Disk, File
+from logfs.log.view import TextView
+from logfs.log.walk import DamagedRange
+from logfs.store.check import Severity, check
+from logfs.store.log_dir import CLEAN_SHUTDOWN
+from logfs.store.store import Store
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Callable, Iterator, Sequence
+
+    from typing_extensions import Buffer
+
+    from logfs.log.partition import Partition
+
+LOG = "log"
+SMALL = {"segment.bytes": "600", "segment.index.bytes": "240", "index.interval.bytes": "100"}
+
+Image = dict[str, bytes | None]
+"""A tree of files: path below the root -> content, None for a directory."""
+
+
+def fast_directory() -> str | None:
+    """Where thousands of small trees cost least; None for the usual place."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """An empty directory that goes away."""
+    path = Path(tempfile.mkdtemp(prefix="logfs-crash-", dir=fast_directory()))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def write_image(root: Path, image: Image) -> None:
+    """Make a tree; parents come first, for they sort so."""
+    for name in sorted(image):
+        content = image[name]
+        if content is None:
+            (root / name).mkdir()
+        else:
+            (root / name).write_bytes(content)
+
+
+def read_image(root: Path) -> Image:
+    """The tree below a directory."""
+    found: Image = {}
+    for path in root.rglob("*"):
+        found[str(path.relative_to(root))] = None if path.is_dir() else path.read_bytes()
+    return found
+
+
+# Recording.
+
+
+class Op(NamedTuple):
+    """One step: `kind`, the inode it concerns, and what else it needs."""
+
+    kind: str
+    inode: int
+    name: str = ""
+    other: str = ""
+    position: int = 0
+    data: bytes = b""
+
+
+class RecordingDisk(Disk):
+    """Does what a `Disk` does, below `root`, and notes every step that changes something."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self.root = root
+        self.ops: list[Op] = []
+        self.oracles: list[tuple[int, Oracle]] = []
+        self.start = read_image(root)
+        self._inodes: dict[Path, int] = {root: 0}
+        for name in sorted(self.start):
+            self._inodes[root / name] = len(self._inodes)
+        self._next = len(self._inodes)
+        self._fds: dict[int, int] = {}
+        self._mapped: dict[int, tuple[int, bytes]] = {}
+        self._maps: list[tuple[mmap.mmap, int]] = []
+
+    def close(self) -> None:
+        """Let go of the descriptors that watch the mapped files."""
+        for fd, _ in self._mapped.values():
+            os.close(fd)
+        self._mapped.clear()
+        self._maps.clear()
+
+    def note(self, oracle: Oracle) -> None:
+        """From here on, this is what a crash must leave."""
+        self._note_stores()
+        self.oracles.append((len(self.ops), oracle))
+
+    def _note(self, kind: str, inode: int, **more: object) -> None:
+        self._note_stores()
+        self.ops.append(Op(kind, inode, **more))  # type: ignore[arg-type]
+
+    def _note_stores(self) -> None:
+        """What was stored through mappings since the last step."""
+        for inode, (fd, before) in self._mapped.items():
+            now = os.pread(fd, os.fstat(fd).st_size, 0)
+            if now != before:
+                self.ops.append(Op("store", inode, data=now))
+                self._mapped[inode] = fd, now
+
+    def _inode(self, file: File) -> int:
+        return self._fds[file.fd]
+
+    def _watch(self, inode: int) -> None:
+        """The recorder itself changed a mapped file: that is no store."""
+        if inode in self._mapped:
+            fd, _ = self._mapped[inode]
+            self._mapped[inode] = fd, os.pread(fd, os.fstat(fd).st_size, 0)
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
+        if create and path not in self._inodes:
+            self._inodes[path], self._next = self._next, self._next + 1
+            parent = self._inodes[path.parent]
+            self._note("create", self._inodes[path], name=path.name, position=parent)
+        file = super().open(path, write=write, create=create)
+        self._fds[file.fd] = self._inodes[path]
+        return file
+
+    def write(self, file: File, position: int, data: Buffer) -> None:
+        self._note("write", self._inode(file), position=position, data=bytes(data))
+        super().write(file, position, data)
+        self._watch(self._inode(file))
+
+    def truncate(self, file: File, size: int) -> None:
+        self._note("truncate", self._inode(file), position=size)
+        super().truncate(file, size)
+        self._watch(self._inode(file))
+
+    def sync(self, file: File) -> None:
+        super().sync(file)
+        self._note("sync", self._inode(file))
+
+    def map(self, file: File, size: int) -> mmap.mmap:
+        mapping = super().map(file, size)
+        inode = self._inode(file)
+        if inode not in self._mapped:
+            fd = os.dup(file.fd)
+            self._mapped[inode] = fd, os.pread(fd, os.fstat(fd).st_size, 0)
+        self._maps.append((mapping, inode))
+        return mapping
+
+    def sync_map(self, mapping: mmap.mmap) -> None:
+        super().sync_map(mapping)
+        self._note("sync", next(inode for known, inode in self._maps if known is mapping))
+
+    def rename(self, old: Path, new: Path) -> None:
+        inode = self._inodes.pop(old)
+        parent = self._inodes[old.parent]
+        self._note("rename", inode, name=old.name, other=new.name, position=parent)
+        for path in [path for path in self._inodes if old in path.parents]:
+            self._inodes[new / path.relative_to(old)] = self._inodes.pop(path)
+        self._inodes[new] = inode
+        super().rename(old, new)
+
+    def unlink(self, path: Path) -> None:
+        if path in self._inodes:
+            parent = self._inodes[path.parent]
+            self._note("unlink", self._inodes.pop(path), name=path.name, position=parent)
+        super().unlink(path)
+
+    def mkdir(self, path: Path, *, mode: int = 0o755) -> None:
+        self._inodes[path], self._next = self._next, self._next + 1
+        parent = self._inodes[path.parent]
+        self._note("mkdir", self._inodes[path], name=path.name, position=parent)
+        super().mkdir(path, mode=mode)
+
+    def rmdir(self, path: Path) -> None:
+        parent = self._inodes[path.parent]
+        self._note("unlink", self._inodes.pop(path), name=path.name, position=parent)
+        super().rmdir(path)
+
+    def sync_directory(self, path: Path) -> None:
+        super().sync_directory(path)
+        if path in self._inodes:
+            self._note("sync", self._inodes[path])
+
+
+class FaultDisk(RecordingDisk):
+    """Fails at the call number `at`, or from there on where `persistent`; counts the calls that may fail.
+
+    A sync that failed leaves pages that the kernel thinks are clean: no later sync makes them durable.
+    """
+
+    KINDS = frozenset(
+        {"open", "write", "truncate", "sync", "map", "sync_map", "rename", "unlink", "mkdir"}
+        | {"rmdir", "sync_directory", "read", "allocate"}
+    )
+
+    def __init__(
+        self, root: Path, at: int = -1, number: int = errno.EIO, *, persistent: bool = False
+    ) -> None:
+        super().__init__(root)
+        self.at = at
+        self.number = number
+        self.persistent = persistent
+        self.calls = 0
+        self.failed: list[str] = []
+        self.seen: list[str] = []
+        self.armed = True
+
+    def _may_fail(self, kind: str, path: object) -> None:
+        if not self.armed:
+            return
+        number, self.calls = self.calls, self.calls + 1
+        self.seen.append(kind)
+        if number == self.at or (self.persistent and 0 <= self.at <= number):
+            self.failed.append(kind)
+            raise OSError(self.number, f"injected: {os.strerror(self.number)}", str(path))
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
+        self._may_fail("open", path)
+        return super().open(path, write=write, create=create)
+
+    def read(self, file: File, position: int, size: int) -> bytes:
+        self._may_fail("read", file.path)
+        return super().read(file, position, size)
+
+    def write(self, file: File, position: int, data: Buffer) -> None:
+        try:
+            self._may_fail("write", file.path)
+        except OSError:
+            # Some of it has got there, as with a disk that fills up.
+            half = bytes(data)[: len(bytes(data)) // 2]
+            super().write(file, position, half)
+            raise
+        super().write(file, position, data)
+
+    def truncate(self, file: File, size: int) -> None:
+        self._may_fail("truncate", file.path)
+        super().truncate(file, size)
+
+    def sync(self, file: File) -> None:
+        try:
+            self._may_fail("sync", file.path)
+        except OSError:
+            self._note("badsync", self._inode(file))
+            raise
+        super().sync(file)
+
+    def allocate(self, file: File, position: int, size: int) -> None:
+        self._may_fail("allocate", file.path)
+        super().allocate(file, position, size)
+
+    def map(self, file: File, size: int) -> mmap.mmap:
+        self._may_fail("map", file.path)
+        return super().map(file, size)
+
+    def sync_map(self, mapping: mmap.mmap) -> None:
+        try:
+            self._may_fail("sync_map", "")
+        except OSError:
+            self._note("badsync", next(inode for known, inode in self._maps if known is mapping))
+            raise
+        super().sync_map(mapping)
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._may_fail("rename", old)
+        super().rename(old, new)
+
+    def unlink(self, path: Path) -> None:
+        self._may_fail("unlink", path)
+        super().unlink(path)
+
+    def mkdir(self, path: Path, *, mode: int = 0o755) -> None:
+        self._may_fail("mkdir", path)
+        super().mkdir(path, mode=mode)
+
+    def rmdir(self, path: Path) -> None:
+        self._may_fail("rmdir", path)
+        super().rmdir(path)
+
+    def sync_directory(self, path: Path) -> None:
+        self._may_fail("sync_directory", path)
+        super().sync_directory(path)
+
+
+# What a crash must leave.
+
+
+class Sent(NamedTuple):
+    """A record: its value and its time in ms."""
+
+    value: bytes
+    timestamp: int
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What must, and what may, be in a partition; `exists` None if it may be there or not."""
+
+    exists: bool | None
+    durable: dict[int, Sent]
+    allowed: dict[int, frozenset[Sent]]
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """What must, and what may, be in a store."""
+
+    partitions: dict[str, Expected]
+    configs: dict[str, tuple[dict[str, str], ...]]
+
+
+class Workload:
+    """A store under use, and the account of what it promised at each step.
+
+    Where a step fails, it stays in the account as something that may have happened. `failures` are the errors.
+    """
+
+    def __init__(self, disk: RecordingDisk, *, settings: dict[str, str] | None = None) -> None:
+        self.disk = disk
+        self.now_ms = 1_700_000_000_000
+        self.logs: dict[str, list[Sent]] = {}
+        self.durable: dict[str, dict[int, Sent]] = {}
+        self.allowed: dict[str, dict[int, set[Sent]]] = {}
+        self.exists: dict[str, bool | None] = {}
+        self.configs: dict[str, list[dict[str, str]]] = {}
+        self.failures: list[Exception] = []
+        self.failed: list[Partition] = []
+        self.settings = SMALL if settings is None else settings
+        self._note()
+        self.store = Store(disk.root / LOG, clock=lambda: self.now_ms, disk=disk)
+
+    def _note(self) -> None:
+        partitions = {
+            name: Expected(
+                exists,
+                dict(self.durable[name]),
+                {offset: frozenset(sent) for offset, sent in self.allowed[name].items()},
+            )
+            for name, exists in self.exists.items()
+        }
+        configs = {topic: tuple(map(dict, known)) for topic, known in self.configs.items()}
+        self.disk.note(Oracle(partitions, configs))
+
+    def step(self, action: Callable[[], object]) -> bool:
+        """Do something that may fail where faults are put; whether it worked."""
+        try:
+            action()
+        except (LogfsError, OSError) as error:
+            self.failures.append(error)
+            return False
+        return True
+
+    def create(self, name: str) -> None:
+        """Settings, then the partition."""
+        topic = name.rpartition("-")[0]
+        for key, value in self.settings.items():
+            if not self.configure(topic, key, value):
+                # With the default settings its indexes would be thousands of times as large.
+                return
+        self.logs[name] = []
+        self.durable[name] = {}
+        self.allowed[name] = {}
+        self.exists[name] = None
+        self._note()
+        if self.step(lambda: self.store.create(name)):
+            self.exists[name] = True
+            self._note()
+
+    def configure(self, topic: str, key: str, value: str) -> bool:
+        """Change a setting; whether that worked."""
+        known = self.configs.setdefault(topic, [{}])
+        changed = {**known[-1], key: value}
+        known.append(changed)
+        self._note()
+        done = self.step(lambda: self.store.settings.set_topic(topic, key, value))
+        if done:
+            self.configs[topic] = [changed]
+        else:
+            known.insert(0, known.pop())
+        self._note()
+        return done
+
+    def append(self, name: str, *values: bytes) -> None:
+        """Append records one ms after the last."""
+        if name not in self.store:
+            return
+        self.now_ms += 1
+        sent = [Sent(value, self.now_ms) for value in values]
+        first = self.store[name].log_end_offset
+        for offset, record in enumerate(sent, start=first):
+            self.allowed[name].setdefault(offset, set()).add(record)
+        self._note()
+        self.step(lambda: self.store[name].append(list(values)))
+        # A write of several batches may stop half-way: the log itself knows how far it got.
+        done = self.store[name].log_end_offset - first
+        assert done in (0, len(sent)) or len(sent) > 1
+        self.logs[name] += sent[:done]
+
+    def flush(self, name: str) -> None:
+        """Make durable what is there."""
+        if name in self.store and self.step(lambda: self.store[name].flush()):
+            self.durable[name] = dict(enumerate(self.logs[name]))
+            self.allowed[name] = {offset: {sent} for offset, sent in self.durable[name].items()}
+            self._note()
+
+    def roll(self, name: str) -> None:
+        """Begin a segment."""
+        if name in self.store:
+            self.step(lambda: self.store[name].roll(self.now_ms))
+
+    def truncate(self, name: str, offset: int) -> None:
+        """Drop the end."""
+        if name not in self.store:
+            return
+        log = self.logs[name]
+        while 0 < offset < len(log) and log[offset].timestamp == log[offset - 1].timestamp:
+            # A batch goes whole.
+            offset -= 1
+        for gone in [known for known in self.durable[name] if known >= offset]:
+            del self.durable[name][gone]
+        self._note()
+        if self.step(lambda: self.store.truncate(name, offset)):
+            for gone in [known for known in self.allowed[name] if known >= offset]:
+                del self.allowed[name][gone]
+        if self.store[name].failure is None:
+            # The checkpoints may have failed, and not the truncation.
+            del self.logs[name][self.store[name].log_end_offset :]
+        self._note()
+
+    def delete(self, name: str) -> None:
+        """Remove a partition, and its directory at once."""
+        if name not in self.store:
+            return
+        self.exists[name] = None
+        topic = name.rpartition("-")[0]
+        self.configs[topic] = [{}, *self.configs[topic]]
+        self.durable[name] = {}
+        self._note()
+        if self.step(lambda: self.store.delete(name)):
+            self.exists[name] = False
+            self.configs[topic] = [{}]
+            self._note()
+        self.now_ms += 10_000_000
+        self.step(self.store.upkeep)
+
+    def checkpoint(self) -> None:
+        """Write the checkpoints."""
+        self.step(self.store.write_checkpoints)
+
+    def close(self) -> None:
+        """Close the store, which makes everything durable if it says so; open it again with `reopen`."""
+        partitions = self.store.partitions.values()
+        self.failed = [partition for partition in partitions if partition.failure is not None]
+        if not self.step(self.store.close):
+            return
+        if (self.disk.root / LOG / CLEAN_SHUTDOWN).exists():
+            for name in self.store.partitions:
+                self.durable[name] = dict(enumerate(self.logs[name]))
+        self._note()
+
+    def reopen(self) -> None:
+        """Open the store again."""
+        self.store = Store(self.disk.root / LOG, clock=lambda: self.now_ms, disk=self.disk)
+
+
+# Crash images.
+
+
+@dataclass
+class _File:
+    durable: bytes = b""
+    pending: list[Op] = field(default_factory=list)
+    doomed: bool = False
+
+
+@dataclass
+class _Directory:
+    durable: dict[str, int] = field(default_factory=dict)
+    pending: list[Op] = field(default_factory=list)
+
+
+class _Model:
+    """What is durable and what is pending after some steps."""
+
+    def __init__(self, start: Image) -> None:
+        self.nodes: dict[int, _File | _Directory] = {0: _Directory()}
+        inodes = {"": 0}
+        for name in sorted(start):
+            content = start[name]
+            inodes[name] = inode = len(inodes)
+            self.nodes[inode] = _Directory() if content is None else _File(content)
+            above, _, last = name.rpartition("/")
+            parent = self.nodes[inodes[above]]
+            assert isinstance(parent, _Directory)
+            parent.durable[last] = inode
+
+    def apply(self, op: Op) -> None:
+        """Take the next step."""
+        if op.kind in ("create", "mkdir"):
+            self.nodes[op.inode] = _File() if op.kind == "create" else _Directory()
+        if op.kind in ("create", "mkdir", "rename", "unlink"):
+            parent = self.nodes[op.position]
+            assert isinstance(parent, _Directory)
+            parent.pending.append(op)
+            return
+        node = self.nodes[op.inode]
+        if op.kind == "badsync":
+            assert isinstance(node, _File)
+            node.doomed = True
+        elif op.kind != "sync":
+            node.pending.append(op)
+        elif isinstance(node, _Directory):
+            node.durable, node.pending = _names(node.durable, node.pending), []
+        elif not node.doomed:
+            node.durable, node.pending = _content(node.durable, node.pending), []
+
+    def images(self) -> Iterator[Image]:
+        """Every image of the catalogue; there are doubles among them."""
+        files = {i: n for i, n in self.nodes.items() if isinstance(n, _File) and n.pending}
+        directories = {
+            i: n for i, n in self.nodes.items() if isinstance(n, _Directory) and n.pending
+        }
+        whole = {i: _content(n.durable, n.pending) for i, n in files.items()}
+        lost = {i: n.durable for i, n in files.items()}
+        now = {i: _names(n.durable, n.pending) for i, n in directories.items()}
+        before = {i: n.durable for i, n in directories.items()}
+        for contents in (whole, lost):
+            for entries in self._name_variants(directories, now, before):
+                yield self._image(contents, entries)
+        for inode, node in files.items():
+            for variant in _variants(node):
+                for entries in (now, before):
+                    yield self._image({**whole, inode: variant}, entries)
+                    yield self._image({**lost, inode: variant}, entries)
+        # The last write of each torn or zeroed together, and every mapped file as old, zero or missing together.
+        for change in (_tear_last, _zero_last):
+            changed = {i: change(n) for i, n in files.items()}
+            yield self._image(changed, now)
+            yield self._image(changed, before)
+        mapped = [i for i, n in files.items() if any(op.kind == "store" for op in n.pending)]
+        for choice in ("zero", "old", "missing"):
+            contents = dict(whole)
+            for inode in mapped:
+                contents[inode] = (
+                    bytes(len(whole[inode])) if choice == "zero" else files[inode].durable
+                )
+            missing = set(mapped) if choice == "missing" else set()
+            yield self._image(contents, now, missing)
+        for inode in mapped:
+            yield self._image(whole, now, {inode})
+
+    @staticmethod
+    def _name_variants(
+        directories: dict[int, _Directory],
+        now: dict[int, dict[str, int]],
+        before: dict[int, dict[str, int]],
+    ) -> Iterator[dict[int, dict[str, int]]]:
+        yield now
+        yield before
+        for inode, node in directories.items():
+            yield {**now, inode: node.durable}
+            for number in range(len(node.pending)):
+                without = node.pending[:number] + node.pending[number + 1 :]
+                yield {**now, inode: _names(node.durable, without)}
+                yield {**now, inode: _names(node.durable, node.pending[:number])}
+
+    def _image(
+        self,
+        contents: dict[int, bytes],
+        entries: dict[int, dict[str, int]],
+        missing: set[int] = frozenset(),  # type: ignore[assignment]
+    ) -> Image:
+        image: Image = {}
+
+        def add(inode: int, prefix: str) -> None:
+            node = self.nodes[inode]
+            assert isinstance(node, _Directory)
+            for name, child in entries.get(inode, node.durable).items():
+                below = self.nodes[child]
+                if child in missing:
+                    continue
+                if isinstance(below, _Directory):
+                    image[prefix + name] = None
+                    add(child, f"{prefix}{name}/")
+                else:
+                    image[prefix + name] = contents.get(child, below.durable)
+
+        add(0, "")
+        return image
+
+
+def _names(names: dict[str, int], ops: Sequence[Op]) -> dict[str, int]:
+    names = dict(names)
+    for op in ops:
+        if op.kind == "unlink":
+            names.pop(op.name, None)
+        elif op.kind == "rename":
+            names.pop(op.name, None)
+            names[op.other] = op.inode
+        else:
+            names[op.name] = op.inode
+    return names
+
+
+def _content(content: bytes, ops: Sequence[Op]) -> bytes:
+    for op in ops:
+        if op.kind == "write":
+            content = content.ljust(op.position, b"\0")
+            content = content[: op.position] + op.data + content[op.position + len(op.data) :]
+        elif op.kind == "truncate":
+            content = content[: op.position].ljust(op.position, b"\0")
+        else:
+            content = op.data
+    return content
+
+
+def _zeroed(op: Op) -> Op:
+    return op._replace(data=bytes(len(op.data)))
+
+
+def _torn(op: Op, size: int) -> Op:
+    return op._replace(data=op.data[:size])
+
+
+def _variants(node: _File) -> Iterator[bytes]:
+    """What of the pending steps of one file may be there: any one of them lost, torn or zeroed; any prefix."""
+    durable, pending = node.durable, node.pending
+    for number, op in enumerate(pending):
+        before, after = pending[:number], pending[number + 1 :]
+        yield _content(durable, before)
+        yield _content(durable, before + after)
+        if op.kind == "truncate":
+            continue
+        yield _content(durable, [*before, _zeroed(op), *after])
+        yield _content(durable, [*before, _zeroed(op)])
+        size = len(op.data)
+        if op.kind == "write":
+            sectors = range(512 - op.position % 512, size, 512)
+            for cut in {*sectors, 1, 12, 61, size // 2 | 1, size - 1}:
+                if 0 < cut < size:
+                    yield _content(durable, [*before, _torn(op, cut)])
+                    yield _content(durable, [*before, _torn(op, cut), *after])
+            # The size is there and the data is not: the end of the write reads as zeros.
+            if size > 1:
+                half = op.data[: size // 2].ljust(size, b"\0")
+                yield _content(durable, [*before, op._replace(data=half), *after])
+
+
+def _change_last(node: _File, change: Callable[[Op], Op]) -> bytes:
+    ops = list(node.pending)
+    for number in reversed(range(len(ops))):
+        if ops[number].kind == "write":
+            ops[number] = change(ops[number])
+            break
+    return _content(node.durable, ops)
+
+
+def _tear_last(node: _File) -> bytes:
+    return _change_last(node, lambda op: _torn(op, len(op.data) // 2))
+
+
+def _zero_last(node: _File) -> bytes:
+    return _change_last(node, _zeroed)
+
+
+class State(NamedTuple):
+    """An image, and the accounts that may hold of it: that before the next step, and no other."""
+
+    image: Image
+    oracle: Oracle
+    after: int
+
+
+def crash_states(
+    disk: RecordingDisk, oracle: Oracle | None = None, *, since: int = 0
+) -> list[State]:
+    """The states that a crash after any number of the recorded steps may leave, each once for each account.
+
+    `oracle` is the account until the first that was noted; crashes before step `since` are left out.
+    """
+    model = _Model(disk.start)
+    accounts = list(disk.oracles)
+    seen: set[bytes] = set()
+    states = []
+    number_of_account = 0
+    for done in range(len(disk.ops) + 1):
+        if done:
+            model.apply(disk.ops[done - 1])
+        while accounts and accounts[0][0] <= done:
+            oracle = accounts.pop(0)[1]
+            number_of_account += 1
+        if oracle is None or done < since:
+            continue
+        for image in model.images():
+            digest = hashlib.blake2b(repr((number_of_account, sorted(image.items()))).encode())
+            if digest.digest() not in seen:
+                seen.add(digest.digest())
+                states.append(State(image, oracle, done))
+    return states
+
+
+def sample(states: list[State], count: int, seed: int = 1) -> list[State]:
+    """Some of the states, spread over all steps; all of them if there are no more."""
+    if len(states) <= count:
+        return states
+    return random.Random(seed).sample(states, count)
+
+
+# Holding an image to the promises.
+
+
+class Observed(NamedTuple):
+    """What a partition shows: its readable records, and the offsets that answer as damaged."""
+
+    records: dict[int, Sent]
+    damaged: frozenset[int]
+    end: int
+
+
+_OFFSETS = re.compile(r"offsets (\d+) to (\d+) are (?:damaged|missing)")
+
+
+def observe(partition: Partition) -> Observed:
+    """Read a partition in every way there is; they must agree."""
+    records: dict[int, Sent] = {}
+    damaged: set[int] = set()
+    start, end = partition.log_start_offset, partition.log_end_offset
+    for offset in range(start, end):
+        try:
+            record = partition.record(offset)
+        except DamagedRange as error:
+            named = range(error.first_offset, error.next_offset)
+            record = None
+            if offset in named:
+                damaged.add(offset)
+                continue
+        assert record is not None, f"offset {offset} is missing in silence"
+        assert record.offset == offset
+        records[offset] = Sent(record.value, record.timestamp)
+    _read_in_order(partition, records, damaged, start, end)
+    _read_as_text(partition, records, damaged)
+    if not damaged:
+        for offset, sent in records.items():
+            found = partition.offset_for_time(sent.timestamp)
+            assert found is not None, f"no record at the time of offset {offset}"
+            assert found.timestamp == sent.timestamp
+            assert records[found.offset].timestamp == sent.timestamp
+            assert found.offset <= offset
+    return Observed(records, frozenset(damaged), end)
+
+
+def _read_in_order(
+    partition: Partition, records: dict[int, Sent], damaged: set[int], start: int, end: int
+) -> None:
+    read: dict[int, Sent] = {}
+    skipped: set[int] = set()
+    at = start
+    while at < end:
+        try:
+            for record in partition.read(at):
+                assert record.offset == at, f"reading went from {at} to {record.offset} in silence"
+                read[at] = Sent(record.value, record.timestamp)
+                at += 1
+            break
+        except DamagedRange as error:
+            skipped.update(range(max(at, error.first_offset), min(error.next_offset, end)))
+            at = max(error.next_offset, at + 1)
+    assert read == records
+    assert skipped == damaged
+
+
+def _read_as_text(partition: Partition, records: dict[int, Sent], damaged: set[int]) -> None:
+    view = TextView(partition, View.LINES)
+    size = view.size
+    parts = []
+    at = 0
+    while at < size:
+        try:
+            part = view.read(at, size - at, up_to_damage=True)
+        except DamagedRange:
+            at += 1
+            continue
+        assert part, "the text ends before its size"
+        parts.append(part)
+        at += len(part)
+    assert b"".join(parts) == b"".join(records[o].value + b"\n" for o in sorted(records))
+
+
+def observe_store(store: Store) -> dict[str, Observed]:
+    """Every partition; none may be offline."""
+    assert not store.offline, store.offline
+    return {name: observe(store[name]) for name in store}
+
+
+def hold(found: dict[str, Observed], oracle: Oracle) -> None:
+    """Nothing that was promised is missing, and nothing is there that was never sent."""
+    for name, expected in oracle.partitions.items():
+        if expected.exists is True:
+            assert name in found, f"{name} is gone"
+        elif expected.exists is False:
+            assert name not in found, f"{name} is back"
+        if name not in found:
+            continue
+        shown = found[name]
+        for offset, sent in expected.durable.items():
+            assert shown.records.get(offset) == sent, f"{name}: offset {offset} was durable"
+        for offset, sent in shown.records.items():
+            allowed = expected.allowed.get(offset, frozenset())
+            assert sent in allowed, f"{name}: {sent} at offset {offset} was never sent there"
+        timestamps = [shown.records[offset].timestamp for offset in sorted(shown.records)]
+        assert timestamps == sorted(timestamps), f"{name}: records of two histories are mixed"
+    assert set(found) <= set(oracle.partitions)
+
+
+def errors_of(log_dir: Path) -> list[str]:
+    """The errors of the audit."""
+    return [str(f) for f in check([log_dir]) if f.severity is Severity.ERROR]
+
+
+def held_reported(found: dict[str, Observed], errors: Sequence[str]) -> None:
+    """The audit names every damaged offset, and nothing else."""
+    for name, shown in found.items():
+        reported: set[int] = set()
+        for error in errors:
+            match = _OFFSETS.search(error)
+            if match and f"/{name}/" in error:
+                reported.update(range(int(match[1]), int(match[2]) + 1))
+        assert shown.damaged <= reported, f"damage that the audit is silent about: {errors}"
+        assert not {o for o in shown.records if o in reported}, f"good offsets: {errors}"
+    if not any(shown.damaged for shown in found.values()):
+        assert not errors, errors
+
+
+def _abandoned(root: Path, now_ms: int, disk: Disk | None = None) -> dict[str, Observed]:
+    """What a store shows that is opened, read, and never closed."""
+    return observe_store(Store(root / LOG, clock=lambda: now_ms, disk=disk))
+
+
+def tree(root: Path) -> Image:
+    """The files of a store but for its lock."""
+    return {name: data for name, data in read_image(root).items() if not name.endswith("/.lock")}
+
+
+def verify(root: Path, oracle: Oracle, now_ms: int = 1_800_000_000_000) -> Counter[str]:
+    """Recover a store twice, hold it to its promises, go on with it, audit it; what was seen, counted.
+
+    Raises `AssertionError`.
+    """
+    seen: Counter[str] = Counter()
+    if (root / LOG / CLEAN_SHUTDOWN).exists():
+        # A clean start believes the indexes; what comes after it is a recovery, which makes them anew.
+        hold(_abandoned(root, now_ms), oracle)
+    found = _abandoned(root, now_ms)
+    hold(found, oracle)
+    recovered = tree(root)
+    again = _abandoned(root, now_ms)
+    assert again == found, "a second recovery shows something else"
+    now = tree(root)
+    changed = [name for name in {*now, *recovered} if now.get(name) != recovered.get(name)]
+    assert not changed, f"a second recovery changes {sorted(changed)}"
+    held_reported(found, errors_of(root / LOG))
+    with Store(root / LOG, clock=lambda: now_ms) as store:
+        for topic, known in oracle.configs.items():
+            overrides = dict(store.settings.topic_overrides(topic))
+            assert overrides in known, f"settings of {topic}: {overrides}"
+        for name in store:
+            end = store[name].log_end_offset
+            assert store[name].append([b"afterwards"]) == end
+            store[name].flush()
+        for name, shown in found.items():
+            more = observe(store[name])
+            assert more.records.pop(shown.end) == Sent(b"afterwards", now_ms)
+            assert more.records == shown.records
+    held_reported(found, errors_of(root / LOG))
+    with Store(root / LOG, clock=lambda: now_ms) as store:
+        for name, shown in found.items():
+            last = observe(store[name])
+            assert last.records.pop(shown.end).value == b"afterwards"
+            assert last.records == shown.records
+    seen["states"] += 1
+    seen["with damage"] += any(shown.damaged for shown in found.values())
+    seen["torn tails cut"] += any(name.endswith(".torn") for name in recovered)
+    return seen
+
+
+def verify_state(state: State) -> Counter[str]:
+    """`verify` of an image, written out; the `AssertionError` tells which."""
+    with scratch() as root:
+        write_image(root, state.image)
+        try:
+            return verify(root, state.oracle)
+        except Exception as error:
+            shape = {n: None if c is None else len(c) for n, c in sorted(state.image.items())}
+            raise AssertionError(f"after {state.after} steps: {error!r}\n{shape}") from error
+
+
+def recovery_states(state: State) -> list[State]:
+    """The states that a crash during the recovery of a state may leave."""
+    with scratch() as root:
+        write_image(root, state.image)
+        disk = RecordingDisk(root)
+        try:
+            store = Store(root / LOG, clock=lambda: 1_800_000_000_000, disk=disk)
+            del store
+            return crash_states(disk, state.oracle)
+        finally:
+            disk.close()

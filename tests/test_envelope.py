@@ -1,0 +1,146 @@
+"""The JSON envelope of a record: canonical out, checked in."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logfs.errors import InvalidEnvelope
+from logfs.format import envelope
+from logfs.format.names import TopicPartition
+from logfs.format.record import Record, TimestampType
+
+PREFIX = envelope.prefix(TopicPartition("orders", 3))
+ANY_BYTES = st.binary(max_size=40) | st.text(max_size=20).map(str.encode)
+MAYBE_BYTES = st.none() | ANY_BYTES
+NAMES = ANY_BYTES.map(lambda name: name.decode("utf-8", "surrogateescape"))
+
+
+def test_the_envelope_is_this_text() -> None:
+    """The fields, their order and their form are a contract (product.md, Appending)."""
+    record = Record(b"hello", None, [("h", b"1"), ("n", None)], 1638100400000, 7)
+    assert envelope.encode(record, PREFIX) == (
+        b'{"topic":"orders","partition":3,"offset":7,"timestamp":1638100400000,'
+        b'"timestamp_type":"CreateTime","key":null,"value":"hello","headers":[["h","1"],["n",null]]}\n'
+    )
+    late = Record(b"\xff", b"k", (), -1, 0, TimestampType.LOG_APPEND_TIME)
+    assert envelope.encode(late, PREFIX) == (
+        b'{"topic":"orders","partition":3,"offset":0,"timestamp":-1,'
+        b'"timestamp_type":"LogAppendTime","key":"k","value":{"base64":"/w=="},"headers":[]}\n'
+    )
+
+
+@given(MAYBE_BYTES)
+def test_text_is_json_of_a_known_size(data: bytes | None) -> None:
+    """A string where the bytes are UTF-8, base64 where they are not, null for null; always one line."""
+    found = envelope.text(data)
+    assert envelope.text_size(data) == len(found)
+    assert b"\n" not in found
+    value = json.loads(found)
+    if data is None:
+        assert value is None
+    elif isinstance(value, str):
+        assert value.encode() == data
+    else:
+        assert value.keys() == {"base64"}
+        assert base64.b64decode(value["base64"]) == data
+        with pytest.raises(UnicodeDecodeError):
+            data.decode()
+
+
+@given(
+    MAYBE_BYTES,
+    MAYBE_BYTES,
+    st.lists(st.tuples(NAMES, MAYBE_BYTES), max_size=3),
+    st.integers(-1, 2**63 - 1),
+)
+def test_what_goes_out_comes_back(value, key, headers, timestamp) -> None:
+    """What `records.jsonl` gives, `append.jsonl` takes back (product.md, Appending)."""
+    record = Record(value, key, headers, timestamp, 5)
+    line = envelope.encode(record, PREFIX)
+    assert line.count(b"\n") == 1
+    again = envelope.decode(line)
+    assert (again.value, again.key, list(again.headers)) == (value, key, headers)
+    assert again.timestamp == timestamp
+    assert again.offset == -1
+
+
+@given(st.text(max_size=40))
+def test_any_json_spelling_of_text_is_taken(text: str) -> None:
+    """Escaped or not, a JSON string is its UTF-8 bytes."""
+    text = text.encode("utf-8", "ignore").decode()
+    for line in (json.dumps({"value": text}), json.dumps({"value": text}, ensure_ascii=False)):
+        assert envelope.decode(line.encode()).value == text.encode()
+
+
+def test_only_the_value_is_required() -> None:
+    """Key, headers and timestamp may be missing or null; null is a tombstone, not an empty value."""
+    assert envelope.decode(b'{"value":""}') == Record(b"")
+    assert envelope.decode(b'{"value":null}') == Record(None)
+    line = b'{"value":"v","key":null,"headers":null,"timestamp":null}'
+    assert envelope.decode(line) == Record(b"v")
+
+
+def test_what_the_log_gives_is_ignored() -> None:
+    """Topic, partition, offset and timestamp type are the log's own, whatever they say."""
+    line = b'{"topic":7,"partition":"x","offset":{},"timestamp_type":[],"value":"v"}'
+    assert envelope.decode(line) == Record(b"v")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"", "not JSON"),
+        (b"hello", "not JSON"),
+        (b'{"value":"v"', "not JSON"),
+        (b'{"value":"\xff"}', "not JSON"),
+        (b'{"value":"v"}{"value":"v"}', "not JSON"),
+        (b'["v"]', "one JSON object"),
+        (b'"v"', "one JSON object"),
+        (b"null", "one JSON object"),
+        (b"{}", '"value" is missing'),
+        (b'{"key":"k"}', '"value" is missing'),
+        (b'{"value":"v","vlaue":1}', "unknown field 'vlaue'"),
+        (b'{"value":1}', '"value" is a string'),
+        (b'{"value":["v"]}', '"value" is a string'),
+        (b'{"value":{"base64":"YQ==","x":1}}', '"value" is a string'),
+        (b'{"value":{"base64":1}}', '"value" is a string'),
+        (b'{"value":{"base64":"Y"}}', "bad base64"),
+        (b'{"value":{"base64":"Y Q=="}}', "bad base64"),
+        ('{"value":{"base64":"é"}}'.encode(), "bad base64"),
+        (b'{"value":"v","key":false}', '"key" is a string'),
+        (b'{"value":"v","timestamp":"1"}', '"timestamp" is ms'),
+        (b'{"value":"v","timestamp":1.5}', '"timestamp" is ms'),
+        (b'{"value":"v","timestamp":true}', '"timestamp" is ms'),
+        (b'{"value":"v","timestamp":9223372036854775808}', '"timestamp" is ms'),
+        (b'{"value":"v","headers":{}}', '"headers" is an array'),
+        (b'{"value":"v","headers":["h"]}', "a header is a pair"),
+        (b'{"value":"v","headers":[["h"]]}', "a header is a pair"),
+        (b'{"value":"v","headers":[["h","v","w"]]}', "a header is a pair"),
+        (b'{"value":"v","headers":[[null,"v"]]}', "name cannot be null"),
+        (b'{"value":"v","headers":[[1,"v"]]}', '"header name" is a string'),
+    ],
+)
+def test_bad_envelopes_are_refused_with_the_reason(line: bytes, words: str) -> None:
+    """A line that is no envelope is `InvalidEnvelope`, and the message says why."""
+    with pytest.raises(InvalidEnvelope, match=words):
+        envelope.decode(line)
+
+
+@given(st.binary(max_size=60) | st.text(max_size=40).map(str.encode))
+def test_any_line_is_an_envelope_or_invalid(line: bytes) -> None:
+    """Random lines raise nothing but `InvalidEnvelope`."""
+    try:
+        envelope.decode(line)
+    except InvalidEnvelope:
+        pass
+
+
+def test_deep_nesting_is_refused_and_not_followed() -> None:
+    """A line of a million brackets is an error of the line, not of the process."""
+    with pytest.raises(InvalidEnvelope):
+        envelope.decode(b'{"value":' + b"[" * 1_000_000)

@@ -1,0 +1,136 @@
+"""Leader epochs (kafka-storage 10.1, 14.9)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from logfs.errors import Corrupt, NotWritable
+from logfs.log.epochs import FILE_NAME, UNDEFINED, LeaderEpochs
+from logfs.log.files import Disk, ReadOnlyDisk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def epochs(tmp_path: Path) -> LeaderEpochs:
+    return LeaderEpochs(Disk(), tmp_path)
+
+
+def filled(epochs: LeaderEpochs, *entries: tuple[int, int]) -> LeaderEpochs:
+    for epoch, offset in entries:
+        epochs.assign(epoch, offset)
+    return epochs
+
+
+def test_the_file_is_made_empty(epochs: LeaderEpochs, tmp_path: Path) -> None:
+    """A new partition has a zero-length leader-epoch-checkpoint (kafka-storage 1.1)."""
+    assert (tmp_path / FILE_NAME).read_bytes() == b""
+    assert epochs.entries == []
+    assert epochs.latest == -1
+
+
+def test_what_was_assigned_is_on_the_disk(epochs: LeaderEpochs, tmp_path: Path) -> None:
+    """Each change is written at once, in Kafka's format, and read back (kafka-storage 1.4)."""
+    filled(epochs, (0, 0), (5, 1234))
+    assert (tmp_path / FILE_NAME).read_bytes() == b"0\n2\n0 0\n5 1234\n"
+    assert LeaderEpochs(Disk(), tmp_path).entries == [(0, 0), (5, 1234)]
+
+
+def test_what_changes_nothing_writes_nothing(epochs: LeaderEpochs, tmp_path: Path) -> None:
+    """The same epoch further on is no new entry (kafka-storage 10.1)."""
+    filled(epochs, (3, 10))
+    (tmp_path / FILE_NAME).unlink()
+    epochs.assign(3, 10)
+    epochs.assign(3, 500)
+    epochs.truncate_from_end(11)
+    epochs.truncate_from_start(10)
+    assert not (tmp_path / FILE_NAME).exists()
+    assert epochs.entries == [(3, 10)]
+
+
+@pytest.mark.parametrize(
+    ("entries", "left"),
+    [
+        ([(1, 5), (0, 6)], [(0, 6)]),
+        ([(2, 6), (1, 10)], [(1, 10)]),
+        ([(1, 5), (2, 5)], [(2, 5)]),
+        ([(1, 5), (1, 3)], [(1, 3)]),
+        ([(0, 0), (1, 10), (2, 20), (1, 15)], [(0, 0), (1, 15)]),
+        ([(0, 0), (1, 10), (2, 20), (3, 10)], [(0, 0), (3, 10)]),
+        ([(0, 0), (4, 10), (9, 20)], [(0, 0), (4, 10), (9, 20)]),
+    ],
+)
+def test_epochs_and_starts_only_increase(epochs: LeaderEpochs, entries, left) -> None:
+    """An assignment removes the entries that it contradicts (kafka-storage 14.9 item 131)."""
+    assert filled(epochs, *entries).entries == left
+
+
+def test_the_epoch_of_an_offset(epochs: LeaderEpochs) -> None:
+    """The last epoch that starts at or before the offset, -1 before all (kafka-storage 10.1)."""
+    filled(epochs, (2, 5), (4, 10))
+    assert [epochs.epoch_for(offset) for offset in (0, 4, 5, 9, 10, 99)] == [-1, -1, 2, 2, 4, 4]
+
+
+def test_where_an_epoch_ended(epochs: LeaderEpochs) -> None:
+    """The latest ends with the log, a missing one is answered by its floor (kafka-storage 14.9 item 133)."""
+    assert epochs.end_offset_for(0, 100) == UNDEFINED
+    filled(epochs, (2, 5), (4, 10), (7, 20))
+    assert epochs.end_offset_for(7, 100) == (7, 100)
+    assert epochs.end_offset_for(2, 100) == (2, 10)
+    assert epochs.end_offset_for(3, 100) == (2, 10)
+    assert epochs.end_offset_for(6, 100) == (4, 20)
+    assert epochs.end_offset_for(8, 100) == UNDEFINED
+    assert epochs.end_offset_for(1, 100) == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("offset", "left"),
+    [(0, []), (5, []), (6, [(2, 5)]), (10, [(2, 5)]), (11, [(2, 5), (4, 10)]), (99, 3)],
+)
+def test_truncation_from_the_end(epochs: LeaderEpochs, offset: int, left) -> None:
+    """Entries that start at or beyond the offset go (kafka-storage 10.1)."""
+    everything = [(2, 5), (4, 10), (7, 20)]
+    filled(epochs, *everything).truncate_from_end(offset)
+    assert epochs.entries == (everything if left == 3 else left)
+
+
+@pytest.mark.parametrize(
+    ("offset", "left"),
+    [
+        (4, [(2, 5), (4, 10), (7, 20)]),
+        (5, [(2, 5), (4, 10), (7, 20)]),
+        (7, [(2, 7), (4, 10), (7, 20)]),
+        (10, [(4, 10), (7, 20)]),
+        (15, [(4, 15), (7, 20)]),
+        (20, [(7, 20)]),
+        (99, [(7, 99)]),
+    ],
+)
+def test_truncation_from_the_start_keeps_the_covering_epoch(
+    epochs: LeaderEpochs, offset: int, left
+) -> None:
+    """What covers the new start begins there (kafka-storage 14.9 item 132)."""
+    filled(epochs, (2, 5), (4, 10), (7, 20)).truncate_from_start(offset)
+    assert epochs.entries == left
+
+
+@pytest.mark.parametrize("data", [b"1\n0\n", b"0\n2\n0 0\n", b"0\n1\nx 0\n", b"\xff", b"0\n1\n0\n"])
+def test_a_damaged_file_is_not_tolerated(tmp_path: Path, data: bytes) -> None:
+    """A corrupt epoch file keeps the partition from loading, and the message names it (kafka-storage 1.4)."""
+    (tmp_path / FILE_NAME).write_bytes(data)
+    with pytest.raises(Corrupt, match=FILE_NAME):
+        LeaderEpochs(Disk(), tmp_path)
+
+
+def test_a_read_only_store_makes_no_file(tmp_path: Path) -> None:
+    """Without a file a reader knows no epochs, and writes none."""
+    epochs = LeaderEpochs(ReadOnlyDisk(), tmp_path)
+    assert epochs.entries == []
+    epochs.assign(1, 2)
+    assert epochs.entries == [(1, 2)]
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(NotWritable):
+        ReadOnlyDisk().replace_file(tmp_path / FILE_NAME, b"")

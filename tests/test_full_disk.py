@@ -1,0 +1,188 @@
+"""A full disk refuses the writer and nobody else, and is forgotten when there is room again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from logfs.store.check import Severity, check
+from logfs.store.store import Store
+from tests.conftest import Mount, assert_clean, need_fuse, need_root, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CYCLES = int(os.environ.get("LOGFS_FILL_CYCLES", "3"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of 2 MiB."""
+    need_root()
+    path = tmp_path / "disk"
+    path.mkdir()
+    run("mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", path)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def fill(path: Path, leave: int = 0) -> Path:
+    """Take all the room but for some pages."""
+    filler = path / "filler"
+    with filler.open("ab", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+        os.ftruncate(file.fileno(), max(os.fstat(file.fileno()).st_size - leave, 0))
+    return filler
+
+
+def test_a_writer_on_a_full_disk_is_told_and_goes_on_when_there_is_room(small_disk: Path) -> None:
+    """ENOSPC reaches the writer, no half batch stays, readers go on, and room alone mends it."""
+    need_fuse()
+    log = small_disk / "log"
+    mount = Mount(small_disk.parent / "mnt", [log]).start()
+    try:
+        topic = mount.partition("a-0")
+        written = []
+        number = 0
+        for _ in range(CYCLES):
+            filler = fill(small_disk, leave=64 * 1024)
+            refused = 0
+            fd = os.open(topic / "append", os.O_WRONLY)
+            try:
+                while refused < 5:
+                    line = b"line %d " % number + b"z" * 3000
+                    number += 1
+                    try:
+                        taken = os.write(fd, line + b"\n")
+                    except OSError as error:
+                        if error.errno != errno.ENOSPC:
+                            raise
+                        refused += 1
+                        continue
+                    assert taken == len(line) + 1
+                    written.append(line)
+                lines = (topic / "records").read_bytes().split(b"\n")[:-1]
+                assert lines == written
+                assert (topic / "offsets/0").read_bytes() == written[0]
+                errors = [f for f in check([log]) if f.severity is Severity.ERROR]
+                assert not errors, errors
+                filler.unlink()
+                os.write(fd, b"room again\n")
+                written.append(b"room again")
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            assert (topic / "records").read_bytes().split(b"\n")[:-1] == written
+        assert "ENOSPC" in mount.errors()
+    finally:
+        mount.stop()
+    assert_clean(log)
+
+
+def test_many_small_segments_on_a_full_disk_lose_nothing(small_disk: Path) -> None:
+    """Wherever the room runs out, at a roll or in an index, what was taken is there and the log goes on."""
+    log = small_disk / "log"
+    script = small_disk.parent / "script.py"
+    script.write_text(FILLER)
+    room = range(16 if CYCLES <= 3 else 64)
+    for pages in room:
+        filler = fill(small_disk, leave=pages * 4096)
+        command = [sys.executable, str(script), str(log), str(filler)]
+        done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+        signalled = signal.Signals(-done.returncode).name if done.returncode < 0 else ""
+        assert done.returncode == 0, (
+            f"with {pages} pages left: {signalled} {done.stderr.decode()[-2000:]}"
+        )
+        filler.unlink(missing_ok=True)
+        assert_clean(log)
+        subprocess.run(["rm", "-rf", str(log)], check=True)
+
+
+# In a process of its own: a store through a mapping of a file that has no blocks is a SIGBUS, not an error.
+FILLER = """
+import os, sys
+from pathlib import Path
+from logfs.errors import LogfsError
+from logfs.store.store import Store
+
+log, filler = Path(sys.argv[1]), Path(sys.argv[2])
+now = 1_700_000_000_000
+room = os.path.getsize(filler) if filler.exists() else 0
+os.truncate(filler, max(room - 64 * 1024, 0))
+with Store(log, clock=lambda: now) as store:
+    for key, value in {"segment.bytes": "30000", "segment.index.bytes": "65536", "index.interval.bytes": "0"}.items():
+        store.settings.set_topic("a", key, value)
+    partition = store.create("a-0")
+    with filler.open("ab", buffering=0) as file:
+        try:
+            for _ in range(16):
+                file.write(bytes(4096))
+        except OSError:
+            pass
+    written = []
+    refused = 0
+    for number in range(4000):
+        now += 1
+        value = b"value %d" % number
+        try:
+            offset = partition.append([value])
+        except OSError as error:
+            refused += 1
+            if refused == 40:
+                break
+            continue
+        assert offset == len(written), (offset, len(written))
+        written.append(value)
+    assert [record.value for record in partition.read()] == written
+    assert refused, "the disk never was full"
+    filler.unlink()
+    for number in range(600):
+        now += 1
+        written.append(b"after %d" % number)
+        partition.append(written[-1:])
+    partition.flush()
+    assert [record.value for record in partition.read()] == written
+    for offset in range(0, len(written), 37):
+        assert partition.record(offset).value == written[offset]
+with Store(log, clock=lambda: now) as store:
+    assert [record.value for record in store["a-0"].read()] == written
+"""
+
+
+def test_a_limit_on_the_size_of_files_is_a_full_disk(tmp_path: Path) -> None:
+    """RLIMIT_FSIZE refuses the append with EFBIG and leaves a whole log."""
+    log = tmp_path / "log"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with Store(log) as store:
+            store.settings.set_topic("a", "segment.index.bytes", "8192")
+            partition = store.create("a-0")
+            partition.append([b"fits"])
+            resource.setrlimit(resource.RLIMIT_FSIZE, (16384, before[1]))
+            with pytest.raises(OSError, match="File too large"):
+                partition.append([b"x" * 3001 for _ in range(20)])
+            count = partition.log_end_offset
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            assert partition.append([b"and on"]) == count
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert_clean(log)
+    with Store(log, read_only=True) as store:
+        assert store["a-0"].record(count).value == b"and on"

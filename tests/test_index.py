@@ -1,0 +1,437 @@
+"""The sparse indexes: offset, time and text (kafka-storage 3, 14.2)."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logfs.errors import Corrupt, NotWritable
+from logfs.format.text import NO_TEXT, TextSize, View
+from logfs.log.files import Disk, ReadOnlyDisk
+from logfs.log.index import (
+    OffsetEntry,
+    OffsetIndex,
+    SparseIndex,
+    TextEntry,
+    TextIndex,
+    TimeEntry,
+    TimeIndex,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BASE = 45
+MIB10 = 10 * 1024 * 1024
+
+
+def make(kind: type[SparseIndex], path: Path, max_bytes: int, base: int = BASE):
+    """An index of an active segment, with its room."""
+    index = kind(Disk(), path / f"{kind.__name__}", base)
+    index.reset()
+    index.preallocate(max_bytes)
+    return index
+
+
+def offsets(path: Path, slots: int = 30, base: int = BASE) -> OffsetIndex:
+    return make(OffsetIndex, path, slots * 8, base)
+
+
+def times(path: Path, slots: int = 30, base: int = BASE) -> TimeIndex:
+    return make(TimeIndex, path, slots * 12, base)
+
+
+def texts(path: Path, slots: int = 30, base: int = BASE) -> TextIndex:
+    return make(TextIndex, path, slots * 28, base)
+
+
+# Sizes (3.6).
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "size"),
+    [
+        (OffsetIndex, 1000, 1000),
+        (TimeIndex, 1000, 996),
+        (OffsetIndex, MIB10, 10485760),
+        (TimeIndex, MIB10, 10485756),
+        (OffsetIndex, 48, 48),
+        (TimeIndex, 48, 48),
+        (TextIndex, 100, 84),
+    ],
+)
+def test_preallocation_has_kafkas_sizes(
+    tmp_path: Path, kind: type[SparseIndex], asked: int, size: int
+) -> None:
+    """A new index is a zero-filled file of as many whole entries as segment.index.bytes holds (kafka-storage 3.6)."""
+    index = make(kind, tmp_path, asked)
+    assert index.path.stat().st_size == size
+    assert not index.path.read_bytes().strip(b"\0")
+    assert index.capacity == size // kind.entry.size
+    assert len(index) == index.size_bytes == 0
+
+
+def test_trimming_cuts_the_file_to_its_entries(tmp_path: Path) -> None:
+    """A trimmed index is exactly its entries long, an empty one is empty (kafka-storage 3.5)."""
+    index = offsets(tmp_path)
+    index.append(50, 100)
+    index.append(60, 200)
+    index.trim()
+    assert index.path.read_bytes().hex() == "0000000500000064" + "0000000f000000c8"
+    assert index.to_bytes() == index.path.read_bytes()
+    empty = times(tmp_path)
+    empty.trim()
+    assert empty.path.read_bytes() == b""
+
+
+def test_a_reopened_index_has_its_entries_and_is_full(tmp_path: Path) -> None:
+    """Trimming makes the file its entries, and opening takes every slot for one (kafka-storage 14.2: testReopen)."""
+    index = offsets(tmp_path)
+    index.append(51, 0)
+    index.append(52, 1)
+    index.trim()
+    index.close()
+    again = OffsetIndex(Disk(), index.path, BASE)
+    assert list(again) == [(51, 0), (52, 1)]
+    assert again.is_full
+    with pytest.raises(ValueError, match="full"):
+        again.append(53, 2)
+    again.preallocate(80)
+    again.append(53, 2)
+    assert list(again) == [(51, 0), (52, 1), (53, 2)]
+
+
+def test_an_untrimmed_file_is_all_entries(tmp_path: Path) -> None:
+    """What a crash left preallocated looks full of zeros: only a reset helps (kafka-storage 3.6)."""
+    index = offsets(tmp_path, slots=6)
+    index.append(50, 9)
+    index.close()
+    again = OffsetIndex(Disk(), index.path, BASE)
+    assert len(again) == 6
+    assert list(again)[1:] == [(BASE, 0)] * 5
+    again.reset()
+    assert len(again) == 0
+    assert again.path.stat().st_size == 0
+
+
+def test_resizing_keeps_the_entries(tmp_path: Path) -> None:
+    """Growing and shrinking lose no entry, and never cut below them (kafka-storage 14.2: testResize)."""
+    for index, slot in ((offsets(tmp_path, 4), 8), (times(tmp_path, 4), 12)):
+        for n in range(3):
+            index.append(50 + n, n) if slot == 8 else index.maybe_append(n, 50 + n)
+        before = list(index)
+        for slots in (100, 5, 3, 1, 50):
+            index.preallocate(slots * slot + 3)
+            assert list(index) == before
+            assert index.capacity == max(slots, 3)
+
+
+def test_an_index_without_a_file_is_empty(tmp_path: Path) -> None:
+    """A missing index answers as an empty one, and makes no file by being asked (kafka-storage 14.1 item 13)."""
+    for kind in (OffsetIndex, TimeIndex, TextIndex):
+        index = kind(Disk(), tmp_path / "none", BASE)
+        assert len(index) == 0
+        assert not index.exists()
+    assert OffsetIndex(Disk(), tmp_path / "none", BASE).lookup(99) == (BASE, 0)
+    assert TimeIndex(Disk(), tmp_path / "none", BASE).lookup(99) == (-1, BASE)
+    assert not (tmp_path / "none").exists()
+
+
+# Offset index.
+
+
+def test_the_golden_offset_index(tmp_path: Path) -> None:
+    """Entries are relative offset and position, int32 big-endian (kafka-storage 16)."""
+    index = offsets(tmp_path, base=100)
+    for offset, position in ((111, 1164), (120, 2328), (129, 3492)):
+        index.append(offset, position)
+    assert index.to_bytes().hex() == "0000000b0000048c" + "0000001400000918" + "0000001d00000da4"
+
+
+def test_the_golden_time_index(tmp_path: Path) -> None:
+    """Entries are an int64 timestamp and an int32 relative offset (kafka-storage 16)."""
+    index = times(tmp_path, base=100)
+    for timestamp, offset in ((5032, 111), (5052, 117), (5062, 129)):
+        index.maybe_append(timestamp, offset)
+    assert index.to_bytes().hex() == (
+        "00000000000013a80000000b" + "00000000000013bc00000011" + "00000000000013c60000001d"
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_lookups_give_the_greatest_entry_not_above(tmp_path: Path, seed: int) -> None:
+    """For random sparse entries every lookup is right; below the first, (base, 0) (kafka-storage
+    14.2: randomLookupTest).
+    """
+    rng = random.Random(seed)
+    entries = sorted(rng.sample(range(BASE + 1, BASE + 5000), 1500))
+    index = offsets(tmp_path, slots=1500)
+    for number, offset in enumerate(entries):
+        index.append(offset, number * 7)
+    for target in [*range(BASE, BASE + 60), *rng.sample(range(BASE, BASE + 6000), 500), *entries]:
+        below = [n for n, offset in enumerate(entries) if offset <= target]
+        expected = (entries[below[-1]], below[-1] * 7) if below else (BASE, 0)
+        assert index.lookup(target) == expected
+
+
+def test_an_empty_offset_index_answers_its_base(tmp_path: Path) -> None:
+    """Any target in an empty index is (base, 0) (kafka-storage 14.2: lookupExtremeCases)."""
+    index = offsets(tmp_path)
+    for target in (0, BASE, BASE + 1, 2**62):
+        assert index.lookup(target) == OffsetEntry(BASE, 0)
+    index.append(BASE + 10, 77)
+    assert index.lookup(2**62) == (BASE + 10, 77)
+    assert index.lookup(BASE + 9) == (BASE, 0)
+
+
+def test_a_full_offset_index_refuses_and_stays(tmp_path: Path) -> None:
+    """One entry too many fails and changes nothing (kafka-storage 14.2: appendTooMany)."""
+    index = offsets(tmp_path, slots=4)
+    for n in range(4):
+        assert not index.is_full
+        index.append(BASE + 1 + n, n)
+    assert index.is_full
+    before = index.to_bytes()
+    with pytest.raises(ValueError, match="full"):
+        index.append(BASE + 10, 10)
+    assert index.to_bytes() == before
+
+
+@pytest.mark.parametrize("offset", [51, 50])
+def test_offsets_out_of_order_are_refused(tmp_path: Path, offset: int) -> None:
+    """An offset not beyond the last fails and changes nothing (kafka-storage 14.2: appendOutOfOrder)."""
+    index = offsets(tmp_path)
+    index.append(51, 0)
+    with pytest.raises(ValueError, match="not beyond"):
+        index.append(offset, 1)
+    assert list(index) == [(51, 0)]
+
+
+@pytest.mark.parametrize(("base", "offset"), [(100, 10), (0, 2**31), (5, 2**31 + 5)])
+def test_offsets_out_of_range_overflow(tmp_path: Path, base: int, offset: int) -> None:
+    """A relative offset outside 0..2^31-1 is refused (kafka-storage 3.1)."""
+    for index in (offsets(tmp_path, base=base), times(tmp_path, base=base)):
+        with pytest.raises((OverflowError, ValueError)):
+            index.append(offset, 0) if isinstance(index, OffsetIndex) else index.maybe_append(
+                1, offset
+            )
+        assert len(index) == 0
+
+
+def test_the_last_offset_in_range_fits(tmp_path: Path) -> None:
+    """The relative offset 2^31-1 is the last legal one (kafka-storage 3.1)."""
+    index = offsets(tmp_path, base=7)
+    index.append(7 + 2**31 - 1, 1)
+    assert index.lookup(2**40) == (7 + 2**31 - 1, 1)
+
+
+def test_truncation_drops_the_entry_at_the_offset(tmp_path: Path) -> None:
+    """Entries below stay, the equal one goes, above the end nothing changes (kafka-storage 14.2: truncate)."""
+    index = offsets(tmp_path, base=0)
+    for offset in range(1, 10):
+        index.append(offset, offset)
+    for target, left in ((12, 9), (10, 9), (9, 8), (5, 4), (5, 4), (1, 0), (0, 0)):
+        index.truncate(target)
+        assert [entry.offset for entry in index] == list(range(1, left + 1))
+    index.append(1, 1)
+    assert list(index) == [(1, 1)]
+
+
+# Time index.
+
+
+def test_time_lookups(tmp_path: Path) -> None:
+    """Empty is (-1, base); else the last entry at or before the timestamp (kafka-storage 14.2: testLookUp)."""
+    index = times(tmp_path)
+    assert index.lookup(100) == TimeEntry(-1, BASE)
+    for n in range(30 - 1):
+        index.maybe_append((n + 1) * 10, BASE + (n + 1) * 10)
+    assert index.lookup(9) == (-1, 45)
+    assert index.lookup(25) == (20, 65)
+    assert index.lookup(30) == (30, 75)
+    assert index.last == (290, 335)
+
+
+def test_a_full_time_index_takes_only_the_closing_entry(tmp_path: Path) -> None:
+    """The last slot is reserved: full at max - 1, one closing entry fits (kafka-storage 14.2:
+    testAppend, testIsFull).
+    """
+    index = times(tmp_path, slots=5)
+    for n in range(4):
+        assert not index.is_full
+        index.maybe_append(10 + n, BASE + n)
+    assert index.is_full
+    with pytest.raises(ValueError, match="full"):
+        index.maybe_append(100, BASE + 100)
+    index.maybe_append(100, BASE + 100, closing=True)
+    assert index.last == (100, BASE + 100)
+    assert len(index) == 5
+
+
+def test_time_entries_never_go_back(tmp_path: Path) -> None:
+    """A lower offset or timestamp fails, an equal timestamp is skipped (kafka-storage 3.2)."""
+    index = times(tmp_path)
+    index.maybe_append(1000, 100)
+    with pytest.raises(ValueError, match="offset 99"):
+        index.maybe_append(2000, 99)
+    with pytest.raises(ValueError, match="timestamp 999"):
+        index.maybe_append(999, 101)
+    index.maybe_append(1000, 100)
+    index.maybe_append(1000, 105)
+    assert list(index) == [(1000, 100)]
+
+
+def test_no_timestamp_makes_no_time_entry(tmp_path: Path) -> None:
+    """With records without timestamps the time index stays empty (kafka-storage 3.2)."""
+    index = times(tmp_path)
+    index.maybe_append(-1, 50)
+    index.maybe_append(-1, 60, closing=True)
+    assert len(index) == 0
+    assert index.last == (-1, BASE)
+
+
+def test_time_truncation_goes_by_offset(tmp_path: Path) -> None:
+    """Entries below the offset are kept (kafka-storage 14.2: testTruncate)."""
+    index = times(tmp_path)
+    for n in range(10):
+        index.maybe_append(n + 1, BASE + 10 * n)
+    index.truncate(BASE + 50)
+    assert [entry.timestamp for entry in index] == [1, 2, 3, 4, 5]
+    index.truncate(BASE + 41)
+    assert len(index) == 5
+    index.truncate(BASE)
+    assert len(index) == 0
+
+
+# Sanity (3.8).
+
+
+def test_an_entry_at_the_base_is_sane(tmp_path: Path) -> None:
+    """A first offset equal to the base is legal (kafka-storage 14.2: testSanityLastOffsetEqualToBaseOffset)."""
+    index = offsets(tmp_path)
+    index.append(BASE, 0)
+    index.trim()
+    index.check_sane()
+    times(tmp_path).check_sane()
+
+
+@pytest.mark.parametrize("kind", [OffsetIndex, TimeIndex, TextIndex])
+def test_a_file_of_broken_length_is_insane(tmp_path: Path, kind: type[SparseIndex]) -> None:
+    """A length that is no whole number of entries is detected (kafka-storage 3.8)."""
+    path = tmp_path / "index"
+    path.write_bytes(bytes(kind.entry.size + 1))
+    with pytest.raises(Corrupt, match="not a whole number"):
+        kind(Disk(), path, 0).check_sane()
+
+
+def test_a_last_offset_below_the_base_is_insane(tmp_path: Path) -> None:
+    """A negative relative offset at the end is detected in both indexes (kafka-storage 3.8)."""
+    path = tmp_path / "index"
+    path.write_bytes(OffsetIndex.entry.pack(-1, 0))
+    with pytest.raises(Corrupt, match="below the segment's base"):
+        OffsetIndex(Disk(), path, BASE).check_sane()
+    path.write_bytes(TimeIndex.entry.pack(10, -1))
+    with pytest.raises(Corrupt, match="below the segment's base"):
+        TimeIndex(Disk(), path, BASE).check_sane()
+
+
+def test_a_last_timestamp_below_the_first_is_insane(tmp_path: Path) -> None:
+    """Timestamps that go back are detected (kafka-storage 14.2: testSanityCheck)."""
+    path = tmp_path / "index"
+    path.write_bytes(TimeIndex.entry.pack(10, 1) + TimeIndex.entry.pack(9, 2))
+    with pytest.raises(Corrupt, match="last timestamp"):
+        TimeIndex(Disk(), path, BASE).check_sane()
+
+
+# Text index.
+
+
+def sized(n: int) -> TextSize:
+    return TextSize(n, 10 * n, 100 * n)
+
+
+def test_text_entries_say_what_lies_before_a_batch(tmp_path: Path) -> None:
+    """An entry is 28 bytes: next offset, position, records and bytes of both views before it."""
+    index = texts(tmp_path)
+    index.append(50, 400, TextSize(5, 60, 700))
+    assert list(index) == [TextEntry(50, 400, TextSize(5, 60, 700))]
+    assert index.last == index[0]
+    assert index.to_bytes().hex() == (
+        "00000004" + "00000190" + "00000005" + "000000000000003c" + "00000000000002bc"
+    )
+
+
+def test_an_empty_text_index_stands_at_the_start(tmp_path: Path) -> None:
+    """Without entries every lookup leads to the start of the segment."""
+    index = texts(tmp_path)
+    start = TextEntry(BASE, 0, NO_TEXT)
+    assert index.last == index[-1] == index.lookup_position(10**6) == start
+    assert index.number_of_offset(10**6) == index.number_of_record(10**6) == -1
+    assert index.number_of_text(10**6, View.LINES, 0) == -1
+
+
+@given(st.lists(st.tuples(*[st.integers(1, 50)] * 3), max_size=30), st.integers(0, 400))
+def test_text_lookups_are_those_of_a_plain_search(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int, int]], target: int
+) -> None:
+    """By offset, position, record or byte of either view: always the last entry at or before the target."""
+    index = texts(tmp_path_factory.mktemp("text"), slots=len(steps) + 1, base=0)
+    offset, position, before = 0, 0, NO_TEXT
+    entries = []
+    for records, size, length in steps:
+        offset, position = offset + records, position + size
+        before = before.plus(TextSize(records, length, 2 * length))
+        entries.append(TextEntry(offset, position, before))
+        index.append(*entries[-1])
+
+    def last(key) -> int:
+        return max((n for n, entry in enumerate(entries) if key(entry) <= target), default=-1)
+
+    assert list(index) == entries
+    assert index.number_of_offset(target) == last(lambda e: e.offset)
+    assert index.number_of_position(target) == last(lambda e: e.position)
+    assert index.number_of_record(target) == last(lambda e: e.before.records)
+    assert index.number_of_text(target, View.LINES, 9) == last(lambda e: e.before.lines)
+    assert index.number_of_text(target, View.ENVELOPES, 3) == last(
+        lambda e: e.before.envelopes + 3 * e.before.records
+    )
+    assert index.lookup_position(target) == index[index.number_of_position(target)]
+    index.truncate(target)
+    assert list(index) == [entry for entry in entries if entry.position <= target]
+
+
+def test_a_text_entry_is_written_once_a_position(tmp_path: Path) -> None:
+    """A second entry for a position, or one before the last, is ignored."""
+    index = texts(tmp_path)
+    index.append(50, 400, sized(1))
+    index.append(50, 400, sized(2))
+    index.append(49, 300, sized(3))
+    index.append(60, 500, sized(4))
+    assert [entry.before for entry in index] == [sized(1), sized(4)]
+
+
+# Read-only.
+
+
+def test_a_read_only_index_changes_nothing(tmp_path: Path) -> None:
+    """Over a read-only disk, rebuilding happens in memory and the file stays as it is."""
+    index = offsets(tmp_path)
+    index.append(50, 1)
+    index.append(60, 2)
+    index.close()
+    before = index.path.read_bytes()
+    reader = OffsetIndex(ReadOnlyDisk(), index.path, BASE)
+    assert list(reader)[:2] == [(50, 1), (60, 2)]
+    reader.reset()
+    reader.preallocate(100)
+    reader.append(99, 3)
+    reader.trim()
+    assert list(reader) == [(99, 3)]
+    assert reader.capacity == 2**31 - 1
+    assert index.path.read_bytes() == before
+    with pytest.raises(NotWritable):
+        ReadOnlyDisk().unlink(index.path)

@@ -1,0 +1,597 @@
+"""Each compiled kernel equals a plain Python twin, on any bytes, and stays inside its arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from crc32c import crc32c
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from logfs.errors import Corrupt
+from logfs.format import envelope, kernels, varint
+from logfs.format.batch import Batch, parse_header
+from logfs.format.builder import BatchFormat, build_records
+from logfs.format.record import Record, TimestampType, decode_record, decode_records, encode_record
+
+GUARD = 64
+HOSTILE = [
+    b"",
+    b"plain",
+    b'quote " and \\ backslash',
+    bytes(range(32)),
+    b"\x7f\x80",
+    b"\x7f",
+    "ü€😀".encode(),
+    "a𝄞".encode() + b"\n\t",
+    b"\xff\xfe",
+    b"\xc0\x80",  # overlong NUL
+    b"\xc1\xbf",
+    b"\xe0\x80\x80",  # overlong
+    b"\xe0\x9f\xbf",
+    b"\xe0\xa0\x80",
+    b"\xed\x9f\xbf",
+    b"\xed\xa0\x80",  # a surrogate
+    b"\xed\xbf\xbf",
+    b"\xee\x80\x80",
+    b"\xf0\x8f\xbf\xbf",
+    b"\xf0\x90\x80\x80",
+    b"\xf4\x8f\xbf\xbf",
+    b"\xf4\x90\x80\x80",  # beyond U+10FFFF
+    b"\xf5\x80\x80\x80",
+    b"\xf0\x9f\x98",  # cut short
+    b"\xe2\x82",
+    b"\xc3",
+    b"a\x80b",
+    b"\xe2\x28\xa1",
+    b"\xf0\x9f\x28\x80",
+    b'{"base64":"YQ=="}',
+    b"null",
+]
+ANY_BYTES = (
+    st.binary(max_size=40)
+    | st.sampled_from(HOSTILE)
+    | st.text(max_size=12).map(str.encode)
+    | st.lists(st.sampled_from(HOSTILE), max_size=4).map(b"".join)
+)
+MAYBE_BYTES = st.none() | ANY_BYTES
+HEADERS = st.lists(
+    st.tuples(ANY_BYTES.map(lambda b: b.decode("utf-8", "surrogateescape")), MAYBE_BYTES),
+    max_size=3,
+)
+TIMESTAMPS = st.integers(-1, 2**63 - 1) | st.sampled_from([-1, 0, 9, 10, 1_700_000_000_000])
+RECORDS = st.lists(st.builds(Record, MAYBE_BYTES, MAYBE_BYTES, HEADERS, TIMESTAMPS), max_size=8)
+
+
+def guarded(data: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """The bytes in the middle of a larger array, and that array, to see that nothing else is touched."""
+    whole = np.full(len(data) + 2 * GUARD, 0xA5, np.uint8)
+    whole[GUARD : GUARD + len(data)] = np.frombuffer(data, np.uint8)
+    return whole[GUARD : GUARD + len(data)], whole
+
+
+def room(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Room for `size` bytes between guards."""
+    return guarded(bytes(size))
+
+
+def untouched(whole: np.ndarray) -> bool:
+    return bool((whole[:GUARD] == 0xA5).all() and (whole[-GUARD:] == 0xA5).all())
+
+
+def columns(rows: int) -> list[np.ndarray]:
+    """Empty columns as `decode_records` takes them."""
+    kinds = [
+        np.int64,
+        np.int64,
+        np.int64,
+        np.int32,
+        np.int64,
+        np.int32,
+        np.int64,
+        np.int64,
+        np.int32,
+    ]
+    return [np.full(rows, -77, kind) for kind in kinds]
+
+
+def payload(records: list[Record], base_timestamp: int) -> bytes:
+    return b"".join(
+        encode_record(record, offset_delta=i, timestamp_delta=record.timestamp - base_timestamp)
+        for i, record in enumerate(records)
+    )
+
+
+def row_record(data: bytes, cols: list[np.ndarray], row: int) -> Record:
+    """The record that a row of columns stands for, by plain slicing."""
+    offset, timestamp, key, key_size, value, value_size, start, end, count = (
+        int(column[row]) for column in cols
+    )
+    headers, at = [], start
+    for _ in range(count):
+        size, at = varint.decode(data, at)
+        name, at = data[at : at + size], at + size
+        size, at = varint.decode(data, at)
+        headers.append(
+            (name.decode("utf-8", "surrogateescape"), None if size < 0 else data[at : at + size])
+        )
+        at += max(size, 0)
+    assert at == end
+    return Record(
+        None if value_size < 0 else data[value : value + value_size],
+        None if key_size < 0 else data[key : key + key_size],
+        headers,
+        timestamp,
+        offset,
+    )
+
+
+def same(a: Record, b: Record) -> bool:
+    return (a.value, a.key, list(a.headers), a.timestamp, a.offset) == (
+        b.value,
+        b.key,
+        list(b.headers),
+        b.timestamp,
+        b.offset,
+    )
+
+
+# Varints and integers.
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+@example(-(2**63))
+@example(2**63 - 1)
+def test_varints_are_written_and_read_as_the_plain_ones(value: int) -> None:
+    """The kernels' varlong is the plain one's bytes, and is read back (kafka-storage 2.2)."""
+    expected = varint.encode(value)
+    out, whole = room(len(expected))
+    assert kernels._put_varint(out, 0, value) == len(expected)
+    assert out.tobytes() == expected
+    assert kernels._get_varint(out, 0, len(out), 10) == (value, len(expected))
+    assert untouched(whole)
+
+
+@given(st.integers(0, 2**31 - 1))
+def test_varint_sizes_are_true(value: int) -> None:
+    """The size of a varint is known before it is written."""
+    assert kernels._varint_size(value) == len(varint.encode(value))
+
+
+@given(
+    st.binary(max_size=12) | st.lists(st.sampled_from([0x80, 0xFF, 1, 0]), max_size=12).map(bytes)
+)
+@example(b"\xff" * 9 + b"\x02")
+@example(b"\x80" * 9 + b"\x01")
+@example(b"\x80" * 10)
+@example(b"\xff\xff\xff\xff\x1f")
+def test_any_bytes_are_the_same_varint_or_none(data: bytes) -> None:
+    """The kernel and the plain decoder agree on what a varint is, for both lengths (kafka-storage 2.2)."""
+    array, _ = guarded(data)
+    for most in (varint.VARINT_BYTES, varint.VARLONG_BYTES):
+        try:
+            expected = varint.decode(data, 0, most)
+        except Corrupt:
+            expected = (0, kernels.BAD_VARINT)
+        assert kernels._get_varint(array, 0, len(data), most) == expected
+
+
+@given(st.integers(-(2**63) + 1, 2**63 - 1))
+def test_integers_are_written_in_decimal(value: int) -> None:
+    """Numbers of an envelope are plain decimal, with the length that was measured."""
+    expected = str(value).encode()
+    assert kernels._digits(value) == len(expected)
+    out, whole = room(len(expected))
+    assert kernels._put_integer(out, 0, value) == len(expected)
+    assert out.tobytes() == expected
+    assert untouched(whole)
+
+
+# JSON text.
+
+
+def check_text(data: bytes | None) -> None:
+    expected = envelope.text(data)
+    array, _ = guarded(data or b"")
+    length = -1 if data is None else len(data)
+    assert kernels._string_size(array, 0, length) == len(expected)
+    out, whole = room(len(expected))
+    assert kernels._put_string(out, 0, array, 0, length) == len(expected)
+    assert out.tobytes() == expected
+    assert untouched(whole)
+
+
+@pytest.mark.parametrize("data", [None, *HOSTILE, bytes(range(256)), bytes(range(128))], ids=repr)
+def test_hostile_bytes_are_the_same_json(data: bytes | None) -> None:
+    """Invalid UTF-8, surrogates, overlong forms, controls, DEL and quotes become what orjson makes of them."""
+    check_text(data)
+
+
+@pytest.mark.parametrize("first", range(0x80, 0x100))
+def test_every_second_byte_of_a_character_is_judged_as_python_does(first: int) -> None:
+    """Of every lead byte, exactly the second bytes that Python's strict UTF-8 takes are taken."""
+    for second in range(256):
+        for tail in (b"", b"\x80", b"\x80\x80", b"\x80\x41"):
+            data = bytes([first, second]) + tail
+            array, _ = guarded(data)
+            assert kernels._string_size(array, 0, len(data)) == len(envelope.text(data)), data
+
+
+@given(ANY_BYTES)
+@settings(max_examples=300)
+def test_any_bytes_are_the_same_json(data: bytes) -> None:
+    """Size and bytes of a JSON value equal the plain ones for whatever a record holds."""
+    check_text(data)
+
+
+# Lines to records.
+
+
+def plain_lines(
+    lines: list[bytes], first: int, limit: int, out_start: int
+) -> tuple[int, bytes, int]:
+    """The twin of `encode_lines`: records written, their bytes, and the JSON sizes of the values."""
+    out, json_bytes, count = b"", 0, 0
+    for line in lines[first:]:
+        record = encode_record(Record(line), offset_delta=count, timestamp_delta=0)
+        if out_start + len(out) + len(record) > limit:
+            break
+        out += record
+        json_bytes += envelope.text_size(line)
+        count += 1
+    return count, out, json_bytes
+
+
+@given(
+    st.lists(
+        (ANY_BYTES | st.integers(0, 300).map(lambda n: b"x" * n)).map(
+            lambda b: b.replace(b"\n", b"")
+        ),
+        min_size=1,
+        max_size=80,
+    ),
+    st.data(),
+)
+@settings(max_examples=200)
+def test_lines_are_encoded_as_the_plain_loop_does(lines: list[bytes], data: st.DataObject) -> None:
+    """The same records, count, end and JSON sizes as one `encode_record` after the other, at any limit."""
+    text = b"".join(line + b"\n" for line in lines)
+    array, _ = guarded(text)
+    ends = np.flatnonzero(array == 10)
+    first = data.draw(st.integers(0, len(lines) - 1))
+    start = sum(len(line) + 1 for line in lines[:first])
+    out_start = data.draw(st.sampled_from([0, 61, 100]))
+    total = len(plain_lines(lines, first, 10**9, 0)[1])
+    limit = out_start + data.draw(st.integers(0, total + 10))
+    count, expected, json_bytes = plain_lines(lines, first, limit, out_start)
+    out, whole = room(out_start + len(expected))
+    found = kernels.encode_lines(array, ends, first, start, limit, out, out_start)
+    assert found == (count, out_start + len(expected), json_bytes)
+    assert out[out_start:].tobytes() == expected
+    assert untouched(whole)
+
+
+def test_many_lines_have_long_offset_deltas() -> None:
+    """Offset deltas of two and three bytes are counted right on the way past 64 and 8192 records."""
+    lines = [b"%d" % n for n in range(9000)]
+    text = b"".join(line + b"\n" for line in lines)
+    array = np.frombuffer(text, np.uint8)
+    count, expected, json_bytes = plain_lines(lines, 0, 10**9, 0)
+    out, whole = room(len(expected))
+    found = kernels.encode_lines(array, np.flatnonzero(array == 10), 0, 0, 10**9, out, 0)
+    assert found == (count, len(expected), json_bytes)
+    assert out.tobytes() == expected
+    assert untouched(whole)
+
+
+# Records to columns.
+
+
+def kernel_verdict(data: bytes, count: int, offset: int, timestamp: int) -> list[Record] | None:
+    """The records that the kernel makes of the bytes, None if it refuses them or leaves some over."""
+    array, _ = guarded(data)
+    cols = columns(count + 2)
+    end = kernels.decode_records(array, 0, len(data), count, offset, timestamp, *cols, 1)
+    for column in cols:
+        assert column[0] == column[-1] == -77, "a row that is not the batch's was written"
+    if end != len(data):
+        return None
+    return [row_record(data, cols, row) for row in range(1, count + 1)]
+
+
+def plain_verdict(data: bytes, count: int, offset: int, timestamp: int) -> list[Record] | None:
+    try:
+        return list(decode_records(data, count, base_offset=offset, base_timestamp=timestamp))
+    except Corrupt:
+        return None
+
+
+def check_same_verdict(data: bytes, count: int, offset: int = 10, timestamp: int = 5) -> None:
+    plain = plain_verdict(data, count, offset, timestamp)
+    fast = kernel_verdict(data, count, offset, timestamp)
+    assert (fast is None) == (plain is None)
+    if plain is not None and fast is not None:
+        assert all(map(same, fast, plain))
+
+
+@given(RECORDS, TIMESTAMPS, st.integers(0, 2**62))
+def test_records_are_decoded_as_the_plain_decoder_does(
+    records: list[Record], base_timestamp: int, base_offset: int
+) -> None:
+    """Every column of every record equals what the plain decoder reads."""
+    data = payload(records, base_timestamp)
+    assert kernel_verdict(data, len(records), base_offset, base_timestamp) is not None
+    check_same_verdict(data, len(records), base_offset, base_timestamp)
+
+
+@given(RECORDS, st.data())
+@settings(max_examples=400)
+def test_damaged_records_get_the_same_verdict(records: list[Record], data: st.DataObject) -> None:
+    """Bytes changed, cut, added or counted wrong are refused by both decoders, or read alike by both."""
+    raw = bytearray(payload(records, 0))
+    for _ in range(data.draw(st.integers(0, 3))):
+        if raw:
+            at = data.draw(st.integers(0, len(raw) - 1))
+            raw[at] = data.draw(st.integers(0, 255) | st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]))
+    raw = raw[: data.draw(st.integers(0, len(raw)) | st.just(len(raw)))]
+    raw += data.draw(st.binary(max_size=3) | st.just(b""))
+    count = max(len(records) + data.draw(st.sampled_from([0, 0, 0, -1, 1])), 0)
+    check_same_verdict(bytes(raw), count)
+
+
+@given(st.binary(max_size=60), st.integers(0, 4))
+@settings(max_examples=300)
+def test_random_bytes_get_the_same_verdict(data: bytes, count: int) -> None:
+    """Bytes from nowhere are refused by both decoders, or read alike by both."""
+    check_same_verdict(data, count)
+
+
+@given(
+    st.lists(st.sampled_from([0x80, 0xFF, 0x01, 0x00, 0x02]), min_size=1, max_size=14).map(bytes)
+)
+def test_hostile_timestamp_deltas_get_the_same_verdict(delta: bytes) -> None:
+    """A varlong that is too long, or has more than 64 bits, is judged alike (kafka-storage 2.2)."""
+    body = b"\0" + delta + b"\0\x01\x01\0"
+    check_same_verdict(varint.encode(len(body)) + body, 1)
+
+
+@pytest.mark.parametrize("delta", ["ff" * 9 + "02", "ff" * 9 + "01", "80" * 9 + "7f", "80" * 10])
+@pytest.mark.parametrize("base", [-1, 0, 2**63 - 1])
+def test_extreme_timestamp_deltas_get_the_same_verdict(delta: str, base: int) -> None:
+    """At the edges of int64 both decoders still agree."""
+    body = b"\0" + bytes.fromhex(delta) + b"\0\x01\x01\0"
+    check_same_verdict(varint.encode(len(body)) + body, 1, 0, base)
+
+
+def test_nothing_outside_the_batch_is_read_as_part_of_it() -> None:
+    """A record that would go on behind its batch is refused though the array goes on."""
+    data = encode_record(Record(b"value", b"key", [("h", b"v")]), offset_delta=0, timestamp_delta=0)
+    whole = np.frombuffer(data + data, np.uint8)
+    for end in range(len(data)):
+        assert kernels.decode_records(whole, 0, end, 1, 0, 0, *columns(1), 0) < 0
+    assert kernels.decode_records(whole, 0, len(data), 1, 0, 0, *columns(1), 0) == len(data)
+    start = len(data)
+    assert kernels.decode_records(whole, start, 2 * start, 1, 0, 0, *columns(1), 0) == 2 * start
+
+
+@pytest.mark.parametrize(
+    ("code", "body"),
+    [
+        (kernels.BAD_KEY, b"\0\0\0\x20k\x02v\0"),
+        (kernels.BAD_VALUE, b"\0\0\0\x01\x20v\0"),
+        (kernels.BAD_HEADERS, b"\0\0\0\x01\x01\x01"),
+        (kernels.BAD_HEADERS, b"\0\0\0\x01\x01\x02\x01\x01"),
+        (kernels.BAD_LENGTH, b"\0\0\0\x01\x01\0!"),
+        (kernels.BAD_VARINT, b"\0\0\0\x01\x80\x80\x80\x80\x80\x80"),
+    ],
+)
+def test_what_is_wrong_is_told(code: int, body: bytes) -> None:
+    """The code tells which part of a record is bad, so that the error can say so."""
+    array, _ = guarded(varint.encode(len(body)) + body)
+    assert kernels.decode_records(array, 0, len(array), 1, 0, 0, *columns(1), 0) == code
+
+
+@given(st.lists(st.integers(0, 20), unique=True, max_size=12).map(sorted), st.integers(-2, 22))
+def test_a_record_is_found_where_the_plain_loop_finds_it(deltas: list[int], wanted: int) -> None:
+    """The position of the record with an offset delta, -1 where compaction left none."""
+    parts = [
+        encode_record(Record(b"v" * delta), offset_delta=delta, timestamp_delta=-1)
+        for delta in deltas
+    ]
+    array, _ = guarded(b"".join(parts))
+    expected = sum(map(len, parts[: deltas.index(wanted)])) if wanted in deltas else -1
+    assert kernels.find_record(array, 0, len(array), len(deltas), wanted) == expected
+
+
+@given(RECORDS, st.data())
+def test_a_record_is_found_in_hostile_bytes_or_they_are_bad(
+    records: list[Record], data: st.DataObject
+) -> None:
+    """In damaged bytes the search ends with a code, or at a position inside them."""
+    raw = bytearray(payload(records, 0))
+    if raw:
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    array, _ = guarded(bytes(raw))
+    wanted = data.draw(st.integers(0, 9))
+    found = kernels.find_record(array, 0, len(array), len(records), wanted)
+    assert found in (-1, kernels.BAD_LENGTH) or 0 <= found < len(raw)
+    if plain_verdict(bytes(raw), len(records), 0, 0) is not None and found >= 0:
+        record, _ = decode_record(bytes(raw), found, base_offset=0, base_timestamp=0)
+        assert record.offset == wanted
+
+
+# Columns to text.
+
+
+def decoded(records: list[Record]) -> tuple[bytes, list[np.ndarray]]:
+    data = payload(records, 0)
+    array, _ = guarded(data)
+    cols = columns(len(records))
+    assert kernels.decode_records(array, 0, len(data), len(records), 7, 0, *cols, 0) == len(data)
+    return data, cols
+
+
+@given(RECORDS)
+def test_values_are_written_as_lines(records: list[Record]) -> None:
+    """Each value and a newline, a null as an empty line, and where each ends."""
+    data, cols = decoded(records)
+    lines = [(record.value or b"") + b"\n" for record in records]
+    out, whole = room(sum(map(len, lines)))
+    ends = np.zeros(len(records), np.int64)
+    array = np.frombuffer(data, np.uint8)
+    assert kernels.write_values(array, cols[4], cols[5], out, ends) == len(out)
+    assert out.tobytes() == b"".join(lines)
+    assert ends.tolist() == np.cumsum([len(line) for line in lines]).tolist()
+    assert untouched(whole)
+
+
+@given(RECORDS, st.booleans(), st.binary(max_size=30))
+@settings(max_examples=300)
+def test_envelopes_are_written_as_the_plain_ones(
+    records: list[Record], late: bool, prefix: bytes
+) -> None:
+    """Sizes, bytes and ends of every envelope equal `envelope.encode`."""
+    data, cols = decoded(records)
+    lines = [
+        envelope.encode(
+            Record(r.value, r.key, r.headers, r.timestamp, 7 + i, TimestampType(late)), prefix
+        )
+        for i, r in enumerate(records)
+    ]
+    sizes = np.zeros(len(records), np.int64)
+    array = np.frombuffer(data, np.uint8)
+    fields = (array, cols[0], cols[1], late, *cols[2:])
+    total = kernels.envelope_sizes(*fields, sizes)
+    assert sizes.tolist() == [len(line) - len(prefix) for line in lines]
+    assert total == sum(sizes)
+    out, whole = room(sum(map(len, lines)))
+    ends = np.zeros(len(records), np.int64)
+    head = np.frombuffer(prefix, np.uint8)
+    assert kernels.write_envelopes(head, *fields, out, ends) == len(out)
+    assert out.tobytes() == b"".join(lines)
+    assert ends.tolist() == np.cumsum([len(line) for line in lines]).tolist()
+    assert untouched(whole)
+
+
+# Batches.
+
+
+def plain_scan(data: bytes, first_offset: int, gaps: bool) -> tuple[list[list[int]], int]:
+    """The twin of `scan_batches`, over parsed headers."""
+    rows, position, expected = [], 0, first_offset
+    while position + 61 <= len(data):
+        header = parse_header(data, position)
+        if not 61 <= header.size_bytes <= len(data) - position or header.magic != 2:
+            break
+        if header.base_offset < expected or (header.base_offset > expected and not gaps):
+            break
+        if header.last_offset_delta < 0:
+            break
+        row = [0] * kernels.BATCH_COLUMNS
+        row[kernels.POSITION] = position
+        row[kernels.SIZE] = header.size_bytes
+        row[kernels.CRC] = header.crc
+        row[kernels.ATTRIBUTES] = header.attributes & 0xFFFF
+        row[kernels.NEXT_OFFSET] = header.next_offset
+        row[kernels.MAX_TIMESTAMP] = header.max_timestamp
+        row[kernels.LEADER_EPOCH] = header.partition_leader_epoch
+        row[kernels.SPAN_START] = position + 61
+        row[kernels.SPAN_END] = position + header.size_bytes
+        row[kernels.SPAN_COUNT] = header.record_count
+        row[kernels.SPAN_BASE_OFFSET] = header.base_offset
+        row[kernels.SPAN_BASE_TIMESTAMP] = header.base_timestamp
+        rows.append(row)
+        expected, position = header.next_offset, position + header.size_bytes
+    return rows, position
+
+
+def batches(records: list[Record], base: int, limit: int, step: int = 0) -> bytes:
+    """The records in batches of at most `limit` bytes from offset `base` on, `step` offsets missing between."""
+    data = b""
+    for new in build_records(records, BatchFormat(limit_bytes=limit), 0).batches:
+        new.data[0:8] = base.to_bytes(8, "big")
+        data += bytes(new.data)
+        base += new.record_count + step
+    return data
+
+
+@given(RECORDS, st.integers(75, 400), st.sampled_from([0, 0, 3]), st.booleans(), st.data())
+@settings(max_examples=300)
+def test_batches_are_scanned_as_the_plain_loop_does(
+    records: list[Record], limit: int, step: int, gaps: bool, data: st.DataObject
+) -> None:
+    """One row a batch, up to where the plain loop stops too, whichever header byte was changed."""
+    raw = bytearray(batches(records, 40, limit, step))
+    if raw and data.draw(st.booleans()):
+        at = data.draw(st.integers(0, len(raw) - 1) | st.integers(0, min(len(raw) - 1, 60)))
+        # Offsets beyond int64 are no offsets: see the next test.
+        raw[at] ^= data.draw(st.integers(1, 255)) if at else 0x80
+    raw = raw[: data.draw(st.just(len(raw)) | st.integers(0, len(raw)))]
+    first = data.draw(st.sampled_from([40, 39, 41]))
+    expected, end = plain_scan(bytes(raw), first, gaps)
+    most = data.draw(st.sampled_from([len(raw) // 61 + 1, 1]))
+    if most == 1:
+        expected, end = expected[:1], expected[0][kernels.SPAN_END] if expected else 0
+    rows = np.full((most, kernels.BATCH_COLUMNS), -77, np.int64)
+    array, _ = guarded(bytes(raw))
+    assert kernels.scan_batches(array, first, gaps, rows) == (len(expected), end)
+    assert rows[: len(expected)].tolist() == expected
+    assert (rows[len(expected) :] == -77).all()
+
+
+def test_offsets_that_overflow_end_the_scan() -> None:
+    """A base offset at the end of int64 does not wrap around to one that anything may follow."""
+    good = batches([Record(b"v", timestamp=5)], 2**63 - 1, 1000)
+    behind = batches([Record(b"v", timestamp=5)], 7, 1000)
+    rows = np.zeros((4, kernels.BATCH_COLUMNS), np.int64)
+    count, _ = kernels.scan_batches(np.frombuffer(good + behind, np.uint8), 0, True, rows)
+    assert count <= 1
+    assert (rows[:count, kernels.NEXT_OFFSET] > 0).all()
+
+
+@pytest.mark.parametrize("position", [8, 0, 23])
+def test_negative_header_fields_end_the_scan(position: int) -> None:
+    """A negative length, base offset or offset delta is never read as something plausible."""
+    bad = bytearray(batches([Record(b"v", timestamp=5)], 0, 1000))
+    bad[position] = 0xFF
+    rows = np.zeros((4, kernels.BATCH_COLUMNS), np.int64)
+    assert kernels.scan_batches(np.frombuffer(bytes(bad), np.uint8), 0, True, rows) == (0, 0)
+
+
+@given(st.lists(RECORDS.filter(len), max_size=4), st.integers(0, 5))
+def test_spans_are_decoded_one_after_the_other(groups: list[list[Record]], bad: int) -> None:
+    """Several batches fill the columns in order; the first bad one is named with what is wrong with it."""
+    data = b""
+    spans = []
+    for number, group in enumerate(groups):
+        raw = payload(group, number) + (b"!" if number == bad else b"")
+        spans.append((len(data), len(data) + len(raw), len(group), 100 * number, number))
+        data += raw
+    array, _ = guarded(data)
+    cols = columns(sum(map(len, groups)))
+    table = np.array(spans, np.int64).reshape(-1, 5)
+    number, stopped = kernels.decode_spans(array, table, *cols)
+    if bad < len(groups):
+        assert (number, stopped) == (bad, spans[bad][1] - 1)
+        return
+    assert (number, stopped) == (len(groups), 0)
+    expected = [
+        Record(r.value, r.key, r.headers, r.timestamp, 100 * n + i)
+        for n, group in enumerate(groups)
+        for i, r in enumerate(group)
+    ]
+    found = [row_record(data, cols, row) for row in range(len(expected))]
+    assert all(map(same, found, expected))
+
+
+def test_scanned_rows_lead_to_the_batches() -> None:
+    """A row's position, size and CRC are those of the batch in the bytes."""
+    data = batches([Record(b"%d" % n, timestamp=n) for n in range(9)], 5, 100)
+    rows = np.zeros((9, kernels.BATCH_COLUMNS), np.int64)
+    count, end = kernels.scan_batches(np.frombuffer(data, np.uint8), 5, False, rows)
+    assert count > 1
+    assert end == len(data)
+    for row in rows[:count].tolist():
+        batch = Batch.parse(data, row[kernels.POSITION])
+        assert len(batch.data) == row[kernels.SIZE]
+        assert crc32c(batch.data[21:]) == row[kernels.CRC]

@@ -1,0 +1,197 @@
+"""The house as a test: imports point down, foreign libraries have doors, files and functions stay small."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "logfs"
+# From the top floor down; a module may import from its own floor and from those below.
+FLOORS = ["cli", "mount spark", "store", "log", "format", "config", "errors"]
+LEVEL = {name: len(FLOORS) - n for n, row in enumerate(FLOORS) for name in row.split()}
+# Each foreign library enters through these modules alone (a prefix of their path below logfs/).
+DOORS = {
+    "trio": ["mount/"],
+    "pyfuse3": ["mount/"],
+    "pyspark": ["spark/"],
+    "pyarrow": ["spark/"],
+    "numba": ["format/kernels.py"],
+    "argparse": ["cli/"],
+    "tqdm": ["cli/"],
+    "numpy": ["format/", "log/"],
+    "lz4": ["format/compression.py"],
+    "cramjam": ["format/compression.py"],
+    "zstandard": ["format/compression.py"],
+    "crc32c": ["format/", "log/spans.py", "log/survey.py"],
+    "fcntl": ["store/lock.py", "mount/", "cli/"],
+}
+FILE_LINES = 600
+FUNCTION_LINES = 70
+# One pass over bytes each, compiled as a whole: splitting them would cost the speed they exist for.
+LONG_BY_NATURE = ["format/kernels.py"]
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def imports(path: Path) -> list[str]:
+    """Every module that a file imports, at its top, in a function, or for types alone."""
+    parts = ("logfs", *path.relative_to(PACKAGE).with_suffix("").parts)
+    found: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = ".".join([*parts[: -node.level], *filter(None, [node.module])])
+            found.append(base)
+            found += [f"{base}.{alias.name}" for alias in node.names]
+    return found
+
+
+def floor(module: str) -> str:
+    """The floor of a dotted module of ours, "" for the package itself."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_imports_point_down(path: Path) -> None:
+    """cli > mount and spark > store > log > format > config > errors, lazily imported or not."""
+    first = relative(path).split("/")[0].removesuffix(".py")
+    if first not in LEVEL:
+        assert first in ("__init__", "__main__"), f"{path}: which floor is this?"
+        return
+    for module in imports(path):
+        target = floor(module)
+        if not module.startswith("logfs.") or target not in LEVEL:
+            continue
+        same = target == first
+        assert same or LEVEL[target] < LEVEL[first], f"{relative(path)} imports {module}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_foreign_libraries_enter_through_their_doors(path: Path) -> None:
+    """Spark workers import no FUSE, the engine is a plain library, and the compiler has one home."""
+    for module in imports(path):
+        doors = DOORS.get(module.split(".")[0])
+        if doors is not None:
+            assert relative(path).startswith(tuple(doors)), f"{relative(path)} imports {module}"
+
+
+def test_every_library_is_known() -> None:
+    """A new foreign library is added to the doors on purpose, not by accident."""
+    known = {*sys.stdlib_module_names, *DOORS, "logfs", "orjson", "typing_extensions"}
+    for path in MODULES:
+        unknown = {module.split(".")[0] for module in imports(path)} - known
+        assert not unknown, f"{relative(path)}: {unknown}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_files_and_functions_stay_small(path: Path) -> None:
+    """No file over 600 lines, no function over 70 (architecture.md; TIGER_STYLE)."""
+    if relative(path) in LONG_BY_NATURE:
+        return
+    text = path.read_text()
+    assert text.count("\n") <= FILE_LINES, f"{relative(path)} has {text.count(chr(10))} lines"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert lines <= FUNCTION_LINES, f"{relative(path)}: {node.name} has {lines} lines"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_every_module_says_what_it_is(path: Path) -> None:
+    """Each module, and each public class and function in it, has a docstring."""
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree), f"{relative(path)} has no docstring"
+    for node in tree.body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            public = not node.name.startswith("_")
+            assert not public or ast.get_docstring(node), f"{relative(path)}: {node.name}"
+
+
+def loaded_by(code: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has after running the code."""
+    code += "\nimport sys\nprint('LOADED', *{name.split('.')[0] for name in sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    return set(done.stdout.rsplit("LOADED", 1)[1].split())
+
+
+HEAVY = {"numba", "trio", "pyfuse3", "pyspark", "pyarrow"}
+
+
+@pytest.mark.parametrize(
+    ("code", "forbidden"),
+    [
+        ("import logfs", HEAVY | {"numpy"}),
+        ("import logfs.cli", HEAVY | {"numpy"}),
+        (
+            "import logfs.cli\ntry: logfs.cli.main(['--help'])\nexcept SystemExit: pass",
+            HEAVY | {"numpy"},
+        ),
+        ("import logfs.store.store", HEAVY),
+        ("import logfs; logfs.open, logfs.Store, logfs.Record", HEAVY),
+    ],
+)
+def test_imports_are_cheap(code: str, forbidden: set[str]) -> None:
+    """Importing the package, the command line or the engine loads no compiler, no FUSE and no Spark."""
+    assert not loaded_by(code) & forbidden
+
+
+def test_small_work_needs_no_compiler(tmp_path: Path) -> None:
+    """Appending and reading a few records loads no numba: it costs a quarter of a second."""
+    code = f"""
+import logfs
+with logfs.open({str(tmp_path / "log")!r}) as store:
+    orders = store.create("orders-0")
+    orders.append([b"one", b"two"])
+    assert [record.value for record in orders.read()] == [b"one", b"two"]
+"""
+    assert "numba" not in loaded_by(code)
+
+
+def tracked() -> list[Path]:
+    """The text files that are in the repository."""
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("not a git work tree")
+    names = done.stdout.decode().rstrip("\0").split("\0")
+    return [ROOT / name for name in names if (ROOT / name).is_file()]
+
+
+# Written in pieces, so that this file does not match itself.
+MACHINE = re.compile(
+    "|".join(
+        [
+            "/" + r"work/(?:main|shared)",
+            "/" + r"tmp/v\w*/",
+            r"https?://[\w.-]*(?:pypi|artifact|nexus|jfrog|registry|mirror)[\w.-]*",
+            r"--(?:extra-)?index-" + "url",
+        ]
+    )
+)
+
+
+def test_no_machine_of_ours_is_named() -> None:
+    """No tracked file names a registry host or a path of one machine: a clone works anywhere."""
+    found = []
+    for path in tracked():
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError:
+            continue
+        found += [f"{path.relative_to(ROOT)}: {match[0]}" for match in MACHINE.finditer(text)]
+    assert not found
