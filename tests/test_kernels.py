@@ -595,3 +595,36 @@ def test_scanned_rows_lead_to_the_batches() -> None:
         batch = Batch.parse(data, row[kernels.POSITION])
         assert len(batch.data) == row[kernels.SIZE]
         assert crc32c(batch.data[21:]) == row[kernels.CRC]
+
+
+@given(st.lists(st.lists(st.one_of(st.none(), st.binary(max_size=40)), max_size=6), max_size=4))
+def test_render_lines_equals_decoding_and_joining(batches: list[list[bytes | None]]) -> None:
+    """The lines of several batches are their values, each with a newline, written in one pass."""
+    data = bytearray()
+    spans = []
+    for values in batches:
+        start = len(data)
+        for delta, value in enumerate(values):
+            record = Record(
+                value, key=b"k" if delta % 2 else None, headers=[("h", b"v")] * (delta % 3)
+            )
+            data += encode_record(record, offset_delta=delta, timestamp_delta=-delta)
+        spans.append((start, len(data), len(values), 0, 0))
+    expected = b"".join((value or b"") + b"\n" for values in batches for value in values)
+    array = np.frombuffer(bytes(data), np.uint8)
+    rows = np.array(spans, np.int64).reshape(-1, 5)
+    out = np.zeros(len(expected) + 1, np.uint8)
+    assert kernels.render_lines(array, rows, out) == len(expected)
+    assert out[: len(expected)].tobytes() == expected
+    if expected:
+        assert kernels.render_lines(array, rows, out[: len(expected) - 1].copy()) < 0
+
+
+@given(st.binary(max_size=60), st.integers(0, 5))
+def test_render_lines_takes_hostile_bytes(data: bytes, count: int) -> None:
+    """Bytes that are no records are refused, and nothing outside the buffers is touched."""
+    out = np.full(40, 7, np.uint8)
+    rows = np.array([(0, len(data), count, 0, 0)], np.int64)
+    done = kernels.render_lines(np.frombuffer(data, np.uint8), rows, out[:32])
+    assert done <= 32
+    assert (out[32:] == 7).all()

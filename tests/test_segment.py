@@ -34,7 +34,8 @@ def put(segment: Segment, base: int, *records: Record, interval: int = 4096) -> 
     (new,) = build_records(records, BatchFormat(), NOW).batches
     assign_offset(new.data, base, 0)
     text = new.text._replace(envelopes=new.text.envelopes + offset_digits(base, new.record_count))
-    segment.append(new.data, parse_header(new.data), text, interval)
+    header = parse_header(new.data)
+    segment.append(new.data, header.last_offset, header.max_timestamp, text, interval)
     return len(new.data)
 
 

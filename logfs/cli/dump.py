@@ -86,7 +86,7 @@ def _dump_log(segment: Segment, path: Path, arguments: argparse.Namespace) -> in
             )
         if not HEADER_SIZE <= header.size_bytes <= size - position:
             break
-        batch = Batch(header, memoryview(segment.read(position, header.size_bytes)))
+        batch = Batch(header, segment.read(position, header.size_bytes))
         _print(_batch_fields(batch, position), _batch_line, arguments)
         if deep:
             try:

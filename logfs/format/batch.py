@@ -165,7 +165,7 @@ class Batch:
         size = header.size_bytes
         if size < HEADER_SIZE or size > len(data) - position:
             raise Corrupt(f"a batch of {size} bytes does not fit in {len(data) - position}")
-        return cls(header, memoryview(data)[position : position + size])
+        return cls(header, memoryview(data)[position : position + size].toreadonly())
 
     @property
     def is_valid(self) -> bool:
@@ -246,6 +246,21 @@ class Batch:
             base_timestamp=header.base_timestamp,
         )
         return self._stamped(record)
+
+    def first_at(self, timestamp: int, offset: int) -> tuple[int, int] | None:
+        """(offset, timestamp) of the first record at or after a time, from an offset on; None if there is none."""
+        from logfs.format import columns
+
+        if not columns.worthwhile(self.header.record_count):
+            for record in self.records():
+                at = NO_TIMESTAMP if record.timestamp is None else record.timestamp
+                if at >= timestamp and record.offset >= offset:
+                    return record.offset, at
+            return None
+        decoded = self.columns()
+        fits = (decoded.timestamps >= timestamp) & (decoded.offsets >= offset)
+        row = int(fits.argmax())
+        return (int(decoded.offsets[row]), int(decoded.timestamps[row])) if fits[row] else None
 
     def _find(self, offset_delta: int) -> int | None:
         """Where among the payload's bytes a record begins."""

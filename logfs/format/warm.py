@@ -23,4 +23,7 @@ def warm_up() -> None:
         for view in View:
             render(batch.columns(), view, b"{")
     rows = np.empty((1, kernels.BATCH_COLUMNS), np.int64)
-    kernels.scan_batches(np.frombuffer(built.batches[0].data, np.uint8), 0, False, rows)
+    data = np.frombuffer(bytes(built.batches[0].data), np.uint8)
+    kernels.scan_batches(data, 0, False, rows)
+    spans = np.ascontiguousarray(rows[:, kernels.SPAN_START :])
+    kernels.render_lines(data, spans, np.empty(32, np.uint8))

@@ -90,10 +90,10 @@ class Disk:
             raise OSError(errno.EINVAL, "is not a regular file", str(path))
         return File(path, fd)
 
-    def read(self, file: File, position: int, size: int) -> bytes:
+    def read(self, file: File, position: int, size: int) -> memoryview:
         """The bytes [position, position + size) of a file, fewer only at its end."""
         if threading.get_ident() != self._loop_thread:
-            return self._read_fully(file, position, size)
+            return memoryview(self._read_fully(file, position, size))
         buffer = bytearray(size)
         try:
             done = os.preadv(file.fd, [buffer], position, os.RWF_NOWAIT)
@@ -102,11 +102,10 @@ class Disk:
             if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
                 raise WouldBlock from None
             raise
-        if done < size:
-            if position + done < os.fstat(file.fd).st_size:
-                raise WouldBlock
-            del buffer[done:]
-        return bytes(buffer)
+        if done < size and position + done < os.fstat(file.fd).st_size:
+            raise WouldBlock
+        # Read-only, as what comes from bytes is: the compiled kernels know each kind as a type of its own.
+        return memoryview(buffer)[:done].toreadonly()
 
     def _read_fully(self, file: File, position: int, size: int) -> bytes:
         data = os.pread(file.fd, size, position)

@@ -104,7 +104,8 @@ class SparseIndex:
         unused = bytes(self.entry.size)
         width = self.entry.size
         # Read, not mapped: the writer may cut the file, and a full disk may have no page for a hole in it.
-        data = b"" if self._file is None else self._disk.read(self._file, 0, self._count * width)
+        size = self._count * width
+        data = b"" if self._file is None else bytes(self._disk.read(self._file, 0, size))
         self._count = len(data) // width
         self._count = bisect_left(
             range(self._count), True, key=lambda i: data[i * width : (i + 1) * width] == unused

@@ -15,9 +15,10 @@ from logfs.errors import (
     PartitionFailed,
 )
 from logfs.format import names
-from logfs.format.batch import assign_offset, parse_header
+from logfs.format.batch import assign_offset
 from logfs.format.builder import Built, build_lines, build_records, offset_digits
 from logfs.format.record import Record
+from logfs.format.text import TextSize
 from logfs.log.files import NO_SPACE
 from logfs.log.reader import Reader
 from logfs.log.segment import Segment
@@ -83,6 +84,7 @@ class Partition(Reader):
         self._flush_lock = threading.Lock()
         self._directory_is_dirty = False
         self._unflushed_since_ms: int | None = None
+        self._flush_messages = self.config.flush_messages
         self._format: tuple[LogConfig, BatchFormat] | None = None
 
     def __repr__(self) -> str:
@@ -173,6 +175,7 @@ class Partition(Reader):
     def _append(self, built: Built, config: LogConfig, now_ms: int) -> Appended:
         """Write batches one by one; what a failed write left of a batch is cut off again."""
         self.check_appendable()
+        self._flush_messages = config.flush_messages
         first_offset = self.log_end_offset
         consumed = built.consumed
         refused: LogfsError | OSError | None = built.refused
@@ -193,23 +196,23 @@ class Partition(Reader):
             raise NotWritable(f"{self.directory}: the store is open read-only")
 
     def _append_batch(self, batch: NewBatch, config: LogConfig, now_ms: int) -> None:
-        base_offset = self.log_end_offset
-        epoch = max(self.epochs.latest, LEADER_EPOCH)
+        active = self.segments[-1]
+        if not active.is_active:
+            active.activate(config, now_ms)
+        base_offset = active.next_offset
         if self.epochs.latest < 0:
             self.check_may_block()
-            self.epochs.assign(epoch, base_offset)
-        assign_offset(batch.data, base_offset, epoch)
-        header = parse_header(batch.data)
-        size = len(batch.data)
-        if not self.active.is_active:
-            self.active.activate(config, now_ms)
-        if self.active.should_roll(size, header.last_offset, header.max_timestamp, config, now_ms):
-            self.roll(now_ms)
-        digits = offset_digits(base_offset, batch.record_count)
-        text = batch.text._replace(envelopes=batch.text.envelopes + digits)
-        self.active.append(batch.data, header, text, config.index_interval_bytes)
-        self.last_timestamp = header.max_timestamp
-        self.appended_records += batch.record_count
+            self.epochs.assign(LEADER_EPOCH, base_offset)
+        count, size, timestamp = batch.record_count, len(batch.data), batch.max_timestamp
+        last_offset = base_offset + count - 1
+        if active.should_roll(size, last_offset, timestamp, config, now_ms):
+            active = self.roll(now_ms)
+        assign_offset(batch.data, base_offset, self.epochs.latest)
+        records, lines, envelopes = batch.text
+        text = TextSize(records, lines, envelopes + offset_digits(base_offset, count))
+        active.append(batch.data, last_offset, timestamp, text, config.index_interval_bytes)
+        self.last_timestamp = timestamp
+        self.appended_records += count
         self.appended_bytes += size
         if self._unflushed_since_ms is None:
             self._unflushed_since_ms = now_ms
@@ -252,8 +255,8 @@ class Partition(Reader):
     # Durability.
 
     def flush_due(self) -> bool:
-        """Whether `flush.messages` asks for a flush now."""
-        return self.unflushed_messages >= self.config.flush_messages
+        """Whether `flush.messages`, as it was at the last append, asks for a flush now."""
+        return self.log_end_offset - self.recovery_point >= self._flush_messages
 
     def flush_overdue(self, now_ms: int) -> bool:
         """Whether `flush.ms` asks for a flush now, or a roll has left a sealed segment to flush."""

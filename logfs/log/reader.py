@@ -215,10 +215,9 @@ class Reader:
             header = found[1].header
             if header.max_timestamp < timestamp or header.last_offset < self.log_start_offset:
                 continue
-            for record in found[1].records():
-                at = NO_TIMESTAMP if record.timestamp is None else record.timestamp
-                if at >= timestamp and record.offset >= self.log_start_offset:
-                    return OffsetAndTimestamp(record.offset, at, header.partition_leader_epoch)
+            first = found[1].first_at(timestamp, self.log_start_offset)
+            if first is not None:
+                return OffsetAndTimestamp(*first, header.partition_leader_epoch)
         return None
 
     def _offset_of_max_timestamp(self) -> OffsetAndTimestamp | None:

@@ -351,7 +351,7 @@ class _Loader:
         note = f"{segment.path}: cut a torn tail of {damage.end - damage.start} bytes at {damage.start}"
         if not self.disk.writable:
             return
-        data = segment.read(damage.start, damage.end - damage.start)
+        data = bytes(segment.read(damage.start, damage.end - damage.start))
         if data.strip(b"\0"):
             stem = names.stem(segment.base_offset)
             keep = self.directory / f"{stem}.{damage.start}{TORN}"

@@ -67,6 +67,7 @@ class Segment:
         self.max_entry = TimeEntry(-1, base_offset)
         self.is_active = False
         self._bytes_since_entry = 0
+        self._indexes_are_full = False
         self._rolling_timestamp: int | None = None
         # When the segment was opened; loading sets it, for files open at the first use.
         self.created_ms = 0
@@ -128,7 +129,7 @@ class Segment:
 
     # Reading.
 
-    def read(self, position: int, size: int) -> bytes:
+    def read(self, position: int, size: int) -> memoryview:
         """Raw bytes of the .log file, up to the end of the last whole batch."""
         return self._disk.read(self.file, position, min(size, self.size_bytes - position))
 
@@ -254,12 +255,18 @@ class Segment:
         entries = config.segment_index_bytes // self.offset_index.entry.size + 1
         self.text_index.preallocate(entries * self.text_index.entry.size)
         self.is_active = True
+        self._indexes_are_full = self.offset_index.is_full or self.time_index.is_full
         jitter = min(config.segment_jitter_ms, config.segment_ms)
         self._jitter_ms = random.randrange(2**31) % jitter if jitter > 0 else 0
         self.max_entry = self.max_timestamp
 
     def append(
-        self, data: bytearray | memoryview, header: Header, text: TextSize, interval_bytes: int
+        self,
+        data: bytearray | memoryview,
+        last_offset: int,
+        max_timestamp: int,
+        text: TextSize,
+        interval_bytes: int,
     ) -> None:
         """Write one batch behind the last, and an index entry if one is due (kafka-storage 3.3, per batch).
 
@@ -268,33 +275,40 @@ class Segment:
         """
         tip = self.tip
         position = tip.size_bytes
+        size = len(data)
         is_due = self._bytes_since_entry > interval_bytes
-        for index in self.indexes if is_due else ():
-            index.reserve()
-        self._disk.write(self.file, position, data)
-        if self._rolling_timestamp is None and position == 0:
-            self._rolling_timestamp = header.max_timestamp
-        if header.max_timestamp > self.max_entry.timestamp:
-            self.max_entry = TimeEntry(header.max_timestamp, header.last_offset)
         if is_due:
-            self.offset_index.append(header.last_offset, position)
-            self.time_index.maybe_append(*self.max_entry)
-            if not self.text_index.is_full:
-                self.text_index.append(tip.next_offset, position, tip.text)
-            self._bytes_since_entry = 0
-        self._bytes_since_entry += len(data)
-        self._tip = Tip(position + len(data), header.next_offset, tip.text.plus(text))
+            for index in self.indexes:
+                index.reserve()
+        self._disk.write(self.file, position, data)
+        if position == 0 and self._rolling_timestamp is None:
+            self._rolling_timestamp = max_timestamp
+        if max_timestamp > self.max_entry.timestamp:
+            self.max_entry = TimeEntry(max_timestamp, last_offset)
+        if is_due:
+            self._add_entries(last_offset, tip)
+        self._bytes_since_entry += size
+        self._tip = Tip(position + size, last_offset + 1, tip.text.plus(text))
+
+    def _add_entries(self, last_offset: int, tip: Tip) -> None:
+        """An entry in each index for the batch that begins at the tip."""
+        self.offset_index.append(last_offset, tip.size_bytes)
+        self.time_index.maybe_append(*self.max_entry)
+        if not self.text_index.is_full:
+            self.text_index.append(tip.next_offset, tip.size_bytes, tip.text)
+        self._bytes_since_entry = 0
+        self._indexes_are_full = self.offset_index.is_full or self.time_index.is_full
 
     def should_roll(
         self, size: int, last_offset: int, max_timestamp: int, config: LogConfig, now_ms: int
     ) -> bool:
         """Whether a batch of `size` bytes belongs in a new segment (kafka-storage 4.1)."""
-        tip = self.tip
-        if tip.size_bytes > config.segment_bytes - size:
+        held = self.size_bytes
+        if held > config.segment_bytes - size:
             return True
-        if tip.size_bytes and self._waited_ms(max_timestamp, now_ms) > self._max_ms(config):
+        if held and self._waited_ms(max_timestamp, now_ms) > self._max_ms(config):
             return True
-        if self.offset_index.is_full or self.time_index.is_full:
+        if self._indexes_are_full:
             return True
         return not 0 <= last_offset - self.base_offset <= MAX_RELATIVE_OFFSET
 

@@ -43,7 +43,7 @@ class BatchInfo(NamedTuple):
     text: TextSize
 
 
-def scan(data: bytes, first_offset: int, *, gaps: bool) -> tuple[NDArray[np.int64], int]:
+def scan(data: memoryview, first_offset: int, *, gaps: bool) -> tuple[NDArray[np.int64], int]:
     """The valid batches at the start of `data` as rows of `kernels.scan_batches`, and where they end.
 
     `first_offset` is the lowest that the first may have, and without `gaps` the one it must have. What stopped
@@ -53,14 +53,13 @@ def scan(data: bytes, first_offset: int, *, gaps: bool) -> tuple[NDArray[np.int6
 
     rows = np.empty((len(data) // HEADER_SIZE + 1, kernels.BATCH_COLUMNS), np.int64)
     count, end = kernels.scan_batches(np.frombuffer(data, np.uint8), first_offset, gaps, rows)
-    view = memoryview(data)
     for number, (start, size, crc) in enumerate(rows[:count, :3].tolist()):
-        if crc32c(view[start + CRC_START : start + size]) != crc:
+        if crc32c(data[start + CRC_START : start + size]) != crc:
             return rows[:number], start
     return rows[:count], end
 
 
-def decode(data: bytes, rows: NDArray[np.int64]) -> Iterator[Columns]:
+def decode(data: memoryview, rows: NDArray[np.int64]) -> Iterator[Columns]:
     """The records of scanned batches as columns, in order; neighbours that need no unpacking in one go.
 
     Control batches are left out. `Corrupt` as `Batch.columns`.
@@ -69,8 +68,26 @@ def decode(data: bytes, rows: NDArray[np.int64]) -> Iterator[Columns]:
         yield columns
 
 
+def render_lines(data: memoryview, rows: NDArray[np.int64], size: int) -> memoryview | None:
+    """The lines of scanned batches that need no unpacking, in one pass; None if they do, or are not of that size."""
+    from logfs.format import kernels
+
+    if rows[:, kernels.ATTRIBUTES].any():
+        return None
+    out = np.empty(size, np.uint8)
+    done = kernels.render_lines(np.frombuffer(data, np.uint8), _spans(rows), out)
+    return out.data if done == size else None
+
+
+def _spans(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What `decode_columns` wants of rows; contiguous, for numba compiles anew for every layout."""
+    from logfs.format import kernels
+
+    return np.ascontiguousarray(rows[:, kernels.SPAN_START :])
+
+
 def _decode_groups(
-    data: bytes, rows: NDArray[np.int64]
+    data: memoryview, rows: NDArray[np.int64]
 ) -> Iterator[tuple[Columns, NDArray[np.int64]]]:
     """As `decode`, each with the rows that it is made of."""
     from logfs.format import kernels
@@ -81,7 +98,7 @@ def _decode_groups(
         if not len(group):
             continue
         if group[0, kernels.ATTRIBUTES] == 0:
-            yield decode_columns(data, group[:, kernels.SPAN_START :]), group
+            yield decode_columns(data, _spans(group)), group
             continue
         for row in group:
             if not row[kernels.ATTRIBUTES] & CONTROL_BIT:
@@ -146,7 +163,7 @@ def _careful_info(position: int, batch: Batch) -> BatchInfo:
     )
 
 
-def _infos(data: bytes, rows: NDArray[np.int64], start: int) -> Iterator[BatchInfo]:
+def _infos(data: memoryview, rows: NDArray[np.int64], start: int) -> Iterator[BatchInfo]:
     from logfs.format import kernels
 
     sizes = _text_sizes(data, rows)
@@ -162,7 +179,7 @@ def _infos(data: bytes, rows: NDArray[np.int64], start: int) -> Iterator[BatchIn
         yield BatchInfo._make((start + position, *rest, TextSize._make(size)))
 
 
-def _text_sizes(data: bytes, rows: NDArray[np.int64]) -> list[list[int]]:
+def _text_sizes(data: memoryview, rows: NDArray[np.int64]) -> list[list[int]]:
     """The text of each scanned batch: records, bytes of lines, bytes of envelopes."""
     from logfs.format import kernels
 

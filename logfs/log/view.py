@@ -16,6 +16,9 @@ from logfs.log.walk import Damage
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from logfs.format.columns import Columns
     from logfs.log.index import TextEntry
     from logfs.log.partition import Partition
@@ -248,14 +251,24 @@ class TextView:
         rows, scanned = spans.scan(data, entry.offset, gaps=segment.gaps)
         at, stop = self._text(entry.before), self._text(after)
         if scanned == len(data):
-            try:
-                rendered = self._join(map(self._render_columns, spans.decode(data, rows)))
-            except Corrupt:
-                pass
-            else:
-                if len(rendered) == stop - at:
-                    return [Piece(at, stop, rendered)]
+            rendered = self._render_scanned(data, rows, stop - at)
+            if rendered is not None:
+                return [Piece(at, stop, rendered)]
         return self._render_around_damage(segment, start, end, at, stop)
+
+    def _render_scanned(
+        self, data: memoryview, rows: NDArray[np.int64], size: int
+    ) -> memoryview | None:
+        """The text of scanned batches; None if it is not of the size that the index tells."""
+        if self.view is View.LINES:
+            lines = spans.render_lines(data, rows, size)
+            if lines is not None:
+                return lines
+        try:
+            rendered = self._join(map(self._render_columns, spans.decode(data, rows)))
+        except Corrupt:
+            return None
+        return rendered if len(rendered) == size else None
 
     @staticmethod
     def _join(parts: Iterable[memoryview]) -> memoryview:

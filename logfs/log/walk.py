@@ -15,7 +15,7 @@ from logfs.format.batch import HEADER_SIZE, MAGIC, Batch, Header, parse_header
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Read = Callable[[int, int], bytes]
+    Read = Callable[[int, int], memoryview]
 
 CHUNK_BYTES = 256 * 1024
 _MAGIC_AT = 16
@@ -112,7 +112,7 @@ class _Window:
         if at < 0 or at + size > len(self._data):
             ahead = min(max(size, self._chunk_bytes), self.end - position)
             self._start, at = position, 0
-            self._data = memoryview(self._read(position, ahead))
+            self._data = self._read(position, ahead)
         return self._data[at : at + size]
 
     def header(self, position: int) -> Header | None:

@@ -42,6 +42,9 @@ RETURNS: dict[str, type | tuple[type, ...]] = {
     "write": int,
 }
 
+# Nobody waits for an answer to these, and pyfuse3 lets even a `FUSEError` through to its loop, which ends with it.
+_UNANSWERED = frozenset({"forget"})
+
 
 def guarded(operations: _Class) -> _Class:
     """Wrap every handler of an `Operations` class, inherited ones too.
@@ -64,11 +67,15 @@ def _guard(name: str, handler: Callable[..., Awaitable[Any]]) -> Callable[..., A
             if isinstance(result, expected) and _can_be_sent(name, result):
                 return result
             error: Exception = TypeError(f"{name} returned {result!r}")
-        except (pyfuse3.FUSEError, trio.Cancelled):
+        except trio.Cancelled:
             raise
         except Exception as caught:
             error = caught
-        raise pyfuse3.FUSEError(_errno(self, name, arguments, error))
+        number = error.errno if isinstance(error, pyfuse3.FUSEError) else None
+        number = number or _errno(self, name, arguments, error)
+        if name in _UNANSWERED:
+            return None
+        raise pyfuse3.FUSEError(number)
 
     return reply
 

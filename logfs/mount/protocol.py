@@ -408,7 +408,11 @@ class Operations(pyfuse3.Operations):
             await trio.to_thread.run_sync(handle.sync, limiter=self._syncers)
 
     async def flush(self, fh: int) -> None:
-        """A descriptor was closed, perhaps one of many: it ends no line and promises nothing."""
+        """A descriptor was closed, perhaps one of many: it ends no line and promises nothing.
+
+        So the kernel need not ask again.
+        """
+        raise pyfuse3.FUSEError(errno.ENOSYS)
 
     async def release(self, fh: int) -> None:
         handle = self._handles[fh]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import gc
 import logging
 import os
 import signal
@@ -130,6 +131,9 @@ def warm_up() -> None:
     from logfs.format.warm import warm_up as warm
 
     warm()
+    # What is there now stays, and the collector need not look at it again and again.
+    gc.collect()
+    gc.freeze()
 
 
 @contextmanager

@@ -43,4 +43,4 @@ class SteadySizes:
 
     def take_back(self, partition: Partition) -> set[int]:
         """The inodes whose sizes an append to a partition makes old; the kernel has to be told of each."""
-        return self._kept.pop(partition, set())
+        return self._kept.pop(partition, set()) if self._kept else set()

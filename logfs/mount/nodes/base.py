@@ -157,7 +157,12 @@ class Symlink(Node):
 
 
 class Directory(Node):
-    """A directory, whose names are parsed rather than listed."""
+    """A directory, whose names are parsed rather than listed.
+
+    Its attributes may be a second old: permission to enter is asked of each directory on the way to every file.
+    """
+
+    attr_timeout = 1.0
 
     def __init__(self, context: Context, name: str, parent: Directory | None) -> None:
         super().__init__(context, name, parent)

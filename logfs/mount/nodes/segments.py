@@ -95,7 +95,7 @@ class SegmentHandle(Handle):
             end = self._node.size()
         except FileNotFoundError:
             end = self._disk.size(self._file)
-        return self._disk.read(self._file, position, max(min(size, end - position), 0))
+        return bytes(self._disk.read(self._file, position, max(min(size, end - position), 0)))
 
     def release(self) -> None:
         self._file.close()

@@ -61,7 +61,10 @@ class TimeDirectory(PartitionFolder):
 
 
 class TimeLink(Symlink):
-    """A link to the record that a time stands for."""
+    """A link to the record that a time stands for: the first of all, so no later record can take its place."""
+
+    entry_timeout = 1.0
+    attr_timeout = 1.0
 
     def __init__(
         self, context: Context, name: str, parent: TimeDirectory, found: OffsetAndTimestamp
