@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from logfs.log.files import Disk, File
 
 _MAX_RELATIVE_OFFSET = 2**31 - 1
+# As many entries as a block of a text view has at the default interval.
+_NEAR = 64
 
 
 class SparseIndex:
@@ -342,6 +344,15 @@ class TextIndex(SparseIndex):
         """The number of the last entry at or before a position of the .log file, -1 for the segment's start."""
         self._open()
         return bisect_right(range(self._count), position, key=lambda i: self._get(i)[1]) - 1
+
+    def last_before(self, position: int, number: int) -> int:
+        """As `number_of_position`, where it is known to be not far behind an entry's number."""
+        self._open()
+        high = min(number + _NEAR, self._count)
+        return (
+            bisect_right(range(high), position, lo=min(number, high), key=lambda i: self._get(i)[1])
+            - 1
+        )
 
     def number_of_offset(self, offset: int) -> int:
         """The number of the last entry at or before an offset, -1 for the segment's start."""

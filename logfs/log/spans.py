@@ -13,7 +13,7 @@ from crc32c import crc32c
 
 from logfs.errors import Corrupt
 from logfs.format import text
-from logfs.format.batch import CONTROL_BIT, CRC_START, HEADER_SIZE, Batch
+from logfs.format.batch import CODEC_MASK, CONTROL_BIT, CRC_START, HEADER_SIZE, Batch
 from logfs.format.columns import decode_columns
 from logfs.format.text import TextSize
 from logfs.log.walk import Damage
@@ -59,6 +59,13 @@ def scan(data: memoryview, first_offset: int, *, gaps: bool) -> tuple[NDArray[np
     return rows[:count], end
 
 
+def are_compressed(rows: NDArray[np.int64]) -> bool:
+    """Whether any of scanned batches has to be unpacked."""
+    from logfs.format import kernels
+
+    return bool((rows[:, kernels.ATTRIBUTES] & CODEC_MASK).any())
+
+
 def decode(data: memoryview, rows: NDArray[np.int64]) -> Iterator[Columns]:
     """The records of scanned batches as columns, in order; neighbours that need no unpacking in one go.
 
@@ -72,7 +79,8 @@ def render_lines(data: memoryview, rows: NDArray[np.int64], size: int) -> memory
     """The lines of scanned batches that need no unpacking, in one pass; None if they do, or are not of that size."""
     from logfs.format import kernels
 
-    if rows[:, kernels.ATTRIBUTES].any():
+    # A record is longer than its line: an index that tells of more is wrong, and not to be allocated for.
+    if rows[:, kernels.ATTRIBUTES].any() or not 0 <= size <= len(data):
         return None
     out = np.empty(size, np.uint8)
     done = kernels.render_lines(np.frombuffer(data, np.uint8), _spans(rows), out)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 # How much of a .log file is rendered at a time: larger costs latency, smaller costs calls.
 BLOCK_BYTES = 256 * 1024
 _CACHE_BYTES = 32 * 1024 * 1024
-# Rendering more than this takes long enough to be worth a hop to a thread.
-_INLINE_BYTES = 32 * 1024
+# Rendering up to so much takes no longer than a hop to a thread and back, unless it has to be unpacked.
+INLINE_BYTES = BLOCK_BYTES
 
 
 class Piece(NamedTuple):
@@ -98,6 +98,8 @@ class TextView:
         # In pairs: who reads beside an append must not find one without the other.
         self._segments = [(0, partition.segments_from(first)[0])]
         self._extending = threading.Lock()
+        # Where the last block ended: the segment, the number of the entry there, and its byte of the text.
+        self._last_block: tuple[Segment | None, int, int] = (None, 0, 0)
         self._end_offset = end
         self._fixed_size: int | None = None
         self._first = first
@@ -220,12 +222,13 @@ class TextView:
         """The piece of a segment's text that holds a byte of it."""
         tip = segment.tip
         index = segment.text_index
-        first = index.number_of_text(at, self.view, len(self._prefix))
+        behind, first, begins = self._last_block
+        if behind is not segment or begins != at:
+            # Not where the last block ended, so not a sequential read.
+            first = index.number_of_text(at, self.view, len(self._prefix))
         entry = index[first]
-        last = first + 1
         count = len(index)
-        if last < count and index[last].position < entry.position + BLOCK_BYTES:
-            last = max(last, index.number_of_position(entry.position + BLOCK_BYTES))
+        last = max(index.last_before(entry.position + BLOCK_BYTES, first + 1), first + 1)
         inside = last < count and index[last].position < tip.size_bytes
         end = index[last].position if inside else tip.size_bytes
         end_text = index[last].before if inside else tip.text
@@ -234,6 +237,8 @@ class TextView:
         if pieces is None:
             pieces = self._render(segment, entry, end, end_text)
             _cache.put(key, pieces)
+        if inside:
+            self._last_block = (segment, last, self._text(end_text))
         for piece in pieces:
             if piece.start <= at < piece.end:
                 return piece
@@ -244,13 +249,15 @@ class TextView:
 
     def _render(self, segment: Segment, entry: TextEntry, end: int, after: TextSize) -> list[Piece]:
         """The text of the batches of a segment from an entry up to position `end`."""
-        if end - entry.position > _INLINE_BYTES:
+        if end - entry.position > INLINE_BYTES:
             self.partition.check_may_block()
         start = entry.position
         data = segment.read(start, end - start)
         rows, scanned = spans.scan(data, entry.offset, gaps=segment.gaps)
         at, stop = self._text(entry.before), self._text(after)
         if scanned == len(data):
+            if spans.are_compressed(rows):
+                self.partition.check_may_block()
             rendered = self._render_scanned(data, rows, stop - at)
             if rendered is not None:
                 return [Piece(at, stop, rendered)]
