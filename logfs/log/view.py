@@ -40,6 +40,28 @@ class Piece(NamedTuple):
     damage: Damage | None = None
 
 
+class Block(NamedTuple):
+    """The pieces of a stretch of a segment's text, and the number of the text index's entry behind it."""
+
+    segment: Segment | None
+    pieces: list[Piece]
+    next_number: int
+
+    @property
+    def start(self) -> int:
+        """Its first byte."""
+        return self.pieces[0].start
+
+    @property
+    def end(self) -> int:
+        """The byte behind its last."""
+        return self.pieces[-1].end
+
+    def piece(self, at: int) -> Piece:
+        """The piece that holds a byte of it."""
+        return next(piece for piece in self.pieces if piece.start <= at < piece.end)
+
+
 class BlockCache:
     """The blocks rendered last, by what they are made of; for all views of a process. Any thread."""
 
@@ -98,8 +120,8 @@ class TextView:
         # In pairs: who reads beside an append must not find one without the other.
         self._segments = [(0, partition.segments_from(first)[0])]
         self._extending = threading.Lock()
-        # Where the last block ended: the segment, the number of the entry there, and its byte of the text.
-        self._last_block: tuple[Segment | None, int, int] = (None, 0, 0)
+        # Replaced whole, so that any thread may look at it.
+        self._last_block = Block(None, [Piece(0, 0, None)], 0)
         self._end_offset = end
         self._fixed_size: int | None = None
         self._first = first
@@ -222,10 +244,14 @@ class TextView:
         """The piece of a segment's text that holds a byte of it."""
         tip = segment.tip
         index = segment.text_index
-        behind, first, begins = self._last_block
-        if behind is not segment or begins != at:
-            # Not where the last block ended, so not a sequential read.
+        last_block = self._last_block
+        if last_block.segment is not segment or at < last_block.start or at > last_block.end:
             first = index.number_of_text(at, self.view, len(self._prefix))
+        elif at < last_block.end:
+            return last_block.piece(at)
+        else:
+            # A sequential read: it goes on where the last block ended.
+            first = last_block.next_number
         entry = index[first]
         count = len(index)
         last = max(index.last_before(entry.position + BLOCK_BYTES, first + 1), first + 1)
@@ -237,15 +263,15 @@ class TextView:
         if pieces is None:
             pieces = self._render(segment, entry, end, end_text)
             _cache.put(key, pieces)
+        if not pieces or not pieces[0].start <= at < pieces[-1].end:
+            raise Corrupt(
+                f"{index.path}: does not agree with its log at byte {at} of the text; "
+                "run 'logfs reindex' on the partition"
+            )
+        block = Block(segment, pieces, last if inside else first)
         if inside:
-            self._last_block = (segment, last, self._text(end_text))
-        for piece in pieces:
-            if piece.start <= at < piece.end:
-                return piece
-        raise Corrupt(
-            f"{index.path}: does not agree with its log at byte {at} of the text; "
-            "run 'logfs reindex' on the partition"
-        )
+            self._last_block = block
+        return block.piece(at)
 
     def _render(self, segment: Segment, entry: TextEntry, end: int, after: TextSize) -> list[Piece]:
         """The text of the batches of a segment from an entry up to position `end`."""

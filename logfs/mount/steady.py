@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from logfs.mount.nodes.text import TextFile
 
 # How long a size must have been told unchanged before it may be kept; a reply takes microseconds to arrive.
-CONFIRMED_SECONDS = 0.25
+CONFIRMED_SECONDS = 0.1
 KEEP_SECONDS = 3600.0
 
 
