@@ -346,11 +346,16 @@ class Partition(Reader):
                 self.epochs.truncate_from_start(offset)
                 self.generation += 1
 
+    def lower_recovery_point(self, offset: int) -> None:
+        """Promise less: from an offset on, nothing is said to be durable until the next flush."""
+        with self._flush_lock:
+            self.recovery_point = min(self.recovery_point, offset)
+
     def truncate(self, offset: int) -> bool:
         """Drop every record at or beyond an offset (kafka-storage 10.4); whether anything changed.
 
         A batch that straddles the offset goes whole, and the log ends before it. The store's recovery points
-        must be written afterwards.
+        must have been lowered before.
         """
         self.check_appendable()
         with self._flush_lock, self.lock:

@@ -310,10 +310,12 @@ class Store:
     def truncate(self, name: str, offset: int) -> bool:
         """Drop the records of a partition at or beyond an offset, for good; whether any went."""
         with self._lock:
-            changed = self[name].truncate(offset)
-            if changed:
+            partition = self[name]
+            if offset < partition.recovery_point:
+                # First: a crash in between must not take what is being dropped for durable records that are lost.
+                partition.lower_recovery_point(offset)
                 self.write_checkpoints()
-            return changed
+            return partition.truncate(offset)
 
     def home(self, name: str) -> Path:
         """The log directory that a partition lies in."""
