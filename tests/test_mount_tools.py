@@ -188,10 +188,12 @@ def test_find_newermt(log: Path) -> None:
 def read_until(fd: int, pattern: bytes) -> bytes:
     """What comes out of a terminal up to a pattern."""
     data = b""
+    terminal = select.poll()
+    terminal.register(fd, select.POLLIN)
 
     def seen() -> object:
         nonlocal data
-        while select.select([fd], [], [], 0)[0]:
+        while terminal.poll(0):
             data += os.read(fd, 65536)
         return re.search(pattern, data)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import shutil
@@ -691,3 +692,21 @@ def test_appends_of_many_threads_are_whole(store: Store) -> None:
         mine = [value for value in found if value.startswith(b"%d " % number)]
         assert mine == [b"%d %d%b" % (number, n, end) for n in range(50) for end in (b"", b"'")]
     assert [record.offset for record in orders.read()] == list(range(800))
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_closed_store_holds_no_descriptor(log_dir: Path, *, read_only: bool) -> None:
+    """Closing gives back every file, without waiting for the garbage collector, however much was read."""
+    with Store(log_dir) as store:
+        store.create("orders-0").append([b"x"] * 100)
+    gc.disable()
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        with Store(log_dir, read_only=read_only) as store:
+            partition = store["orders-0"]
+            assert len(list(partition.read())) == 100
+            assert partition.offset_for_time(0) is not None
+            assert len(os.listdir("/proc/self/fd")) > before
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        gc.enable()

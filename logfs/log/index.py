@@ -139,8 +139,8 @@ class SparseIndex:
             self._disk.sync(self._file)
 
     def close(self) -> None:
-        """Let go of the file; the next use opens it again."""
-        if self._disk.writable:
+        """Let go of the file; the next use opens it again. Entries that live in memory alone stay."""
+        if self._disk.writable or self._file is not None:
             self._file, self._data, self._count, self._allocated = None, None, 0, 0
 
     def check_sane(self) -> None:

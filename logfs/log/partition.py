@@ -314,6 +314,8 @@ class Partition(Reader):
         From then on appends fail and say why.
         """
         if not self._disk.writable:
+            for segment in self.segments:
+                segment.close()
             return True
         with self._flush_lock, self.lock:
             try:

@@ -22,7 +22,8 @@ def mounted_at(mountpoint: Path) -> Mounted:
     if str(mountpoint) not in fuse_mounts():
         return Mounted.NOTHING
     try:
-        os.stat(mountpoint)
+        # Not stat, which the kernel may answer from what it remembers.
+        os.statvfs(mountpoint)
     except OSError:
         return Mounted.DEAD
     return Mounted.LIVE

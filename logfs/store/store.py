@@ -389,7 +389,10 @@ class Store:
         with self._lock:
             log_dirs, self.log_dirs = self.log_dirs, []
             try:
-                if not self.read_only:
+                if self.read_only:
+                    for partition in self.partitions.values():
+                        partition.close()
+                else:
                     self._close_partitions(log_dirs)
             finally:
                 for log_dir in log_dirs:

@@ -92,9 +92,6 @@ class Nothing(pyfuse3.Operations):
     async def write(self, fh: int, off: int, buf: bytes) -> int:
         return len(buf)
 
-    async def flush(self, fh: int) -> None:
-        pass
-
     async def release(self, fh: int) -> None:
         pass
 
