@@ -23,6 +23,7 @@ from logfs.format.record import (
     decode_record,
     decode_records,
     find_record,
+    skip_records,
 )
 
 if TYPE_CHECKING:
@@ -236,7 +237,11 @@ class Batch:
     def record_at(self, offset: int) -> Record | None:
         """The record with that offset, or None if compaction took it; without decoding the others."""
         header = self.header
-        position = self._find(offset - header.base_offset)
+        delta = offset - header.base_offset
+        if not 0 <= delta <= header.last_offset_delta:
+            return None
+        whole = header.record_count == header.last_offset_delta + 1
+        position = self._skip(delta) if whole else self._find(delta)
         if position is None:
             return None
         record, _ = decode_record(
@@ -245,7 +250,42 @@ class Batch:
             base_offset=header.base_offset,
             base_timestamp=header.base_timestamp,
         )
+        if record.offset != offset:
+            raise Corrupt(f"batch {header.base_offset}: its records are not in order")
         return self._stamped(record)
+
+    def _skip(self, records: int) -> int:
+        """Where among the payload's bytes the record behind so many others begins: none is missing."""
+        from logfs.format import columns
+
+        if not columns.worthwhile(records):
+            return skip_records(self.payload, records)
+        import numpy as np
+
+        from logfs.format import kernels
+
+        data = np.frombuffer(self.payload, np.uint8)
+        position = int(kernels.skip_records(data, 0, len(data), records))
+        if position < 0:
+            raise Corrupt(f"batch {self.header.base_offset}: its records are malformed")
+        return position
+
+    def _find(self, offset_delta: int) -> int | None:
+        """Where among the payload's bytes a record begins; None if compaction took it."""
+        from logfs.format import columns
+
+        header = self.header
+        if not columns.worthwhile(header.record_count):
+            return find_record(self.payload, header.record_count, offset_delta)
+        import numpy as np
+
+        from logfs.format import kernels
+
+        data = np.frombuffer(self.payload, np.uint8)
+        position = kernels.find_record(data, 0, len(data), header.record_count, offset_delta)
+        if position < -1:
+            raise Corrupt(f"batch {header.base_offset}: its records are malformed")
+        return None if position == -1 else int(position)
 
     def first_at(self, timestamp: int, offset: int) -> tuple[int, int] | None:
         """(offset, timestamp) of the first record at or after a time, from an offset on; None if there is none."""
@@ -261,23 +301,6 @@ class Batch:
         fits = (decoded.timestamps >= timestamp) & (decoded.offsets >= offset)
         row = int(fits.argmax())
         return (int(decoded.offsets[row]), int(decoded.timestamps[row])) if fits[row] else None
-
-    def _find(self, offset_delta: int) -> int | None:
-        """Where among the payload's bytes a record begins."""
-        from logfs.format import columns
-
-        header = self.header
-        if not columns.worthwhile(header.record_count):
-            return find_record(self.payload, header.record_count, offset_delta)
-        import numpy as np
-
-        from logfs.format import kernels
-
-        data = np.frombuffer(self.payload, np.uint8)
-        position = kernels.find_record(data, 0, len(data), header.record_count, offset_delta)
-        if position < -1:
-            raise Corrupt(f"batch {header.base_offset}: its records are malformed")
-        return None if position == -1 else int(position)
 
     def _stamped(self, record: Record) -> Record:
         if self.header.timestamp_type is TimestampType.CREATE_TIME:

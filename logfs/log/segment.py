@@ -207,41 +207,56 @@ class Segment:
     def find_batch(self, offset: int) -> Batch | None:
         """The batch that holds an offset, or else the next one; None behind the last.
 
-        Raises `DamagedRange` if the offset lies in one. A few reads, for a point lookup: steps over headers from
-        the index entry on, and checks only the batch that it comes to; where anything does not fit, walks with care.
+        Raises `DamagedRange` if the offset lies in one. One or two reads, for a point lookup: steps over headers
+        from an index entry on, and checks only the batch that it comes to; where anything does not fit, walks with
+        care. A batch's offsets are not under its CRC: they must follow the batch before, or be what the index says.
         """
-        entry = self.offset_index.lookup(offset)
-        position = entry.position if entry.position < self.size_bytes else 0
-        forerunner = position
-        expected = self.base_offset if position == 0 else None
-        window, window_start = self.read(position, _POINT_READ_BYTES), position
+        position, expected, size = self._look_from(offset)
+        window, window_start = self.read(position, size), position
         while True:
-            if position + HEADER_SIZE > window_start + len(window):
-                window, window_start = self.read(position, _POINT_READ_BYTES), position
-                if len(window) < HEADER_SIZE:
-                    return self._find_batch_carefully(offset, forerunner)
             at = position - window_start
+            if at + HEADER_SIZE > len(window):
+                window, window_start, at = self.read(position, _POINT_READ_BYTES), position, 0
+                if len(window) < HEADER_SIZE:
+                    return self._find_batch_carefully(offset)
             base_offset, length, last_delta = STEP.unpack_from(window, at)
             size = length + LENGTH_OVERHEAD
-            if base_offset + last_delta >= offset or size < HEADER_SIZE:
+            if base_offset != expected or size < HEADER_SIZE:
+                return self._find_batch_carefully(offset)
+            if base_offset + last_delta >= offset:
                 break
-            forerunner, position, expected = position, position + size, base_offset + last_delta + 1
-        # Its offsets are not under the CRC: they must follow the batch before, or be what the index says.
-        if base_offset != expected and (
-            expected is not None or base_offset + last_delta != entry.offset
-        ):
-            return self._find_batch_carefully(offset, forerunner)
+            position, expected = position + size, base_offset + last_delta + 1
         inside = at + size <= len(window)
         data = window[at : at + size] if inside else self.read(position, size)
-        if len(data) == size >= HEADER_SIZE:
+        if len(data) == size:
             batch = Batch(parse_header(data), data)
             if batch.is_valid:
                 return batch
-        return self._find_batch_carefully(offset, forerunner)
+        return self._find_batch_carefully(offset)
 
-    def _find_batch_carefully(self, offset: int, position: int) -> Batch | None:
-        """As `find_batch`, by the careful walk from a batch on that lies before the offset."""
-        for found in self.walk(position, chunk_bytes=_POINT_READ_BYTES):
+    def _look_from(self, offset: int) -> tuple[int, int, int]:
+        """Where to look for an offset, the offset that stands there, and how much to read at once.
+
+        The text index tells all three. Without one, the offset index tells the position, and the last offset of
+        the batch there, whose length in offsets is under its CRC.
+        """
+        index = self.text_index
+        if len(index):
+            number = index.number_of_offset(offset)
+            entry = index[number]
+            ahead = _POINT_READ_BYTES
+            if number + 1 < len(index):
+                ahead = max(index[number + 1].position - entry.position, HEADER_SIZE)
+            return entry.position, entry.offset, min(ahead, _MOST_READ_BYTES)
+        found = self.offset_index.lookup(offset)
+        header = self.read(found.position, HEADER_SIZE)
+        if not found.position or len(header) < HEADER_SIZE:
+            return 0, self.base_offset, _POINT_READ_BYTES
+        return found.position, found.offset - STEP.unpack_from(header)[2], _POINT_READ_BYTES
+
+    def _find_batch_carefully(self, offset: int) -> Batch | None:
+        """As `find_batch`, by the careful walk from the offset index's entry on."""
+        for found in self.walk(self.position_of(offset), chunk_bytes=_POINT_READ_BYTES):
             if isinstance(found, Damage):
                 if found.first_offset <= offset < found.next_offset:
                     raise found.error(self.path)
@@ -525,4 +540,6 @@ class TextBuilder:
 
 
 _POINT_READ_BYTES = 16 * 1024
+# What lies between two index entries is hardly ever more than a batch of the default max.message.bytes.
+_MOST_READ_BYTES = 2 * 1024 * 1024
 _TEXT_INTERVAL_BYTES = 4096

@@ -315,7 +315,10 @@ class Store:
                 # First: a crash in between must not take what is being dropped for durable records that are lost.
                 partition.lower_recovery_point(offset)
                 self.write_checkpoints()
-            return partition.truncate(offset)
+            changed = partition.truncate(offset)
+            if changed:
+                self.write_checkpoints()
+            return changed
 
     def home(self, name: str) -> Path:
         """The log directory that a partition lies in."""
