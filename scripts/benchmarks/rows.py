@@ -189,6 +189,31 @@ def append_zstd(bench: Bench) -> list[Result]:
 
 
 @row
+def append_null(bench: Bench) -> list[Result]:
+    """`cat f >> append` of nullfs, which drops it: the most that a bulk append through FUSE can reach."""
+    scratch = bench.directory("append-null")
+    lines = Lines(100)
+    size = bench.pick(GIB, 256 * MIB) // 100 * 100
+    source, plain = scratch / "source", scratch / "plain"
+    lines.file(source, size)
+    with nullfs(scratch) as null:
+        append = null.partition / "append"
+        times = alternate(
+            bench.pick(5, 3),
+            lambda: timed(lambda: shell('cat "$1" >> "$2"', source, append)),
+            lambda: timed(lambda: shell('cat "$1" > "$2"', source, plain)),
+        )
+    expect("size of the plain file", plain.stat().st_size, size)
+    ratio, spread = faster(*times)
+    what = "nullfs itself: bulk append, dropped"
+    peer = f"{speed(size, times[1])} cat to a plain file"
+    bench.directory("append-null")
+    return [
+        Result("append-null", what, ratio, f"nullfs {speed(size, times[0])}", peer, spread=spread)
+    ]
+
+
+@row
 def write_line(bench: Bench) -> list[Result]:
     """One write(2) a line of 100 bytes, one process."""
     scratch = bench.directory("write-line")
