@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import InvalidRecord, OffsetOutOfRange
 from logfs.format.record import NO_TIMESTAMP
+from logfs.log.segment import POINT_READ_BYTES
 from logfs.log.walk import Damage
 
 if TYPE_CHECKING:
@@ -209,7 +210,9 @@ class Reader:
         return None
 
     def _first_at(self, segment: Segment, start: int, timestamp: int) -> OffsetAndTimestamp | None:
-        for found in segment.walk(segment.position_of(start)):
+        """The first record at or after a time, from an offset on: in the first batch that reaches it, or behind."""
+        position = segment.skip_earlier(segment.position_of(start), timestamp)
+        for found in segment.walk(position, chunk_bytes=POINT_READ_BYTES):
             if isinstance(found, Damage):
                 continue
             header = found[1].header

@@ -7,7 +7,15 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.format import names
-from logfs.format.batch import HEADER_SIZE, LENGTH_OVERHEAD, STEP, Batch, Header, parse_header
+from logfs.format.batch import (
+    HEADER_SIZE,
+    LENGTH_OVERHEAD,
+    MAGIC,
+    STEP,
+    Batch,
+    Header,
+    parse_header,
+)
 from logfs.format.text import NO_TEXT, TextSize
 from logfs.log.index import OffsetIndex, TextIndex, TimeEntry, TimeIndex
 from logfs.log.spans import BatchInfo, survey, text_size
@@ -216,7 +224,7 @@ class Segment:
         while True:
             at = position - window_start
             if at + HEADER_SIZE > len(window):
-                window, window_start, at = self.read(position, _POINT_READ_BYTES), position, 0
+                window, window_start, at = self.read(position, POINT_READ_BYTES), position, 0
                 if len(window) < HEADER_SIZE:
                     return self._find_batch_carefully(offset)
             base_offset, length, last_delta = STEP.unpack_from(window, at)
@@ -244,19 +252,41 @@ class Segment:
         if len(index):
             number = index.number_of_offset(offset)
             entry = index[number]
-            ahead = _POINT_READ_BYTES
+            ahead = POINT_READ_BYTES
             if number + 1 < len(index):
                 ahead = max(index[number + 1].position - entry.position, HEADER_SIZE)
             return entry.position, entry.offset, min(ahead, _MOST_READ_BYTES)
         found = self.offset_index.lookup(offset)
         header = self.read(found.position, HEADER_SIZE)
         if not found.position or len(header) < HEADER_SIZE:
-            return 0, self.base_offset, _POINT_READ_BYTES
-        return found.position, found.offset - STEP.unpack_from(header)[2], _POINT_READ_BYTES
+            return 0, self.base_offset, POINT_READ_BYTES
+        return found.position, found.offset - STEP.unpack_from(header)[2], POINT_READ_BYTES
+
+    def skip_earlier(self, position: int, timestamp: int) -> int:
+        """Where the last batch before the first that reaches a time starts, stepping over headers from a batch on.
+
+        The careful walk goes on from there, with a batch that it need not answer with, or with one whose header
+        does not lead to another.
+        """
+        before, expected = position, None
+        window, window_start = self.read(position, POINT_READ_BYTES), position
+        while True:
+            at = position - window_start
+            if at + HEADER_SIZE > len(window):
+                window, window_start, at = self.read(position, POINT_READ_BYTES), position, 0
+                if len(window) < HEADER_SIZE:
+                    return before
+            header = parse_header(window, at)
+            follows = expected is None or header.base_offset == expected
+            if header.magic != MAGIC or not follows or header.size_bytes < HEADER_SIZE:
+                return before
+            if header.max_timestamp >= timestamp:
+                return before
+            before, position, expected = position, position + header.size_bytes, header.next_offset
 
     def _find_batch_carefully(self, offset: int) -> Batch | None:
         """As `find_batch`, by the careful walk from the offset index's entry on."""
-        for found in self.walk(self.position_of(offset), chunk_bytes=_POINT_READ_BYTES):
+        for found in self.walk(self.position_of(offset), chunk_bytes=POINT_READ_BYTES):
             if isinstance(found, Damage):
                 if found.first_offset <= offset < found.next_offset:
                     raise found.error(self.path)
@@ -539,7 +569,7 @@ class TextBuilder:
             self._last_entry = position
 
 
-_POINT_READ_BYTES = 16 * 1024
+POINT_READ_BYTES = 16 * 1024
 # What lies between two index entries is hardly ever more than a batch of the default max.message.bytes.
 _MOST_READ_BYTES = 2 * 1024 * 1024
 _TEXT_INTERVAL_BYTES = 4096

@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 PARTITION = "bench-0"
 # The first timestamp of the logs that are built here, and how far the clock goes with each append.
 FIRST_MS = 1_700_000_000_000
-STEP_MS = 10
+STEP_MS = 1000
 
 
 @dataclass
