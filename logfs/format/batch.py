@@ -291,7 +291,16 @@ class Batch:
         """(offset, timestamp) of the first record at or after a time, from an offset on; None if there is none."""
         from logfs.format import columns
 
-        if not columns.worthwhile(self.header.record_count):
+        header = self.header
+        first = header.base_timestamp
+        if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
+            first = header.max_timestamp
+        untouched = header.record_count == header.last_offset_delta + 1 > 0
+        untouched &= header.delete_horizon_ms is None
+        if untouched and first >= timestamp and header.base_offset >= offset:
+            # The first record reaches it, which the header tells of a batch that compaction never saw.
+            return header.base_offset, first
+        if not columns.worthwhile(header.record_count):
             for record in self.records():
                 at = NO_TIMESTAMP if record.timestamp is None else record.timestamp
                 if at >= timestamp and record.offset >= offset:

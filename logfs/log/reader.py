@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import InvalidRecord, OffsetOutOfRange
 from logfs.format.record import NO_TIMESTAMP
 from logfs.log.segment import POINT_READ_BYTES
-from logfs.log.walk import Damage
+from logfs.log.walk import Damage, DamagedRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -211,7 +212,14 @@ class Reader:
 
     def _first_at(self, segment: Segment, start: int, timestamp: int) -> OffsetAndTimestamp | None:
         """The first record at or after a time, from an offset on: in the first batch that reaches it, or behind."""
-        position = segment.skip_earlier(segment.position_of(start), timestamp)
+        position, reached = segment.skip_earlier(segment.position_of(start), timestamp)
+        if reached is not None and reached >= self.log_start_offset:
+            with suppress(DamagedRange):
+                batch = segment.find_batch(reached)
+                if batch is not None and batch.header.max_timestamp >= timestamp:
+                    first = batch.first_at(timestamp, self.log_start_offset)
+                    if first is not None:
+                        return OffsetAndTimestamp(*first, batch.header.partition_leader_epoch)
         for found in segment.walk(position, chunk_bytes=POINT_READ_BYTES):
             if isinstance(found, Damage):
                 continue

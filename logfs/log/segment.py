@@ -262,11 +262,11 @@ class Segment:
             return 0, self.base_offset, POINT_READ_BYTES
         return found.position, found.offset - STEP.unpack_from(header)[2], POINT_READ_BYTES
 
-    def skip_earlier(self, position: int, timestamp: int) -> int:
-        """Where the last batch before the first that reaches a time starts, stepping over headers from a batch on.
+    def skip_earlier(self, position: int, timestamp: int) -> tuple[int, int | None]:
+        """Step over headers, from a batch on, to the first that reaches a time.
 
-        The careful walk goes on from there, with a batch that it need not answer with, or with one whose header
-        does not lead to another.
+        Returns where the batch before it starts, and its base offset: None if headers ceased to lead to one
+        another. Nothing is checked but that, so what comes of it is to be checked by who reads it.
         """
         before, expected = position, None
         window, window_start = self.read(position, POINT_READ_BYTES), position
@@ -275,13 +275,13 @@ class Segment:
             if at + HEADER_SIZE > len(window):
                 window, window_start, at = self.read(position, POINT_READ_BYTES), position, 0
                 if len(window) < HEADER_SIZE:
-                    return before
+                    return before, None
             header = parse_header(window, at)
             follows = expected is None or header.base_offset == expected
             if header.magic != MAGIC or not follows or header.size_bytes < HEADER_SIZE:
-                return before
+                return before, None
             if header.max_timestamp >= timestamp:
-                return before
+                return before, header.base_offset
             before, position, expected = position, position + header.size_bytes, header.next_offset
 
     def _find_batch_carefully(self, offset: int) -> Batch | None:
