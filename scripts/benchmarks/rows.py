@@ -377,7 +377,8 @@ def growth(bench: Bench) -> list[Result]:
             span = len(_first_offsets(lines, size, CAT_BYTES // 100)) * STEP_MS
 
             def once(number: int) -> None:
-                follow_time(f"{mount.path}/grown-{partition}/time/{FIRST_MS + number % span}")
+                # The link alone: a small log has few records that times lead to, and the kernel remembers them.
+                os.readlink(f"{mount.path}/grown-{partition}/time/{FIRST_MS + number % span}")
 
             return once
 
