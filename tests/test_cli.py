@@ -167,7 +167,10 @@ def test_create_in_several_log_dirs(tmp_path: Path) -> None:
 
 def test_create_errors(orders: Path, tmp_path: Path) -> None:
     """What exists, a bad name and a bad setting are refused, each in a line that says what and why."""
-    assert "orders-0: the partition exists" in fails("create", orders)
+    before = ok("config", orders.parent, "--topic", "orders", "retention.ms")
+    for words in ((), ("-c", "retention.ms=5")):
+        assert "orders-0: the partition exists" in fails("create", orders, *words)
+    assert ok("config", orders.parent, "--topic", "orders", "retention.ms") == before
     assert "no dash" in fails("create", tmp_path / "log/orders")
     assert "max.message.bytes" in fails(
         "create", tmp_path / "log/x-0", "-c", "max.message.bytes=-1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from logfs.cli.common import add_target, target
-from logfs.errors import InvalidSetting
+from logfs.errors import InvalidSetting, PartitionExists
 
 if TYPE_CHECKING:
     import argparse
@@ -33,6 +33,9 @@ def run(arguments: argparse.Namespace) -> int:
     wanted = target(arguments.target)
     topic = names.parse_directory(wanted.name).topic
     with Store(wanted.log_dirs, only=wanted.name, progress=recovery_progress()) as store:
+        if wanted.name in store or wanted.name in store.offline:
+            # Said before anything is changed: the settings are the whole topic's.
+            raise PartitionExists(f"{wanted.name}: the partition exists")
         for setting in arguments.config:
             name, equals, value = setting.partition("=")
             if not equals:
