@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from logfs.format.batch import Batch, Header
     from logfs.format.record import Record
+    from logfs.log.index import SparseIndex
     from logfs.log.segment import Segment
 
 
@@ -198,14 +199,21 @@ def _java(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _dump_index(segment: Segment, path: Path, arguments: argparse.Namespace) -> int:
-    index = segment.offset_index
+def _goes_on(index: SparseIndex, path: Path, arguments: argparse.Namespace) -> bool:
+    """What both kinds of index begin with; whether their entries are wanted."""
     if arguments.index_sanity_check:
         index.check_sane()
         print(f"{path} passed sanity check.")
-        return 0
+        return False
     if not len(index) and not arguments.json:
         print(f"{path} is empty.")
+    return True
+
+
+def _dump_index(segment: Segment, path: Path, arguments: argparse.Namespace) -> int:
+    index = segment.offset_index
+    if not _goes_on(index, path, arguments):
+        return 0
     mismatches = []
     for number, entry in enumerate(index):
         if number and entry.offset == segment.base_offset:
@@ -230,12 +238,8 @@ def _dump_index(segment: Segment, path: Path, arguments: argparse.Namespace) -> 
 
 def _dump_time_index(segment: Segment, path: Path, arguments: argparse.Namespace) -> int:
     index = segment.time_index
-    if arguments.index_sanity_check:
-        index.check_sane()
-        print(f"{path} passed sanity check.")
+    if not _goes_on(index, path, arguments):
         return 0
-    if not len(index) and not arguments.json:
-        print(f"{path} is empty.")
     problems = []
     previous = -1
     for number, entry in enumerate(index):

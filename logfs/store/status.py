@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from logfs.config import value_in_force
-from logfs.setting import TOPIC_SETTINGS
-
 if TYPE_CHECKING:
     from logfs.log.partition import Partition
     from logfs.store.store import Store
@@ -64,13 +61,6 @@ def store_status(store: Store) -> dict[str, Any]:
         "offline": {name: str(reason) for name, reason in sorted(store.offline.items())},
         "background": store.background,
     }
-
-
-def topic_settings(store: Store, topic: str) -> dict[str, str]:
-    """Every topic-level setting in force."""
-    overrides = store.settings.topic_overrides(topic)
-    broker = store.settings.broker_overrides
-    return {name: value_in_force(name, overrides, broker) for name in TOPIC_SETTINGS}
 
 
 _METRICS = (

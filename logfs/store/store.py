@@ -247,7 +247,7 @@ class Store:
             log_dir = self.log_dirs[counts.index(min(counts))]
             path = log_dir.path / name
             self.disk.mkdir(path)
-            topic_id = self._topic_id(parsed.topic) or checkpoint.random_uuid()
+            topic_id = self.topic_id(parsed.topic) or checkpoint.random_uuid()
             self.disk.replace_file(
                 path / PARTITION_METADATA, checkpoint.format_partition_metadata(topic_id)
             )
@@ -274,9 +274,6 @@ class Store:
 
     def topic_id(self, topic: str) -> uuid.UUID | None:
         """The id that all partitions of a topic share (kafka-storage 1.5); None if no file tells it."""
-        return self._topic_id(topic)
-
-    def _topic_id(self, topic: str) -> uuid.UUID | None:
         for partition in self.partitions.values():
             path = partition.directory / PARTITION_METADATA
             if partition.topic == topic and self.disk.exists(path):
