@@ -36,7 +36,7 @@ class AbortedTransaction(NamedTuple):
 def parse_aborted(data: Buffer) -> list[AbortedTransaction]:
     """The entries of a .txnindex file, as far as they are whole. Raises `Corrupt` for a later version."""
     view = memoryview(data)
-    found = []
+    found: list[AbortedTransaction] = []
     for version, *fields in ENTRY.iter_unpack(view[: len(view) // ENTRY.size * ENTRY.size]):
         if version > VERSION:
             raise Corrupt(f"transaction index: entry {len(found)} has version {version}, not 0")
