@@ -148,8 +148,12 @@ class Producers:
         return self._producers.get(producer_id) or Producer(producer_id)
 
     def entries(self) -> list[ProducerEntry]:
-        """What a snapshot of all of them holds."""
-        return [producer.entry() for producer in self._producers.values()]
+        """What a snapshot of all of them holds, in Kafka's order, so that the files are equal."""
+        buckets = 16
+        while len(self._producers) > buckets * 3 // 4:
+            buckets *= 2
+        ordered = sorted(self._producers, key=lambda producer_id: _spread(producer_id) % buckets)
+        return [self._producers[producer_id].entry() for producer_id in ordered]
 
     def open_transactions(self) -> dict[int, int]:
         """The producers with an open transaction, and the offset that it began at."""
@@ -280,3 +284,9 @@ class Producers:
         ]
         for producer_id in idle:
             del self._producers[producer_id]
+
+
+def _spread(producer_id: int) -> int:
+    """What a Java hash map makes of a long to choose its bucket; it is walked bucket by bucket."""
+    folded = (producer_id ^ producer_id >> 32) & 0xFFFFFFFF
+    return folded ^ folded >> 16
