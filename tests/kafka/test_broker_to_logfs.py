@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import logfs
+from logfs.format.text import View
 from logfs.log.reader import EARLIEST, LATEST, MAX_TIMESTAMP
 from tests.conftest import assert_clean
 from tests.kafka import topics
+from tests.kafka.client import COMMITTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,6 +33,7 @@ class Said:
     """What Kafka's clients say of a partition."""
 
     records: list[tuple[Record, int]]
+    committed: list[Record]
     edges: list[OffsetAndTimestamp | None]
     times: list[int]
     found: list[OffsetAndTimestamp | None]
@@ -53,6 +56,7 @@ def ask(client: Client, log_dir: Path) -> dict[str, Said]:
             times = some_times(topic, [record for record, _ in records])
             said[f"{topic}-{number}"] = Said(
                 records,
+                client.consume(topic, number, isolation=COMMITTED),
                 client.list_offsets(topic, list(EDGES), number),
                 times,
                 client.list_offsets(topic, times, number),
@@ -137,6 +141,8 @@ def test_it_holds_what_it_is_to_hold(said: dict[str, Said], written: Written) ->
         assert offsets[-1] - offsets[0] >= len(offsets)
     assert any(record.value is None for record, _ in said["compacted-0"].records)
     assert {epoch for _, epoch in written.said["live"]["odd-0"].records} > {0}
+    transactions = said["transactions-0"]
+    assert 0 < len(transactions.committed) < len(transactions.records)
     assert sum(len(known.records) for n, known in said.items() if n.startswith("__consumer")) > 20
 
 
@@ -157,6 +163,22 @@ def test_records_are_equal(store: Store, said: dict[str, Said]) -> None:
         }
         assert_same(
             name, [epochs[r.offset] for r, _ in known.records], [e for _, e in known.records]
+        )
+
+
+def test_committed_records_are_equal(store: Store, said: dict[str, Said]) -> None:
+    """With read_committed: one by one, in bulk, by offset, and as text."""
+    for name, known in said.items():
+        committed = store[name].committed
+        assert_same(name, list(committed.read()), known.committed)
+        offsets = [record.offset for record in known.committed]
+        assert_same(name, committed.columns().offsets.tolist(), offsets)
+        there = {record.offset: record for record in known.committed}
+        for offset in range(committed.log_start_offset, committed.log_end_offset):
+            assert committed.record(offset) == there.get(offset), f"{name}, offset {offset}"
+        text = committed.text(View.LINES)
+        assert text.read(0, text.size) == b"".join(
+            (r.value or b"") + b"\n" for r in known.committed
         )
 
 
