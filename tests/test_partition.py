@@ -1021,9 +1021,9 @@ def test_a_batch_emptied_by_compaction_is_stepped_over(log_dir: Path, clock: Clo
 
 
 def test_a_brokers_cleaner_leaves_gaps_and_no_damage(log_dir: Path, clock: Clock) -> None:
-    """A broker keeps settings elsewhere: its cleaner's checkpoint tells that offsets may be missing (kafka-storage 8.9).
+    """A broker's settings are elsewhere: its cleaner's checkpoint tells that offsets may be missing.
 
-    An empty segment goes by its file's time, so it answers for all times before that (kafka-storage 3.10).
+    An empty segment goes by its file's time, so it answers for all times before (kafka-storage 3.10, 8.9).
     """
     first = raw_batch([Record(b"a", b"k", timestamp=10)], 4)
     second = raw_batch([Record(b"b", b"k", timestamp=20)], 15)
