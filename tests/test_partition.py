@@ -1020,6 +1020,24 @@ def test_a_batch_emptied_by_compaction_is_stepped_over(log_dir: Path, clock: Clo
         assert orders.active.max_timestamp == (50, 2)
 
 
+def test_a_brokers_cleaner_leaves_gaps_and_no_damage(log_dir: Path, clock: Clock) -> None:
+    """A broker's settings are elsewhere: its cleaner's checkpoint tells that offsets may be missing.
+
+    An empty segment goes by its file's time, so it answers for all times before (kafka-storage 3.10, 8.9).
+    """
+    first = raw_batch([Record(b"a", b"k", timestamp=10)], 4)
+    second = raw_batch([Record(b"b", b"k", timestamp=20)], 15)
+    raw_partition(log_dir, {log(0): first, log(9): b"", log(12): second})
+    with Store(log_dir, read_only=True, clock=clock) as store, pytest.raises(DamagedRange):
+        offsets(store[NAME])
+    (log_dir / "cleaner-offset-checkpoint").write_bytes(b"0\n1\norders 0 12\n")
+    with Store(log_dir, clock=clock) as store:
+        orders = store[NAME]
+        assert offsets(orders) == [4, 15]
+        assert orders.offset_for_time(10) == (4, 10, 0)
+        assert orders.offset_for_time(11) is None
+
+
 def test_a_batch_with_missing_records_answers_none_for_them(log_dir: Path, clock: Clock) -> None:
     """An offset that compaction took inside a batch has no record (kafka-storage 14.3 item 40)."""
     data = bytearray(HEADER_SIZE)

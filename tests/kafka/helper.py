@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import subprocess
+from select import select
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 # Quick to start and small: the tests run next to it, on few processors.
 JVM = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Dfile.encoding=UTF-8"]
+
+
+CALL_SECONDS = 180
 
 
 class KafkaError(Exception):
@@ -49,6 +53,9 @@ class Helper:
         request = {"call": name, **arguments}
         self.process.stdin.write(orjson.dumps(request, default=_base64) + b"\n")
         self.process.stdin.flush()
+        if not select([self.process.stdout], [], [], CALL_SECONDS)[0]:
+            self.process.kill()
+            raise AssertionError(f"no answer to {name} within {CALL_SECONDS} s")
         line = self.process.stdout.readline()
         assert line, f"the helper is gone: {self.log.read_text()}"
         answer = orjson.loads(line)
