@@ -257,6 +257,45 @@ def test_single_records(model: Model) -> None:
         assert envelope.stat().st_mtime_ns == model.times[offset] * 1_000_000
 
 
+@pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 131_072, 131_073, 500_000])
+def test_a_record_is_whole_at_the_first_look_and_ever_after(topic: Path, size: int) -> None:
+    """What the kernel is given with the open is what it would have read, in pages, beyond them and by mmap."""
+    value = bytes(random.Random(size).choices(b"abcdefgh", k=size))
+    (topic / "append").write_bytes(b"x\n" + value + b"\n")
+    with (topic / "offsets/1").open("rb") as file:
+        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            assert mapped[:] == value
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert os.pread(file.fileno(), size + 1, 0) == value
+    assert (topic / "offsets/1").read_bytes() == value
+
+
+# Reads each record again and again, and has the kernel drop the page in between.
+_DROPPING_READER = """
+import os, sys
+for number in range(100):
+    for _ in range(6):
+        fd = os.open(f"{sys.argv[1]}/{number}", os.O_RDONLY)
+        for _ in range(2):
+            assert os.pread(fd, 100, 0) == b"value %d" % number
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+"""
+
+
+def test_readers_of_one_record_never_wait_for_each_other(mount: Mount, orders: Path) -> None:
+    """A page that is being read is locked, and the daemon must not reach for it when somebody else opens the file."""
+    (orders / "append").write_bytes(b"".join(b"value %d\n" % n for n in range(100)))
+    command = [sys.executable, "-c", _DROPPING_READER, str(orders / "offsets")]
+    readers = [subprocess.Popen(command) for _ in range(4)]
+    try:
+        assert [reader.wait(60) for reader in readers] == [0] * 4
+    except subprocess.TimeoutExpired:
+        # Nothing else ends a daemon that waits for itself.
+        run("umount", "-f", mount.path)
+        raise
+
+
 def test_ends(model: Model) -> None:
     """`earliest` and `latest` are links to the first readable and the last record."""
     offsets = model.path / "offsets"

@@ -26,7 +26,7 @@ from logfs.mount.nodes.base import (
     PartitionAccess,
     Symlink,
 )
-from logfs.mount.nodes.record import RecordFile
+from logfs.mount.nodes.record import RecordFile, RecordHandle
 from logfs.mount.nodes.text import TextFile
 from logfs.mount.steady import SteadySizes
 
@@ -46,6 +46,8 @@ _T = TypeVar("_T")
 _FLEETING = 20_000
 # Requests at work in threads at a time, beside the fsyncs, which have one each for a partition.
 _WORKERS = 8
+# Records up to this size go to the kernel with the answer to their first open; larger ones may not be read whole.
+_HANDED_OVER_BYTES = 128 * 1024
 _BLOCK = 512
 _INT64_MAX = 2**63 - 1
 
@@ -371,11 +373,30 @@ class Operations(pyfuse3.Operations):
         handle = await self._run(node.open, flags, _caller(ctx))
         number = self._new_handle()
         self._handles[number] = handle
+        if isinstance(handle, RecordHandle):
+            self._hand_over(handle)
         return pyfuse3.FileInfo(
             fh=pyfuse3.FileHandleT(number),
             direct_io=handle.direct_io,
             keep_cache=handle.keep_cache,
         )
+
+    @staticmethod
+    def _hand_over(handle: RecordHandle) -> None:
+        """Put a record into the kernel's pages at the first open, and the READ that would follow never comes.
+
+        At the first only. A page that is being read is locked, and the kernel would have this thread wait for an
+        answer that it is itself to give; before the first open there is nobody who reads.
+        """
+        file, content = handle.file, handle.content
+        if file.is_handed_over or not 0 < len(content) <= _HANDED_OVER_BYTES:
+            return
+        file.is_handed_over = True
+        try:
+            pyfuse3.notify_store(pyfuse3.InodeT(file.inode), 0, content)
+        except OSError as error:
+            # Then the kernel asks for it, as it does for what it had no memory to keep.
+            logger.debug("%s: %s", file.path, error)
 
     async def read(self, fh: int, off: int, size: int) -> bytes:
         position = off
