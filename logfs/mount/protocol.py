@@ -44,6 +44,8 @@ _T = TypeVar("_T")
 # Names that were only ever looked up stay in the kernel for as long as it has memory; beyond so many of them the
 # oldest are taken back, so that a scan of a million offsets does not leave a million nodes here.
 _FLEETING = 20_000
+# So many at a time: a thread of pyfuse3's asks for them, and waking it for each costs as much as the lookup.
+_TAKEN_BACK = 256
 # Requests at work in threads at a time, beside the fsyncs, which have one each for a partition.
 _WORKERS = 8
 # Records up to this size go to the kernel with the answer to their first open; larger ones may not be read whole.
@@ -124,14 +126,15 @@ class Operations(pyfuse3.Operations):
                 self._take_back()
 
     def _take_back(self) -> None:
-        """Ask the kernel to forget the name that was looked up longest ago."""
-        inode, _ = self._fleeting.popitem(last=False)
-        node = self._nodes.get(inode)
-        if node is not None and node.parent is not None:
-            name = pyfuse3.FileNameT(os.fsencode(node.name))
-            pyfuse3.invalidate_entry_async(
-                pyfuse3.InodeT(node.parent.inode), name, ignore_enoent=True
-            )
+        """Ask the kernel to forget the names that were looked up longest ago."""
+        for _ in range(_TAKEN_BACK):
+            inode, _ = self._fleeting.popitem(last=False)
+            node = self._nodes.get(inode)
+            if node is not None and node.parent is not None:
+                name = pyfuse3.FileNameT(os.fsencode(node.name))
+                pyfuse3.invalidate_entry_async(
+                    pyfuse3.InodeT(node.parent.inode), name, ignore_enoent=True
+                )
 
     async def _attributes(self, node: Node) -> pyfuse3.EntryAttributes:
         if not node.inode:
