@@ -21,7 +21,7 @@ import pytest
 from logfs.mount.errnos import ErrorLog
 from logfs.mount.nodes.base import Caller, Context, Directory, File, Symlink
 from logfs.mount.nodes.root import RootDirectory
-from tests.conftest import Mount, assert_clean, need_fuse, run
+from tests.conftest import Mount, assert_clean, need_fuse, run, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -294,6 +294,18 @@ def test_readers_of_one_record_never_wait_for_each_other(mount: Mount, orders: P
         # Nothing else ends a daemon that waits for itself.
         run("umount", "-f", mount.path)
         raise
+
+
+def test_names_looked_up_long_ago_are_forgotten(topic: Path) -> None:
+    """Beyond 20,000 records the kernel is asked to forget the oldest: their next look-up makes them anew."""
+    (topic / "append").write_bytes(b"a line\n" * 20_300)
+    directory = os.open(topic / "offsets", os.O_PATH)
+    first = os.stat("0", dir_fd=directory).st_ino
+    last = [os.stat(str(number), dir_fd=directory).st_ino for number in range(1, 20_300)][-1]
+    wait_for(lambda: os.stat("0", dir_fd=directory).st_ino != first)
+    assert os.stat("20299", dir_fd=directory).st_ino == last
+    assert (topic / "offsets/0").read_bytes() == b"a line"
+    os.close(directory)
 
 
 def test_ends(model: Model) -> None:
