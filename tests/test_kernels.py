@@ -605,18 +605,28 @@ def test_scanned_rows_lead_to_the_batches() -> None:
         assert crc32c(batch.data[21:]) == row[kernels.CRC]
 
 
-@given(st.lists(st.lists(st.one_of(st.none(), st.binary(max_size=40)), max_size=6), max_size=4))
-def test_render_lines_equals_decoding_and_joining(batches: list[list[bytes | None]]) -> None:
+# Lengths on both sides of a varint's second and third byte.
+_values = st.one_of(
+    st.none(),
+    st.binary(max_size=40),
+    st.sampled_from([50, 60, 64, 8180, 8192]).map(lambda size: b"v" * size),
+)
+
+
+@given(st.lists(st.lists(_values, max_size=6), max_size=4), st.sampled_from([1, 60, 8000, 2**20]))
+def test_render_lines_equals_decoding_and_joining(
+    batches: list[list[bytes | None]], step: int
+) -> None:
     """The lines of several batches are their values, each with a newline, written in one pass."""
     data = bytearray()
     spans = []
-    for values in batches:
+    for number, values in enumerate(batches):
         start = len(data)
         for delta, value in enumerate(values):
-            record = Record(
-                value, key=b"k" if delta % 2 else None, headers=[("h", b"v")] * (delta % 3)
-            )
-            data += encode_record(record, offset_delta=delta, timestamp_delta=-delta)
+            # Of lines alone, or with others among them.
+            key = b"k" if number % 2 and delta % 2 else None
+            record = Record(value, key=key, headers=[("h", b"v")] * (delta % 3))
+            data += encode_record(record, offset_delta=delta * step, timestamp_delta=-delta * step)
         spans.append((start, len(data), len(values), 0, 0))
     expected = b"".join((value or b"") + b"\n" for values in batches for value in values)
     array = np.frombuffer(bytes(data), np.uint8)
@@ -626,6 +636,24 @@ def test_render_lines_equals_decoding_and_joining(batches: list[list[bytes | Non
     assert out[: len(expected)].tobytes() == expected
     if expected:
         assert kernels.render_lines(array, rows, out[: len(expected) - 1].copy()) < 0
+
+
+@given(
+    st.binary(max_size=70),
+    st.sampled_from([0, 1, 63, 64, 8191, 8192, 2**21]),
+    st.integers(0, 12),
+    st.integers(0, 255),
+)
+def test_a_plain_value_is_found_as_any_is(value: bytes, delta: int, at: int, byte: int) -> None:
+    """The short way takes no record that the long one would refuse, or find elsewhere."""
+    record = Record(value, headers=[("h", b"v")] * (at % 2))
+    data = bytearray(encode_record(record, offset_delta=delta, timestamp_delta=delta))
+    data[at % len(data)] = byte
+    data += bytes(16)
+    array = np.frombuffer(bytes(data), np.uint8)
+    found = kernels._plain_value(array, 0)
+    if found[1] >= 0 and found[2] <= len(array):
+        assert found == kernels._any_value(array, 0, len(array))
 
 
 @given(st.binary(max_size=60), st.integers(0, 5))

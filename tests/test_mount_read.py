@@ -21,7 +21,7 @@ import pytest
 from logfs.mount.errnos import ErrorLog
 from logfs.mount.nodes.base import Caller, Context, Directory, File, Symlink
 from logfs.mount.nodes.root import RootDirectory
-from tests.conftest import Mount, assert_clean, need_fuse, run
+from tests.conftest import Mount, assert_clean, need_fuse, run, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -255,6 +255,57 @@ def test_single_records(model: Model) -> None:
         envelope = model.path / f"offsets/{offset}.json"
         assert envelope.read_bytes() == lines[offset]
         assert envelope.stat().st_mtime_ns == model.times[offset] * 1_000_000
+
+
+@pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 131_072, 131_073, 500_000])
+def test_a_record_is_whole_at_the_first_look_and_ever_after(topic: Path, size: int) -> None:
+    """What the kernel is given with the open is what it would have read, in pages, beyond them and by mmap."""
+    value = bytes(random.Random(size).choices(b"abcdefgh", k=size))
+    (topic / "append").write_bytes(b"x\n" + value + b"\n")
+    with (topic / "offsets/1").open("rb") as file:
+        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            assert mapped[:] == value
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert os.pread(file.fileno(), size + 1, 0) == value
+    assert (topic / "offsets/1").read_bytes() == value
+
+
+# Reads each record again and again, and has the kernel drop the page in between.
+_DROPPING_READER = """
+import os, sys
+for number in range(100):
+    for _ in range(6):
+        fd = os.open(f"{sys.argv[1]}/{number}", os.O_RDONLY)
+        for _ in range(2):
+            assert os.pread(fd, 100, 0) == b"value %d" % number
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+"""
+
+
+def test_readers_of_one_record_never_wait_for_each_other(mount: Mount, orders: Path) -> None:
+    """A page that is being read is locked, and the daemon must not reach for it when somebody else opens the file."""
+    (orders / "append").write_bytes(b"".join(b"value %d\n" % n for n in range(100)))
+    command = [sys.executable, "-c", _DROPPING_READER, str(orders / "offsets")]
+    readers = [subprocess.Popen(command) for _ in range(4)]
+    try:
+        assert [reader.wait(60) for reader in readers] == [0] * 4
+    except subprocess.TimeoutExpired:
+        # Nothing else ends a daemon that waits for itself.
+        run("umount", "-f", mount.path)
+        raise
+
+
+def test_names_looked_up_long_ago_are_forgotten(topic: Path) -> None:
+    """Beyond 20,000 records the kernel is asked to forget the oldest: their next look-up makes them anew."""
+    (topic / "append").write_bytes(b"a line\n" * 20_300)
+    directory = os.open(topic / "offsets", os.O_PATH)
+    first = os.stat("0", dir_fd=directory).st_ino
+    last = [os.stat(str(number), dir_fd=directory).st_ino for number in range(1, 20_300)][-1]
+    wait_for(lambda: os.stat("0", dir_fd=directory).st_ino != first)
+    assert os.stat("20299", dir_fd=directory).st_ino == last
+    assert (topic / "offsets/0").read_bytes() == b"a line"
+    os.close(directory)
 
 
 def test_ends(model: Model) -> None:

@@ -186,16 +186,14 @@ class Batch:
         Raises `Corrupt` if they are no stream of the batch's codec, or more than
         `compression.DEFAULT_LIMIT` bytes come out.
         """
-        codec = self.header.codec
-        packed = self.data[HEADER_SIZE:]
-        if codec is Codec.NONE:
-            payload: bytes | memoryview = packed
-        else:
-            payload = compression.decompress(codec, packed, limit=compression.DEFAULT_LIMIT)
-        count = self.header.record_count
+        header = self.header
+        payload: bytes | memoryview = self.data[HEADER_SIZE:]
+        if header.attributes & CODEC_MASK:
+            payload = compression.decompress(header.codec, payload, limit=compression.DEFAULT_LIMIT)
+        count = header.record_count
         if count < 0 or count * SMALLEST_RECORD > len(payload):
             raise Corrupt(
-                f"batch {self.header.base_offset}: {count} records do not fit in {len(payload)} bytes"
+                f"batch {header.base_offset}: {count} records do not fit in {len(payload)} bytes"
             )
         return payload
 
@@ -312,7 +310,7 @@ class Batch:
         return (int(decoded.offsets[row]), int(decoded.timestamps[row])) if fits[row] else None
 
     def _stamped(self, record: Record) -> Record:
-        if self.header.timestamp_type is TimestampType.CREATE_TIME:
+        if not self.header.attributes & LOG_APPEND_TIME_BIT:
             return record
         return Record(
             record.value,

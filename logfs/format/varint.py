@@ -28,6 +28,10 @@ def encode(value: int) -> bytes:
 
 def decode(data: Sequence[int], position: int, most_bytes: int = VARINT_BYTES) -> tuple[int, int]:
     """The value at a position and the position behind it; `Corrupt` if there is none of at most that length."""
+    if position < len(data) and data[position] < 128:
+        # One byte, as most are.
+        result = data[position]
+        return (result >> 1) ^ -(result & 1), position + 1
     result = shift = 0
     for at in range(position, min(position + most_bytes, len(data))):
         byte = data[at]

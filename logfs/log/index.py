@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from logfs.log.files import Disk, File
 
 _MAX_RELATIVE_OFFSET = 2**31 - 1
-# As many entries as a block of a text view has at the default interval.
-_NEAR = 64
+# As many entries as the longest block of a text view has at the default interval.
+_NEAR = 256
 
 
 class SparseIndex:
@@ -359,6 +359,16 @@ class TextIndex(SparseIndex):
         self._open()
         relative = offset - 1 - self.base_offset
         return bisect_right(range(self._count), relative, key=lambda i: self._get(i)[0]) - 1
+
+    def around(self, offset: int) -> tuple[int, int, int] | None:
+        """The last entry at or before an offset: (its offset, its position, the next one's or -1); None if empty."""
+        number = self.number_of_offset(offset)
+        start, position = self.base_offset, 0
+        if number >= 0:
+            relative, position, *_ = self._get(number)
+            start += relative + 1
+        after = self._get(number + 1)[1] if number + 1 < self._count else -1
+        return (start, position, after) if self._count else None
 
     def number_of_text(self, at: int, view: View, prefix_bytes: int) -> int:
         """The number of the last entry at or before a byte of a view, -1 for the segment's start."""

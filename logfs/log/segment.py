@@ -250,14 +250,11 @@ class Segment:
         The text index tells all three. Without one, the offset index tells the position, and the last offset of
         the batch there, whose length in offsets is under its CRC.
         """
-        index = self.text_index
-        if len(index):
-            number = index.number_of_offset(offset)
-            entry = index[number]
-            ahead = POINT_READ_BYTES
-            if number + 1 < len(index):
-                ahead = max(index[number + 1].position - entry.position, HEADER_SIZE)
-            return entry.position, entry.offset, min(ahead, _MOST_READ_BYTES)
+        around = self.text_index.around(offset)
+        if around:
+            start, position, after = around
+            ahead = POINT_READ_BYTES if after < 0 else max(after - position, HEADER_SIZE)
+            return position, start, min(ahead, _MOST_READ_BYTES)
         found = self.offset_index.lookup(offset)
         header = self.read(found.position, HEADER_SIZE)
         if not found.position or len(header) < HEADER_SIZE:

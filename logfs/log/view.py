@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from logfs.log.reader import Reader
     from logfs.log.segment import Segment
 
-# How much of a .log file is rendered at a time: larger costs latency, smaller costs calls.
+# How much of a .log file is rendered at a time: larger costs latency, smaller costs calls. Who reads on from where
+# he was gets as much as the kernel asks for in one request.
 BLOCK_BYTES = 256 * 1024
+_AHEAD_BYTES = 1024 * 1024
 _CACHE_BYTES = 32 * 1024 * 1024
-# Rendering up to so much takes no longer than a hop to a thread and back, unless it has to be unpacked.
-INLINE_BYTES = BLOCK_BYTES
+# Rendering up to so much is done where it is asked for, unless it has to be unpacked.
+INLINE_BYTES = _AHEAD_BYTES
 
 
 class Piece(NamedTuple):
@@ -258,16 +260,17 @@ class TextView:
         tip = segment.tip
         index = segment.text_index
         last_block = self._last_block
+        ahead = BLOCK_BYTES
         if last_block.segment is not segment or at < last_block.start or at > last_block.end:
             first = index.number_of_text(at, self.view, len(self._prefix))
         elif at < last_block.end:
             return last_block.piece(at)
         else:
             # A sequential read: it goes on where the last block ended.
-            first = last_block.next_number
+            first, ahead = last_block.next_number, _AHEAD_BYTES
         entry = index[first]
         count = len(index)
-        last = max(index.last_before(entry.position + BLOCK_BYTES, first + 1), first + 1)
+        last = max(index.last_before(entry.position + ahead, first + 1), first + 1)
         inside = last < count and index[last].position < tip.size_bytes
         end = index[last].position if inside else tip.size_bytes
         end_text = index[last].before if inside else tip.text

@@ -26,7 +26,7 @@ from logfs.mount.nodes.base import (
     PartitionAccess,
     Symlink,
 )
-from logfs.mount.nodes.record import RecordFile
+from logfs.mount.nodes.record import RecordFile, RecordHandle
 from logfs.mount.nodes.text import TextFile
 from logfs.mount.steady import SteadySizes
 
@@ -44,8 +44,12 @@ _T = TypeVar("_T")
 # Names that were only ever looked up stay in the kernel for as long as it has memory; beyond so many of them the
 # oldest are taken back, so that a scan of a million offsets does not leave a million nodes here.
 _FLEETING = 20_000
+# So many at a time: a thread of pyfuse3's asks for them, and waking it for each costs as much as the lookup.
+_TAKEN_BACK = 256
 # Requests at work in threads at a time, beside the fsyncs, which have one each for a partition.
 _WORKERS = 8
+# Records up to this size go to the kernel with the answer to their first open; larger ones may not be read whole.
+_HANDED_OVER_BYTES = 128 * 1024
 _BLOCK = 512
 _INT64_MAX = 2**63 - 1
 
@@ -122,14 +126,15 @@ class Operations(pyfuse3.Operations):
                 self._take_back()
 
     def _take_back(self) -> None:
-        """Ask the kernel to forget the name that was looked up longest ago."""
-        inode, _ = self._fleeting.popitem(last=False)
-        node = self._nodes.get(inode)
-        if node is not None and node.parent is not None:
-            name = pyfuse3.FileNameT(os.fsencode(node.name))
-            pyfuse3.invalidate_entry_async(
-                pyfuse3.InodeT(node.parent.inode), name, ignore_enoent=True
-            )
+        """Ask the kernel to forget the names that were looked up longest ago."""
+        for _ in range(_TAKEN_BACK):
+            inode, _ = self._fleeting.popitem(last=False)
+            node = self._nodes.get(inode)
+            if node is not None and node.parent is not None:
+                name = pyfuse3.FileNameT(os.fsencode(node.name))
+                pyfuse3.invalidate_entry_async(
+                    pyfuse3.InodeT(node.parent.inode), name, ignore_enoent=True
+                )
 
     async def _attributes(self, node: Node) -> pyfuse3.EntryAttributes:
         if not node.inode:
@@ -371,11 +376,30 @@ class Operations(pyfuse3.Operations):
         handle = await self._run(node.open, flags, _caller(ctx))
         number = self._new_handle()
         self._handles[number] = handle
+        if isinstance(handle, RecordHandle):
+            self._hand_over(handle)
         return pyfuse3.FileInfo(
             fh=pyfuse3.FileHandleT(number),
             direct_io=handle.direct_io,
             keep_cache=handle.keep_cache,
         )
+
+    @staticmethod
+    def _hand_over(handle: RecordHandle) -> None:
+        """Put a record into the kernel's pages at the first open, and the READ that would follow never comes.
+
+        At the first only. A page that is being read is locked, and the kernel would have this thread wait for an
+        answer that it is itself to give; before the first open there is nobody who reads.
+        """
+        file, content = handle.file, handle.content
+        if file.is_handed_over or not 0 < len(content) <= _HANDED_OVER_BYTES:
+            return
+        file.is_handed_over = True
+        try:
+            pyfuse3.notify_store(pyfuse3.InodeT(file.inode), 0, content)
+        except OSError as error:
+            # Then the kernel asks for it, as it does for what it had no memory to keep.
+            logger.debug("%s: %s", file.path, error)
 
     async def read(self, fh: int, off: int, size: int) -> bytes:
         position = off

@@ -35,6 +35,8 @@ class RecordFile(PartitionAccess, File):
     allowed_bits = READ_BITS
     attr_timeout = 3600.0
     entry_timeout = 1.0
+    # Whether the kernel was given the content with an open.
+    is_handed_over = False
 
     def __init__(
         self,
@@ -108,8 +110,9 @@ class RecordHandle(Handle):
 
     def __init__(self, node: RecordFile) -> None:
         super().__init__(node)
-        self._content = node.content(node.record)
+        self.file = node
+        self.content = node.content(node.record)
         node.forget_record()
 
     def read(self, position: int, size: int) -> bytes:
-        return self._content[position : position + size]
+        return self.content[position : position + size]
