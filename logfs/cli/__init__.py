@@ -32,6 +32,7 @@ COMMANDS = {
     "recover": "check and repair what a crash left, now",
     "reindex": "make all indexes of a partition anew",
     "config": "show or change settings",
+    "groups": "what consumer groups have committed, and how far behind they are",
 }
 
 _EPILOG = """\
