@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import warnings
 
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 
 from logfs.errors import Corrupt, Unsupported
 from logfs.format.group_record import (
-    Message,
     OffsetCommit,
     OffsetKey,
     coordinator_partition,
@@ -24,6 +24,7 @@ from logfs.format.group_record import (
     parse_value,
     value_view,
 )
+from logfs.format.message import Message
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -210,8 +211,8 @@ def test_what_a_dump_prints() -> None:
 
 
 @pytest.mark.parametrize("kind", range(3, 16))
-def test_other_kinds_are_recognised_and_left_alone(kind: int) -> None:
-    """The newer protocol's and share groups' keys name their group; their values are not looked at."""
+def test_keys_of_other_kinds_are_recognised(kind: int) -> None:
+    """The newer protocol's and share groups' keys name their group, and perhaps a member."""
     members = (5, 7, 8, 10, 13, 14)
     data = kind.to_bytes(2) + b"\0\2g1" + (b"\0\2m1" if kind in members else b"")
     key = parse_key(data)
@@ -219,7 +220,90 @@ def test_other_kinds_are_recognised_and_left_alone(kind: int) -> None:
     assert offset_key(key) is None
     expected = {"groupId": "g1"} | ({"memberId": "m1"} if kind in members else {})
     assert key_view(key) == {"type": str(kind), "data": expected}
+
+
+@pytest.mark.parametrize("kind", [4, *range(9, 16)])
+def test_some_values_are_left_alone(kind: int) -> None:
+    """What nobody here needs is not looked at."""
     assert parse_value(kind, b"whatever") is None
+
+
+def view(kind: int, value: str) -> dict:
+    """What a dump prints of a value in hex."""
+    found = parse_value(kind, bytes.fromhex(value))
+    assert found is not None
+    assert found.version == 0
+    return value_view(found)["data"]
+
+
+def test_values_of_the_newer_protocol() -> None:
+    """As Kafka 4.4.0 wrote and printed them: epochs, members, assignments, tagged fields that are there or not."""
+    uuid, text = "dceac0164d69478a8383679de445cf3f", "3OrAFk1pR4qDg2ed5EXPPw"
+    assert view(3, "0000 00000002 01 00 08 cbd9d567d6ce83fc") == {
+        "epoch": 2,
+        "metadataHash": -3757737772101762052,
+    }
+    assert view(3, "0000 00000002 00") == {"epoch": 2}
+    member = "0000 00 00 02 63 0b 2f3132372e302e302e31 02 07 6f7264657273 01 000493e0 00"
+    expected = {
+        "instanceId": None,
+        "rackId": None,
+        "clientId": "c",
+        "clientHost": "/127.0.0.1",
+        "subscribedTopicNames": ["orders"],
+        "subscribedTopicRegex": "",
+        "rebalanceTimeoutMs": 300000,
+        "serverAssignor": None,
+    }
+    assert view(5, member + "00") == expected
+    assert view(5, member + "01 00 01 00") == {**expected, "classicMemberMetadata": None}
+    assert view(5, member + "01 00 0c 01 00000005 02 02 78 02 ff 00 00")[
+        "classicMemberMetadata"
+    ] == {"sessionTimeoutMs": 5, "supportedProtocols": [{"name": "x", "metadata": "/w=="}]}
+    assert view(6, "0000 00000002 01 00 08 000001a1fbe24ffe") == {
+        "assignmentEpoch": 2,
+        "assignmentTimestamp": 1795227275262,
+    }
+    assert view(7, f"0000 02 {uuid} 03 00000000 00000001 00 00") == {
+        "topicPartitions": [{"topicId": text, "partitions": [0, 1]}]
+    }
+    assigned = f"{uuid} 03 00000000 00000001 01 00 09 03 00000002 00000002"
+    assert view(8, f"0000 00000002 00000000 00 02 {assigned} 01 00") == {
+        "memberEpoch": 2,
+        "previousMemberEpoch": 0,
+        "state": 0,
+        "assignedPartitions": [{"topicId": text, "partitions": [0, 1], "assignmentEpochs": [2, 2]}],
+        "partitionsPendingRevocation": [],
+    }
+
+
+def test_what_consumers_told_each_other() -> None:
+    """A classic group's subscriptions and assignments are read, unless they are another protocol's, or empty."""
+    subscription = "0003 00000001 0001 74 ffffffff 00000000 ffffffff ffff"
+    assignment = "0001 00000001 0001 74 00000002 00000000 00000001 00000001 05"
+    member = {
+        **MEMBER,
+        "subscription": bytes.fromhex(subscription),
+        "assignment": bytes.fromhex(assignment),
+    }
+    views = {}
+    for kind in ("consumer", "connect"):
+        data = encode_group_metadata({**GROUP, "protocolType": kind, "members": [member]})
+        value = parse_value(2, data)
+        assert value is not None
+        (views[kind],) = value_view(value)["data"]["members"]
+    assert views["consumer"]["subscription"] == {
+        "topics": ["t"],
+        "userData": None,
+        "ownedPartitions": [],
+        "generationId": -1,
+        "rackId": None,
+    }
+    assert views["consumer"]["assignment"] == {
+        "assignedPartitions": [{"topic": "t", "partitions": [0, 1]}],
+        "userData": "BQ==",
+    }
+    assert views["connect"]["assignment"] == base64.b64encode(member["assignment"]).decode()
 
 
 @pytest.mark.parametrize("kind", [16, 1000, 32767, 65535])
@@ -242,7 +326,7 @@ def test_kinds_of_later_releases_are_skipped(kind: int) -> None:
 )
 def test_nonsense_keys(data: bytes) -> None:
     """Bytes that are no key are refused."""
-    with pytest.raises(Corrupt, match="group record"):
+    with pytest.raises(Corrupt, match="group record's key"):
         parse_key(data)
 
 
@@ -262,7 +346,7 @@ def test_nonsense_keys(data: bytes) -> None:
 )
 def test_nonsense_values(kind: int, data: bytes) -> None:
     """Bytes that are no value of the key's type are refused."""
-    with pytest.raises(Corrupt, match="group record"):
+    with pytest.raises(Corrupt, match=r"offset commit|group metadata"):
         parse_value(kind, data)
 
 
@@ -274,13 +358,13 @@ def test_values_of_later_releases() -> None:
 
 def test_tagged_fields_are_stepped_over() -> None:
     """A flexible value may carry fields of a later release."""
-    data = bytes.fromhex(GOLDEN_VALUES[4])[:-1] + b"\2\0\1x\x81\1\2yz"
+    data = bytes.fromhex(GOLDEN_VALUES[4])[:-1] + b"\2\1\1x\x81\1\2yz"
     value = parse_value(1, data)
     assert value is not None
     assert OffsetCommit.of(value) == OffsetCommit(77, "md", T, 5)
 
 
-@given(st.binary(max_size=60), st.integers(0, 2))
+@given(st.binary(max_size=60), st.integers(0, 9))
 def test_no_bytes_do_harm(data: bytes, kind: int) -> None:
     """Whatever the bytes are, they are read, or refused as what they are."""
     for parse in (parse_key, lambda data: parse_value(kind, data)):

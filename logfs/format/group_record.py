@@ -1,65 +1,44 @@
 """Keys and values of the records in `__consumer_offsets` (kafka-storage 12).
 
-A key is an int16 type and its fields, a value an int16 version and its fields; a null value is a tombstone. The
-tables below name the fields in Kafka's order and by Kafka's names, so what `parse_key` and `parse_value` return is
-also what kafka-dump-log prints as JSON (`key_view`, `value_view`).
-
+A key is an int16 type and its fields; what its value holds goes by that type, and a null value is a tombstone.
 Offset commits (key types 0 and 1) and the metadata of classic groups (2) are read and written. The keys of the newer
-protocol's records and of share groups (3 to 15) are recognised, and their values left alone.
+protocol's groups and of share groups (3 to 15) are recognised, the values of 3 and 5 to 8 are read, and the others
+left alone. `key_view` and `value_view` are what kafka-dump-log prints of them.
 """
 
 from __future__ import annotations
 
-import base64
-import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs.errors import Corrupt, Unsupported
+from logfs.format.message import Field, Message, Schema, parse_version, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 OFFSET_COMMIT = 1
 """The key type of offset commits as they are written; type 0 is the same, and older."""
 GROUP_METADATA = 2
-
-NEWEST_VERSION = 4
-# From this version on: lengths are unsigned varints, and tagged fields follow each struct.
-_FLEXIBLE = 4
+NO_EXPIRY = -1
+# Newer brokers write version 4, which older ones cannot read.
 _WRITTEN_VERSION = 3
 _EXPIRING_VERSION = 1
-NO_EXPIRY = -1
 
-_INTEGERS = {
-    "int16": struct.Struct(">h"),
-    "int32": struct.Struct(">i"),
-    "int64": struct.Struct(">q"),
-}
-_INT16, _INT32 = _INTEGERS["int16"], _INTEGERS["int32"]
+# The keys.
 
+_WHAT = "group record's key"
+_GROUP_ID = Field("groupId", "string")
+_MEMBER_ID = Field("memberId", "string")
+_OFFSET_KEY = Schema(
+    _WHAT, (Field("group", "string"), Field("topic", "string"), Field("partition", "int32"))
+)
+_GROUP_KEY = Schema(_WHAT, (_GROUP_ID,))
+_MEMBER_KEY = Schema(_WHAT, (_GROUP_ID, _MEMBER_ID))
 
-class _Field(NamedTuple):
-    """One field: its type (integer, string, bytes, or array of structs) and the versions that have it."""
-
-    name: str
-    type: str
-    first: int = 0
-    last: int = NEWEST_VERSION
-    default: Any = None
-    nullable: bool = False
-    items: Sequence[_Field] = ()
-
-
-_GROUP_ID = _Field("groupId", "string")
-_MEMBER_ID = _Field("memberId", "string")
-_OFFSET_KEY = (_Field("group", "string"), _Field("topic", "string"), _Field("partition", "int32"))
-_GROUP_KEY = (_GROUP_ID,)
-_MEMBER_KEY = (_GROUP_ID, _MEMBER_ID)
-
-_KEYS: Mapping[int, Sequence[_Field]] = {
+_KEYS: Mapping[int, Schema] = {
     0: _OFFSET_KEY,
     OFFSET_COMMIT: _OFFSET_KEY,
-    GROUP_METADATA: (_Field("group", "string"),),
+    GROUP_METADATA: Schema(_WHAT, (Field("group", "string"),)),
     3: _GROUP_KEY,  # consumer group metadata
     4: _GROUP_KEY,  # consumer group partition metadata
     5: _MEMBER_KEY,  # consumer group member metadata
@@ -75,42 +54,122 @@ _KEYS: Mapping[int, Sequence[_Field]] = {
     15: _GROUP_KEY,
 }
 
-_COMMIT_VALUE = (
-    _Field("offset", "int64"),
-    _Field("leaderEpoch", "int32", first=3, default=-1),
-    _Field("metadata", "string"),
-    _Field("commitTimestamp", "int64"),
-    _Field("expireTimestamp", "int64", 1, 1, default=NO_EXPIRY),
+# The values.
+
+_COMMIT_VALUE = Schema(
+    "offset commit",
+    (
+        Field("offset", "int64"),
+        Field("leaderEpoch", "int32", first=3, default=-1),
+        Field("metadata", "string"),
+        Field("commitTimestamp", "int64"),
+        Field("expireTimestamp", "int64", 1, 1, default=NO_EXPIRY),
+        Field("topicId", "uuid", first=4, tag=0),
+    ),
+    newest=4,
+    flexible=4,
 )
 _MEMBER = (
     _MEMBER_ID,
-    _Field("groupInstanceId", "string", first=3, nullable=True),
-    _Field("clientId", "string"),
-    _Field("clientHost", "string"),
-    _Field("rebalanceTimeout", "int32", first=1, default=-1),
-    _Field("sessionTimeout", "int32"),
-    _Field("subscription", "bytes"),
-    _Field("assignment", "bytes"),
+    Field("groupInstanceId", "string", first=3, nullable=True),
+    Field("clientId", "string"),
+    Field("clientHost", "string"),
+    Field("rebalanceTimeout", "int32", first=1, default=-1),
+    Field("sessionTimeout", "int32"),
+    Field("subscription", "bytes"),
+    Field("assignment", "bytes"),
 )
-_GROUP_VALUE = (
-    _Field("protocolType", "string"),
-    _Field("generation", "int32"),
-    _Field("protocol", "string", nullable=True),
-    _Field("leader", "string", nullable=True),
-    _Field("currentStateTimestamp", "int64", first=2, default=-1),
-    _Field("members", "array", items=_MEMBER),
+_GROUP_VALUE = Schema(
+    "group metadata",
+    (
+        Field("protocolType", "string"),
+        Field("generation", "int32"),
+        Field("protocol", "string", nullable=True),
+        Field("leader", "string", nullable=True),
+        Field("currentStateTimestamp", "int64", first=2, default=-1),
+        Field("members", "[]struct", fields=_MEMBER),
+    ),
+    newest=4,
+    flexible=4,
 )
-_VALUES = {0: _COMMIT_VALUE, OFFSET_COMMIT: _COMMIT_VALUE, GROUP_METADATA: _GROUP_VALUE}
+_CLASSIC_MEMBER = (
+    Field("sessionTimeoutMs", "int32"),
+    Field(
+        "supportedProtocols",
+        "[]struct",
+        fields=(Field("name", "string"), Field("metadata", "bytes")),
+    ),
+)
+_MEMBER_VALUE = (
+    Field("instanceId", "string", nullable=True),
+    Field("rackId", "string", nullable=True),
+    Field("clientId", "string"),
+    Field("clientHost", "string"),
+    Field("subscribedTopicNames", "[]string"),
+    Field("subscribedTopicRegex", "string", nullable=True),
+    Field("rebalanceTimeoutMs", "int32"),
+    Field("serverAssignor", "string", nullable=True),
+    Field("classicMemberMetadata", "struct", nullable=True, tag=0, fields=_CLASSIC_MEMBER),
+)
+_TOPIC_PARTITIONS = (Field("topicId", "uuid"), Field("partitions", "[]int32"))
+_ASSIGNED = (*_TOPIC_PARTITIONS, Field("assignmentEpochs", "[]int32", tag=0))
+_CURRENT = (
+    Field("memberEpoch", "int32"),
+    Field("previousMemberEpoch", "int32"),
+    Field("state", "int8"),
+    Field("assignedPartitions", "[]struct", fields=_ASSIGNED),
+    Field("partitionsPendingRevocation", "[]struct", fields=_ASSIGNED),
+)
 
 
-class Message(NamedTuple):
-    """A parsed key or value: its type or version, and its fields by Kafka's names.
+def _new(what: str, *fields: Field) -> Schema:
+    """A value of the newer protocol: flexible from its only version on."""
+    return Schema(what, fields, newest=0, flexible=0)
 
-    Values are int, str, bytes, None, and for `members` a list of such mappings.
-    """
 
-    version: int
-    fields: Mapping[str, Any]
+_VALUES: Mapping[int, Schema] = {
+    0: _COMMIT_VALUE,
+    OFFSET_COMMIT: _COMMIT_VALUE,
+    GROUP_METADATA: _GROUP_VALUE,
+    3: _new("group epoch", Field("epoch", "int32"), Field("metadataHash", "int64", tag=0)),
+    5: _new("group member", *_MEMBER_VALUE),
+    6: _new(
+        "target assignment",
+        Field("assignmentEpoch", "int32"),
+        Field("assignmentTimestamp", "int64", tag=0),
+    ),
+    7: _new(
+        "member's target assignment",
+        Field("topicPartitions", "[]struct", fields=_TOPIC_PARTITIONS),
+    ),
+    8: _new("member's assignment", *_CURRENT),
+}
+
+# What clients keep in a classic group's `subscription` and `assignment`, where the protocol type is `consumer`.
+
+_CONSUMER = "consumer"
+_NAMED_PARTITIONS = (Field("topic", "string"), Field("partitions", "[]int32"))
+_CLIENTS: Mapping[str, Schema] = {
+    "subscription": Schema(
+        "subscription",
+        (
+            Field("topics", "[]string"),
+            Field("userData", "bytes", nullable=True),
+            Field("ownedPartitions", "[]struct", first=1, fields=_NAMED_PARTITIONS),
+            Field("generationId", "int32", first=2),
+            Field("rackId", "string", first=3, nullable=True),
+        ),
+        newest=3,
+    ),
+    "assignment": Schema(
+        "assignment",
+        (
+            Field("assignedPartitions", "[]struct", fields=_NAMED_PARTITIONS),
+            Field("userData", "bytes", nullable=True),
+        ),
+        newest=3,
+    ),
+}
 
 
 class OffsetKey(NamedTuple):
@@ -122,7 +181,7 @@ class OffsetKey(NamedTuple):
 
     def encode(self) -> bytes:
         """The key's bytes, of type 1. Raises `struct.error` for a name of more than 32767 bytes."""
-        return _encode(_OFFSET_KEY, OFFSET_COMMIT, self._asdict(), flexible=False)
+        return _OFFSET_KEY.encode(OFFSET_COMMIT, self._asdict())
 
 
 class OffsetCommit(NamedTuple):
@@ -140,7 +199,7 @@ class OffsetCommit(NamedTuple):
     @classmethod
     def of(cls, message: Message) -> OffsetCommit:
         """The value of an offset commit's record."""
-        fields = {field.name: field.default for field in _COMMIT_VALUE} | dict(message.fields)
+        fields = {**_COMMIT_VALUE.defaults(), **message.fields}
         return cls(
             fields["offset"],
             fields["metadata"],
@@ -150,7 +209,7 @@ class OffsetCommit(NamedTuple):
         )
 
     def encode(self, version: int | None = None) -> bytes:
-        """The value's bytes, by default in the version that Kafka writes: 3, or 1 if it expires.
+        """The value's bytes, by default in the version that every broker reads: 3, or 1 if it expires.
 
         A version that lacks a field drops it. Raises `struct.error` for metadata of more than 32767 bytes.
         """
@@ -164,37 +223,25 @@ class OffsetCommit(NamedTuple):
             "commitTimestamp": self.commit_timestamp,
             "expireTimestamp": self.expire_timestamp,
         }
-        return _encode(_COMMIT_VALUE, version, fields, flexible=version >= _FLEXIBLE)
+        return _COMMIT_VALUE.encode(version, fields)
 
 
 def parse_key(data: bytes) -> Message | None:
-    """A key: its type and fields; None for a type of a later release, whose record is to be skipped.
+    """A key: its type, as the version, and its fields; None for a type of a later release, which is to be skipped.
 
     Raises `Corrupt` for bytes that are no key.
     """
-    reader = _Reader(data, "key", flexible=False)
-    kind = reader.integer(_INT16)
-    if kind not in _KEYS:
-        return None
-    return Message(kind, reader.message(_KEYS[kind], 0))
+    schema = _KEYS.get(parse_version(data, _WHAT))
+    return None if schema is None else schema.parse(data)
 
 
 def parse_value(kind: int, data: bytes) -> Message | None:
-    """The value of a record whose key has that type: its version and fields; None for types that are left alone.
+    """The value of a record whose key has that type; None for types that are left alone.
 
     Raises `Corrupt` for bytes that are no such value, and `Unsupported` for a version of a later release.
     """
-    if kind not in _VALUES:
-        return None
-    version = _Reader(data, "value", flexible=False).integer(_INT16)
-    if version < 0:
-        raise Corrupt(f"group record: the value has version {version}")
-    if version > NEWEST_VERSION:
-        raise Unsupported(
-            f"group record: version {version} of key type {kind} is newer than {NEWEST_VERSION}"
-        )
-    reader = _Reader(data, "value", flexible=version >= _FLEXIBLE, position=_INT16.size)
-    return Message(version, reader.message(_VALUES[kind], version))
+    schema = _VALUES.get(kind)
+    return None if schema is None else schema.parse(data)
 
 
 def offset_key(key: Message) -> OffsetKey | None:
@@ -206,7 +253,7 @@ def offset_key(key: Message) -> OffsetKey | None:
 
 def encode_group_metadata(fields: Mapping[str, Any], version: int = _WRITTEN_VERSION) -> bytes:
     """The value of a classic group's metadata; fields that the version lacks are dropped."""
-    return _encode(_GROUP_VALUE, version, fields, flexible=version >= _FLEXIBLE)
+    return _GROUP_VALUE.encode(version, fields)
 
 
 # As kafka-dump-log --offsets-decoder prints them (kafka-storage 13.1).
@@ -214,20 +261,31 @@ def encode_group_metadata(fields: Mapping[str, Any], version: int = _WRITTEN_VER
 
 def key_view(key: Message) -> dict[str, Any]:
     """A key as data for JSON: `{"type": "1", "data": {"group": "g1", "topic": "t", "partition": 3}}`."""
-    return {"type": str(key.version), "data": dict(key.fields)}
+    return {"type": str(key.version), "data": plain(key.fields)}
 
 
 def value_view(value: Message) -> dict[str, Any]:
-    """A value as data for JSON: `{"version": "3", "data": {…}}`, bytes as base64."""
-    return {"version": str(value.version), "data": _plain(value.fields)}
+    """A value as data for JSON: `{"version": "3", "data": {…}}`.
+
+    Bytes are base64, but for what a classic group's consumers told each other, which is read.
+    """
+    fields = dict(value.fields)
+    if fields.get("protocolType") == _CONSUMER:
+        fields["members"] = [
+            {name: _client_view(name, field) for name, field in member.items()}
+            for member in fields["members"]
+        ]
+    return {"version": str(value.version), "data": plain(fields)}
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, dict):
-        return {name: _plain(field) for name, field in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+def _client_view(name: str, field: Any) -> Any:
+    """A member's field, read if a client wrote it; as it is where there is nothing in it, or another format."""
+    if name not in _CLIENTS or not field:
+        return field
+    try:
+        return _CLIENTS[name].parse(field).fields
+    except (Corrupt, Unsupported):
+        return field
 
 
 # Which partition a group's records are in.
@@ -247,130 +305,3 @@ def coordinator_partition(group: str, partitions: int) -> int:
     found = java_string_hash(group)
     # Java has no abs of its least number, so Kafka takes 0 for it.
     return 0 if found == -(1 << 31) else abs(found) % partitions
-
-
-# Bytes.
-
-
-class _Reader:
-    """Reads fields one after the other; `Corrupt` where they do not fit the bytes."""
-
-    def __init__(self, data: bytes, what: str, *, flexible: bool, position: int = 0) -> None:
-        self._data = data
-        self._what = what
-        self._flexible = flexible
-        self._position = position
-
-    def message(self, fields: Sequence[_Field], version: int) -> dict[str, Any]:
-        """All fields, and nothing behind them."""
-        found = self._struct(fields, version)
-        left = len(self._data) - self._position
-        if left:
-            raise Corrupt(f"group record: {left} bytes follow the fields of the {self._what}")
-        return found
-
-    def integer(self, layout: struct.Struct) -> int:
-        """A big-endian integer."""
-        (number,) = layout.unpack(self._take(layout.size))
-        return int(number)
-
-    def _struct(self, fields: Sequence[_Field], version: int) -> dict[str, Any]:
-        found = {
-            field.name: self._field(field, version)
-            for field in fields
-            if field.first <= version <= field.last
-        }
-        if self._flexible:
-            for _ in range(self._varint()):
-                self._varint()  # the tag
-                self._take(self._varint())
-        return found
-
-    def _field(self, field: _Field, version: int) -> Any:
-        if field.type in _INTEGERS:
-            return self.integer(_INTEGERS[field.type])
-        size = self._length(field)
-        if size < 0:
-            if size == -1 and field.nullable:
-                return None
-            raise self._nonsense(f"{field.name} has length {size}")
-        if field.type == "array":
-            if size > len(self._data) - self._position:
-                raise self._nonsense(f"{size} {field.name} do not fit")
-            return [self._struct(field.items, version) for _ in range(size)]
-        data = self._take(size)
-        if field.type == "bytes":
-            return data
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            raise self._nonsense(f"{field.name} is not UTF-8") from None
-
-    def _length(self, field: _Field) -> int:
-        if self._flexible:
-            return self._varint() - 1
-        return self.integer(_INT16 if field.type == "string" else _INT32)
-
-    def _take(self, size: int) -> bytes:
-        end = self._position + size
-        if end > len(self._data):
-            raise self._nonsense(f"{size} bytes at byte {self._position} do not fit")
-        data = self._data[self._position : end]
-        self._position = end
-        return data
-
-    def _varint(self) -> int:
-        result = 0
-        for shift in range(0, 35, 7):
-            (byte,) = self._take(1)
-            result |= (byte & 127) << shift
-            if byte < 128:
-                return result
-        raise self._nonsense(f"no length ends before byte {self._position}")
-
-    def _nonsense(self, what: str) -> Corrupt:
-        return Corrupt(f"group record: {what} in a {self._what} of {len(self._data)} bytes")
-
-
-def _encode(
-    fields: Sequence[_Field], version: int, values: Mapping[str, Any], *, flexible: bool
-) -> bytes:
-    return _INT16.pack(version) + _encode_struct(fields, version, values, flexible)
-
-
-def _encode_struct(
-    fields: Sequence[_Field], version: int, values: Mapping[str, Any], flexible: bool
-) -> bytes:
-    out = bytearray()
-    for field in fields:
-        if field.first <= version <= field.last:
-            out += _encode_field(field, version, values[field.name], flexible)
-    return bytes(out) + (b"\0" if flexible else b"")
-
-
-def _encode_field(field: _Field, version: int, value: Any, flexible: bool) -> bytes:
-    if field.type in _INTEGERS:
-        return _INTEGERS[field.type].pack(value)
-    size, data = -1, b""
-    if field.type == "array":
-        size = len(value)
-        data = b"".join(_encode_struct(field.items, version, item, flexible) for item in value)
-    elif value is not None:
-        data = value.encode() if isinstance(value, str) else value
-        size = len(data)
-    return _encode_length(field, size, flexible) + data
-
-
-def _encode_length(field: _Field, size: int, flexible: bool) -> bytes:
-    if flexible:
-        return _encode_varint(size + 1)
-    return (_INT16 if field.type == "string" else _INT32).pack(size)
-
-
-def _encode_varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 128:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
