@@ -20,14 +20,13 @@ from logfs.errors import (
     OffsetOutOfRange,
     UnknownPartition,
 )
-from logfs.format.batch import Batch, assign_offset
+from logfs.format.batch import TRANSACTIONAL_BIT
 from logfs.format.builder import BatchFormat, build_records
 from logfs.format.compression import Codec
-from logfs.format.control import ControlType, EndTransactionMarker
 from logfs.format.group_record import OffsetCommit, OffsetKey
 from logfs.log.segment import Segment
 from logfs.store.groups import TOPIC, GroupOffset, resolve_offset
-from logfs.store.store import Store, now_ms
+from logfs.store.store import Store
 from tests.conftest import need_command, need_root, run
 from tests.test_cli import call, fails, ok
 
@@ -206,87 +205,79 @@ def test_every_version_is_read_and_what_is_no_commit_is_skipped(
     ]
 
 
-# Transactions: batches as a broker writes them.
+# Transactions.
 
 
-def transactional(data: bytes, producer: int, *, control: bool = False) -> bytes:
-    """The bytes of a batch, made one of a producer's transaction."""
-    header = bytearray(data)
-    attributes = 0x10 | (0x20 if control else 0)
-    header[21:23] = (int.from_bytes(header[21:23]) | attributes).to_bytes(2)
-    header[43:57] = producer.to_bytes(8) + (0).to_bytes(2) + (-1).to_bytes(4, signed=True)
-    header[17:21] = crc32c(bytes(header[21:])).to_bytes(4)
-    return bytes(header)
+class Coordinator:
+    """Commits offsets in transactions, as a broker's group coordinator does."""
 
-
-class Transactions:
-    """Writes batches of transactions at the end of a closed log, as a broker does."""
-
-    def __init__(self, log_dir: Path, name: str) -> None:
-        self.path = log_dir / name / f"{0:020}.log"
-        self.log_dir = log_dir
-
-    def write(self, producer: int, *records: logfs.Record, control: bool = False) -> None:
-        """Append a batch: of a transaction, or its marker."""
-        data = self.path.read_bytes()
-        end, position = 0, 0
-        while position < len(data):
-            header = Batch.parse(data, position).header
-            end, position = header.next_offset, position + header.size_bytes
-        (built,) = build_records(records, BatchFormat(Codec.NONE, None, 10**6), now_ms()).batches
-        batch = bytearray(transactional(bytes(built.data), producer, control=control))
-        assign_offset(batch, end, 0)
-        self.path.write_bytes(data + batch)
-        (self.log_dir / ".kafka_cleanshutdown").unlink(missing_ok=True)
+    def __init__(self, log: Partition) -> None:
+        self.log = log
 
     def commit(self, producer: int, *offsets: tuple[str, int]) -> None:
-        """Commit offsets, as part of a transaction."""
-        self.write(producer, *(logfs.Record(value(at), key(group)) for group, at in offsets))
+        """Commit offsets, as part of a producer's transaction."""
+        records = [logfs.Record(value(at), key(group)) for group, at in offsets]
+        (built,) = build_records(records, BatchFormat(Codec.NONE, None, 10**6), T).batches
+        batch = bytearray(built.data)
+        attributes = int.from_bytes(batch[21:23]) | TRANSACTIONAL_BIT
+        batch[21:23] = attributes.to_bytes(2)
+        batch[43:57] = producer.to_bytes(8) + (0).to_bytes(2) + (-1).to_bytes(4, signed=True)
+        batch[17:21] = crc32c(bytes(batch[21:])).to_bytes(4)
+        self.log.append_batch(batch, coordinator=True)
 
-    def end(self, producer: int, kind: ControlType) -> None:
-        """End a producer's transaction."""
-        marker = EndTransactionMarker(kind, 0)
-        self.write(producer, logfs.Record(marker.value(), marker.key()), control=True)
+    def end(self, producer: int, *, commit: bool) -> None:
+        """Commit or abort it."""
+        self.log.end_transaction(producer, 0, commit=commit)
 
 
-def test_transactions_commit_abort_and_stay_open(log_dir: Path) -> None:
+def test_transactions_commit_abort_and_stay_open(store: Store, topic: Partition) -> None:
     """A transaction's commits count from its COMMIT on, never after an ABORT, and not before either."""
-    with logfs.open(log_dir) as store:
-        store.create("orders-0").append([b"x"] * 20)
-        name = store.groups.log_of("g1").name.directory
-        for group in ("done", "failed", "open", "both"):
-            store.groups.log_of("g1").append([logfs.Record(value(1), key(group))])
-    log = Transactions(log_dir, name)
-    log.commit(7, ("done", 2), ("both", 2))
-    log.commit(8, ("failed", 3), ("new", 3))
-    log.commit(9, ("open", 4))
-    with Store(log_dir, read_only=True) as store:
-        assert offsets(store) == dict.fromkeys(("both", "done", "failed", "open"), 1)
-    log.end(7, ControlType.COMMIT)
-    log.end(8, ControlType.ABORT)
-    log.end(6, ControlType.COMMIT)
-    with Store(log_dir, read_only=True) as store:
-        assert offsets(store) == {"both": 2, "done": 2, "failed": 1, "open": 1}
+    log = store.groups.log_of("g1")
+    for group in ("both", "done", "failed", "open"):
+        log.append([logfs.Record(value(1), key(group))])
+    ones = offsets(store)
+    assert ones == dict.fromkeys(("both", "done", "failed", "open"), 1)
+    coordinator = Coordinator(log)
+    coordinator.commit(7, ("done", 2), ("both", 2))
+    coordinator.commit(8, ("failed", 3), ("new", 3))
+    coordinator.commit(9, ("open", 4))
+    assert offsets(store) == ones
+    coordinator.end(8, commit=False)
+    assert offsets(store) == ones
+    coordinator.end(7, commit=True)
+    assert offsets(store) == {"both": 2, "done": 2, "failed": 1, "open": 1}
     # A producer's next transaction has nothing of its last one.
-    log.commit(8, ("done", 5))
-    log.end(8, ControlType.COMMIT)
-    with logfs.open(log_dir) as store:
-        assert offsets(store) == {"both": 2, "done": 5, "failed": 1, "open": 1}
+    coordinator.commit(8, ("done", 5))
+    coordinator.end(8, commit=True)
+    coordinator.end(7, commit=True)
+    assert offsets(store) == {"both": 2, "done": 5, "failed": 1, "open": 1}
 
 
-def test_a_later_commit_and_a_tombstone_beat_a_transaction(log_dir: Path) -> None:
+def test_a_later_commit_and_a_tombstone_beat_a_transaction(store: Store, topic: Partition) -> None:
     """COMMIT takes over only what no later record told otherwise; a tombstone empties open transactions."""
+    log = store.groups.log_of("g1")
+    coordinator = Coordinator(log)
+    coordinator.commit(7, ("later", 2), ("forgotten", 2), ("kept", 2))
+    log.append([logfs.Record(value(9), key("later")), logfs.Record(None, key("forgotten"))])
+    assert offsets(store) == {"later": 9}
+    coordinator.end(7, commit=True)
+    assert offsets(store) == {"kept": 2, "later": 9}
+
+
+def test_transactions_are_the_same_read_at_once(log_dir: Path) -> None:
+    """Whether they are followed or read from the beginning makes no difference."""
     with logfs.open(log_dir) as store:
         store.create("orders-0").append([b"x"] * 20)
-        name = store.groups.log_of("g1").name.directory
-    log = Transactions(log_dir, name)
-    log.commit(7, ("later", 2), ("forgotten", 2), ("kept", 2))
-    with logfs.open(log_dir) as store:
-        store[name].append([logfs.Record(value(9), key("later"))])
-        store[name].append([logfs.Record(None, key("forgotten"))])
-    log.end(7, ControlType.COMMIT)
-    with logfs.open(log_dir) as store:
-        assert offsets(store) == {"kept": 2, "later": 9}
+        coordinator = Coordinator(store.groups.log_of("g1"))
+        coordinator.commit(7, ("a", 2), ("b", 2))
+        coordinator.commit(8, ("b", 3), ("c", 3))
+        coordinator.end(7, commit=True)
+        coordinator.commit(7, ("a", 4), ("d", 4))
+        coordinator.end(8, commit=False)
+        followed = offsets(store)
+        assert followed == {"a": 2, "b": 2}
+    with Store(log_dir, read_only=True) as store:
+        assert offsets(store) == followed
 
 
 # What happens to the log meanwhile.

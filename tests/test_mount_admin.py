@@ -147,6 +147,7 @@ def test_mkdir_of_a_good_name(shared: Mount, name: str) -> None:
         "time",
         "segments",
         "config",
+        "groups",
         "status.json",
     }
     below = set(os.listdir(shared.log_dirs[0] / name))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from logfs.format.batch import Batch
     from logfs.log.partition import Partition
+    from logfs.log.reader import Reader
     from logfs.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -142,7 +143,7 @@ class Groups:
         """The partition that a group's commits go to, made if it is missing. Raises what creating raises."""
         store = self._store
         name = f"{TOPIC}-{self._partition_of(group)}"
-        with self._alone():
+        with self._store.disk.hold(self._lock):
             if name not in store and name not in store.offline:
                 self._prepare_topic()
                 store.create(name)
@@ -154,7 +155,7 @@ class Groups:
         self._store.disk.check_may_block()
         if self._store.read_only:
             raise NotWritable(f"group {group}: the store is open read-only")
-        with self._alone():
+        with self._store.disk.hold(self._lock):
             yield
 
     # The topic.
@@ -192,20 +193,9 @@ class Groups:
     # Following it.
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Hold the lock; a thread that must not wait for it gets `WouldBlock` if it is taken."""
-        if not self._lock.acquire(blocking=False):
-            self._store.disk.check_may_block()
-            self._lock.acquire()
-        try:
-            yield
-        finally:
-            self._lock.release()
-
-    @contextmanager
     def _following(self) -> Iterator[Sequence[_Replay]]:
         """What each partition of the topic says now; the lock is held meanwhile."""
-        with self._alone():
+        with self._store.disk.hold(self._lock):
             self._replays = [self._replay_of(log) for log in self._logs()]
             for replay in self._replays:
                 replay.catch_up()
@@ -339,7 +329,7 @@ def _encode_key(group: str, partition: TopicPartition) -> bytes:
         ) from None
 
 
-def resolve_offset(partition: Partition, words: str) -> int:
+def resolve_offset(partition: Reader, words: str) -> int:
     """The offset that somebody means: a number, `earliest`, `latest`, or a time, as `@1638100400000` or ISO 8601.
 
     A time is the first offset whose record is at or after it, and the log's end if there is none, as Kafka's tools

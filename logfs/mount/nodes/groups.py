@@ -87,14 +87,16 @@ class GroupFile(File):
         self.group = group
         self.openers = 0
 
-    def content(self) -> bytes:
-        """What it shows now; ENOENT if nothing is committed and nobody is making it."""
+    def committed(self) -> OffsetCommit | None:
+        """What is committed; ENOENT if that is nothing, and nobody is about to change it."""
         commit = self.folder.committed(self.group)
-        if commit is not None:
-            return b"%d\n" % self.number(commit)
-        if self.openers:
-            return b""
-        raise OSError(errno.ENOENT, f"{self.path}: no such group")
+        if commit is None and not self.openers:
+            raise OSError(errno.ENOENT, f"{self.path}: no such group")
+        return commit
+
+    def content(self, commit: OffsetCommit | None) -> bytes:
+        """What the file shows of a commit."""
+        return b"" if commit is None else b"%d\n" % self.number(commit)
 
     def number(self, commit: OffsetCommit) -> int:
         """What is told of a commit."""
@@ -106,8 +108,8 @@ class GroupFile(File):
 
     def stat(self) -> Stat:
         access = self.access()
-        size = len(self.content())
-        commit = self.folder.committed(self.group)
+        commit = self.committed()
+        size = len(self.content(commit))
         time_ms = self.context.store.clock() if commit is None else commit.commit_timestamp
         mode = stat.S_IFREG | access.mode
         return Stat(mode, access.uid, access.gid, size, time_ms * 1_000_000)
@@ -119,7 +121,7 @@ class GroupFile(File):
         """O_TRUNC comes with every `>`: the offset stays until another one is written."""
 
     def xattrs(self, caller: Caller) -> dict[str, bytes]:
-        commit = self.folder.committed(self.group)
+        commit = self.committed()
         if commit is None:
             return {}
         return {
@@ -156,7 +158,7 @@ class GroupHandle(Handle):
         self._is_sync = bool(flags & (os.O_SYNC | os.O_DSYNC))
         node.openers += 1
         try:
-            self._bytes = node.content()
+            self._bytes = node.content(node.committed())
         except BaseException:
             node.openers -= 1
             raise
