@@ -6,11 +6,14 @@ import errno
 import os
 import subprocess
 import time
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import orjson
 import pytest
 from crc32c import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import logfs
 from logfs.errors import (
@@ -25,7 +28,7 @@ from logfs.format.builder import BatchFormat, build_records
 from logfs.format.compression import Codec
 from logfs.format.group_record import OffsetCommit, OffsetKey
 from logfs.log.segment import Segment
-from logfs.store.groups import TOPIC, GroupOffset, resolve_offset
+from logfs.store.groups import TOPIC, GroupOffset, Groups, resolve_offset
 from logfs.store.store import Store
 from tests.conftest import need_command, need_root, run
 from tests.test_cli import call, fails, ok
@@ -278,6 +281,59 @@ def test_transactions_are_the_same_read_at_once(log_dir: Path) -> None:
         assert followed == {"a": 2, "b": 2}
     with Store(log_dir, read_only=True) as store:
         assert offsets(store) == followed
+
+
+GROUPS = st.sampled_from("abc")
+STEPS = st.one_of(
+    st.tuples(st.just("commit"), GROUPS, st.integers(0, 20)),
+    st.tuples(st.just("forget"), GROUPS, st.none()),
+    st.tuples(st.just("pend"), GROUPS, st.integers(0, 20)),
+    st.tuples(st.just("end"), st.none(), st.booleans()),
+    st.tuples(st.just("look"), st.none(), st.none()),
+    st.tuples(st.just("roll"), st.none(), st.none()),
+    st.tuples(st.just("cut"), st.none(), st.integers(0, 3)),
+)
+
+
+@given(st.lists(STEPS, max_size=25))
+@settings(max_examples=40)
+def test_following_is_reading_from_the_beginning(steps: list[tuple[str, str, int]]) -> None:
+    """Whatever happens, and whenever somebody looks: he sees what a new reader sees, and what a model says."""
+    with TemporaryDirectory() as directory, Store(directory, clock=lambda: T) as store:
+        store.create("orders-0").append([b"x"] * 20)
+        store.settings.set_broker("offsets.topic.num.partitions", "1")
+        log = store.groups.log_of("a")
+        coordinator = Coordinator(log)
+        model: list[tuple[int, dict[str, int], dict[str, int]]] = [(0, {}, {})]
+        for step, group, number in steps:
+            _, committed, pending = (dict(c) if isinstance(c, dict) else c for c in model[-1])
+            if step == "commit":
+                store.groups.commit(group, "orders-0", number)
+                # What a transaction has told before counts less than what is told now.
+                committed[group] = number
+                pending.pop(group, None)
+            elif step == "forget":
+                log.append([logfs.Record(None, key(group))])
+                committed.pop(group, None)
+                pending.pop(group, None)
+            elif step == "pend":
+                coordinator.commit(7, (group, number))
+                pending[group] = number
+            elif step == "end":
+                coordinator.end(7, commit=bool(number))
+                committed |= pending if number else {}
+                pending = {}
+            elif step == "roll":
+                log.roll(T)
+            elif step == "cut":
+                model = model[: max(len(model) - number, 1)]
+                store.truncate(log.name.directory, model[-1][0])
+                continue
+            else:
+                assert offsets(store) == committed
+            model.append((log.log_end_offset, committed, pending))
+        assert offsets(store) == model[-1][1]
+        assert Groups(store).of("orders-0") == store.groups.of("orders-0")
 
 
 # What happens to the log meanwhile.
