@@ -296,7 +296,7 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=25))
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_following_is_reading_from_the_beginning(steps: list[tuple[str, str, int]]) -> None:
     """Whatever happens, and whenever somebody looks: he sees what a new reader sees, and what a model says."""
     with TemporaryDirectory() as directory, Store(directory, clock=lambda: T) as store:
