@@ -229,7 +229,8 @@ class Reader:
         if timestamp < 0:
             raise InvalidRecord(f"{timestamp} is no timestamp: ms since the epoch, -1, -2 or -3")
         for segment in self.segments:
-            if segment.size_bytes and segment.largest_timestamp >= timestamp:
+            # Even if it holds no record: what compaction emptied goes by its file's time, and hides the others.
+            if segment.largest_timestamp >= timestamp:
                 start = max(segment.time_index.lookup(timestamp).offset, self.log_start_offset)
                 found = self._first_at(segment, start, timestamp, shown=shown)
                 if found is not None and found.offset >= self.log_end_offset:

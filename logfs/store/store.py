@@ -212,7 +212,13 @@ class Store:
     def _open_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> Partition:
         clean = log_dir.clean and not self._recover
         point = 0 if self._recover else log_dir.recovery_points.get(name, 0)
-        start = recovery.Start(clean, point, log_dir.log_starts.get(name, 0), log_dir.live)
+        start = recovery.Start(
+            clean,
+            point,
+            log_dir.log_starts.get(name, 0),
+            log_dir.live,
+            name in log_dir.cleaner_offsets,
+        )
         config = self.settings.log_config(name.topic)
         total = 0
         if not clean and not log_dir.live:

@@ -121,22 +121,19 @@ class Client:
 
     def list_offsets(
         self, topic: str, specs: Sequence[Spec], partition: int = 0, isolation: str = UNCOMMITTED
-    ) -> list[tuple[int, int, int | None]]:
-        """By the Admin: (offset, timestamp, leader epoch) of `earliest`, `latest`, `max` or timestamps.
-
-        Offset -1 where there is none.
-        """
+    ) -> list[OffsetAndTimestamp | None]:
+        """By the Admin: where `earliest`, `latest`, `max` and timestamps are; None where there is no such record."""
         rows = self.call(
             "listOffsets", topic=topic, partition=partition, specs=specs, isolation=isolation
         )
-        return [tuple(row) for row in rows]
+        return [None if row[0] == -1 else _position(*row) for row in rows]
 
     def offsets_for_times(
         self, topic: str, timestamps: Sequence[int], partition: int = 0
     ) -> list[OffsetAndTimestamp | None]:
         """By the consumer: the first record at or after each timestamp, with its own timestamp."""
         rows = self.call("offsetsForTimes", topic=topic, partition=partition, timestamps=timestamps)
-        return [row and OffsetAndTimestamp(*row[:2]) for row in rows]
+        return [row and _position(*row) for row in rows]
 
     # Groups.
 
@@ -222,6 +219,10 @@ def _setting(value: object) -> str | None:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def _position(offset: int, timestamp: int, leader_epoch: int | None) -> OffsetAndTimestamp:
+    return OffsetAndTimestamp(offset, timestamp, -1 if leader_epoch is None else leader_epoch)
+
+
 def _offsets(offsets: Iterable[tuple[object, ...]]) -> list[list[object]]:
     return [[*offset, ""][:4] for offset in offsets]
 
@@ -238,5 +239,5 @@ def _record(
     value: str | None,
     headers: list[tuple[str, str | None]],
 ) -> Record:
-    pairs = [(name, decoded(content)) for name, content in headers]
+    pairs = [(name, decoded(content)) for name, content in headers] or ()
     return Record(decoded(value), decoded(key), pairs, timestamp, offset, TimestampType(kind))

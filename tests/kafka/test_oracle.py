@@ -43,8 +43,9 @@ def test_records_go_through_kafka_unchanged(client: Client) -> None:
         (3, -1, 0),
         (2, T + 5, 0),
         (2, T + 5, 0),
-        (-1, -1, None),
+        None,
     ]
+    assert client.offsets_for_times("through", [T + 1, T + 6]) == [(2, T + 5, 0), None]
 
 
 def test_transactions_commit_and_abort(client: Client) -> None:

@@ -42,6 +42,8 @@ final class Consumers {
         config.put("auto.offset.reset", "none");
         config.put("max.poll.records", 100_000);
         config.put("max.partition.fetch.bytes", 8 << 20);
+        // Closing waits for the fetch that is under way.
+        config.put("fetch.max.wait.ms", 10);
         config.putAll(Topics.client(arguments));
         return new KafkaConsumer<>(config, new ByteArrayDeserializer(), new ByteArrayDeserializer());
     }
