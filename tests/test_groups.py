@@ -23,7 +23,7 @@ from logfs.errors import (
     OffsetOutOfRange,
     UnknownPartition,
 )
-from logfs.format.batch import TRANSACTIONAL_BIT
+from logfs.format.batch import HEADER_SIZE, TRANSACTIONAL_BIT, assign_offset, seal
 from logfs.format.builder import BatchFormat, build_records
 from logfs.format.compression import Codec
 from logfs.format.group_record import OffsetCommit, OffsetKey
@@ -418,6 +418,29 @@ def test_damage_is_stepped_over(log_dir: Path, caplog: pytest.LogCaptureFixture)
     path.write_bytes(data)
 
 
+def test_a_batch_of_nonsense_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A batch whose CRC is right and whose records are none hides nothing but itself."""
+    with logfs.open(tmp_path) as store:
+        store.create("orders-0").append([b"x"] * 9)
+        store.groups.commit("g1", "orders-0", 3)
+        path = store.groups.log_of("g1").active.path
+    batch = bytearray(HEADER_SIZE) + b"\xff" * 20
+    seal(
+        batch,
+        attributes=0,
+        last_offset_delta=0,
+        base_timestamp=T,
+        max_timestamp=T,
+        record_count=1,
+    )
+    assign_offset(batch, 1, 0)
+    path.write_bytes(path.read_bytes() + batch)
+    (tmp_path / ".kafka_cleanshutdown").unlink()
+    with Store(tmp_path, read_only=True) as store:
+        assert offsets(store) == {"g1": 3}
+    assert any("groups: " in record.message for record in caplog.records)
+
+
 # How many partitions there are.
 
 
@@ -429,6 +452,7 @@ def test_a_brokers_number_of_partitions_is_told_by_its_partitions(log_dir: Path)
             store.create(f"{TOPIC}-{number}")
         store.groups.commit("g1", "orders-0", 5)
         assert store.groups.log_of("g1").partition == 3242 % 4
+        assert store.groups.log_of("g1").config.is_compacted
         assert len(store) == 5
 
 

@@ -144,8 +144,9 @@ class Groups:
         store = self._store
         name = f"{TOPIC}-{self._partition_of(group)}"
         with self._store.disk.hold(self._lock):
+            self._prepare_topic()
             if name not in store and name not in store.offline:
-                self._prepare_topic()
+                self._keep_partition_count()
                 store.create(name)
         return store[name]
 
@@ -176,15 +177,19 @@ class Groups:
         return settings.broker_config.offsets_topic_num_partitions
 
     def _prepare_topic(self) -> None:
-        """Before the first partition is made: the topic's settings as Kafka's, and the number of partitions kept."""
+        """Give the topic the settings that Kafka gives it; a broker keeps its own where we do not see them."""
         settings = self._store.settings
-        if _PARTITIONS not in settings.broker_overrides:
-            settings.set_broker(_PARTITIONS, str(self._partition_count()))
         if not settings.topic_overrides(TOPIC):
             segment_bytes = settings.broker_config.offsets_topic_segment_bytes
             settings.set_topic(TOPIC, "cleanup.policy", "compact")
             settings.set_topic(TOPIC, "compression.type", "producer")
             settings.set_topic(TOPIC, "segment.bytes", str(segment_bytes))
+
+    def _keep_partition_count(self) -> None:
+        """Before a partition is made, keep how many there are: from then on those that are here do not tell."""
+        settings = self._store.settings
+        if _PARTITIONS not in settings.broker_overrides:
+            settings.set_broker(_PARTITIONS, str(self._partition_count()))
 
     def _logs(self) -> list[Partition]:
         # A list first: another thread may be making a partition.
@@ -218,16 +223,13 @@ class _Replay:
 
     def __init__(self, log: Partition) -> None:
         self.log = log
-        self._start_over()
-
-    def _start_over(self) -> None:
-        log = self.log
         self.commits: dict[TopicPartition, dict[str, _Entry]] = {}
         # By producer id: what its open transaction commits.
         self._pending: dict[int, dict[OffsetKey, _Entry]] = {}
-        self._generation = log.generation
+        # How far the log was read, the segment that was active then, and the log's generation.
         self._end = log.log_start_offset
         self._segment = log.segments[0]
+        self._generation = log.generation
 
     def catch_up(self) -> None:
         """Read what is new; all again, if what was read may not be there any more.
@@ -236,20 +238,21 @@ class _Replay:
         the segment that was the active one is still there, no record behind it has been compacted away unseen.
         """
         log = self.log
-        end = log.log_end_offset
+        # The generation first: what changes the log from here on is then seen the next time.
+        generation, end = log.generation, log.log_end_offset
         segment = log.segments_from(end)[0]
-        same = log.generation == self._generation and self._segment in log.segments
+        same = generation == self._generation and self._segment in log.segments
         if same and end == self._end:
             return
         log.check_may_block()
         if not same or end < self._end:
-            self._start_over()
+            self.commits, self._pending, self._end = {}, {}, log.log_start_offset
         for batch in self._batches(max(self._end, log.log_start_offset), end):
-            if batch.header.is_control:
-                self._end_transaction(batch)
-            else:
+            try:
                 self._apply(batch)
-        self._segment, self._end = segment, end
+            except Corrupt as error:
+                self._leave_out(batch.header.base_offset, error)
+        self._generation, self._segment, self._end = generation, segment, end
 
     def _batches(self, offset: int, end: int) -> Iterator[Batch]:
         while True:
@@ -260,15 +263,19 @@ class _Replay:
                 logger.warning("groups: %s", damage)
                 offset = damage.next_offset
 
+    def _leave_out(self, offset: int, error: Corrupt | Unsupported) -> None:
+        logger.warning("groups: %s: offset %d is left out: %s", self.log.directory, offset, error)
+
     def _apply(self, batch: Batch) -> None:
+        header = batch.header
         for record in batch.records():
-            if record.offset < self._end:
-                continue
-            try:
-                self._apply_record(record, batch.header.producer_id, batch.header.is_transactional)
-            except (Corrupt, Unsupported) as error:
-                where = f"{self.log.directory}: offset {record.offset}"
-                logger.warning("groups: %s is left out: %s", where, error)
+            if header.is_control:
+                self._end_transaction(record, header.producer_id)
+            elif record.offset >= self._end:
+                try:
+                    self._apply_record(record, header.producer_id, header.is_transactional)
+                except (Corrupt, Unsupported) as error:
+                    self._leave_out(record.offset, error)
 
     def _apply_record(self, record: Record, producer_id: int, transactional: bool) -> None:
         if record.key is None:
@@ -288,15 +295,14 @@ class _Replay:
         else:
             self._put(key, entry)
 
-    def _end_transaction(self, batch: Batch) -> None:
-        for record in batch.records():
-            control = parse_control_key(record.key or b"")
-            if control not in (ControlType.ABORT, ControlType.COMMIT):
-                continue
-            pending = self._pending.pop(batch.header.producer_id, {})
-            if control is ControlType.COMMIT:
-                for key, entry in pending.items():
-                    self._put(key, entry)
+    def _end_transaction(self, marker: Record, producer_id: int) -> None:
+        control = parse_control_key(marker.key or b"")
+        if control not in (ControlType.ABORT, ControlType.COMMIT):
+            return
+        pending = self._pending.pop(producer_id, {})
+        if control is ControlType.COMMIT:
+            for key, entry in pending.items():
+                self._put(key, entry)
 
     def _put(self, key: OffsetKey, entry: _Entry) -> None:
         """Keep a commit, unless a later record has told of another."""
