@@ -1,175 +1,31 @@
 """Keys and values of the records in `__consumer_offsets` (kafka-storage 12).
 
 A key is an int16 type and its fields; what its value holds goes by that type, and a null value is a tombstone.
-Offset commits (key types 0 and 1) and the metadata of classic groups (2) are read and written. The keys of the newer
-protocol's groups and of share groups (3 to 15) are recognised, the values of 3 and 5 to 8 are read, and the others
-left alone. `key_view` and `value_view` are what kafka-dump-log prints of them.
+Offset commits (key types 0 and 1) and the metadata of classic groups (2) are read and written, all others are read;
+`group_schema` has their fields. `key_view` and `value_view` are what kafka-dump-log prints of them.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from logfs.errors import Corrupt, Unsupported
-from logfs.format.message import Field, Message, Schema, parse_version, plain
+from logfs.errors import Corrupt
+from logfs.format import group_schema
+from logfs.format.group_schema import GROUP_METADATA, OFFSET_COMMIT
+from logfs.format.message import parse_version, plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-OFFSET_COMMIT = 1
-"""The key type of offset commits as they are written; type 0 is the same, and older."""
-GROUP_METADATA = 2
+    from logfs.format.message import Message
+
 NO_EXPIRY = -1
 # Newer brokers write version 4, which older ones cannot read.
 _WRITTEN_VERSION = 3
 _EXPIRING_VERSION = 1
 
-# The keys.
-
-_WHAT = "group record's key"
-_GROUP_ID = Field("groupId", "string")
-_MEMBER_ID = Field("memberId", "string")
-_OFFSET_KEY = Schema(
-    _WHAT, (Field("group", "string"), Field("topic", "string"), Field("partition", "int32"))
-)
-_GROUP_KEY = Schema(_WHAT, (_GROUP_ID,))
-_MEMBER_KEY = Schema(_WHAT, (_GROUP_ID, _MEMBER_ID))
-
-_KEYS: Mapping[int, Schema] = {
-    0: _OFFSET_KEY,
-    OFFSET_COMMIT: _OFFSET_KEY,
-    GROUP_METADATA: Schema(_WHAT, (Field("group", "string"),)),
-    3: _GROUP_KEY,  # consumer group metadata
-    4: _GROUP_KEY,  # consumer group partition metadata
-    5: _MEMBER_KEY,  # consumer group member metadata
-    6: _GROUP_KEY,  # target assignment metadata
-    7: _MEMBER_KEY,  # target assignment of a member
-    8: _MEMBER_KEY,  # current assignment of a member
-    9: _GROUP_KEY,  # share groups, from here on: partition metadata
-    10: _MEMBER_KEY,
-    11: _GROUP_KEY,
-    12: _GROUP_KEY,
-    13: _MEMBER_KEY,
-    14: _MEMBER_KEY,
-    15: _GROUP_KEY,
-}
-
-# The values.
-
-_COMMIT_VALUE = Schema(
-    "offset commit",
-    (
-        Field("offset", "int64"),
-        Field("leaderEpoch", "int32", first=3, default=-1),
-        Field("metadata", "string"),
-        Field("commitTimestamp", "int64"),
-        Field("expireTimestamp", "int64", 1, 1, default=NO_EXPIRY),
-        Field("topicId", "uuid", first=4, tag=0),
-    ),
-    newest=4,
-    flexible=4,
-)
-_MEMBER = (
-    _MEMBER_ID,
-    Field("groupInstanceId", "string", first=3, nullable=True),
-    Field("clientId", "string"),
-    Field("clientHost", "string"),
-    Field("rebalanceTimeout", "int32", first=1, default=-1),
-    Field("sessionTimeout", "int32"),
-    Field("subscription", "bytes"),
-    Field("assignment", "bytes"),
-)
-_GROUP_VALUE = Schema(
-    "group metadata",
-    (
-        Field("protocolType", "string"),
-        Field("generation", "int32"),
-        Field("protocol", "string", nullable=True),
-        Field("leader", "string", nullable=True),
-        Field("currentStateTimestamp", "int64", first=2, default=-1),
-        Field("members", "[]struct", fields=_MEMBER),
-    ),
-    newest=4,
-    flexible=4,
-)
-_CLASSIC_MEMBER = (
-    Field("sessionTimeoutMs", "int32"),
-    Field(
-        "supportedProtocols",
-        "[]struct",
-        fields=(Field("name", "string"), Field("metadata", "bytes")),
-    ),
-)
-_MEMBER_VALUE = (
-    Field("instanceId", "string", nullable=True),
-    Field("rackId", "string", nullable=True),
-    Field("clientId", "string"),
-    Field("clientHost", "string"),
-    Field("subscribedTopicNames", "[]string"),
-    Field("subscribedTopicRegex", "string", nullable=True),
-    Field("rebalanceTimeoutMs", "int32"),
-    Field("serverAssignor", "string", nullable=True),
-    Field("classicMemberMetadata", "struct", nullable=True, tag=0, fields=_CLASSIC_MEMBER),
-)
-_TOPIC_PARTITIONS = (Field("topicId", "uuid"), Field("partitions", "[]int32"))
-_ASSIGNED = (*_TOPIC_PARTITIONS, Field("assignmentEpochs", "[]int32", tag=0))
-_CURRENT = (
-    Field("memberEpoch", "int32"),
-    Field("previousMemberEpoch", "int32"),
-    Field("state", "int8"),
-    Field("assignedPartitions", "[]struct", fields=_ASSIGNED),
-    Field("partitionsPendingRevocation", "[]struct", fields=_ASSIGNED),
-)
-
-
-def _new(what: str, *fields: Field) -> Schema:
-    """A value of the newer protocol: flexible from its only version on."""
-    return Schema(what, fields, newest=0, flexible=0)
-
-
-_VALUES: Mapping[int, Schema] = {
-    0: _COMMIT_VALUE,
-    OFFSET_COMMIT: _COMMIT_VALUE,
-    GROUP_METADATA: _GROUP_VALUE,
-    3: _new("group epoch", Field("epoch", "int32"), Field("metadataHash", "int64", tag=0)),
-    5: _new("group member", *_MEMBER_VALUE),
-    6: _new(
-        "target assignment",
-        Field("assignmentEpoch", "int32"),
-        Field("assignmentTimestamp", "int64", tag=0),
-    ),
-    7: _new(
-        "member's target assignment",
-        Field("topicPartitions", "[]struct", fields=_TOPIC_PARTITIONS),
-    ),
-    8: _new("member's assignment", *_CURRENT),
-}
-
-# What clients keep in a classic group's `subscription` and `assignment`, where the protocol type is `consumer`.
-
+_COMMIT = group_schema.VALUES[OFFSET_COMMIT]
 _CONSUMER = "consumer"
-_NAMED_PARTITIONS = (Field("topic", "string"), Field("partitions", "[]int32"))
-_CLIENTS: Mapping[str, Schema] = {
-    "subscription": Schema(
-        "subscription",
-        (
-            Field("topics", "[]string"),
-            Field("userData", "bytes", nullable=True),
-            Field("ownedPartitions", "[]struct", first=1, fields=_NAMED_PARTITIONS),
-            Field("generationId", "int32", first=2),
-            Field("rackId", "string", first=3, nullable=True),
-        ),
-        newest=3,
-    ),
-    "assignment": Schema(
-        "assignment",
-        (
-            Field("assignedPartitions", "[]struct", fields=_NAMED_PARTITIONS),
-            Field("userData", "bytes", nullable=True),
-        ),
-        newest=3,
-    ),
-}
 
 
 class OffsetKey(NamedTuple):
@@ -181,7 +37,7 @@ class OffsetKey(NamedTuple):
 
     def encode(self) -> bytes:
         """The key's bytes, of type 1. Raises `struct.error` for a name of more than 32767 bytes."""
-        return _OFFSET_KEY.encode(OFFSET_COMMIT, self._asdict())
+        return group_schema.KEYS[OFFSET_COMMIT].encode(OFFSET_COMMIT, self._asdict())
 
 
 class OffsetCommit(NamedTuple):
@@ -199,7 +55,7 @@ class OffsetCommit(NamedTuple):
     @classmethod
     def of(cls, message: Message) -> OffsetCommit:
         """The value of an offset commit's record."""
-        fields = {**_COMMIT_VALUE.defaults(), **message.fields}
+        fields = {**_COMMIT.defaults(), **message.fields}
         return cls(
             fields["offset"],
             fields["metadata"],
@@ -223,7 +79,7 @@ class OffsetCommit(NamedTuple):
             "commitTimestamp": self.commit_timestamp,
             "expireTimestamp": self.expire_timestamp,
         }
-        return _COMMIT_VALUE.encode(version, fields)
+        return _COMMIT.encode(version, fields)
 
 
 def parse_key(data: bytes) -> Message | None:
@@ -231,16 +87,16 @@ def parse_key(data: bytes) -> Message | None:
 
     Raises `Corrupt` for bytes that are no key.
     """
-    schema = _KEYS.get(parse_version(data, _WHAT))
+    schema = group_schema.KEYS.get(parse_version(data, group_schema.KEY))
     return None if schema is None else schema.parse(data)
 
 
 def parse_value(kind: int, data: bytes) -> Message | None:
-    """The value of a record whose key has that type; None for types that are left alone.
+    """The value of a record whose key has that type; None for a type of a later release.
 
     Raises `Corrupt` for bytes that are no such value, and `Unsupported` for a version of a later release.
     """
-    schema = _VALUES.get(kind)
+    schema = group_schema.VALUES.get(kind)
     return None if schema is None else schema.parse(data)
 
 
@@ -253,7 +109,7 @@ def offset_key(key: Message) -> OffsetKey | None:
 
 def encode_group_metadata(fields: Mapping[str, Any], version: int = _WRITTEN_VERSION) -> bytes:
     """The value of a classic group's metadata; fields that the version lacks are dropped."""
-    return _GROUP_VALUE.encode(version, fields)
+    return group_schema.VALUES[GROUP_METADATA].encode(version, fields)
 
 
 # As kafka-dump-log --offsets-decoder prints them (kafka-storage 13.1).
@@ -280,12 +136,14 @@ def value_view(value: Message) -> dict[str, Any]:
 
 def _client_view(name: str, field: Any) -> Any:
     """A member's field, read if a client wrote it; as it is where there is nothing in it, or another format."""
-    if name not in _CLIENTS or not field:
+    schema = group_schema.CONSUMER_PROTOCOL.get(name)
+    if schema is None:
         return field
     try:
-        return _CLIENTS[name].parse(field).fields
-    except (Corrupt, Unsupported):
+        message = schema.parse_leniently(field)
+    except Corrupt:
         return field
+    return field if message.version > schema.newest else message.fields
 
 
 # Which partition a group's records are in.

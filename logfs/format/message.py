@@ -23,10 +23,11 @@ NEVER_FLEXIBLE = _LAST + 1
 _INTEGERS = {
     "int8": struct.Struct(">b"),
     "int16": struct.Struct(">h"),
+    "uint16": struct.Struct(">H"),
     "int32": struct.Struct(">i"),
     "int64": struct.Struct(">q"),
 }
-_INT16, _INT32 = _INTEGERS["int16"], _INTEGERS["int32"]
+_INT8, _INT16, _INT32 = (_INTEGERS[name] for name in ("int8", "int16", "int32"))
 _UUID_BYTES = 16
 
 
@@ -34,7 +35,8 @@ class Field(NamedTuple):
     """One field. `type` is an integer's, `string`, `bytes`, `uuid` or `struct`, with `[]` in front for an array.
 
     `fields` are a struct's. Versions `first` to `last` have it; a `tag` of 0 or more makes it a tagged field, which
-    is left out where it has its default. `default` stands for it in other versions.
+    is left out where it has its default, by who writes it and by who reads it. `default` stands for it in other
+    versions.
     """
 
     name: str
@@ -45,6 +47,14 @@ class Field(NamedTuple):
     default: Any = None
     tag: int = -1
     fields: Sequence[Field] = ()
+
+
+class Malformed(Corrupt):
+    """Bytes that are no such message; `reason` has the words that Kafka has for it, or `null`, where it has none."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class Message(NamedTuple):
@@ -75,8 +85,19 @@ class Schema(NamedTuple):
         reader = _Reader(data, self.what, version, flexible=version >= self.flexible)
         return Message(version, reader.all(self.fields))
 
+    def parse_leniently(self, data: bytes) -> Message:
+        """Read a message as Kafka's tools do. Raises `Malformed`.
+
+        A version that is not known is read as the next that is, what follows the last field is ignored, and text that
+        is not UTF-8 has surrogate escapes.
+        """
+        version = parse_version(data, self.what)
+        known = min(max(version, 0), self.newest)
+        reader = _Reader(data, self.what, known, flexible=known >= self.flexible, strict=False)
+        return Message(version, reader.members(self.fields))
+
     def encode(self, version: int, values: Mapping[str, Any]) -> bytes:
-        """A message's bytes, without tagged fields; values that the version lacks are left out.
+        """A message's bytes; values that the version lacks are left out.
 
         Raises `struct.error` for a value that does not fit its type.
         """
@@ -89,9 +110,9 @@ class Schema(NamedTuple):
 
 
 def parse_version(data: bytes, what: str) -> int:
-    """The version, or a key's type, that a message begins with. Raises `Corrupt`."""
+    """The version, or a key's type, that a message begins with. Raises `Malformed`."""
     if len(data) < _INT16.size:
-        raise Corrupt(f"{what}: {len(data)} bytes are too few")
+        raise Malformed(f"{what}: {len(data)} bytes are too few", "null")
     (version,) = _INT16.unpack_from(data)
     return int(version)
 
@@ -110,26 +131,35 @@ def plain(value: Any) -> Any:
 class _Reader:
     """Reads fields one after the other; `Corrupt` where they do not fit the bytes."""
 
-    def __init__(self, data: bytes, what: str, version: int, *, flexible: bool) -> None:
+    def __init__(
+        self, data: bytes, what: str, version: int, *, flexible: bool, strict: bool = True
+    ) -> None:
         self._data = data
         self._what = what
         self._version = version
         self._flexible = flexible
+        self._errors = "strict" if strict else "surrogateescape"
         self._position = _INT16.size
 
     def all(self, fields: Sequence[Field]) -> dict[str, Any]:
         """All fields, and nothing behind them."""
-        found = self._struct(fields)
+        found = self.members(fields)
         left = len(self._data) - self._position
         if left:
             raise self._nonsense(f"{left} bytes follow the last field")
         return found
 
-    def _struct(self, fields: Sequence[Field]) -> dict[str, Any]:
+    def members(self, fields: Sequence[Field]) -> dict[str, Any]:
+        """The fields that the version has, by name."""
         here = [field for field in fields if field.first <= self._version <= field.last]
         found = {field.name: self._field(field) for field in here if field.tag < 0}
         if self._flexible:
-            found.update(self._tagged({field.tag: field for field in here if field.tag >= 0}))
+            tagged = dict(self._tagged({field.tag: field for field in here if field.tag >= 0}))
+            found |= {
+                field.name: tagged[field.name]
+                for field in here
+                if tagged.get(field.name, field.default) != field.default
+            }
         return found
 
     def _tagged(self, fields: Mapping[int, Field]) -> Iterator[tuple[str, Any]]:
@@ -138,7 +168,7 @@ class _Reader:
             field, size = fields.get(self._varint()), self._varint()
             end = self._position + size
             if field is None:
-                self._take(size)
+                self._sized(size)
                 continue
             yield field.name, self._field(field)
             if self._position != end:
@@ -150,9 +180,13 @@ class _Reader:
         size = self._length(field, _INT32)
         if size is None:
             return None
-        if size > len(self._data) - self._position:
-            raise self._nonsense(f"{size} {field.name} do not fit")
-        return [self._value(field, field.type[2:]) for _ in range(size)]
+        left = len(self._data) - self._position
+        if size > left:
+            raise self._nonsense(
+                f"Tried to allocate a collection of size {size}, but there are only {left} bytes remaining."
+            )
+        item = field._replace(nullable=False)
+        return [self._value(item, field.type[2:]) for _ in range(size)]
 
     def _value(self, field: Field, kind: str) -> Any:
         if kind in _INTEGERS:
@@ -161,24 +195,24 @@ class _Reader:
             return uuid.UUID(bytes=self._take(_UUID_BYTES))
         if kind == "struct":
             # Only what may be null has a byte that tells whether it is.
-            there = not field.nullable or self._integer(_INTEGERS["int8"]) > 0
-            return self._struct(field.fields) if there else None
+            there = not field.nullable or self._integer(_INT8) > 0
+            return self.members(field.fields) if there else None
         size = self._length(field, _INT16 if kind == "string" else _INT32)
         if size is None:
             return None
-        data = self._take(size)
+        data = self._sized(size)
         if kind == "bytes":
             return data
         try:
-            return data.decode()
+            return data.decode(errors=self._errors)
         except UnicodeDecodeError:
             raise self._nonsense(f"{field.name} is not UTF-8") from None
 
     def _length(self, field: Field, layout: struct.Struct) -> int | None:
         size = self._varint() - 1 if self._flexible else self._integer(layout)
-        if size < -1 or (size == -1 and not field.nullable):
-            raise self._nonsense(f"{field.name} has length {size}")
-        return None if size == -1 else size
+        if size < 0 and not field.nullable:
+            raise self._nonsense(f"non-nullable field {field.name} was serialized as null")
+        return None if size < 0 else size
 
     def _integer(self, layout: struct.Struct) -> int:
         (number,) = layout.unpack(self._take(layout.size))
@@ -193,43 +227,74 @@ class _Reader:
                 return result
         raise self._nonsense(f"no length ends before byte {self._position}")
 
+    def _sized(self, size: int) -> bytes:
+        left = len(self._data) - self._position
+        if size > left:
+            raise self._nonsense(
+                f"Error reading byte array of {size} byte(s): only {left} byte(s) available"
+            )
+        return self._take(size)
+
     def _take(self, size: int) -> bytes:
         end = self._position + size
         if end > len(self._data):
-            raise self._nonsense(f"{size} bytes at byte {self._position} do not fit")
+            raise self._nonsense(f"{size} bytes at byte {self._position} do not fit", "null")
         data = self._data[self._position : end]
         self._position = end
         return data
 
-    def _nonsense(self, reason: str) -> Corrupt:
-        return Corrupt(
-            f"{self._what}: {reason}, in {len(self._data)} bytes of version {self._version}"
-        )
+    def _nonsense(self, what: str, reason: str | None = None) -> Malformed:
+        where = f"in {len(self._data)} bytes of version {self._version}"
+        return Malformed(f"{self._what}: {what}, {where}", reason or what)
 
 
 def _encode_struct(
     fields: Sequence[Field], version: int, values: Mapping[str, Any], flexible: bool
 ) -> bytes:
     out = bytearray()
+    tagged = []
     for field in fields:
-        if field.first <= version <= field.last and field.tag < 0:
+        if not field.first <= version <= field.last:
+            continue
+        if field.tag < 0:
             out += _encode_field(field, version, values[field.name], flexible)
-    return bytes(out) + (b"\0" if flexible else b"")
+        elif values.get(field.name, field.default) != field.default:
+            data = _encode_field(field, version, values[field.name], flexible)
+            tagged.append(_encode_varint(field.tag) + _encode_varint(len(data)) + data)
+    if flexible:
+        out += _encode_varint(len(tagged)) + b"".join(tagged)
+    return bytes(out)
 
 
 def _encode_field(field: Field, version: int, value: Any, flexible: bool) -> bytes:
-    if field.type in _INTEGERS:
-        return _INTEGERS[field.type].pack(value)
-    size, data = -1, b""
-    if field.type == "[]struct":
-        size = len(value)
-        data = b"".join(_encode_struct(field.fields, version, item, flexible) for item in value)
-    elif value is not None:
-        data = value.encode() if isinstance(value, str) else value
-        size = len(data)
-    if flexible:
-        return _encode_varint(size + 1) + data
-    return (_INT16 if field.type == "string" else _INT32).pack(size) + data
+    if not field.type.startswith("[]"):
+        return _encode_value(field, field.type, version, value, flexible)
+    if value is None:
+        return _encode_length(-1, _INT32, flexible)
+    item, kind = field._replace(nullable=False), field.type[2:]
+    data = b"".join(_encode_value(item, kind, version, each, flexible) for each in value)
+    return _encode_length(len(value), _INT32, flexible) + data
+
+
+def _encode_value(field: Field, kind: str, version: int, value: Any, flexible: bool) -> bytes:
+    if kind in _INTEGERS:
+        return _INTEGERS[kind].pack(value)
+    if kind == "uuid":
+        return bytes(value.bytes)
+    if kind == "struct":
+        if value is None:
+            return _INT8.pack(-1 if field.tag < 0 else 0)
+        data = _encode_struct(field.fields, version, value, flexible)
+        return _INT8.pack(1) + data if field.nullable else data
+    layout = _INT16 if kind == "string" else _INT32
+    if value is None:
+        return _encode_length(-1, layout, flexible)
+    data = value.encode() if isinstance(value, str) else value
+    return _encode_length(len(data), layout, flexible) + data
+
+
+def _encode_length(size: int, layout: struct.Struct, flexible: bool) -> bytes:
+    return _encode_varint(size + 1) if flexible else layout.pack(size)
 
 
 def _encode_varint(value: int) -> bytes:
