@@ -399,7 +399,7 @@ def test_commits_round_trip(commit: OffsetCommit, version: int) -> None:
     data = commit.encode(version)
     fields = commit_fields(commit)
     assert data == outside(COMMIT_SCHEMA, version, fields)
-    value = parse_value(1, data)
+    value = parse_value(0, data)
     assert value is not None
     assert value.fields.items() <= fields.items()
     assert len(value.fields) == {0: 3, 1: 4, 2: 3, 3: 4, 4: 4}[version]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs.errors import Corrupt
 from logfs.format import group_schema
-from logfs.format.group_schema import GROUP_METADATA, OFFSET_COMMIT
+from logfs.format.group_schema import GROUP_METADATA, LEGACY_OFFSET_COMMIT, OFFSET_COMMIT
 from logfs.format.message import parse_version, plain
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ def parse_value(kind: int, data: bytes) -> Message | None:
 
     Raises `Corrupt` for bytes that are no such value, and `Unsupported` for a version of a later release.
     """
-    schema = group_schema.VALUES.get(kind)
+    # Older brokers did not tie a value's version to the type of its key; the tools of newer ones do.
+    schema = group_schema.VALUES.get(OFFSET_COMMIT if kind == LEGACY_OFFSET_COMMIT else kind)
     return None if schema is None else schema.parse(data)
 
 
