@@ -14,6 +14,7 @@ the text. Everything else is a cache of those files, a view of them, or a policy
             print(record.offset, record.timestamp, record.value)
         orders.offset_for_time(1638100400000)         # OffsetAndTimestamp, or None
         columns = orders.columns(offset=0)            # numpy arrays: offsets, timestamps, value positions, …
+        store.groups.commit("billing", "orders-0", first)     # a consumer group's offset, where Kafka keeps it
 
 Offsets count records, positions count bytes, times are milliseconds since the epoch. `logfs --help` is the same at
 a prompt, and `logfs mount` the same as files. Read next: docs/architecture.md, the house; docs/durability.md, what

@@ -372,6 +372,13 @@ _BROKER_ROWS = (
          "How long an idle producer's sequence numbers are remembered."),
     _row(INT, "producer.id.expiration.check.interval.ms", "600000", 1,
          "How often producers are looked at for one to forget."),
+    _row(INT, "offset.metadata.max.bytes", "4096", 0,
+         "The longest text that a group may keep with a committed offset."),
+    _row(INT, "offsets.topic.num.partitions", "50", 1,
+         "How many partitions groups are spread over; kept from the first commit on, so that"
+         " groups are found again."),
+    _row(INT, "offsets.topic.segment.bytes", "104857600", 1,
+         "The segment.bytes that __consumer_offsets is made with."),
 )
 # fmt: on
 

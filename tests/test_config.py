@@ -99,6 +99,9 @@ BROKER_RANGES = {
     "log.roll.jitter.hours": (0, INT_MAX),
     "log.segment.bytes": (14, INT_MAX),
     "num.recovery.threads.per.data.dir": (1, INT_MAX),
+    "offset.metadata.max.bytes": (0, INT_MAX),
+    "offsets.topic.num.partitions": (1, INT_MAX),
+    "offsets.topic.segment.bytes": (1, INT_MAX),
 }
 # kafka-storage 11.2.
 BROKER_DEFAULTS = {
@@ -118,6 +121,9 @@ BROKER_DEFAULTS = {
     "log.cleaner.backoff.ms": 15_000,
     "producer.id.expiration.ms": 86_400_000,
     "producer.id.expiration.check.interval.ms": 600_000,
+    "offset.metadata.max.bytes": 4096,
+    "offsets.topic.num.partitions": 50,
+    "offsets.topic.segment.bytes": 104_857_600,
 }
 # Topic-level settings that mean nothing to one machine's storage, or are folded into another.
 NOT_STORAGE = {

@@ -12,6 +12,7 @@ import pytest
 from logfs.cli import COMMANDS
 from logfs.format import aborted, snapshot
 from logfs.format.batch import HEADER, Header
+from logfs.format.group_record import OffsetCommit, OffsetKey
 from logfs.log.index import OffsetIndex, SparseIndex, TextIndex, TimeIndex
 
 ROOT = Path(__file__).parent.parent
@@ -40,6 +41,24 @@ def test_format_md_describes_the_batch_header() -> None:
     rows = table("format.md", "Record batch")
     assert tuple(row[1] for row in rows) == Header._fields
     assert layout(rows).format == HEADER.format
+
+
+def test_format_md_describes_group_records() -> None:
+    """The table "Group records" names the fields of a commit in the order, and of the sizes, of the code."""
+    rows = table("format.md", "Group records")
+    key, value = OffsetKey("g", "t", 3), OffsetCommit(4, "m", 5, 6)
+    for part, fields, data in (
+        ("key", {"type": 1, **key._asdict()}, key.encode()),
+        ("value", {"version": 3, **value._asdict()}, value.encode()),
+    ):
+        told = b""
+        for _, name, kind, _ in (row for row in rows if row[0] == part):
+            text = fields[name]
+            if kind == "string":
+                told += len(text).to_bytes(2) + text.encode()
+            else:
+                told += struct.pack(">" + CODES[kind], text)
+        assert told == data
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,7 @@ def test_mkdir_of_a_good_name(shared: Mount, name: str) -> None:
         "time",
         "segments",
         "config",
+        "groups",
         "status.json",
     }
     below = set(os.listdir(shared.log_dirs[0] / name))
@@ -541,7 +542,16 @@ def test_the_filesystem_about_itself(shared: Mount, topic: Path) -> None:
     assert set(os.listdir(own)) == {"README", "status.json", "metrics", "errors", "config"}
     readme = (own / "README").read_text()
     assert 20 <= len(readme.splitlines()) <= 40
-    for name in ("append", "records", "offsets", "time", "segments", "config", "status.json"):
+    for name in (
+        "append",
+        "records",
+        "offsets",
+        "time",
+        "segments",
+        "config",
+        "groups",
+        "status.json",
+    ):
         assert name in readme
     status = orjson.loads((own / "status.json").read_bytes())
     assert status["version"] == logfs.__version__

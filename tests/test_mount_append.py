@@ -61,7 +61,8 @@ def batches(directory: Path) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
     for path in sorted((directory / "segments").glob("*.log")):
         printed = run(sys.executable, "-m", "logfs", "dump", "--json", path)
-        found += [orjson.loads(line) for line in printed.splitlines()]
+        lines = [orjson.loads(line) for line in printed.splitlines()]
+        found += [line for line in lines if "baseOffset" in line]
     return found
 
 

@@ -798,6 +798,7 @@ def test_du_and_ls(model: Model) -> None:
             "append",
             "append.jsonl",
             "config",
+            "groups",
             "offsets",
             "records",
             "records.jsonl",

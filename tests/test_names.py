@@ -18,7 +18,9 @@ from logfs.format.names import (
     check_topic,
     classify_directory,
     deleted_directory,
+    file_name,
     parse_directory,
+    parse_file_name,
     parse_stem,
     stem,
 )
@@ -228,3 +230,48 @@ def test_the_deleted_name_is_kafkas() -> None:
     """The name of a deleted directory is the partition's, a dot, the id and `-delete`."""
     name = deleted_directory(TopicPartition("orders", 0), UUID_HEX)
     assert name == "orders-0.00112233445566778899aabbccddeeff-delete"
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (b"billing", "billing"),
+        ("r\u00e9sum\u00e9 \n".encode(), "r\u00e9sum\u00e9 \n"),
+        (b"a/b", "a%2Fb"),
+        (b"a\0b", "a%00b"),
+        (b"100%", "100%25"),
+        (b".", "%2E"),
+        (b"..", "%2E."),
+        (b".hidden.", "%2Ehidden."),
+        (b"", "%"),
+        (b"%", "%25"),
+        (b"caf\xe9", "caf%E9"),
+        (b"x.lag", "x%2Elag"),
+        (b"x.lag.lag", "x.lag%2Elag"),
+        (b".lag", "%2Elag"),
+        (b"x.lags", "x.lags"),
+    ],
+)
+def test_any_bytes_have_a_file_name(data: bytes, name: str) -> None:
+    """What no file's name can hold, or what another file is called, is percent-encoded."""
+    assert file_name(data, (".lag",)) == name
+    assert parse_file_name(name, (".lag",)) == data
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".x", "a/b", "50%", "%2f", "%61", "%C3%A9", "x.lag", "%%", "%2"]
+)
+def test_bytes_have_one_file_name(name: str) -> None:
+    """A name that `file_name` would not give stands for nothing."""
+    assert parse_file_name(name, (".lag",)) is None
+
+
+@given(st.binary(max_size=12) | st.text(alphabet="./%a\0l\u00e9", max_size=8).map(str.encode))
+def test_file_names_come_back(data: bytes) -> None:
+    """Every name can be a file's, and gives the bytes back."""
+    name = file_name(data, (".lag", ".json"))
+    assert name
+    assert not name.startswith(".")
+    assert not set("/\0") & set(name)
+    assert not name.endswith((".lag", ".json"))
+    assert parse_file_name(name, (".lag", ".json")) == data

@@ -27,11 +27,12 @@ COMMANDS = {
     "append": "append lines or JSON envelopes",
     "cat": "print records by offset, time or range",
     "tail": "print the last records, and follow",
-    "dump": "print what is in .log, .index and .timeindex files",
+    "dump": "print what is in .log, .snapshot and index files, as kafka-dump-log does",
     "check": "audit everything, and change nothing",
     "recover": "check and repair what a crash left, now",
     "reindex": "make all indexes of a partition anew",
     "config": "show or change settings",
+    "groups": "what consumer groups have committed, and how far behind they are",
 }
 
 _EPILOG = """\

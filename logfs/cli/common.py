@@ -76,15 +76,16 @@ def open_for_reading(words: Sequence[str]) -> tuple[Store, Partition]:
     return store, partition(store, wanted)
 
 
-def open_for_writing(words: Sequence[str]) -> tuple[Store, Partition]:
-    """The partition of a TARGET in a store that this process has for itself."""
+def open_for_writing(words: Sequence[str], *, alone: bool = True) -> tuple[Store, Partition]:
+    """The partition of a TARGET in a store that this process has for itself; `alone`: no other one is loaded."""
     from logfs.store.store import Store
 
     wanted = target(words)
     for log_dir in wanted.log_dirs:
         if not log_dir.is_dir():
             raise UnknownPartition(f"{log_dir}: no such log directory; 'logfs create' makes one")
-    store = Store(wanted.log_dirs, only=wanted.name, progress=recovery_progress())
+    only = wanted.name if alone else None
+    store = Store(wanted.log_dirs, only=only, progress=recovery_progress())
     try:
         return store, partition(store, wanted)
     except BaseException:

@@ -17,7 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Rename it to `-delete`; its files go after `file.delete.delay.ms`, at the next upkeep or opening."""
-    store, partition = open_for_writing(arguments.target)
+    # Not alone: what groups have committed for it is in other partitions.
+    store, partition = open_for_writing(arguments.target, alone=False)
     with store:
         store.delete(partition.name.directory)
         print(f"{partition.directory}: removed once file.delete.delay.ms have passed")

@@ -35,10 +35,16 @@ class AbortedTransaction(NamedTuple):
 
 def parse_aborted(data: Buffer) -> list[AbortedTransaction]:
     """The entries of a .txnindex file, as far as they are whole. Raises `Corrupt` for a later version."""
+    return [entry for _, entry in parse_entries(data)]
+
+
+def parse_entries(data: Buffer) -> list[tuple[int, AbortedTransaction]]:
+    """The same, each with its version, of which Kafka reads the first byte alone: 0, or nonsense below it."""
     view = memoryview(data)
-    found: list[AbortedTransaction] = []
-    for version, *fields in ENTRY.iter_unpack(view[: len(view) // ENTRY.size * ENTRY.size]):
+    found: list[tuple[int, AbortedTransaction]] = []
+    for number, *fields in ENTRY.iter_unpack(view[: len(view) // ENTRY.size * ENTRY.size]):
+        version = number >> 8
         if version > VERSION:
             raise Corrupt(f"transaction index: entry {len(found)} has version {version}, not 0")
-        found.append(AbortedTransaction(*fields))
+        found.append((version, AbortedTransaction(*fields)))
     return found

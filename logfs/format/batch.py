@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_SIZE = HEADER.size
 MAGIC = 2
+# Where any batch has its magic, and any message of an old format.
+MAGIC_AT = 16
 
 # Bytes that `batch_length` does not count: the base offset and the length itself.
 LENGTH_OVERHEAD = 12
@@ -102,7 +104,9 @@ class Header(NamedTuple):
 
     @property
     def timestamp_type(self) -> TimestampType:
-        """Whether the timestamps are the producers' or the log's."""
+        """Whether the timestamps are the producers' or the log's; magic 0 has none."""
+        if self.magic == 0:
+            return TimestampType.NO_TIMESTAMP_TYPE
         return TimestampType(bool(self.attributes & LOG_APPEND_TIME_BIT))
 
     @property

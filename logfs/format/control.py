@@ -7,6 +7,7 @@ import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import Corrupt
+from logfs.format.message import Field, Schema
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -38,6 +39,41 @@ class ControlType(enum.IntEnum):
     def _missing_(cls, value: object) -> ControlType:
         # Later releases add types: a reader has to step over those that it does not know.
         return cls.UNKNOWN
+
+
+_VOTER = (Field("voterId", "int32"), Field("voterDirectoryId", "uuid", first=1))
+_ENDPOINT = (Field("name", "string"), Field("host", "string"), Field("port", "uint16"))
+_FEATURE = (Field("minSupportedVersion", "int16"), Field("maxSupportedVersion", "int16"))
+_VOTER_OF_RECORD = (
+    Field("voterId", "int32"),
+    Field("voterDirectoryId", "uuid"),
+    Field("endpoints", "[]struct", fields=_ENDPOINT),
+    Field("kRaftVersionFeature", "struct", fields=_FEATURE),
+)
+
+
+def _new(what: str, *fields: Field, newest: int = 0) -> Schema:
+    return Schema(what, fields, newest, flexible=0)
+
+
+# What the control records of Kafka's own metadata hold; the names are those of kafka-dump-log.
+MESSAGES = {
+    ControlType.LEADER_CHANGE: _new(
+        "LeaderChange",
+        Field("leaderId", "int32"),
+        Field("voters", "[]struct", fields=_VOTER),
+        Field("grantingVoters", "[]struct", fields=_VOTER),
+        newest=1,
+    ),
+    ControlType.SNAPSHOT_HEADER: _new(
+        "SnapshotHeader", Field("lastContainedLogTimestamp", "int64")
+    ),
+    ControlType.SNAPSHOT_FOOTER: _new("SnapshotFooter"),
+    ControlType.KRAFT_VERSION: _new("KRaftVersion", Field("kRaftVersion", "int16")),
+    ControlType.KRAFT_VOTERS: _new(
+        "KRaftVoters", Field("voters", "[]struct", fields=_VOTER_OF_RECORD)
+    ),
+}
 
 
 class EndTransactionMarker(NamedTuple):

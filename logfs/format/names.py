@@ -152,3 +152,41 @@ def classify_directory(name: str) -> tuple[DirectoryKind, TopicPartition]:
                 raise InvalidName(f"{name!r} is not <topic>-<partition>.<unique id>{kind.value}")
             return kind, parse_directory(directory)
     return DirectoryKind.NORMAL, parse_directory(name)
+
+
+# Bytes as file names: a group's, a key's.
+
+PERCENT = re.compile(rb"[/%\0]|[^\0-\x7f]+")
+ESCAPE = re.compile(rb"%([0-9A-F]{2})")
+
+
+def file_name(data: bytes, reserved: tuple[str, ...] = ()) -> str:
+    """A file's name that stands for any bytes, each of its own: text stays as it is, the rest is percent-encoded.
+
+    Encoded (`%2F`) are `/`, NUL, `%`, a dot in front, what is not UTF-8, and the dot of an end that is in `reserved`
+    (`.lag`), which is kept for files beside this one. No bytes at all are a lone `%`.
+    """
+    name = PERCENT.sub(_percent, data).decode()
+    if name.startswith("."):
+        name = "%2E" + name[1:]
+    for end in reserved:
+        if name.endswith(end):
+            name = name.removesuffix(end) + end.replace(".", "%2E", 1)
+    return name or "%"
+
+
+def parse_file_name(name: str, reserved: tuple[str, ...] = ()) -> bytes | None:
+    """The bytes that a name of `file_name` stands for; None for a name that it does not give."""
+    data = ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), name.encode())
+    data = b"" if name == "%" else data
+    return data if file_name(data, reserved) == name else None
+
+
+def _percent(match: re.Match[bytes]) -> bytes:
+    data = match[0]
+    if data[0] >= 128:
+        try:
+            return data.decode().encode()
+        except UnicodeDecodeError:
+            pass
+    return b"".join(b"%%%02X" % byte for byte in data)

@@ -19,18 +19,19 @@ SMALLEST_RECORD = 7
 
 
 class TimestampType(enum.IntEnum):
-    """What a record's timestamp means; the values are attribute bit 3 of a batch."""
+    """What a record's timestamp means: attribute bit 3 of a batch, or that messages of magic 0 have none."""
 
+    NO_TIMESTAMP_TYPE = -1
     CREATE_TIME = 0
     LOG_APPEND_TIME = 1
 
     @property
     def label(self) -> str:
-        """Kafka's word for it: `CreateTime` or `LogAppendTime`."""
+        """Kafka's word for it: `CreateTime`, `LogAppendTime` or `NoTimestampType`."""
         return _LABELS[self]
 
 
-_LABELS = ("CreateTime", "LogAppendTime")
+_LABELS = ("CreateTime", "LogAppendTime", "NoTimestampType")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +144,18 @@ def decode_records(
 ) -> Iterator[Record]:
     """The `count` records of a batch, one by one; `Corrupt` if the bytes hold more or fewer."""
     position = 0
-    for _ in range(count):
+    for number in range(count):
         record, position = decode_record(
             data, position, base_offset=base_offset, base_timestamp=base_timestamp
         )
+        if number == count - 1:
+            _check_end(data, position, count)
         yield record
+    if count == 0:
+        _check_end(data, 0, count)
+
+
+def _check_end(data: bytes | memoryview, position: int, count: int) -> None:
     if position != len(data):
         raise Corrupt(f"{len(data) - position} bytes follow the last of {count} records")
 

@@ -48,6 +48,11 @@ def format_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
     return struct.pack(">hI", VERSION, crc32c(body)) + body
 
 
+def checksum(data: Buffer) -> int:
+    """The CRC-32C that a snapshot file of these bytes should tell in its header."""
+    return crc32c(memoryview(data)[_CRC_START:])
+
+
 def parse_snapshot(data: Buffer) -> list[ProducerEntry]:
     """The entries of a snapshot file. Raises `Corrupt` for another version, a wrong length or a wrong CRC."""
     view = memoryview(data)
@@ -56,7 +61,7 @@ def parse_snapshot(data: Buffer) -> list[ProducerEntry]:
     version, crc, count = HEADER.unpack_from(view)
     if version != VERSION:
         raise Corrupt(f"producer snapshot: version {version} is not {VERSION}")
-    if crc32c(view[_CRC_START:]) != crc:
+    if checksum(view) != crc:
         raise Corrupt("producer snapshot: its CRC does not match its bytes")
     if len(view) != HEADER.size + count * ENTRY.size:
         raise Corrupt(f"producer snapshot: {len(view)} bytes do not hold {count} producers")

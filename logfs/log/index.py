@@ -97,22 +97,29 @@ class SparseIndex:
         self._open()
         self._count = min(count, self._count)
 
-    def copy_live(self) -> None:
-        """Take the entries of a file that somebody else is writing into memory, without the room behind them.
-
-        No entry is all zero: each stands behind the first batch, so its position or its offset is not.
-        """
+    def copy(self) -> None:
+        """Take the whole entries of the file into memory, where nobody else can cut them."""
         self._open()
-        unused = bytes(self.entry.size)
         width = self.entry.size
         # Read, not mapped: the writer may cut the file, and a full disk may have no page for a hole in it.
         size = self._count * width
         data = b"" if self._file is None else bytes(self._disk.read(self._file, 0, size))
         self._count = len(data) // width
+        self._file, self._data = None, bytearray(data[: self._count * width])
+
+    def copy_live(self) -> None:
+        """Take the entries of a file that somebody else is writing into memory, without the room behind them.
+
+        No entry is all zero: each stands behind the first batch, so its position or its offset is not.
+        """
+        self.copy()
+        unused = bytes(self.entry.size)
+        width = self.entry.size
+        data = self.to_bytes()
         self._count = bisect_left(
             range(self._count), True, key=lambda i: data[i * width : (i + 1) * width] == unused
         )
-        self._file, self._data = None, bytearray(data[: self._count * width])
+        self._data = bytearray(data[: self._count * width])
 
     def reserve(self) -> None:
         """Make sure of the next entry's blocks, or raise `OSError`: on a full disk, storing it into a mapped hole

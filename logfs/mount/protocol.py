@@ -307,7 +307,9 @@ class Operations(pyfuse3.Operations):
 
     async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         directory = self._directory(parent_inode)
-        directory.unlink(_text(name, directory))
+        text = _text(name, directory)
+        await self._run(directory.unlink, text)
+        directory.disown(text)
 
     async def create(
         self,
@@ -318,9 +320,14 @@ class Operations(pyfuse3.Operations):
         ctx: pyfuse3.RequestContext,
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
         directory = self._directory(parent_inode)
-        raise refuse(
-            errno.EPERM, f"{directory.path}: only partitions can be made here, by mkdir at the root"
-        )
+        text = _text(name, directory)
+        made = await self._run(directory.create, text, flags)
+        directory.disown(text)
+        node = directory.adopt(text, made)
+        info = await self._open(node, flags, ctx)
+        entry = await self._attributes(node)
+        self._remember(node)
+        return info, entry
 
     async def mknod(
         self,
@@ -370,7 +377,9 @@ class Operations(pyfuse3.Operations):
         return handle
 
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
-        node = self._node(inode)
+        return await self._open(self._node(inode), flags, ctx)
+
+    async def _open(self, node: Node, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         if not isinstance(node, File):
             raise refuse(errno.EISDIR, f"{node.path}: is a directory")
         handle = await self._run(node.open, flags, _caller(ctx))
@@ -421,15 +430,15 @@ class Operations(pyfuse3.Operations):
 
     async def _sync(self, handle: Handle) -> None:
         """Make what was written durable, in a thread; those who wait for the same partition share one sync."""
-        if not isinstance(handle, AppendHandle):
+        partition = handle.appends_to
+        if partition is None:
             return
-        partition: Partition = handle.file.partition
         end_offset = partition.log_end_offset
         lock = self._sync_locks.setdefault(partition, trio.Lock())
         async with lock:
             if partition.failure is None and partition.recovery_point >= end_offset:
                 return
-            await trio.to_thread.run_sync(handle.sync, limiter=self._syncers)
+            await trio.to_thread.run_sync(partition.flush, limiter=self._syncers)
 
     async def flush(self, fh: int) -> None:
         """A descriptor was closed, perhaps one of many: it ends no line and promises nothing.

@@ -6,13 +6,16 @@ then costs a request that it would not need. With a timeout, an append has to ta
 who waits for one goes by the size before it. So an answer may be kept only where the size before it was as good:
 
 - it was told to the kernel already, a good while ago, and has not changed since;
-- it was told by a GETATTR: an inode that is only being looked up cannot be taken back from.
+- it was told by a GETATTR: an inode that is only being looked up cannot be taken back from;
+- nobody but the writers of `append` makes the log grow: the committed offsets of groups come from everywhere.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
+
+from logfs.store.groups import TOPIC as GROUPS_TOPIC
 
 if TYPE_CHECKING:
     from logfs.log.reader import Reader
@@ -32,6 +35,8 @@ class SteadySizes:
 
     def timeout(self, node: TextFile, size: int, end_offset: int, now: float) -> float:
         """For how many seconds the kernel may keep a size; `end_offset` is the log's end before it was asked for."""
+        if node.partition.topic == GROUPS_TOPIC:
+            return 0.0
         told_size, since = self._told.get(node, (-1, now))
         if told_size != size:
             self._told[node] = (size, now)

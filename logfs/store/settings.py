@@ -11,6 +11,7 @@ than two characters fit: 249 of a topic's name, `@p` and `.tmp` are the 255 of a
 
 from __future__ import annotations
 
+import threading
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -42,15 +43,16 @@ class Settings:
     first change, with no copy before it, may then be found at the next start.) The next change
     brings the copies together again. Only changed settings are in a file, as canonical text.
 
-    One thread may change settings while any number read them: a mapping, once handed out, never
-    changes. A topic need not have partitions. Whatever reads a file raises `OSError` as the disk
-    does, `Corrupt` for a damaged file and `InvalidSetting` for one that says what cannot be; and
-    what takes a topic raises `InvalidName` for a name that no topic can have.
+    Any thread may read and change settings: a mapping, once handed out, never changes. A topic need
+    not have partitions. Whatever reads a file raises `OSError` as the disk does, `Corrupt` for a
+    damaged file and `InvalidSetting` for one that says what cannot be; and what takes a topic
+    raises `InvalidName` for a name that no topic can have.
     """
 
     def __init__(self, disk: Disk, log_dirs: Sequence[Path]) -> None:
         self._disk = disk
         self._log_dirs = tuple(log_dirs)
+        self._lock = threading.RLock()
         self._topics: dict[str, Mapping[str, str]] = {}
         self._log_configs: dict[str, tuple[Mapping[str, str], Mapping[str, str], LogConfig]] = {}
         self._broker = self._read(BROKER_FILE, broker_setting)
@@ -92,10 +94,11 @@ class Settings:
         Raises `InvalidSetting`, before anything is written, for an unknown name, a text that is not
         valid, or one that contradicts another setting.
         """
-        overrides = _changed(self.topic_overrides(topic), topic_setting(name), text)
-        LogConfig.resolve(overrides, self._broker)
-        self._write(_topic_file(topic), overrides)
-        self._topics[topic] = overrides
+        with self._lock:
+            overrides = _changed(self.topic_overrides(topic), topic_setting(name), text)
+            LogConfig.resolve(overrides, self._broker)
+            self._write(_topic_file(topic), overrides)
+            self._topics[topic] = overrides
 
     def set_broker(self, name: str, text: str | None) -> None:
         """Change a broker-level setting, durably and at once; None or a blank text undoes it.
@@ -103,18 +106,20 @@ class Settings:
         Raises `InvalidSetting`, before anything is written, for an unknown name, a text that is not
         valid, or one that contradicts another setting, of the broker level or of any topic.
         """
-        broker = _changed(self._broker, broker_setting(name), text)
-        config = BrokerConfig.resolve(broker)
-        LogConfig.resolve(_NOTHING, broker)
-        for topic in self._changed_topics():
-            self._check_topic(topic, broker)
-        self._write(BROKER_FILE, broker)
-        self._broker, self._broker_config = broker, config
+        with self._lock:
+            broker = _changed(self._broker, broker_setting(name), text)
+            config = BrokerConfig.resolve(broker)
+            LogConfig.resolve(_NOTHING, broker)
+            for topic in self._changed_topics():
+                self._check_topic(topic, broker)
+            self._write(BROKER_FILE, broker)
+            self._broker, self._broker_config = broker, config
 
     def remove_topic(self, topic: str) -> None:
         """Forget a deleted topic, so that a later one of that name starts from the defaults."""
-        self._write(_topic_file(topic), _NOTHING)
-        self._topics[topic] = _NOTHING
+        with self._lock:
+            self._write(_topic_file(topic), _NOTHING)
+            self._topics[topic] = _NOTHING
 
     def _changed_topics(self) -> set[str]:
         return {

@@ -21,6 +21,7 @@ from logfs.format.names import DirectoryKind, TopicPartition
 from logfs.log import recovery
 from logfs.log.files import Disk, ReadOnlyDisk
 from logfs.log.partition import LEADER_EPOCH, Partition
+from logfs.store.groups import Groups
 from logfs.store.log_dir import LogDir
 from logfs.store.settings import Settings
 
@@ -77,6 +78,7 @@ class Store:
         self.opened_ms = clock()
         # What upkeep is doing, and since when, for those who watch.
         self.background: list[str] = []
+        self.groups = Groups(self)
         self._lock = threading.RLock()
         self._only = only
         self._recover = recover
@@ -296,7 +298,8 @@ class Store:
     def delete(self, name: str) -> None:
         """Delete a partition as Kafka does: renamed at once, removed after `file.delete.delay.ms`.
 
-        The topic's settings go with its last partition. Raises `UnknownPartition`, `NotWritable`.
+        What groups have committed for it goes, too, and the topic's settings go with its last partition. Raises
+        `UnknownPartition`, `NotWritable`.
         """
         self._check_writable(name)
         with self._lock:
@@ -316,6 +319,11 @@ class Store:
             if not any(other.topic == partition.topic for other in self.partitions.values()):
                 self.settings.remove_topic(partition.topic)
             self.write_checkpoints()
+        try:
+            self.groups.forget_partition(name)
+        except (LogfsError, OSError) as error:
+            # The partition is gone all the same; one of that name would only find old commits.
+            logger.error("%s: deleted, but not what groups have committed for it: %s", name, error)
 
     def truncate(self, name: str, offset: int) -> bool:
         """Drop the records of a partition at or beyond an offset, for good; whether any went."""

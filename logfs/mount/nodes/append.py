@@ -94,6 +94,7 @@ class AppendHandle(Handle):
     def __init__(self, node: AppendFile, flags: int, process: int) -> None:
         super().__init__(node)
         self.file = node
+        self.appends_to = node.partition
         self._framer = node.framer(node.partition)
         self._process = process
         # With direct_io the kernel sends no FSYNC for these: the flags are all there is to go by.
@@ -117,9 +118,6 @@ class AppendHandle(Handle):
 
     def needs_sync(self) -> bool:
         return self._is_sync or self.file.partition.flush_due()
-
-    def sync(self) -> None:
-        self.file.partition.flush()
 
     def release(self) -> None:
         done = self._framer.finish()

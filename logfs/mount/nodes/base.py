@@ -15,6 +15,7 @@ from logfs.store.modes import Access
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from logfs.log.partition import Partition
     from logfs.mount.errnos import ErrorLog
     from logfs.store.modes import Modes
     from logfs.store.store import Store
@@ -105,6 +106,8 @@ class Handle:
     # those of earlier opens serve.
     direct_io = False
     keep_cache = False
+    # The partition that what was written has gone to: an fsync makes its end durable.
+    appends_to: Partition | None = None
 
     def __init__(self, node: File) -> None:
         self.node = node
@@ -120,9 +123,6 @@ class Handle:
     def needs_sync(self) -> bool:
         """Whether what the last write did must be durable before it is answered."""
         return False
-
-    def sync(self) -> None:
-        """Return when what was written is durable; blocks, so it is called in a thread."""
 
     def release(self) -> None:
         """The last descriptor of this open file is gone."""
@@ -200,6 +200,16 @@ class Directory(Node):
     def names(self) -> Iterator[str]:
         """What `ls` shows: never more than a few names for each segment."""
         raise NotImplementedError
+
+    def disown(self, name: str) -> None:
+        """Let a name lead to a new node; who has the old one keeps it."""
+        self._alive.pop(name, None)
+
+    def create(self, name: str, flags: int) -> Node:
+        """Make the node of a new file."""
+        raise refuse(
+            errno.EPERM, f"{self.path}: only partitions can be made here, by mkdir at the root"
+        )
 
     def mkdir(self, name: str, mode: int, caller: Caller) -> None:
         """Make a directory."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class PartitionFolder(PartitionAccess, Directory):
-    """`offsets/`, `time/`, `segments/` or `config/` of one partition."""
+    """`offsets/`, `time/`, `segments/`, `config/` or `groups/` of one partition."""
 
     allowed_bits = DIRECTORY_BITS
     entry_timeout = 1.0

@@ -11,6 +11,7 @@ from logfs.mount.nodes.append import AppendFile, EnvelopeAppendFile
 from logfs.mount.nodes.base import READ_BITS, Context, Directory, Node, PartitionAccess, Stat
 from logfs.mount.nodes.config import TopicConfigDirectory
 from logfs.mount.nodes.generated import GeneratedFile
+from logfs.mount.nodes.groups import GroupsDirectory
 from logfs.mount.nodes.offsets import OffsetsDirectory
 from logfs.mount.nodes.segments import SegmentsDirectory
 from logfs.mount.nodes.text import TextFile
@@ -30,6 +31,7 @@ _FOLDERS = {
     "time": TimeDirectory,
     "segments": SegmentsDirectory,
     "config": TopicConfigDirectory,
+    "groups": GroupsDirectory,
 }
 _STATUS = "status.json"
 

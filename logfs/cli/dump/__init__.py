@@ -1,0 +1,123 @@
+"""`logfs dump`: what kafka-dump-log prints, line by line (kafka-storage 13, and Kafka's tool itself).
+
+Standard output has the tool's lines, standard error those that it ends with; where it dies of an exception, there is
+a line of ours instead, and the next file follows. `--json` prints the same as data.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from logfs.errors import LogfsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from logfs.cli.dump.job import Job
+
+_INT32_MAX = 2**31 - 1
+_EPILOG = """\
+The exit code is 0, or 1 where something is wrong: a batch that is not valid, bytes that are no batch, an entry that
+does not fit the log, a file that cannot be read. kafka-dump-log itself returns 0 unless it dies of an exception.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Files and how deep to look, in Kafka's spelling."""
+    parser.add_argument("names", nargs="*", metavar="FILE", help="a file of a partition directory")
+    parser.add_argument(
+        "--files",
+        action="extend",
+        type=_list,
+        default=[],
+        metavar="FILE,…",
+        help="the same, as Kafka spells it",
+    )
+    parser.add_argument("--deep-iteration", action="store_true", help="a line for each record, too")
+    parser.add_argument("--print-data-log", action="store_true", help="keys and values, too")
+    parser.add_argument(
+        "--offsets-decoder",
+        action="store_true",
+        help="keys and values as those of __consumer_offsets",
+    )
+    parser.add_argument(
+        "--skip-record-metadata", action="store_true", help="keys and values, and nothing else"
+    )
+    parser.add_argument(
+        "--verify-index-only", action="store_true", help="check index entries, and print none"
+    )
+    parser.add_argument(
+        "--index-sanity-check", action="store_true", help="check an index by itself"
+    )
+    parser.add_argument(
+        "--max-bytes",
+        type=_size,
+        default=_INT32_MAX,
+        metavar="N",
+        help="how much of a .log to read",
+    )
+    parser.add_argument(
+        "--max-message-size",
+        type=_size,
+        default=5 * 1024 * 1024,
+        metavar="N",
+        help="the largest batch that an index may point to (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object a line, with header values"
+    )
+    parser.epilog = _EPILOG
+    parser.set_defaults(usage_error=parser.error)
+
+
+def _list(text: str) -> list[str]:
+    return [name for part in text.split(",") if (name := part.strip())]
+
+
+def _size(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) <= _INT32_MAX):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes below 2^31")
+    return int(text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Dump each file, then say what was found wrong in them."""
+    from logfs.cli.dump.job import Job
+
+    names = arguments.names + arguments.files
+    if not names:
+        arguments.usage_error("give FILE… or --files FILE,…")
+    job = Job(arguments)
+    for name in names:
+        _dump(name, job)
+    job.findings.print(job.lines)
+    return 1 if job.wrong or job.findings.wrong else 0
+
+
+def _dump(name: str, job: Job) -> None:
+    """One file; whatever is wrong with it does not keep the others from being dumped."""
+    job.lines.say(f"Dumping {name}", file=name)
+    dump = _by_suffix().get(name.rpartition(".")[2])
+    if dump is None:
+        job.complain(f"Ignoring unknown file {name}")
+        return
+    try:
+        dump(name, job)
+    except OSError as error:
+        job.fail(f"{error.filename or name}: {error.strerror or error}")
+    except LogfsError as error:
+        job.fail(f"{name}: {error}")
+
+
+def _by_suffix() -> dict[str, Callable[[str, Job], None]]:
+    from logfs.cli.dump import indexes, log, producers
+
+    return {
+        "log": log.dump,
+        "checkpoint": log.dump,
+        "index": indexes.dump_offset_index,
+        "timeindex": indexes.dump_time_index,
+        "txnindex": producers.dump_aborted,
+        "snapshot": producers.dump_snapshot,
+    }

@@ -1,0 +1,163 @@
+"""A .log as the tool walks it: by length fields alone, whatever lies in the batches."""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import Corrupt
+from logfs.format import legacy
+from logfs.format.batch import (
+    CODEC_MASK,
+    HEADER_SIZE,
+    LENGTH_OVERHEAD,
+    MAGIC,
+    MAGIC_AT,
+    Batch,
+    Header,
+    parse_header,
+)
+from logfs.format.compression import Codec
+from logfs.format.legacy import LegacyBatch
+from logfs.format.record import NO_TIMESTAMP, Record, TimestampType, decode_records
+from logfs.log.files import ReadOnlyDisk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# What the tool reads before it knows of which magic a batch is, and the shortest message of any.
+_START = struct.Struct(">qi5x")
+_SMALLEST_BYTES = 14
+_MESSAGE = struct.Struct(">qiIbb")
+_TIMESTAMP = struct.Struct(">q")
+_CHUNK_BYTES = 1 << 20
+
+
+class LogFile:
+    """A .log file, read ahead by chunks."""
+
+    def __init__(self, name: str) -> None:
+        """Open it. Raises `OSError`."""
+        self._disk = ReadOnlyDisk()
+        self._file = self._disk.open(Path(os.path.realpath(name)))
+        self.size_bytes = self._disk.size(self._file)
+        self._start = 0
+        self._chunk = memoryview(b"")
+
+    def batches(self, position: int = 0, end: int | None = None) -> Iterator[tuple[int, Batch]]:
+        """The batches that lie whole in [position, end), with their positions.
+
+        Raises `Corrupt` for a position outside the file, and for a length that no batch can have.
+        """
+        if not 0 <= position <= self.size_bytes:
+            raise Corrupt(f"byte {position} is outside the log of {self.size_bytes} bytes")
+        end = self.size_bytes if end is None else min(end, self.size_bytes)
+        # Kafka wants a byte more than it reads.
+        while position + _START.size < end:
+            _, length = _START.unpack(self._read(position, _START.size))
+            if length < _SMALLEST_BYTES:
+                raise Corrupt(f"byte {position}: {length} bytes are less than any batch has")
+            after = position + LENGTH_OVERHEAD + length
+            if after > end:
+                return
+            yield position, self._batch(position, after)
+            position = after
+
+    def _batch(self, position: int, after: int) -> Batch:
+        head = self._read(position, HEADER_SIZE)
+        data = self._read(position, after - position)
+        if len(head) > MAGIC_AT and head[MAGIC_AT] not in range(MAGIC, 128):
+            return Batch(_legacy_header(head), data)
+        if len(head) < HEADER_SIZE:
+            raise Corrupt(f"byte {position}: {len(head)} bytes are no header of a batch")
+        return Batch(parse_header(head), data)
+
+    def _read(self, position: int, size: int) -> memoryview:
+        at = position - self._start
+        if at < 0 or at + size > len(self._chunk):
+            self._start, at = position, 0
+            self._chunk = self._disk.read(self._file, position, max(size, _CHUNK_BYTES))
+        return self._chunk[at : at + size]
+
+
+def _legacy_header(head: memoryview) -> Header:
+    """What a message of an old format, or a wrapper of messages, tells of itself: it has one offset, the last."""
+    offset, length, crc, magic, attributes = _MESSAGE.unpack_from(head)
+    timestamp = NO_TIMESTAMP
+    if magic == 1 and len(head) >= _MESSAGE.size + _TIMESTAMP.size:
+        (timestamp,) = _TIMESTAMP.unpack_from(head, _MESSAGE.size)
+    return Header(
+        offset, length, -1, magic, crc, attributes, 0, timestamp, timestamp, -1, -1, -1, 1
+    )
+
+
+def is_valid(batch: Batch) -> bool:
+    """Whether the CRC matches; the tool takes every later magic for 2. Raises `Corrupt` for a magic below 0."""
+    magic = batch.header.magic
+    if magic < 0:
+        raise Corrupt(f"batch {batch.header.base_offset}: there is no magic {magic}")
+    if magic < MAGIC:
+        return zlib.crc32(batch.data[MAGIC_AT:]) == batch.header.crc
+    if len(batch.data) < HEADER_SIZE:
+        return False
+    return Batch(batch.header._replace(magic=MAGIC), batch.data).is_valid
+
+
+class Shown(NamedTuple):
+    """A record and its timestamp in ms; of a message of an old format whether its own CRC matches, and the CRC."""
+
+    record: Record
+    timestamp: int
+    is_valid: bool | None = None
+    crc: int | None = None
+
+
+def records(batch: Batch) -> Iterator[Shown]:
+    """The records of a batch, with the timestamps that the log gave them if it did.
+
+    Of plain records all are told up to the first that is malformed, of compressed ones all or none, as the tool reads
+    them. Raises `Corrupt`.
+    """
+    header = batch.header
+    if header.magic < MAGIC:
+        yield from _legacy_records(batch)
+        return
+    if len(batch.data) < HEADER_SIZE or header.record_count < 0:
+        raise Corrupt(f"batch {header.base_offset}: {header.record_count} records")
+    if header.record_count == 0:
+        return
+    plain = header.codec is Codec.NONE
+    found = decode_records(
+        batch.data[HEADER_SIZE:] if plain else batch.payload,
+        header.record_count,
+        base_offset=header.base_offset,
+        base_timestamp=header.base_timestamp,
+    )
+    late = header.timestamp_type is TimestampType.LOG_APPEND_TIME
+    for record in found if plain else list(found):
+        timestamp = NO_TIMESTAMP if record.timestamp is None else record.timestamp
+        yield Shown(record, header.max_timestamp if late else timestamp)
+
+
+def _legacy_records(batch: Batch) -> Iterator[Shown]:
+    """The message itself, or those in a wrapper, which must all be valid."""
+    outer = legacy.parse_message(batch.data)
+    data: bytes | memoryview = batch.data
+    messages: tuple[legacy.Message, ...] = (outer,)
+    if outer.attributes & CODEC_MASK:
+        wrapper = LegacyBatch.parse(batch.data)
+        data, messages = wrapper.unpacked, wrapper.messages
+    for message in messages:
+        record = Record(
+            _slice(data, message.value_start, message.value_length),
+            _slice(data, message.key_start, message.key_length),
+            offset=message.offset,
+        )
+        yield Shown(record, message.timestamp, message.is_valid, message.crc)
+
+
+def _slice(data: bytes | memoryview, start: int, length: int) -> bytes | None:
+    return None if length < 0 else bytes(data[start : start + length])

@@ -1,0 +1,113 @@
+"""The entries of .index and .timeindex files, and whether they fit the log."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from logfs.cli.dump.batches import LogFile, records
+from logfs.cli.dump.job import MISMATCH, NOT_FOUND, OUT_OF_ORDER, TIMESTAMP_MISMATCH
+from logfs.errors import Corrupt
+from logfs.format import names
+from logfs.format.record import NO_TIMESTAMP
+from logfs.log.files import ReadOnlyDisk
+from logfs.log.index import OffsetIndex, SparseIndex, TimeIndex
+
+if TYPE_CHECKING:
+    from logfs.cli.dump.job import Job
+    from logfs.format.batch import Batch
+    from logfs.log.index import TimeEntry
+
+
+Index = TypeVar("Index", bound=SparseIndex)
+
+
+def dump_offset_index(name: str, job: Job) -> None:
+    """Every entry, which must tell the last offset of the batch that it points to."""
+    log = LogFile(_sibling(name, ".log"))
+    index = _open(OffsetIndex, name)
+    if not len(index):
+        job.lines.say(f"{name} is empty.", isEmpty=True)
+        return
+    if job.sanity_only:
+        _check_sane(index, name, job)
+        return
+    for number, entry in enumerate(index):
+        if number and entry.offset == index.base_offset:
+            return  # the room that is preallocated behind the entries
+        found = _batch_at(log, entry.position, job)
+        if found != entry.offset:
+            job.findings.add(MISMATCH, name, indexOffset=entry.offset, logOffset=found)
+        if job.with_entries:
+            job.lines.add(entry._asdict())
+            job.lines.end()
+
+
+def _batch_at(log: LogFile, position: int, job: Job) -> int:
+    """The last offset of the batch at a position. Raises `Corrupt` if there is none."""
+    for _, batch in log.batches(position, position + job.max_batch_bytes):
+        return batch.header.last_offset
+    raise Corrupt(
+        f"no batch of at most {job.max_batch_bytes} bytes is at byte {position} of the log"
+    )
+
+
+def dump_time_index(name: str, job: Job) -> None:
+    """Every entry, which must tell the last offset of a batch and the largest timestamp in it, and must rise."""
+    log = LogFile(_sibling(name, ".log"))
+    offsets = _open(OffsetIndex, _sibling(name, ".index"))
+    index = _open(TimeIndex, name)
+    if job.sanity_only:
+        _check_sane(index, name, job)
+        return
+    previous = NO_TIMESTAMP
+    for number, entry in enumerate(index):
+        if number and entry.offset == index.base_offset:
+            return
+        batch = _batch_of(log, offsets, entry.offset)
+        _compare(entry, batch, previous, name, job)
+        previous = entry.timestamp
+        if job.with_entries:
+            job.lines.add(entry._asdict())
+            job.lines.end()
+
+
+def _batch_of(log: LogFile, offsets: OffsetIndex, offset: int) -> Batch | None:
+    """The first batch that reaches an offset, from where the offset index points to."""
+    walk = log.batches(offsets.lookup(offset).position)
+    return next((batch for _, batch in walk if batch.header.last_offset >= offset), None)
+
+
+def _compare(entry: TimeEntry, batch: Batch | None, previous: int, name: str, job: Job) -> None:
+    found = -1 if batch is None else batch.header.last_offset
+    if batch is None or found != entry.offset:
+        job.findings.add(NOT_FOUND, name, indexOffset=entry.offset, logOffset=found)
+        return
+    largest = max((shown.timestamp for shown in records(batch)), default=NO_TIMESTAMP)
+    if largest != entry.timestamp:
+        job.findings.add(
+            TIMESTAMP_MISMATCH, name, indexTimestamp=entry.timestamp, logTimestamp=largest
+        )
+    if entry.timestamp <= previous:
+        job.findings.add(
+            OUT_OF_ORDER, name, indexTimestamp=entry.timestamp, previousTimestamp=previous
+        )
+
+
+def _sibling(name: str, suffix: str) -> str:
+    return os.path.splitext(name)[0] + suffix
+
+
+def _open(kind: type[Index], name: str) -> Index:
+    """An index, in memory: a broker may cut the file meanwhile. Raises `OSError`."""
+    path = Path(os.path.realpath(name))
+    path.stat()
+    index = kind(ReadOnlyDisk(), path, names.parse_stem(Path(name).name))
+    index.copy()
+    return index
+
+
+def _check_sane(index: SparseIndex, name: str, job: Job) -> None:
+    index.check_sane()
+    job.lines.say(f"{name} passed sanity check.", passedSanityCheck=True)

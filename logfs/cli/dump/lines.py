@@ -1,0 +1,122 @@
+"""Fields on standard output: as the words of kafka-dump-log, or as an object of JSON a line."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from logfs.format import envelope
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DELETED = "<DELETE>"
+"""What the tool calls a null value of a record that it decodes; null as data."""
+
+_OPTIONAL = frozenset({"deleteHorizonMs", "currentTxnFirstOffset"})
+# Of what control records hold, these have no colon behind their names.
+_BARE = frozenset({"SnapshotHeader", "SnapshotFooter", "KRaftVersion", "KRaftVoters"})
+
+
+class Lines:
+    """Lines of fields. A line grows as the tool's do, and what cannot be told ends it where it stands.
+
+    A field is int, str, bool, bytes (text, of whatever encoding), None for nothing, a list of bytes, or a mapping.
+    """
+
+    def __init__(self, *, json: bool) -> None:
+        self.json = json
+        self._out = sys.stdout.buffer
+        self._fields: dict[str, Any] = {}
+        self._begun = False
+
+    def add(self, fields: Mapping[str, Any], mark: str = "") -> None:
+        """Fields for the line that is being written; `mark` is what it begins with, as words."""
+        if self.json:
+            self._fields |= fields
+            return
+        words = [text for name, value in fields.items() if (text := _words(name, value))]
+        if words:
+            self._out.write(f"{' ' if self._begun else mark}{' '.join(words)}".encode())
+            self._begun = True
+
+    def end(self) -> None:
+        """The end of a line; as data, one without fields is none."""
+        if self.json:
+            if self._fields:
+                self._out.write(orjson.dumps(self._fields, default=_data) + b"\n")
+            self._fields = {}
+        else:
+            self._out.write(b"\n")
+        self._begun = False
+
+    def say(self, text: str, **fields: Any) -> None:
+        """A line that is a sentence, and the same as data."""
+        if self.json:
+            self._fields = fields
+            self.end()
+        else:
+            self._out.write(f"{text}\n".encode())
+
+    def abandon(self) -> None:
+        """End a line that is not whole: as words it stays, as data it goes."""
+        self._fields = {}
+        if self._begun:
+            self.end()
+
+    def flush(self) -> None:
+        """Everything so far is out, before something goes to standard error."""
+        self._out.flush()
+
+
+def _words(name: str, value: Any) -> str:
+    if name in _OPTIONAL:
+        value = "OptionalLong.empty" if value is None else f"OptionalLong[{value}]"
+    elif value is None:
+        return ""
+    elif isinstance(value, bool):
+        value = str(value).lower()
+    elif isinstance(value, bytes):
+        value = java_text(value)
+    elif isinstance(value, list):
+        value = f"[{','.join(map(java_text, value))}]"
+    elif isinstance(value, dict):
+        value = _java_json(value)
+    return f"{name} {value}" if name in _BARE else f"{name}: {value}"
+
+
+def _data(value: Any) -> Any:
+    """Bytes as envelopes have them."""
+    if isinstance(value, bytes):
+        return orjson.Fragment(envelope.text(value))
+    raise TypeError(type(value))
+
+
+def java_text(data: bytes) -> str:
+    """UTF-8 as Java reads it: a U+FFFD for what it finds malformed, where Python would sometimes put several."""
+    return data.decode("utf-8", "logfs.java")
+
+
+def _java_replacement(error: UnicodeError) -> tuple[str, int]:
+    """Java takes an encoded surrogate for one malformed character, where to Python each byte of it is one."""
+    assert isinstance(error, UnicodeDecodeError)
+    lead, second, third = (*error.object[error.start : error.start + 3], 0, 0)[:3]
+    if lead == 0xED and 0xA0 <= second <= 0xBF:
+        return "\ufffd", error.start + (3 if 0x80 <= third <= 0xBF else 2)
+    return "\ufffd", error.end
+
+
+codecs.register_error("logfs.java", _java_replacement)
+
+_ESCAPE = re.compile(r"(\\.)((?<=u)00..)?")
+
+
+def _java_json(value: Mapping[str, Any]) -> str:
+    """JSON as Kafka's library writes it: the numbers of control characters in capitals."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _ESCAPE.sub(lambda match: match[1] + (match[2] or "").upper(), text)

@@ -1,0 +1,103 @@
+"""What a log knows of producers: the aborted transactions of a .txnindex, the producers of a .snapshot."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from logfs.format import aborted, names, snapshot
+from logfs.format.batch import decrement_sequence
+from logfs.format.snapshot import ProducerEntry
+from logfs.log.files import ReadOnlyDisk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from logfs.cli.dump.job import Job
+
+
+def dump_aborted(name: str, job: Job) -> None:
+    """Every whole entry."""
+    names.parse_stem(Path(name).name)
+    data = _read(name)
+    for version, entry in aborted.parse_entries(data):
+        job.lines.add(
+            {
+                "version": version,
+                "producerId": entry.producer_id,
+                "firstOffset": entry.first_offset,
+                "lastOffset": entry.last_offset,
+                "lastStableOffset": entry.last_stable_offset,
+            }
+        )
+        job.lines.end()
+
+
+def dump_snapshot(name: str, job: Job) -> None:
+    """Every producer, or on standard error why the file is none."""
+    data = _read(name)
+    reason = _why_corrupt(data)
+    if reason is not None:
+        job.complain(reason)
+        return
+    for entry in _entries(data):
+        job.lines.add(_producer(entry))
+        job.lines.end()
+
+
+def _why_corrupt(data: bytes) -> str | None:
+    """The tool's words, checked in its order; Java has no more than `null` for bytes that end too early."""
+    schema = "Snapshot failed schema validation: "
+    version, crc, count = snapshot.HEADER.unpack(data[: snapshot.HEADER.size].ljust(10, b"\0"))
+    left = len(data) - snapshot.HEADER.size
+    if len(data) >= 2 and version != snapshot.VERSION:
+        return f"{schema}Snapshot contained an unknown file version {version}"
+    if left < 0:
+        return f"{schema}null"
+    if count < 0:
+        return f"{schema}non-nullable field producerEntries was serialized as null"
+    if count > left:
+        return (
+            f"{schema}Tried to allocate a collection of size {count}, "
+            f"but there are only {left} bytes remaining."
+        )
+    if left < count * snapshot.ENTRY.size:
+        return f"{schema}null"
+    computed = snapshot.checksum(data)
+    if computed != crc:
+        return (
+            "Snapshot is corrupt (CRC is no longer valid). "
+            f"Stored crc: {crc}. Computed crc: {computed}"
+        )
+    return None
+
+
+def _entries(data: bytes) -> Iterator[ProducerEntry]:
+    _, _, count = snapshot.HEADER.unpack_from(data)
+    end = snapshot.HEADER.size + count * snapshot.ENTRY.size
+    return map(ProducerEntry._make, snapshot.ENTRY.iter_unpack(data[snapshot.HEADER.size : end]))
+
+
+def _producer(entry: ProducerEntry) -> dict[str, Any]:
+    first = entry.current_txn_first_offset
+    fields = {
+        "producerId": entry.producer_id,
+        "producerEpoch": entry.producer_epoch,
+        "coordinatorEpoch": entry.coordinator_epoch,
+        "currentTxnFirstOffset": None if first < 0 else first,
+        "lastTimestamp": entry.timestamp,
+    }
+    if entry.last_offset >= 0:
+        fields |= {
+            "firstSequence": decrement_sequence(entry.last_sequence, entry.offset_delta),
+            "lastSequence": entry.last_sequence,
+            "lastOffset": entry.last_offset,
+            "offsetDelta": entry.offset_delta,
+            "timestamp": entry.timestamp,
+        }
+    return fields
+
+
+def _read(name: str) -> bytes:
+    return ReadOnlyDisk().read_file(Path(os.path.realpath(name)))

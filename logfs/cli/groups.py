@@ -1,0 +1,113 @@
+"""`logfs groups`: what consumer groups have committed and how far behind they are; commit for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from logfs.cli.common import recovery_progress
+from logfs.errors import InvalidStore
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from logfs.store.groups import GroupOffset
+    from logfs.store.store import Store
+
+_COLUMNS = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Log directories, a partition, and what to do."""
+    parser.add_argument("log_dirs", metavar="LOGDIR[,LOGDIR…]", help="the log directories")
+    parser.add_argument("partition", nargs="?", metavar="PARTITION", help="this partition only")
+    parser.add_argument("--json", action="store_true", help="a JSON object a line")
+    change = parser.add_mutually_exclusive_group()
+    change.add_argument(
+        "--commit",
+        nargs=3,
+        metavar=("GROUP", "PARTITION", "OFFSET"),
+        help="commit a number, earliest, latest, or the first offset at or after a time, @2021-11-28T11:53:20Z",
+    )
+    change.add_argument(
+        "--forget", nargs=2, metavar=("GROUP", "PARTITION"), help="forget what is committed"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do it; exit code 1 if there was nothing to forget."""
+    from logfs.store.store import Store
+
+    log_dirs = [Path(word) for word in arguments.log_dirs.split(",")]
+    for path in log_dirs:
+        if not path.is_dir():
+            raise InvalidStore(f"{path}: there is no such log directory")
+    changing = arguments.commit or arguments.forget
+    with Store(log_dirs, read_only=not changing, progress=recovery_progress()) as store:
+        if arguments.commit:
+            return _commit(store, *arguments.commit)
+        if arguments.forget:
+            return _forget(store, *arguments.forget)
+        rows = list(_rows(store, arguments.partition))
+    if arguments.json:
+        _print_json(rows)
+    else:
+        _print_table(rows)
+    return 0
+
+
+def _commit(store: Store, group: str, name: str, words: str) -> int:
+    from logfs.store.groups import resolve_offset
+
+    commit = store.groups.commit(group, name, resolve_offset(store[name], words))
+    print(f"{group} is at {commit.offset} of {name}")
+    return 0
+
+
+def _forget(store: Store, group: str, name: str) -> int:
+    if not store.groups.forget(group, name):
+        print(f"{group} has no offset committed for {name}")
+        return 1
+    print(f"{group} is forgotten in {name}")
+    return 0
+
+
+def _rows(store: Store, name: str | None) -> Iterator[tuple[GroupOffset, int | None]]:
+    """Each committed offset, with the log end; None for a partition that is not here."""
+    if name is not None:
+        _ = store[name]
+    for found in store.groups:
+        directory = found.partition.directory
+        if name in (None, directory):
+            yield found, store[directory].log_end_offset if directory in store else None
+
+
+def _print_table(rows: list[tuple[GroupOffset, int | None]]) -> None:
+    cells = [_COLUMNS]
+    for (group, partition, commit), end in rows:
+        log_end, lag = ("-", "-") if end is None else (str(end), str(end - commit.offset))
+        cells.append(
+            (group, partition.topic, str(partition.partition), str(commit.offset), log_end, lag)
+        )
+    widths = [max(len(row[column]) for row in cells) for column in range(len(_COLUMNS))]
+    for row in cells:
+        print("  ".join(c.ljust(width) for c, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _print_json(rows: list[tuple[GroupOffset, int | None]]) -> None:
+    import orjson
+
+    for (group, partition, commit), end in rows:
+        row: dict[str, Any] = {
+            "group": group,
+            "topic": partition.topic,
+            "partition": partition.partition,
+            "offset": commit.offset,
+            "logEndOffset": end,
+            "lag": None if end is None else end - commit.offset,
+            "leaderEpoch": commit.leader_epoch,
+            "metadata": commit.metadata,
+            "commitTimestamp": commit.commit_timestamp,
+        }
+        print(orjson.dumps(row).decode())

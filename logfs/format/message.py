@@ -1,0 +1,306 @@
+"""Kafka's generated messages, by tables of their fields: what is in a key or value of an internal topic.
+
+A message is a version (int16) and its fields (kafka-storage 12). Strings have an int16 length, bytes and arrays an
+int32 one, -1 for null. In a flexible version lengths are unsigned varints, one more than the length, 0 for null; and
+each struct ends with tagged fields. Names and order are Kafka's: what is read is also what its tools print as JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import uuid
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from logfs.errors import Corrupt, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+_LAST = 2**15 - 1
+NEVER_FLEXIBLE = _LAST + 1
+
+_INTEGERS = {
+    "int8": struct.Struct(">b"),
+    "int16": struct.Struct(">h"),
+    "uint16": struct.Struct(">H"),
+    "int32": struct.Struct(">i"),
+    "int64": struct.Struct(">q"),
+}
+_INT8, _INT16, _INT32 = (_INTEGERS[name] for name in ("int8", "int16", "int32"))
+_UUID_BYTES = 16
+
+
+class Field(NamedTuple):
+    """One field. `type` is an integer's, `string`, `bytes`, `uuid` or `struct`, with `[]` in front for an array.
+
+    `fields` are a struct's. Versions `first` to `last` have it; a `tag` of 0 or more makes it a tagged field, which
+    is left out where it has its default, by who writes it and by who reads it. `default` stands for it in other
+    versions.
+    """
+
+    name: str
+    type: str
+    first: int = 0
+    last: int = _LAST
+    nullable: bool = False
+    default: Any = None
+    tag: int = -1
+    fields: Sequence[Field] = ()
+
+
+class Malformed(Corrupt):
+    """Bytes that are no such message; `reason` has the words that Kafka has for it, or `null`, where it has none."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Message(NamedTuple):
+    """A parsed message: its version (of a key: its type), and its fields by Kafka's names.
+
+    A field is an int, str, bytes, UUID, None, a mapping of fields, or a list of such.
+    """
+
+    version: int
+    fields: Mapping[str, Any]
+
+
+class Schema(NamedTuple):
+    """The fields of a message, its newest version, and the first that is flexible."""
+
+    what: str
+    fields: Sequence[Field]
+    newest: int = _LAST
+    flexible: int = NEVER_FLEXIBLE
+
+    def parse(self, data: bytes) -> Message:
+        """Read a message, all of it. Raises `Corrupt`, and `Unsupported` for a version of a later release."""
+        version = parse_version(data, self.what)
+        if version < 0:
+            raise Corrupt(f"{self.what}: there is no version {version}")
+        if version > self.newest:
+            raise Unsupported(f"{self.what}: version {version} is newer than {self.newest}")
+        reader = _Reader(data, self.what, version, flexible=version >= self.flexible)
+        return Message(version, reader.all(self.fields))
+
+    def parse_leniently(self, data: bytes) -> Message:
+        """Read a message as Kafka's tools do. Raises `Malformed`.
+
+        A version that is not known is read as the next that is, what follows the last field is ignored, and text that
+        is not UTF-8 has surrogate escapes.
+        """
+        version = parse_version(data, self.what)
+        known = min(max(version, 0), self.newest)
+        reader = _Reader(data, self.what, known, flexible=known >= self.flexible, strict=False)
+        return Message(version, reader.members(self.fields))
+
+    def encode(self, version: int, values: Mapping[str, Any]) -> bytes:
+        """A message's bytes; values that the version lacks are left out.
+
+        Raises `struct.error` for a value that does not fit its type.
+        """
+        flexible = version >= self.flexible
+        return _INT16.pack(version) + _encode_struct(self.fields, version, values, flexible)
+
+    def defaults(self) -> dict[str, Any]:
+        """What stands for each field in versions that lack it."""
+        return {field.name: field.default for field in self.fields}
+
+
+def parse_version(data: bytes, what: str) -> int:
+    """The version, or a key's type, that a message begins with. Raises `Malformed`."""
+    if len(data) < _INT16.size:
+        raise Malformed(f"{what}: {len(data)} bytes are too few", "null")
+    (version,) = _INT16.unpack_from(data)
+    return int(version)
+
+
+def plain(value: Any) -> Any:
+    """Fields as data for JSON: bytes as base64, UUIDs as Kafka prints them."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, uuid.UUID):
+        return base64.urlsafe_b64encode(value.bytes).decode().rstrip("=")
+    if isinstance(value, dict):
+        return {name: plain(field) for name, field in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list) else value
+
+
+class _Reader:
+    """Reads fields one after the other; `Corrupt` where they do not fit the bytes."""
+
+    def __init__(
+        self, data: bytes, what: str, version: int, *, flexible: bool, strict: bool = True
+    ) -> None:
+        self._data = data
+        self._what = what
+        self._version = version
+        self._flexible = flexible
+        self._errors = "strict" if strict else "surrogateescape"
+        self._position = _INT16.size
+
+    def all(self, fields: Sequence[Field]) -> dict[str, Any]:
+        """All fields, and nothing behind them."""
+        found = self.members(fields)
+        left = len(self._data) - self._position
+        if left:
+            raise self._nonsense(f"{left} bytes follow the last field")
+        return found
+
+    def members(self, fields: Sequence[Field]) -> dict[str, Any]:
+        """The fields that the version has, by name."""
+        here = [field for field in fields if field.first <= self._version <= field.last]
+        found = {field.name: self._field(field) for field in here if field.tag < 0}
+        if self._flexible:
+            tagged = dict(self._tagged({field.tag: field for field in here if field.tag >= 0}))
+            found |= {
+                field.name: tagged[field.name]
+                for field in here
+                if tagged.get(field.name, field.default) != field.default
+            }
+        return found
+
+    def _tagged(self, fields: Mapping[int, Field]) -> Iterator[tuple[str, Any]]:
+        """The tagged fields that are there; those of a later release are stepped over."""
+        for _ in range(self._varint()):
+            field, size = fields.get(self._varint()), self._varint()
+            end = self._position + size
+            if field is None:
+                self._sized(size)
+                continue
+            yield field.name, self._field(field)
+            if self._position != end:
+                raise self._nonsense(f"{field.name} does not fit its {size} bytes")
+
+    def _field(self, field: Field) -> Any:
+        if not field.type.startswith("[]"):
+            return self._value(field, field.type)
+        size = self._length(field, _INT32)
+        if size is None:
+            return None
+        left = len(self._data) - self._position
+        if size > left:
+            raise self._nonsense(
+                f"Tried to allocate a collection of size {size}, but there are only {left} bytes remaining."
+            )
+        item = field._replace(nullable=False)
+        return [self._value(item, field.type[2:]) for _ in range(size)]
+
+    def _value(self, field: Field, kind: str) -> Any:
+        if kind in _INTEGERS:
+            return self._integer(_INTEGERS[kind])
+        if kind == "uuid":
+            return uuid.UUID(bytes=self._take(_UUID_BYTES))
+        if kind == "struct":
+            # Only what may be null has a byte that tells whether it is.
+            there = not field.nullable or self._integer(_INT8) > 0
+            return self.members(field.fields) if there else None
+        size = self._length(field, _INT16 if kind == "string" else _INT32)
+        if size is None:
+            return None
+        data = self._sized(size)
+        if kind == "bytes":
+            return data
+        try:
+            return data.decode(errors=self._errors)
+        except UnicodeDecodeError:
+            raise self._nonsense(f"{field.name} is not UTF-8") from None
+
+    def _length(self, field: Field, layout: struct.Struct) -> int | None:
+        size = self._varint() - 1 if self._flexible else self._integer(layout)
+        if size < 0 and not field.nullable:
+            raise self._nonsense(f"non-nullable field {field.name} was serialized as null")
+        return None if size < 0 else size
+
+    def _integer(self, layout: struct.Struct) -> int:
+        (number,) = layout.unpack(self._take(layout.size))
+        return int(number)
+
+    def _varint(self) -> int:
+        result = 0
+        for shift in range(0, 35, 7):
+            (byte,) = self._take(1)
+            result |= (byte & 127) << shift
+            if byte < 128:
+                return result
+        raise self._nonsense(f"no length ends before byte {self._position}")
+
+    def _sized(self, size: int) -> bytes:
+        left = len(self._data) - self._position
+        if size > left:
+            raise self._nonsense(
+                f"Error reading byte array of {size} byte(s): only {left} byte(s) available"
+            )
+        return self._take(size)
+
+    def _take(self, size: int) -> bytes:
+        end = self._position + size
+        if end > len(self._data):
+            raise self._nonsense(f"{size} bytes at byte {self._position} do not fit", "null")
+        data = self._data[self._position : end]
+        self._position = end
+        return data
+
+    def _nonsense(self, what: str, reason: str | None = None) -> Malformed:
+        where = f"in {len(self._data)} bytes of version {self._version}"
+        return Malformed(f"{self._what}: {what}, {where}", reason or what)
+
+
+def _encode_struct(
+    fields: Sequence[Field], version: int, values: Mapping[str, Any], flexible: bool
+) -> bytes:
+    out = bytearray()
+    tagged = []
+    for field in fields:
+        if not field.first <= version <= field.last:
+            continue
+        if field.tag < 0:
+            out += _encode_field(field, version, values[field.name], flexible)
+        elif values.get(field.name, field.default) != field.default:
+            data = _encode_field(field, version, values[field.name], flexible)
+            tagged.append(_encode_varint(field.tag) + _encode_varint(len(data)) + data)
+    if flexible:
+        out += _encode_varint(len(tagged)) + b"".join(tagged)
+    return bytes(out)
+
+
+def _encode_field(field: Field, version: int, value: Any, flexible: bool) -> bytes:
+    if not field.type.startswith("[]"):
+        return _encode_value(field, field.type, version, value, flexible)
+    if value is None:
+        return _encode_length(-1, _INT32, flexible)
+    item, kind = field._replace(nullable=False), field.type[2:]
+    data = b"".join(_encode_value(item, kind, version, each, flexible) for each in value)
+    return _encode_length(len(value), _INT32, flexible) + data
+
+
+def _encode_value(field: Field, kind: str, version: int, value: Any, flexible: bool) -> bytes:
+    if kind in _INTEGERS:
+        return _INTEGERS[kind].pack(value)
+    if kind == "uuid":
+        return bytes(value.bytes)
+    if kind == "struct":
+        if value is None:
+            return _INT8.pack(-1 if field.tag < 0 else 0)
+        data = _encode_struct(field.fields, version, value, flexible)
+        return _INT8.pack(1) + data if field.nullable else data
+    layout = _INT16 if kind == "string" else _INT32
+    if value is None:
+        return _encode_length(-1, layout, flexible)
+    data = value.encode() if isinstance(value, str) else value
+    return _encode_length(len(data), layout, flexible) + data
+
+
+def _encode_length(size: int, layout: struct.Struct, flexible: bool) -> bytes:
+    return _encode_varint(size + 1) if flexible else layout.pack(size)
+
+
+def _encode_varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 128:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

@@ -1,0 +1,200 @@
+"""`groups/`: a file for each consumer group that has an offset committed for the partition."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from logfs.errors import OffsetOutOfRange
+from logfs.format.names import file_name, parse_file_name
+from logfs.mount.errnos import refuse
+from logfs.mount.nodes.base import READ_BITS, WRITE_BITS, Caller, Context, File, Handle, Node, Stat
+from logfs.mount.nodes.folder import PartitionFolder
+from logfs.store.groups import resolve_offset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from logfs.format.group_record import OffsetCommit
+    from logfs.store.modes import Access
+
+LAG = ".lag"
+# The longest name that a listing shows; what is longer resolves as far as the system lets it through.
+_NAME_BYTES = 255
+
+
+class GroupsDirectory(PartitionFolder):
+    """Committed offsets by group. Who may write here may commit and forget; who may read may see."""
+
+    allowed_bits = 0o777
+
+    def find(self, name: str) -> Node | None:
+        group = _parse(name.removesuffix(LAG))
+        if group is None or self.committed(group) is None:
+            return None
+        kind = LagFile if name.endswith(LAG) else GroupFile
+        return kind(self.context, name, self, group)
+
+    def names(self) -> Iterator[str]:
+        for group in self.context.store.groups.of(self.partition.name.directory):
+            name = file_name(group.encode(), (LAG,))
+            if len(name.encode()) <= _NAME_BYTES:
+                yield name
+
+    def create(self, name: str, flags: int) -> Node:
+        """The file of a group that may have committed nothing yet, and has not until an offset is written."""
+        group = self._writable(name)
+        if flags & os.O_EXCL and self.committed(group) is not None:
+            raise refuse(errno.EEXIST, f"{self.path}/{name}: the group has an offset here")
+        return GroupFile(self.context, name, self, group)
+
+    def unlink(self, name: str) -> None:
+        """Forget what a group has committed."""
+        group = self._writable(name)
+        if not self.context.store.groups.forget(group, self.partition.name.directory):
+            raise OSError(errno.ENOENT, f"{self.path}/{name}: no such group")
+
+    def committed(self, group: str) -> OffsetCommit | None:
+        """What a group has committed for this partition."""
+        return self.context.store.groups.committed(group, self.partition.name.directory)
+
+    def _writable(self, name: str) -> str:
+        """The group of a name that can be written to or removed."""
+        if name.endswith(LAG):
+            raise refuse(errno.EPERM, f"{self.path}/{name}: a lag can only be read")
+        group = _parse(name)
+        if group is None:
+            right = file_name(os.fsencode(name), (LAG,))
+            raise refuse(
+                errno.EINVAL, f"{self.path}/{name}: is no group's name; if it is meant so: {right}"
+            )
+        return group
+
+
+class GroupFile(File):
+    """A group's committed offset; writing another commits it. Its mtime is the time of the commit.
+
+    While somebody has it open, it may be there without an offset: it is being made.
+    """
+
+    allowed_bits = READ_BITS | WRITE_BITS
+
+    def __init__(self, context: Context, name: str, parent: GroupsDirectory, group: str) -> None:
+        super().__init__(context, name, parent)
+        self.folder = parent
+        self.group = group
+        self.openers = 0
+
+    def committed(self) -> OffsetCommit | None:
+        """What is committed; ENOENT if that is nothing, and nobody is about to change it."""
+        commit = self.folder.committed(self.group)
+        if commit is None and not self.openers:
+            raise OSError(errno.ENOENT, f"{self.path}: no such group")
+        return commit
+
+    def content(self, commit: OffsetCommit | None) -> bytes:
+        """What the file shows of a commit."""
+        return b"" if commit is None else b"%d\n" % self.number(commit)
+
+    def number(self, commit: OffsetCommit) -> int:
+        """What is told of a commit."""
+        return commit.offset
+
+    def access(self) -> Access:
+        access = self.folder.access()
+        return access._replace(mode=access.mode & self.allowed_bits)
+
+    def stat(self) -> Stat:
+        access = self.access()
+        commit = self.committed()
+        size = len(self.content(commit))
+        time_ms = self.context.store.clock() if commit is None else commit.commit_timestamp
+        mode = stat.S_IFREG | access.mode
+        return Stat(mode, access.uid, access.gid, size, time_ms * 1_000_000)
+
+    def open(self, flags: int, caller: Caller) -> Handle:
+        return GroupHandle(self, flags)
+
+    def truncate(self, size: int) -> None:
+        """O_TRUNC comes with every `>`: the offset stays until another one is written."""
+
+    def xattrs(self, caller: Caller) -> dict[str, bytes]:
+        commit = self.committed()
+        if commit is None:
+            return {}
+        return {
+            "user.logfs.metadata": commit.metadata.encode(),
+            "user.logfs.leader_epoch": b"%d" % commit.leader_epoch,
+        }
+
+
+class LagFile(GroupFile):
+    """How many offsets lie between what a group has committed and the log end."""
+
+    allowed_bits = READ_BITS
+
+    def number(self, commit: OffsetCommit) -> int:
+        return self.folder.partition.log_end_offset - commit.offset
+
+    def open(self, flags: int, caller: Caller) -> Handle:
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise refuse(errno.EPERM, f"{self.path}: a lag can only be read")
+        return GroupHandle(self, flags)
+
+    def truncate(self, size: int) -> None:
+        raise refuse(errno.EPERM, f"{self.path}: a lag can only be read")
+
+
+class GroupHandle(Handle):
+    """An open group: it reads what there was when it was opened, and one write(2) is one offset."""
+
+    direct_io = True
+
+    def __init__(self, node: GroupFile, flags: int) -> None:
+        super().__init__(node)
+        self._file = node
+        self._is_sync = bool(flags & (os.O_SYNC | os.O_DSYNC))
+        node.openers += 1
+        try:
+            self._bytes = node.content(node.committed())
+        except BaseException:
+            node.openers -= 1
+            raise
+
+    def read(self, position: int, size: int) -> bytes:
+        return self._bytes[position : position + size]
+
+    def write(self, data: bytes) -> int:
+        """Commit the offset that the words mean; ERANGE for one outside the log."""
+        partition = self._file.folder.partition
+        groups = self._file.context.store.groups
+        try:
+            words = data.decode().strip()
+        except UnicodeDecodeError:
+            raise refuse(errno.EINVAL, f"{self._file.path}: the value is not UTF-8") from None
+        try:
+            offset = resolve_offset(partition, words)
+            groups.commit(self._file.group, partition.name.directory, offset)
+        except OffsetOutOfRange as error:
+            raise refuse(errno.ERANGE, f"{error}; nothing is committed") from None
+        self.appends_to = groups.log_of(self._file.group)
+        self._bytes = b"%d\n" % offset
+        return len(data)
+
+    def needs_sync(self) -> bool:
+        log = self.appends_to
+        return log is not None and (self._is_sync or log.flush_due())
+
+    def release(self) -> None:
+        self._file.openers -= 1
+
+
+def _parse(name: str) -> str | None:
+    """The group that a file's name stands for; None if it stands for none."""
+    data = parse_file_name(name, (LAG,))
+    try:
+        return None if data is None else data.decode()
+    except UnicodeDecodeError:
+        return None

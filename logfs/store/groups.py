@@ -1,0 +1,357 @@
+"""Which offsets consumer groups have committed: the part of Kafka's group coordinator that files need.
+
+They live where Kafka keeps them, in the partitions of the topic `__consumer_offsets`, as its records (kafka-storage
+12). What they say is found by reading these partitions once, and from then on only what is new in them; so a
+read-only store beside a broker sees what its consumers commit.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import struct
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import Corrupt, InvalidName, InvalidRecord, NotWritable, Unsupported
+from logfs.format import group_record, names
+from logfs.format.control import ControlType, parse_control_key
+from logfs.format.group_record import OffsetCommit, OffsetKey, coordinator_partition
+from logfs.format.names import TopicPartition
+from logfs.format.record import Record
+from logfs.format.times import parse_time
+from logfs.log.walk import DamagedRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from logfs.format.batch import Batch
+    from logfs.log.partition import Partition
+    from logfs.log.reader import Reader
+    from logfs.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+TOPIC = "__consumer_offsets"
+_PARTITIONS = "offsets.topic.num.partitions"
+# What the length of a string in these records can be at the most.
+INT16_MAX = 2**15 - 1
+_OFFSET = re.compile(r"0|[1-9][0-9]{0,18}")
+
+
+class GroupOffset(NamedTuple):
+    """One committed offset: whose, of which partition, and what was committed."""
+
+    group: str
+    partition: TopicPartition
+    commit: OffsetCommit
+
+
+class Groups:
+    """The committed offsets of a store's groups: `store.groups`. Partitions are named as directories, `orders-0`.
+
+    Any thread may call. What has to wait for the disk raises `WouldBlock` in the thread that must not; `commit` and
+    `forget` always do. A damaged stretch of `__consumer_offsets` is stepped over with a warning: an older commit may
+    then be shown, and its group reads some records twice.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.RLock()
+        self._replays: Sequence[_Replay] = ()
+
+    def committed(self, group: str, name: str) -> OffsetCommit | None:
+        """What a group has committed for a partition; None if nothing. Raises `InvalidName`, `OSError`."""
+        wanted = names.parse_directory(name)
+        with self._following() as replays:
+            return self._find(replays, group, wanted)
+
+    def of(self, name: str) -> dict[str, OffsetCommit]:
+        """The groups that have an offset committed for a partition, sorted by name. Raises as `committed`."""
+        wanted = names.parse_directory(name)
+        with self._following() as replays:
+            return self._find_all(replays, wanted)
+
+    def __iter__(self) -> Iterator[GroupOffset]:
+        """Every committed offset, sorted by group, topic and partition; also of partitions that are elsewhere."""
+        with self._following() as replays:
+            partitions = {where for replay in replays for where in replay.commits}
+            found = [
+                GroupOffset(group, where, commit)
+                for where in partitions
+                for group, commit in self._find_all(replays, where).items()
+            ]
+        return iter(sorted(found))
+
+    def _find_all(
+        self, replays: Sequence[_Replay], wanted: TopicPartition
+    ) -> dict[str, OffsetCommit]:
+        groups = {group for replay in replays for group in replay.commits.get(wanted, ())}
+        found = ((group, self._find(replays, group, wanted)) for group in sorted(groups))
+        return {group: commit for group, commit in found if commit is not None}
+
+    def _find(
+        self, replays: Sequence[_Replay], group: str, wanted: TopicPartition
+    ) -> OffsetCommit | None:
+        """A group's commit; of several, as another number of partitions leaves them, the one that counts now."""
+        holders = _holders(replays, group, wanted)
+        if len(holders) > 1:
+            counts = self._partition_of(group)
+            holders.sort(key=lambda replay: replay.log.partition != counts)
+        return holders[0].commits[wanted][group].commit if holders else None
+
+    def commit(self, group: str, name: str, offset: int, metadata: str = "") -> OffsetCommit:
+        """Commit the next offset that a group is to read of a partition; durable after `log_of(group).flush()`.
+
+        The first commit makes the partition of `__consumer_offsets` that Kafka's hash picks. Raises
+        `UnknownPartition`, `OffsetOutOfRange` outside of [log start offset, log end offset], `InvalidName` for a
+        group, `InvalidRecord` for metadata longer than `offset.metadata.max.bytes`, and what an append raises.
+        """
+        partition = self._store[name]
+        partition.check_readable(offset)
+        if not group:
+            raise InvalidName("a group needs a name")
+        longest = self._store.settings.broker_config.offset_metadata_max_bytes
+        if len(metadata.encode()) > min(longest, INT16_MAX):
+            raise InvalidRecord(
+                f"{group}: metadata is longer than offset.metadata.max.bytes={longest} allows"
+            )
+        epoch = partition.epochs.epoch_for(offset)
+        commit = OffsetCommit(offset, metadata, self._store.clock(), epoch)
+        key = _encode_key(group, partition.name)
+        with self._writing(group):
+            self.log_of(group).append([Record(commit.encode(), key)])
+        return commit
+
+    def forget(self, group: str, name: str) -> bool:
+        """Forget what a group has committed for a partition; whether there was anything. Raises as `commit`."""
+        wanted = names.parse_directory(name)
+        key = _encode_key(group, wanted)
+        with self._writing(group), self._following() as replays:
+            holders = _holders(replays, group, wanted)
+            for replay in holders:
+                replay.log.append([Record(None, key)])
+            return bool(holders)
+
+    def forget_partition(self, name: str) -> None:
+        """Forget what all groups have committed for a partition that is deleted, as Kafka does."""
+        for group in self.of(name):
+            self.forget(group, name)
+
+    def log_of(self, group: str) -> Partition:
+        """The partition that a group's commits go to, made if it is missing. Raises what creating raises."""
+        store = self._store
+        name = f"{TOPIC}-{self._partition_of(group)}"
+        with self._store.disk.hold(self._lock):
+            self._prepare_topic()
+            if name not in store and name not in store.offline:
+                self._keep_partition_count()
+                store.create(name)
+        return store[name]
+
+    @contextmanager
+    def _writing(self, group: str) -> Iterator[None]:
+        """One thread at a time writes, and never the one that must not wait."""
+        self._store.disk.check_may_block()
+        if self._store.read_only:
+            raise NotWritable(f"group {group}: the store is open read-only")
+        with self._store.disk.hold(self._lock):
+            yield
+
+    # The topic.
+
+    def _partition_of(self, group: str) -> int:
+        return coordinator_partition(group, self._partition_count())
+
+    def _partition_count(self) -> int:
+        """How many partitions groups are spread over: the setting, but for a broker that chose another number.
+
+        That is told by the partitions that are here, if they are all there are: 0, 1, 2, … up to the last.
+        """
+        settings = self._store.settings
+        if _PARTITIONS not in settings.broker_overrides:
+            here = {log.partition for log in self._logs()}
+            if here and max(here) == len(here) - 1:
+                return len(here)
+        return settings.broker_config.offsets_topic_num_partitions
+
+    def _prepare_topic(self) -> None:
+        """Give the topic the settings that Kafka gives it; a broker keeps its own where we do not see them."""
+        settings = self._store.settings
+        if not settings.topic_overrides(TOPIC):
+            segment_bytes = settings.broker_config.offsets_topic_segment_bytes
+            settings.set_topic(TOPIC, "cleanup.policy", "compact")
+            settings.set_topic(TOPIC, "compression.type", "producer")
+            settings.set_topic(TOPIC, "segment.bytes", str(segment_bytes))
+
+    def _keep_partition_count(self) -> None:
+        """Before a partition is made, keep how many there are: from then on those that are here do not tell."""
+        settings = self._store.settings
+        if _PARTITIONS not in settings.broker_overrides:
+            settings.set_broker(_PARTITIONS, str(self._partition_count()))
+
+    def _logs(self) -> list[Partition]:
+        # A list first: another thread may be making a partition.
+        return [log for log in list(self._store.partitions.values()) if log.topic == TOPIC]
+
+    # Following it.
+
+    @contextmanager
+    def _following(self) -> Iterator[Sequence[_Replay]]:
+        """What each partition of the topic says now; the lock is held meanwhile."""
+        with self._store.disk.hold(self._lock):
+            self._replays = [self._replay_of(log) for log in self._logs()]
+            for replay in self._replays:
+                replay.catch_up()
+            yield self._replays
+
+    def _replay_of(self, log: Partition) -> _Replay:
+        known = (replay for replay in self._replays if replay.log is log)
+        return next(known, None) or _Replay(log)
+
+
+class _Entry(NamedTuple):
+    """A commit, and the offset of its record."""
+
+    commit: OffsetCommit
+    record_offset: int
+
+
+class _Replay:
+    """What one partition of `__consumer_offsets` says, as far as it was read."""
+
+    def __init__(self, log: Partition) -> None:
+        self.log = log
+        self.commits: dict[TopicPartition, dict[str, _Entry]] = {}
+        # By producer id: what its open transaction commits.
+        self._pending: dict[int, dict[OffsetKey, _Entry]] = {}
+        # How far the log was read, the segment that was active then, and the log's generation.
+        self._end = log.log_start_offset
+        self._segment = log.segments[0]
+        self._generation = log.generation
+
+    def catch_up(self) -> None:
+        """Read what is new; all again, if what was read may not be there any more.
+
+        A truncation changes the log's generation. A compaction replaces the sealed segments, from the first on: if
+        the segment that was the active one is still there, no record behind it has been compacted away unseen.
+        """
+        log = self.log
+        # The generation first: what changes the log from here on is then seen the next time.
+        generation, end = log.generation, log.log_end_offset
+        segment = log.segments_from(end)[0]
+        same = generation == self._generation and self._segment in log.segments
+        if same and end == self._end:
+            return
+        log.check_may_block()
+        if not same or end < self._end:
+            self.commits, self._pending, self._end = {}, {}, log.log_start_offset
+        for batch in self._batches(max(self._end, log.log_start_offset), end):
+            try:
+                self._apply(batch)
+            except Corrupt as error:
+                self._leave_out(batch.header.base_offset, error)
+        self._generation, self._segment, self._end = generation, segment, end
+
+    def _batches(self, offset: int, end: int) -> Iterator[Batch]:
+        while True:
+            try:
+                yield from self.log.batches(offset, end)
+                return
+            except DamagedRange as damage:
+                logger.warning("groups: %s", damage)
+                offset = damage.next_offset
+
+    def _leave_out(self, offset: int, error: Corrupt | Unsupported) -> None:
+        logger.warning("groups: %s: offset %d is left out: %s", self.log.directory, offset, error)
+
+    def _apply(self, batch: Batch) -> None:
+        header = batch.header
+        for record in batch.records():
+            if header.is_control:
+                self._end_transaction(record, header.producer_id)
+            elif record.offset >= self._end:
+                try:
+                    self._apply_record(record, header.producer_id, header.is_transactional)
+                except (Corrupt, Unsupported) as error:
+                    self._leave_out(record.offset, error)
+
+    def _apply_record(self, record: Record, producer_id: int, transactional: bool) -> None:
+        if record.key is None:
+            raise Corrupt("it has no key")
+        message = group_record.parse_key(record.key)
+        key = None if message is None else group_record.offset_key(message)
+        if message is None or key is None:
+            return  # a group's members, or of a later release
+        if record.value is None:
+            self._remove(key)
+            return
+        value = group_record.parse_value(message.version, record.value)
+        assert value is not None, "every version of an offset commit is known or refused"
+        entry = _Entry(OffsetCommit.of(value), record.offset)
+        if transactional:
+            self._pending.setdefault(producer_id, {})[key] = entry
+        else:
+            self._put(key, entry)
+
+    def _end_transaction(self, marker: Record, producer_id: int) -> None:
+        control = parse_control_key(marker.key or b"")
+        if control not in (ControlType.ABORT, ControlType.COMMIT):
+            return
+        pending = self._pending.pop(producer_id, {})
+        if control is ControlType.COMMIT:
+            for key, entry in pending.items():
+                self._put(key, entry)
+
+    def _put(self, key: OffsetKey, entry: _Entry) -> None:
+        """Keep a commit, unless a later record has told of another."""
+        groups = self.commits.setdefault(TopicPartition(key.topic, key.partition), {})
+        known = groups.get(key.group)
+        if known is None or known.record_offset < entry.record_offset:
+            groups[key.group] = entry
+
+    def _remove(self, key: OffsetKey) -> None:
+        """A tombstone takes a commit back, and what open transactions have for the key."""
+        for pending in self._pending.values():
+            pending.pop(key, None)
+        where = TopicPartition(key.topic, key.partition)
+        groups = self.commits.get(where, {})
+        groups.pop(key.group, None)
+        if not groups:
+            self.commits.pop(where, None)
+
+
+def _holders(replays: Sequence[_Replay], group: str, wanted: TopicPartition) -> list[_Replay]:
+    return [replay for replay in replays if group in replay.commits.get(wanted, ())]
+
+
+def _encode_key(group: str, partition: TopicPartition) -> bytes:
+    try:
+        return OffsetKey(group, *partition).encode()
+    except (struct.error, UnicodeEncodeError):
+        raise InvalidName(
+            f"{group[:20]!r}... is no group's name: it must be UTF-8 of at most 32767 bytes"
+        ) from None
+
+
+def resolve_offset(partition: Reader, words: str) -> int:
+    """The offset that somebody means: a number, `earliest`, `latest`, or a time, as `@1638100400000` or ISO 8601.
+
+    A time is the first offset whose record is at or after it, and the log's end if there is none, as Kafka's tools
+    have it. Raises `InvalidName`.
+    """
+    if _OFFSET.fullmatch(words):
+        return int(words)
+    if words == "earliest":
+        return partition.log_start_offset
+    if words == "latest":
+        return partition.log_end_offset
+    timestamp = parse_time(words.removeprefix("@"))
+    if timestamp is None:
+        raise InvalidName(
+            f"{words[:40]!r} is no offset: give a number, earliest, latest, or a time as @1638100400000 or "
+            "@2021-11-28T11:53:20Z"
+        )
+    found = partition.offset_for_time(timestamp)
+    return partition.log_end_offset if found is None else found.offset
