@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_SIZE = HEADER.size
 MAGIC = 2
+# Where any batch has its magic, and any message of an old format.
+MAGIC_AT = 16
 
 # Bytes that `batch_length` does not count: the base offset and the length itself.
 LENGTH_OVERHEAD = 12
@@ -51,8 +53,10 @@ NO_PRODUCER_EPOCH = -1
 NO_SEQUENCE = -1
 NO_LEADER_EPOCH = -1
 
-# Of a header, what it takes to step over a batch: base offset, batch length, last offset delta.
-STEP = struct.Struct(">qi11xi")
+# What a batch of any magic begins with: base offset (of a message, its own) and the length of what follows.
+START = struct.Struct(">qi")
+# Of a header, what it takes to step over a batch: base offset, batch length, magic, last offset delta.
+STEP = struct.Struct(">qi4xb6xi")
 
 _BASE_OFFSET = struct.Struct(">q")
 _LEADER_EPOCH = struct.Struct(">i")
@@ -102,7 +106,9 @@ class Header(NamedTuple):
 
     @property
     def timestamp_type(self) -> TimestampType:
-        """Whether the timestamps are the producers' or the log's."""
+        """Whether the timestamps are the producers' or the log's; magic 0 has none."""
+        if self.magic == 0:
+            return TimestampType.NO_TIMESTAMP_TYPE
         return TimestampType(bool(self.attributes & LOG_APPEND_TIME_BIT))
 
     @property

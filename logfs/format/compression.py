@@ -33,6 +33,10 @@ BLOCK_LENGTH = struct.Struct(">i")
 GZIP_WBITS = 31
 KAFKA_LZ4_DEFAULT_LEVEL = 9
 LZ4_HIGH_COMPRESSION_LEVELS = range(3, 13)
+LZ4_MAGIC = b"\x04\x22\x4d\x18"
+LZ4_CONTENT_SIZE_BIT = 0x08
+LZ4_DICTIONARY_BIT = 0x01
+_UINT32 = 0xFFFFFFFF
 
 # How much input is decompressed at a time: what becomes 4 MiB at the very most. In deflate two bits
 # can become 258 bytes, in LZ4 one byte 255, and in zstd four bytes a block of 128 KiB.
@@ -262,6 +266,40 @@ def _decompress_lz4(view: memoryview, output: _Output) -> None:
         read=lambda stream, step: stream.decompress(step, output.room + 1),
         error=RuntimeError,
     )
+
+
+def mend_lz4_header(frame: bytes | memoryview) -> bytes:
+    """The frame with the header checksum that it should have.
+
+    Before magic 1 Kafka computed it over too many bytes, and its readers do not look at it there.
+    """
+    mended = bytearray(frame)
+    flags = mended[len(LZ4_MAGIC)] if len(mended) > len(LZ4_MAGIC) else 0
+    size = 2 + (8 if flags & LZ4_CONTENT_SIZE_BIT else 0) + (4 if flags & LZ4_DICTIONARY_BIT else 0)
+    end = len(LZ4_MAGIC) + size
+    if end < len(mended):
+        mended[end] = _xxh32(mended[len(LZ4_MAGIC) : end]) >> 8 & 0xFF
+    return bytes(mended)
+
+
+def _xxh32(data: bytes | bytearray) -> int:
+    """XXH32 with seed 0 of fewer than 16 bytes."""
+    primes = 2654435761, 2246822519, 3266489917, 668265263, 374761393
+    digest = primes[4] + len(data)
+    whole = len(data) // 4 * 4
+    for (word,) in struct.iter_unpack("<I", data[:whole]):
+        digest = _rotated(digest + word * primes[2], 17) * primes[3]
+    for byte in data[whole:]:
+        digest = _rotated(digest + byte * primes[4], 11) * primes[0]
+    digest &= _UINT32
+    digest = (digest ^ digest >> 15) * primes[1] & _UINT32
+    digest = (digest ^ digest >> 13) * primes[2] & _UINT32
+    return digest ^ digest >> 16
+
+
+def _rotated(value: int, bits: int) -> int:
+    value &= _UINT32
+    return (value << bits | value >> 32 - bits) & _UINT32
 
 
 def _compress_zstd(data: Buffer, level: int) -> bytes:

@@ -19,18 +19,19 @@ SMALLEST_RECORD = 7
 
 
 class TimestampType(enum.IntEnum):
-    """What a record's timestamp means; the values are attribute bit 3 of a batch."""
+    """What a record's timestamp means: attribute bit 3 of a batch, or that messages of magic 0 have none."""
 
+    NO_TIMESTAMP_TYPE = -1
     CREATE_TIME = 0
     LOG_APPEND_TIME = 1
 
     @property
     def label(self) -> str:
-        """Kafka's word for it: `CreateTime` or `LogAppendTime`."""
+        """Kafka's word for it: `CreateTime`, `LogAppendTime` or `NoTimestampType`."""
         return _LABELS[self]
 
 
-_LABELS = ("CreateTime", "LogAppendTime")
+_LABELS = ("CreateTime", "LogAppendTime", "NoTimestampType")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,258 @@
+"""Messages of magic 0 and 1, as Kafka wrote them before there were record batches (kafka-storage 2.7): read, never
+written.
+
+A message is a batch of itself, or a wrapper, whose value unpacks to further messages. `LegacyBatch` gives both the
+header that a batch of magic 2 would have, so that above `format` nobody has to tell old from new.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import Corrupt
+from logfs.format import compression
+from logfs.format.batch import (
+    CODEC_MASK,
+    LENGTH_OVERHEAD,
+    LOG_APPEND_TIME_BIT,
+    MAGIC_AT,
+    NO_LEADER_EPOCH,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    Batch,
+    Header,
+)
+from logfs.format.compression import Codec
+from logfs.format.record import NO_TIMESTAMP, Record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from logfs.format.columns import Columns
+
+MAGICS = (0, 1)
+
+_HEAD = struct.Struct(">qiIbb")
+_TIMESTAMP = struct.Struct(">q")
+_LENGTH = struct.Struct(">i")
+# Of either magic, what a message takes at least behind its length, and which attributes mean something.
+_LEAST = (14, 22)
+_ATTRIBUTES = (CODEC_MASK, CODEC_MASK | LOG_APPEND_TIME_BIT)
+
+SMALLEST_BYTES = LENGTH_OVERHEAD + _LEAST[0]
+
+
+class Message(NamedTuple):
+    """One message, and where in its buffer key and value lie; a length is -1 for null.
+
+    Timestamp in ms, -1 in magic 0. `is_valid` tells whether the CRC, a plain CRC-32, matches.
+    """
+
+    offset: int
+    size_bytes: int
+    crc: int
+    is_valid: bool
+    magic: int
+    attributes: int
+    timestamp: int
+    key_start: int
+    key_length: int
+    value_start: int
+    value_length: int
+
+
+def parse_message(data: bytes | memoryview, position: int = 0) -> Message:
+    """The message at a position; `Corrupt` unless it is there whole and is just as long as its fields."""
+    left = len(data) - position - LENGTH_OVERHEAD
+    if left < _LEAST[0]:
+        raise Corrupt(f"{len(data) - position} bytes are no message")
+    offset, size, crc, magic, attributes = _HEAD.unpack_from(data, position)
+    if magic not in MAGICS:
+        raise Corrupt(f"message {offset}: magic {magic} is neither 0 nor 1")
+    if not _LEAST[magic] <= size <= left:
+        raise Corrupt(f"message {offset}: {size} bytes, with {left} left")
+    start, end = position + MAGIC_AT, position + LENGTH_OVERHEAD + size
+    is_valid = zlib.crc32(data[start:end]) == crc
+    at, timestamp = position + _HEAD.size, NO_TIMESTAMP
+    if magic:
+        (timestamp,) = _TIMESTAMP.unpack_from(data, at)
+        at += _TIMESTAMP.size
+    key_start, key_length, at = _field(data, at, end)
+    value_start, value_length, at = _field(data, at, end)
+    if at != end:
+        raise Corrupt(f"message {offset}: {end - at} bytes follow its value")
+    size_bytes = end - position
+    attributes &= _ATTRIBUTES[magic]
+    lies = (key_start, key_length, value_start, value_length)
+    return Message(offset, size_bytes, crc, is_valid, magic, attributes, timestamp, *lies)
+
+
+def _field(data: bytes | memoryview, position: int, end: int) -> tuple[int, int, int]:
+    """Start and length of a key or a value, and the position behind it."""
+    start = position + _LENGTH.size
+    if start <= end:
+        (length,) = _LENGTH.unpack_from(data, position)
+        if length >= -1 and start + max(length, 0) <= end:
+            return start, length, start + max(length, 0)
+    raise Corrupt(f"the key or value at byte {position} does not fit its message")
+
+
+@dataclass(frozen=True)
+class LegacyBatch(Batch):
+    """A message, or a wrapper with its messages: `messages` lie in `unpacked`, with their offsets in the log.
+
+    It is whole and valid: `parse` makes no other, for without its messages a wrapper's base offset is not known.
+    """
+
+    unpacked: bytes | memoryview
+    messages: tuple[Message, ...]
+
+    @classmethod
+    def parse(cls, data: bytes | bytearray | memoryview, position: int = 0) -> LegacyBatch:
+        """The batch at a position of a buffer that holds it whole.
+
+        Raises `Corrupt` if it does not, for a CRC that does not match, and for a wrapper that does not hold one
+        message at least, of its own magic and without a codec, or whose messages' offsets do not rise.
+        """
+        view = memoryview(data)[position:].toreadonly()
+        outer = parse_message(view)
+        if not outer.is_valid:
+            raise Corrupt(f"message {outer.offset}: the CRC does not match its bytes")
+        view = view[: outer.size_bytes]
+        unpacked: bytes | memoryview = view
+        messages: tuple[Message, ...] = (outer,)
+        if outer.attributes & CODEC_MASK:
+            unpacked = _unpack(outer, view)
+            messages = _settle(outer, list(_inner_messages(outer, unpacked)))
+        return cls(_header(outer, messages), view, unpacked, messages)
+
+    @property
+    def is_valid(self) -> bool:
+        """Always, by `parse`."""
+        return True
+
+    def records(self) -> Iterator[Record]:
+        """The records in offset order."""
+        for message in self.messages:
+            yield Record(
+                self._field(message.value_start, message.value_length),
+                self._field(message.key_start, message.key_length),
+                (),
+                message.timestamp,
+                message.offset,
+                self.header.timestamp_type,
+            )
+
+    def _field(self, start: int, length: int) -> bytes | None:
+        return None if length < 0 else bytes(self.unpacked[start : start + length])
+
+    def columns(self) -> Columns:
+        """The records as columns over `unpacked`."""
+        import numpy as np
+
+        from logfs.format.columns import Columns
+
+        fields = dict(zip(Message._fields, np.array(self.messages, np.int64).T.copy(), strict=True))
+        none = np.zeros(len(self.messages), np.int64)
+        return Columns(
+            data=np.frombuffer(self.unpacked, np.uint8),
+            offsets=fields["offset"],
+            timestamps=fields["timestamp"],
+            timestamp_type=self.header.timestamp_type,
+            key_starts=fields["key_start"],
+            key_lengths=fields["key_length"].astype(np.int32),
+            value_starts=fields["value_start"],
+            value_lengths=fields["value_length"].astype(np.int32),
+            header_starts=none,
+            header_ends=none,
+            header_counts=none.astype(np.int32),
+        )
+
+    def record_at(self, offset: int) -> Record | None:
+        """The record with that offset, or None if compaction took it."""
+        return next((record for record in self.records() if record.offset == offset), None)
+
+
+def parse_batch(data: bytes | bytearray | memoryview, position: int = 0) -> Batch:
+    """The batch of any magic at a position of a buffer that holds it whole; `Corrupt` as the `parse` of its kind."""
+    kind = LegacyBatch if is_legacy(data, position) else Batch
+    return kind.parse(data, position)
+
+
+def is_legacy(data: bytes | bytearray | memoryview, position: int = 0) -> bool:
+    """Whether what begins at a position has magic 0 or 1, which is where that of a batch is."""
+    at = position + MAGIC_AT
+    return at < len(data) and data[at] in MAGICS
+
+
+def _unpack(outer: Message, data: memoryview) -> bytes:
+    """The messages' bytes in a wrapper."""
+    number = outer.attributes & CODEC_MASK
+    if number > Codec.LZ4:
+        raise Corrupt(f"message {outer.offset}: magic {outer.magic} has no codec {number}")
+    codec = Codec(number)
+    packed: bytes | memoryview = data[outer.value_start :]
+    if codec is Codec.LZ4 and outer.magic == 0:
+        packed = compression.mend_lz4_header(packed)
+    return compression.decompress(codec, packed, limit=compression.DEFAULT_LIMIT)
+
+
+def _inner_messages(outer: Message, unpacked: bytes) -> Iterator[Message]:
+    position = 0
+    while position < len(unpacked):
+        message = parse_message(unpacked, position)
+        if not message.is_valid or message.magic != outer.magic or message.attributes & CODEC_MASK:
+            raise Corrupt(
+                f"message {outer.offset}: at byte {position} of what it holds is no plain and valid "
+                f"message of magic {outer.magic}"
+            )
+        yield message
+        position += message.size_bytes
+
+
+def _settle(outer: Message, inner: list[Message]) -> tuple[Message, ...]:
+    """A wrapper's messages with their offsets in the log, and with the log's timestamp if it gave one.
+
+    A wrapper's own offset is that of its last message, unless it is 0, for then no broker has given it one. In
+    magic 1 its messages' offsets count from the first that it was made with.
+    """
+    if not inner:
+        raise Corrupt(f"message {outer.offset}: a wrapper without messages")
+    base = outer.offset - inner[-1].offset if outer.offset else 0
+    late = outer.attributes & LOG_APPEND_TIME_BIT
+    settled = tuple(
+        message._replace(
+            offset=base + message.offset,
+            timestamp=outer.timestamp if late else message.timestamp,
+        )
+        for message in inner
+    )
+    rising = all(before.offset < after.offset for before, after in pairwise(settled))
+    fits = base >= 0 if outer.magic else base == 0
+    if not fits or not rising or settled[0].offset < 0:
+        raise Corrupt(f"message {outer.offset}: the offsets of the messages in it do not fit")
+    return settled
+
+
+def _header(outer: Message, messages: tuple[Message, ...]) -> Header:
+    base_offset = messages[0].offset
+    return Header(
+        base_offset,
+        outer.size_bytes - LENGTH_OVERHEAD,
+        NO_LEADER_EPOCH,
+        outer.magic,
+        outer.crc,
+        outer.attributes,
+        messages[-1].offset - base_offset,
+        messages[0].timestamp,
+        outer.timestamp,
+        NO_PRODUCER_ID,
+        NO_PRODUCER_EPOCH,
+        NO_SEQUENCE,
+        len(messages),
+    )
