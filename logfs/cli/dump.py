@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from logfs.errors import Corrupt, InvalidName, Unsupported
+from logfs.errors import Corrupt, InvalidName
 
 if TYPE_CHECKING:
     import argparse
@@ -70,8 +70,6 @@ def _segment(path: Path) -> Segment:
 
 def _dump_log(segment: Segment, path: Path, arguments: argparse.Namespace) -> int:
     """Every batch by its length field, valid or not, as Kafka's tool does."""
-    from logfs.format.batch import HEADER_SIZE, Batch, parse_header
-
     deep = arguments.deep_iteration or arguments.print_data_log
     if not arguments.json:
         print(f"Log starting offset: {segment.base_offset}")
@@ -79,15 +77,8 @@ def _dump_log(segment: Segment, path: Path, arguments: argparse.Namespace) -> in
     size = segment.size_bytes
     jumps = []
     last: int | None = None
-    while position + HEADER_SIZE <= size:
-        header = parse_header(segment.read(position, HEADER_SIZE))
-        if header.magic in (0, 1):
-            raise Unsupported(
-                f"{path}: byte {position} has magic {header.magic}; this release reads magic 2"
-            )
-        if not HEADER_SIZE <= header.size_bytes <= size - position:
-            break
-        batch = Batch(header, segment.read(position, header.size_bytes))
+    while (batch := _batch_at(segment, position)) is not None:
+        header = batch.header
         _print(_batch_fields(batch, position), _batch_line, arguments)
         if deep:
             try:
@@ -219,7 +210,7 @@ def _dump_index(segment: Segment, path: Path, arguments: argparse.Namespace) -> 
         if number and entry.offset == segment.base_offset:
             break
         if arguments.verify_index_only:
-            batch = _first_batch(segment, entry.position)
+            batch = _batch_at(segment, entry.position)
             found = -1 if batch is None else batch.header.last_offset
             if found != entry.offset:
                 mismatches.append((entry.offset, found))
@@ -277,13 +268,14 @@ def _time_problems(
         yield f"  Index timestamp: {timestamp}, Previously indexed timestamp: {previous}"
 
 
-def _first_batch(segment: Segment, position: int) -> Batch | None:
-    from logfs.format.batch import HEADER_SIZE, Batch
+def _batch_at(segment: Segment, position: int) -> Batch | None:
+    """The batch of any magic at a position; None if it is not there whole, or of an old format and invalid."""
+    from logfs.format.legacy import SMALLEST_BYTES, parse_batch
 
-    data = segment.read(position, HEADER_SIZE)
-    if len(data) < HEADER_SIZE:
+    data = segment.read(position, SMALLEST_BYTES)
+    if len(data) < SMALLEST_BYTES:
         return None
     try:
-        return Batch.parse(segment.read(position, int.from_bytes(data[8:12], "big") + 12))
+        return parse_batch(segment.read(position, int.from_bytes(data[8:12], "big") + 12))
     except Corrupt:
         return None

@@ -13,7 +13,7 @@ from crc32c import crc32c
 
 from logfs.errors import Corrupt
 from logfs.format import text
-from logfs.format.batch import CODEC_MASK, CONTROL_BIT, CRC_START, HEADER_SIZE, Batch
+from logfs.format.batch import CODEC_MASK, CONTROL_BIT, CRC_START, HEADER_SIZE, MAGIC, Batch
 from logfs.format.columns import decode_columns
 from logfs.format.text import TextSize
 from logfs.log.walk import Damage
@@ -132,15 +132,17 @@ def survey(segment: Segment, position: int, first_offset: int) -> Iterator[Batch
             expected = info.next_offset
         position += end
         if not len(rows):
-            # The careful walk says what is wrong here, and where it goes on.
+            # The careful walk says what is wrong here and where it goes on, or takes what has an old format.
             for found in segment.walk_unknown_end(position, expected):
-                yield found if isinstance(found, Damage) else _careful_info(*found)
                 if isinstance(found, Damage):
+                    yield found
                     position, expected = found.end, found.next_offset
-                else:
-                    position = found[0] + found[1].header.size_bytes
-                    expected = found[1].header.next_offset
-                break
+                    break
+                yield _careful_info(*found)
+                position = found[0] + found[1].header.size_bytes
+                expected = found[1].header.next_offset
+                if found[1].header.magic == MAGIC:
+                    break
     if segment.next_base is not None and expected < segment.next_base and not segment.gaps:
         yield Damage(size, size, expected, segment.next_base, "the file ends too early")
 
