@@ -48,6 +48,22 @@ class InvalidEnvelope(LogfsError, ValueError):
     """A line that is not a JSON envelope of a record."""
 
 
+class InvalidProducerEpoch(LogfsError, ValueError):
+    """A batch or marker of a producer instance that a newer one has replaced."""
+
+
+class OutOfOrderSequence(LogfsError, ValueError):
+    """A batch whose sequence numbers do not follow those of its producer's last batch."""
+
+
+class InvalidTransactionState(LogfsError, ValueError):
+    """A batch outside the transaction that its producer has open."""
+
+
+class CoordinatorFenced(LogfsError, ValueError):
+    """A marker of a transaction coordinator that a newer one has replaced."""
+
+
 class NotWritable(LogfsError):
     """The store was opened read-only."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from logfs.cli import COMMANDS
+from logfs.format import aborted, snapshot
 from logfs.format.batch import HEADER, Header
 from logfs.log.index import OffsetIndex, SparseIndex, TextIndex, TimeIndex
 
@@ -48,6 +49,16 @@ def test_format_md_describes_the_batch_header() -> None:
 def test_format_md_describes_the_indexes(heading: str, index: type[SparseIndex]) -> None:
     """The tables of the three indexes name the types and positions of the code."""
     assert layout(table("format.md", heading)).format == index.entry.format
+
+
+def test_format_md_describes_the_files_of_producers() -> None:
+    """The tables of transaction index and producer snapshot name the fields, types and positions of the code."""
+    rows = table("format.md", "Transaction index")
+    assert tuple(row[1] for row in rows[1:]) == aborted.AbortedTransaction._fields
+    assert layout(rows).format == aborted.ENTRY.format
+    rows = table("format.md", "Producer snapshot")
+    assert tuple(row[1] for row in rows) == snapshot.ProducerEntry._fields
+    assert layout(rows).format == snapshot.ENTRY.format
 
 
 def test_filesystem_md_has_the_errno_table() -> None:

@@ -501,6 +501,7 @@ def plain_scan(data: bytes, first_offset: int, gaps: bool) -> tuple[list[list[in
         row[kernels.NEXT_OFFSET] = header.next_offset
         row[kernels.MAX_TIMESTAMP] = header.max_timestamp
         row[kernels.LEADER_EPOCH] = header.partition_leader_epoch
+        row[kernels.PRODUCER_ID] = header.producer_id
         row[kernels.SPAN_START] = position + 61
         row[kernels.SPAN_END] = position + header.size_bytes
         row[kernels.SPAN_COUNT] = header.record_count

@@ -448,7 +448,13 @@ def test_a_clean_close_leaves_trimmed_files_and_true_points(log_dir: Path, clock
         orders.append([Record(b"v", timestamp=5)] * 3)
         size = orders.size_bytes
     sizes = {path.suffix: path.stat().st_size for path in (log_dir / NAME).glob("0*")}
-    assert sizes == {".log": size, ".index": 0, ".timeindex": 12, ".textindex": 28}
+    assert sizes == {
+        ".log": size,
+        ".index": 0,
+        ".timeindex": 12,
+        ".textindex": 28,
+        ".snapshot": 10,
+    }
     assert points(log_dir) == points(log_dir, HIGH_WATERMARKS) == {ORDERS: 3}
     assert points(log_dir, LOG_STARTS) == {}
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import add_target, offset_range, open_for_reading, time_range
+from logfs.cli.common import (
+    add_isolation,
+    add_target,
+    isolation_level,
+    offset_range,
+    open_for_reading,
+    time_range,
+)
 from logfs.cli.output import add_form, print_records
 from logfs.errors import OffsetOutOfRange
 
@@ -22,28 +29,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "-t", "--time", metavar="T|A..B", help="from a time on, or between two: ms or ISO 8601"
     )
+    add_isolation(parser)
     add_form(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print them."""
-    store, partition = open_for_reading(arguments.target)
+    store, log = open_for_reading(arguments.target)
     with store:
+        partition = log.isolated(isolation_level(arguments.isolation))
         start: int | None = None
         end: int | None = None
         if arguments.offset is not None:
             start, end = offset_range(arguments.offset)
             if start is not None and end == start + 1 and partition.record(start) is None:
                 raise OffsetOutOfRange(
-                    f"{partition.name.directory}: offset {start} was compacted away"
+                    f"{partition.name.directory}: offset {start} was compacted away, or is no record"
                 )
         elif arguments.time is not None:
             start, end = time_range(arguments.time, partition)
         if start is None or start < partition.log_start_offset:
-            from logfs.log.view import offset_of_last
-
             back = start is not None and start < 0
             start = (
-                offset_of_last(partition, -start) if back and start else partition.log_start_offset
+                partition.offset_of_last(-start) if back and start else partition.log_start_offset
             )
         return 0 if print_records(partition, start, end, arguments) else 1

@@ -7,13 +7,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from logfs.errors import InvalidName, UnknownPartition
+from logfs.errors import InvalidName, InvalidSetting, UnknownPartition
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
+    from logfs.log.committed import Isolation
     from logfs.log.partition import Partition
+    from logfs.log.reader import Reader
     from logfs.store.store import Store
 
 
@@ -29,6 +31,27 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "target", nargs="+", metavar="TARGET", help="LOGDIR/PARTITION, or LOGDIR… PARTITION"
     )
+
+
+def add_isolation(parser: argparse.ArgumentParser) -> None:
+    """Let a command take an isolation level."""
+    parser.add_argument(
+        "--isolation",
+        metavar="LEVEL",
+        default="read_uncommitted",
+        help="read_uncommitted (all records), or read_committed: no aborted or open transactions",
+    )
+
+
+def isolation_level(text: str) -> Isolation:
+    """The isolation level of that name; `InvalidSetting` for another."""
+    from logfs.log.committed import Isolation
+
+    try:
+        return Isolation(text)
+    except ValueError:
+        levels = ", ".join(level.value for level in Isolation)
+        raise InvalidSetting(f"isolation {text!r}: give one of {levels}") from None
 
 
 def add_log_dirs(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +117,7 @@ def offset_range(text: str) -> tuple[int | None, int | None]:
     raise InvalidName(f"{text!r} is no offset: give N, A..B, A.., ..B or -N for the last N")
 
 
-def time_range(text: str, partition: Partition) -> tuple[int | None, int | None]:
+def time_range(text: str, partition: Reader) -> tuple[int | None, int | None]:
     """The offsets of a time (from it on) or of a range of times A..B."""
     from logfs.format.times import parse_time
 

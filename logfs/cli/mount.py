@@ -50,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OPTION,…",
         dest="options",
         help=(
-            "allow_other (other users see the mount: mode bits decide), ro, noexec, isolation=read_uncommitted"
+            "allow_other (other users see the mount: mode bits decide), ro, noexec, "
+            "isolation=read_committed (hide aborted and open transactions)"
         ),
     )
     parser.add_argument(
@@ -87,6 +88,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _options(arguments: argparse.Namespace) -> Options:
+    from logfs.cli.common import isolation_level
+    from logfs.log.committed import Isolation
+
     try:
         from logfs.mount.session import Options
     except ImportError as error:
@@ -99,6 +103,7 @@ def _options(arguments: argparse.Namespace) -> Options:
     words = [word for option in arguments.options for word in option.split(",") if word]
     read_only = arguments.read_only
     allow_other = False
+    isolation = Isolation.READ_UNCOMMITTED
     fuse = set()
     for word in words:
         if word == "ro":
@@ -111,7 +116,9 @@ def _options(arguments: argparse.Namespace) -> Options:
             )
         elif word in ("noexec", "noatime", "sync", "dirsync"):
             fuse.add(word)
-        elif word == "isolation=read_uncommitted" or word in _IGNORED:
+        elif word.startswith("isolation="):
+            isolation = isolation_level(word.removeprefix("isolation="))
+        elif word in _IGNORED:
             pass
         else:
             raise InvalidStore(f"-o {word}: no such mount option; 'logfs mount --help' lists them")
@@ -120,6 +127,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         mountpoint=mountpoint.absolute(),
         read_only=read_only,
         allow_other=allow_other,
+        isolation=isolation,
         fuse_options=frozenset(fuse),
     )
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import argparse
 
     from logfs.format.record import Record
-    from logfs.log.partition import Partition
+    from logfs.log.reader import Reader
 
 _CHUNK_BYTES = 1 << 20
 _TOKEN = re.compile(rb"%([skothTpSKn%])|\\([ntr0\\])")
@@ -32,7 +32,7 @@ def add_form(parser: argparse.ArgumentParser) -> None:
 
 
 def print_records(
-    partition: Partition, start: int, end: int | None, arguments: argparse.Namespace
+    partition: Reader, start: int, end: int | None, arguments: argparse.Namespace
 ) -> bool:
     """Print the records [start, end); whether all of them could be read.
 
@@ -58,7 +58,7 @@ def print_records(
     return whole
 
 
-def _print_text(partition: Partition, start: int, stop: int, *, json: bool) -> None:
+def _print_text(partition: Reader, start: int, stop: int, *, json: bool) -> None:
     if stop - start <= _FEW:
         from logfs.format import envelope
 
@@ -67,9 +67,8 @@ def _print_text(partition: Partition, start: int, stop: int, *, json: bool) -> N
             _write(envelope.encode(record, prefix) if json else (record.value or b"") + b"\n")
         return
     from logfs.format.text import View
-    from logfs.log.view import TextView
 
-    view = TextView(partition, View.ENVELOPES if json else View.LINES, start, stop)
+    view = partition.text(View.ENVELOPES if json else View.LINES, start, stop)
     position = 0
     while data := view.read(position, _CHUNK_BYTES, up_to_damage=True):
         _write(data)
@@ -80,7 +79,7 @@ def _print_text(partition: Partition, start: int, stop: int, *, json: bool) -> N
 _FEW = 64
 
 
-def formatted(record: Record, form: bytes, partition: Partition) -> bytes:
+def formatted(record: Record, form: bytes, partition: Reader) -> bytes:
     """A record by a format string."""
     key, value = record.key, record.value
     tokens = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import add_target, open_for_reading
+from logfs.cli.common import add_isolation, add_target, isolation_level, open_for_reading
 from logfs.cli.output import add_form, print_records
 
 if TYPE_CHECKING:
@@ -21,22 +21,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n", "--lines", type=int, default=10, metavar="N", help="the last N records (10)"
     )
     parser.add_argument("-f", "--follow", action="store_true", help="go on with what is appended")
+    add_isolation(parser)
     add_form(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print them. Following works beside whoever appends: the files are looked at again twice a second."""
-    from logfs.log.view import offset_of_last
-
-    store, partition = open_for_reading(arguments.target)
+    isolation = isolation_level(arguments.isolation)
+    store, log = open_for_reading(arguments.target)
     with store:
-        start = offset_of_last(partition, arguments.lines)
+        partition = log.isolated(isolation)
+        start = partition.offset_of_last(arguments.lines)
         whole = print_records(partition, start, None, arguments)
         end = partition.log_end_offset
     while arguments.follow:
         time.sleep(_POLL_SECONDS)
-        store, partition = open_for_reading(arguments.target)
+        store, log = open_for_reading(arguments.target)
         with store:
+            partition = log.isolated(isolation)
             if partition.log_end_offset > end:
                 whole &= print_records(partition, end, None, arguments)
                 end = partition.log_end_offset

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from crc32c import crc32c
 
 from logfs.errors import RecordTooLarge
-from logfs.format import compression, envelope
+from logfs.format import compression, envelope, text
 from logfs.format.batch import (
+    CONTROL_BIT,
     CRC_START,
     HEADER_SIZE,
     LENGTH_OVERHEAD,
@@ -25,17 +26,22 @@ from logfs.format.batch import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
+    TRANSACTIONAL_BIT,
+    Batch,
     seal,
 )
 from logfs.format.compression import Codec
 from logfs.format.record import Record, TimestampType, encode_record
-from logfs.format.text import TextSize
+from logfs.format.text import NO_TEXT, TextSize
 from logfs.format.varint import encode as encode_varint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from typing_extensions import Buffer
+
     from logfs.errors import LogfsError
+    from logfs.format.control import EndTransactionMarker
 
 # The most that a record's own fields add to its line: five varints of up to five bytes, and three single bytes.
 _RECORD_OVERHEAD = 28
@@ -276,6 +282,72 @@ def _sealed(
         record_count=count,
     )
     return NewBatch(data, count, max_timestamp, text)
+
+
+def rebuild(batch: Batch, form: BatchFormat, now_ms: int) -> NewBatch:
+    """A batch that a producer made, as a topic wants it (kafka-storage 2.9.2).
+
+    The records' bytes stay as they are, and so does the batch where its codec is the topic's; the producer's id,
+    epoch and sequence stay in any case. Raises `Corrupt` for records that are malformed.
+    """
+    header = batch.header
+    decoded = batch.columns()
+    count = len(decoded)
+    base_timestamp = header.base_timestamp
+    if (decoded.offsets - header.base_offset != range(count)).any():
+        records = list(decoded.records())
+        base_timestamp = int(decoded.timestamps[0])
+        payload: Buffer = b"".join(
+            encode_record(record, offset_delta=number, timestamp_delta=stamp - base_timestamp)
+            for number, (record, stamp) in enumerate(
+                zip(records, decoded.timestamps.tolist(), strict=True)
+            )
+        )
+    else:
+        payload = batch.payload
+    if payload is batch.payload and header.codec is form.codec:
+        packed: Buffer = batch.data[HEADER_SIZE:]
+    elif form.codec is Codec.NONE:
+        packed = payload
+    else:
+        packed = compression.compress(form.codec, payload, form.level)
+    data = bytearray(HEADER_SIZE) + packed
+    late = form.timestamp_type is TimestampType.LOG_APPEND_TIME
+    maximum = now_ms if late else int(decoded.timestamps.max())
+    seal(
+        data,
+        attributes=form.attributes | (header.attributes & TRANSACTIONAL_BIT),
+        last_offset_delta=count - 1,
+        base_timestamp=base_timestamp,
+        max_timestamp=maximum,
+        record_count=count,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+    )
+    size = text.measure(Batch.parse(data))
+    return NewBatch(
+        data, count, maximum, size._replace(envelopes=size.envelopes - offset_digits(0, count))
+    )
+
+
+def build_marker(
+    marker: EndTransactionMarker, producer_id: int, producer_epoch: int, now_ms: int
+) -> NewBatch:
+    """The control batch that ends a producer's transaction (kafka-storage 2.5)."""
+    record = Record(marker.value(), marker.key(), timestamp=now_ms)
+    data = bytearray(HEADER_SIZE) + encode_record(record, offset_delta=0, timestamp_delta=0)
+    seal(
+        data,
+        attributes=TRANSACTIONAL_BIT | CONTROL_BIT,
+        last_offset_delta=0,
+        base_timestamp=now_ms,
+        max_timestamp=now_ms,
+        record_count=1,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+    )
+    return NewBatch(data, 1, now_ms, NO_TEXT)
 
 
 def _label_growth(form: BatchFormat) -> int:

@@ -11,6 +11,8 @@ from logfs.errors import Corrupt
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from logfs.format.batch import Batch
+
 KEY = struct.Struct(">hh")
 """version, type"""
 
@@ -66,6 +68,18 @@ def parse_control_key(key: Buffer) -> ControlType:
     """The type of a control record, `UNKNOWN` for one of a later release. Raises `Corrupt`."""
     _, number = _unpack(KEY, key, "control record key")
     return ControlType(number)
+
+
+def end_of_transaction(batch: Batch) -> EndTransactionMarker | None:
+    """The marker in a control batch; None if it is of another kind, or compaction has emptied it.
+
+    Raises `Corrupt` for a record that is no control record.
+    """
+    for record in batch.records():
+        key, value = record.key or b"", record.value or b""
+        if parse_control_key(key) in (ControlType.ABORT, ControlType.COMMIT):
+            return EndTransactionMarker.parse(key, value)
+    return None
 
 
 def _unpack(layout: struct.Struct, data: Buffer, what: str) -> tuple[int, int]:

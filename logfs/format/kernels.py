@@ -600,8 +600,9 @@ def _big_endian(data: Bytes, position: int, size: int) -> int:
 
 # The columns of a row of scan_batches; those from SPAN_START on are what decode_spans takes.
 POSITION, SIZE, CRC, ATTRIBUTES, NEXT_OFFSET, MAX_TIMESTAMP, LEADER_EPOCH = 0, 1, 2, 3, 4, 5, 6
-SPAN_START, SPAN_END, SPAN_COUNT, SPAN_BASE_OFFSET, SPAN_BASE_TIMESTAMP = 7, 8, 9, 10, 11
-BATCH_COLUMNS = 12
+PRODUCER_ID = 7
+SPAN_START, SPAN_END, SPAN_COUNT, SPAN_BASE_OFFSET, SPAN_BASE_TIMESTAMP = 8, 9, 10, 11, 12
+BATCH_COLUMNS = 13
 
 
 @_kernel
@@ -634,6 +635,7 @@ def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> tu
         row[NEXT_OFFSET] = base_offset + last_delta + 1
         row[MAX_TIMESTAMP] = _big_endian(data, position + 35, 8)
         row[LEADER_EPOCH] = np.int32(_big_endian(data, position + 12, 4))
+        row[PRODUCER_ID] = _big_endian(data, position + 43, 8)
         row[SPAN_START] = position + 61
         row[SPAN_END] = position + size
         row[SPAN_COUNT] = np.int32(_big_endian(data, position + 57, 4))

@@ -13,6 +13,7 @@ import mmap
 import os
 import stat
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,17 @@ class Disk:
         """Raise `WouldBlock` in the thread that must not wait; call it before work that takes long."""
         if threading.get_ident() == self._loop_thread:
             raise WouldBlock
+
+    @contextmanager
+    def hold(self, lock: threading.Lock | threading.RLock) -> Iterator[None]:
+        """Hold a lock; the thread that must not wait gets `WouldBlock` if another has it."""
+        if not lock.acquire(blocking=False):
+            self.check_may_block()
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
 
     # Files.
 

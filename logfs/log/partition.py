@@ -4,34 +4,40 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import (
+    Corrupt,
     InvalidRecord,
     LogfsError,
     NotWritable,
     OffsetOutOfRange,
     PartitionFailed,
 )
-from logfs.format import names
-from logfs.format.batch import assign_offset
-from logfs.format.builder import Built, build_lines, build_records, offset_digits
+from logfs.format.batch import Batch, assign_offset
+from logfs.format.builder import Built, build_lines, build_marker, build_records, offset_digits
+from logfs.format.control import ControlType, EndTransactionMarker
 from logfs.format.record import Record
 from logfs.format.text import TextSize
+from logfs.log.committed import CommittedReader, Isolation
 from logfs.log.files import NO_SPACE
 from logfs.log.reader import Reader
 from logfs.log.segment import Segment
-from logfs.log.validator import batch_format, check_record
+from logfs.log.snapshots import replay
+from logfs.log.validator import batch_format, check_batch, check_record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
+
+    from typing_extensions import Buffer
 
     from logfs.config import LogConfig
     from logfs.format.builder import BatchFormat, NewBatch
     from logfs.format.names import TopicPartition
     from logfs.log.files import Disk
+    from logfs.log.producers import Producers
     from logfs.log.recovery import Loaded
 
 # The epoch that a log without a broker writes: constant, so that a flipped bit in it can be told.
@@ -48,6 +54,14 @@ class Appended(NamedTuple):
     last_offset: int
     consumed: int
     refused: LogfsError | OSError | None
+
+
+class AppendedBatch(NamedTuple):
+    """Where a producer's batch is in the log; a `duplicate` was there already, with these offsets."""
+
+    first_offset: int
+    last_offset: int
+    duplicate: bool
 
 
 class Partition(Reader):
@@ -67,15 +81,15 @@ class Partition(Reader):
         clock: Callable[[], int],
         loaded: Loaded,
     ) -> None:
-        super().__init__(disk, name, loaded.segments, loaded.log_start_offset, loaded.epochs)
-        self.directory = directory
+        super().__init__(disk, directory, name, loaded)
         self.lock = threading.RLock()
         self.recovery_point = loaded.recovery_point
-        self.last_timestamp = loaded.last_timestamp
         self.torn = tuple(loaded.torn)
+        self.snapshots = loaded.snapshots
+        self._producers = loaded.producers
+        # Up to where a read-only store has read the log for its producers.
+        self._producers_end = 0
         self.failure: PartitionFailed | None = None
-        # Changes when bytes of the text views cease to be what they were: see `logfs.log.view`.
-        self.generation = 0
         self.appended_records = 0
         self.appended_bytes = 0
         self.flushes = 0
@@ -100,6 +114,43 @@ class Partition(Reader):
         """How many offsets are not known to be on the disk."""
         return self.log_end_offset - self.recovery_point
 
+    @property
+    def producers(self) -> Producers:
+        """The producers as they are at the log end. A read-only store reads for them what the log has gained."""
+        known = self._producers
+        if known is not None and (self.disk.writable or self._producers_end == self.log_end_offset):
+            return known
+        self.check_may_block()
+        with self.lock:
+            end = self.log_end_offset
+            if known is None or self._producers_end > end:
+                known = self._producers = self.snapshots.restore(self.segments, end)
+            else:
+                for segment in self.segments_from(self._producers_end):
+                    replay(known, segment, self._producers_end, end)
+            self._producers_end = end
+            return known
+
+    @property
+    def last_stable_offset(self) -> int:
+        """The offset that the first open transaction began at, or the log end (kafka-storage 9.4)."""
+        first = self.producers.first_unstable_offset
+        return self.log_end_offset if first is None else max(first, self.log_start_offset)
+
+    def isolated(self, isolation: Isolation) -> Reader:
+        """The log as readers of an isolation level see it."""
+        return self.committed if isolation is Isolation.READ_COMMITTED else self
+
+    @cached_property
+    def committed(self) -> CommittedReader:
+        """The log without aborted transactions, up to the last stable offset."""
+        return CommittedReader(self)
+
+    def expire_producers(self, now_ms: int, expiration_ms: int) -> None:
+        """Forget the producers that have been idle for so long; none with an open transaction."""
+        with self.lock:
+            self.producers.expire(now_ms, expiration_ms)
+
     # Appending.
 
     def append(self, records: Iterable[bytes | Record]) -> int:
@@ -114,7 +165,7 @@ class Partition(Reader):
         built = self._build_records(wanted, config, now_ms)
         if built.refused is not None:
             raise built.refused
-        with self._alone():
+        with self.disk.hold(self.lock):
             done = self._append(built, config, now_ms)
         if done.refused is not None:
             raise done.refused
@@ -132,7 +183,7 @@ class Partition(Reader):
             built = Built([], 0, self._refusal(Record(b""), config, now_ms))
         else:
             built = build_lines(data, self._batch_format(config), now_ms)
-        with self._alone():
+        with self.disk.hold(self.lock):
             return self._append(built, config, now_ms)
 
     def append_records(self, records: Sequence[Record]) -> Appended:
@@ -140,19 +191,63 @@ class Partition(Reader):
         now_ms = self._clock()
         config = self.config
         built = self._build_records(records, config, now_ms)
-        with self._alone():
+        with self.disk.hold(self.lock):
             return self._append(built, config, now_ms)
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Hold the lock; a thread that must not wait for it gets `WouldBlock` if it is taken."""
-        if not self.lock.acquire(blocking=False):
-            self.check_may_block()
-            self.lock.acquire()
-        try:
-            yield
-        finally:
-            self.lock.release()
+    def append_batch(self, data: Buffer, *, coordinator: bool = False) -> AppendedBatch:
+        """Append one record batch as its producer made it, checked as a leader checks it (kafka-storage 2.9, 9.2).
+
+        The log gives the offsets, the leader epoch and, where the topic says LogAppendTime, the timestamps; the
+        batch is compressed anew only if `compression.type` asks for another codec. One that its producer has sent
+        before is not appended again. With `coordinator` sequences are not checked, as for a group coordinator.
+
+        Raises `Corrupt`, `Unsupported`, `RecordTooLarge`, `InvalidRecord`, `InvalidProducerEpoch`,
+        `OutOfOrderSequence`, `InvalidTransactionState`, `NotWritable`, `PartitionFailed`, `OSError`.
+        """
+        now_ms = self._clock()
+        config = self.config
+        batch = Batch.parse(bytes(data))
+        if len(batch.data) != len(memoryview(data)):
+            raise Corrupt(f"{self.name.directory}: bytes follow the batch; append one at a time")
+        new = check_batch(batch, config, now_ms, trusted=coordinator)
+        with self.disk.hold(self.lock):
+            if batch.header.producer_id >= 0 and not coordinator:
+                sent = self.producers.check_batch(batch.header)
+                if sent is not None:
+                    return AppendedBatch(sent.first_offset, sent.last_offset, duplicate=True)
+            done = self._append_noted(new, config, now_ms)
+        self.flush_if_due()
+        return done
+
+    def end_transaction(
+        self, producer_id: int, producer_epoch: int, *, commit: bool, coordinator_epoch: int = 0
+    ) -> int:
+        """Append the marker that commits or aborts a producer's transaction here; its offset (kafka-storage 9.3).
+
+        Raises `InvalidProducerEpoch`, `CoordinatorFenced`, and as `append_batch`.
+        """
+        now_ms = self._clock()
+        kind = ControlType.COMMIT if commit else ControlType.ABORT
+        marker = EndTransactionMarker(kind, coordinator_epoch)
+        new = build_marker(marker, producer_id, producer_epoch, now_ms)
+        with self.disk.hold(self.lock):
+            self.producers.check_marker(producer_id, producer_epoch, coordinator_epoch)
+            done = self._append_noted(new, self.config, now_ms)
+        self.flush_if_due()
+        return done.first_offset
+
+    def _append_noted(self, new: NewBatch, config: LogConfig, now_ms: int) -> AppendedBatch:
+        """Append a batch, and take note of what it says of its producer."""
+        done = self._append(Built([new], 0), config, now_ms)
+        if done.refused is not None:
+            raise done.refused
+        ended = self.producers.note(Batch.parse(new.data))
+        if ended is not None and ended.is_aborted:
+            try:
+                self.active.txn_index.append(self.producers.aborted(ended))
+            except OSError as error:
+                raise self._fail("an aborted transaction could not be indexed", error) from error
+        return AppendedBatch(done.first_offset, done.last_offset, duplicate=False)
 
     def _build_records(self, records: Sequence[Record], config: LogConfig, now_ms: int) -> Built:
         for number, record in enumerate(records):
@@ -192,7 +287,7 @@ class Partition(Reader):
         """Raise `NotWritable` or `PartitionFailed` where no append can succeed."""
         if self.failure is not None:
             raise self.failure
-        if not self._disk.writable:
+        if not self.disk.writable:
             raise NotWritable(f"{self.directory}: the store is open read-only")
 
     def _append_batch(self, batch: NewBatch, config: LogConfig, now_ms: int) -> None:
@@ -209,7 +304,7 @@ class Partition(Reader):
             active = self.roll(now_ms)
         assign_offset(batch.data, base_offset, self.epochs.latest)
         records, lines, envelopes = batch.text
-        text = TextSize(records, lines, envelopes + offset_digits(base_offset, count))
+        text = TextSize(records, lines, envelopes + offset_digits(base_offset, records))
         active.append(batch.data, last_offset, timestamp, text, config.index_interval_bytes)
         self.last_timestamp = timestamp
         self.appended_records += count
@@ -245,10 +340,11 @@ class Partition(Reader):
             base_offset = sealed.next_offset
             if base_offset == sealed.base_offset:
                 return sealed
-            segment = Segment(self._disk, self.directory, base_offset)
+            segment = Segment(self.disk, self.directory, base_offset)
             segment.activate(self.config, now_ms, create=True)
             self._directory_is_dirty = True
             sealed.seal(base_offset)
+            self.snapshots.take(base_offset, self.producers)
             self.segments = (*self.segments, segment)
             return segment
 
@@ -306,14 +402,14 @@ class Partition(Reader):
         for segment in segments[max(first, 0) :]:
             segment.flush(indexes=segment.next_base is not None)
         if directory_is_dirty:
-            self._disk.sync_directory(self.directory)
+            self.disk.sync_directory(self.directory)
 
     def close(self, why: str = "the store is closed") -> bool:
         """Flush, write the closing entries and trim; whether the files may be trusted without recovery.
 
         From then on appends fail and say why.
         """
-        if not self._disk.writable:
+        if not self.disk.writable:
             for segment in self.segments:
                 segment.close()
             return True
@@ -323,12 +419,19 @@ class Partition(Reader):
                 if self.active.is_active:
                     self.active.finish()
                     self.active.flush(indexes=True)
+                self._keep_snapshot()
             except (OSError, PartitionFailed):
                 return False
             for segment in self.segments:
                 segment.close()
             self.failure = PartitionFailed(f"{self.directory}: {why}")
             return True
+
+    def _keep_snapshot(self) -> None:
+        """Make a snapshot at the log end that will survive: a clean start reads no log to learn of its producers."""
+        if self.snapshots.latest < self.log_end_offset:
+            self.snapshots.take(self.log_end_offset, self.producers, sync=True)
+            self.disk.sync_directory(self.directory)
 
     # Moving the ends.
 
@@ -375,7 +478,7 @@ class Partition(Reader):
         kept = [segment for segment in self.segments if segment.base_offset <= offset]
         dropped = self.segments[len(kept) :]
         if not kept:
-            fresh = Segment(self._disk, self.directory, offset)
+            fresh = Segment(self.disk, self.directory, offset)
             fresh.activate(self.config, now_ms, create=True)
             kept = [fresh]
         else:
@@ -388,12 +491,12 @@ class Partition(Reader):
         self.epochs.truncate_from_end(offset)
         for segment in dropped:
             self._remove(segment)
-        self._disk.sync_directory(self.directory)
+        self.snapshots.drop_outside(self.log_start_offset, offset)
+        self._producers = self.snapshots.restore(self.segments, offset)
+        self.disk.sync_directory(self.directory)
 
     def _remove(self, segment: Segment) -> None:
         """Unlink a segment's files; who still reads it keeps its descriptors (rule 4)."""
         _ = segment.file
-        stem = names.stem(segment.base_offset)
-        for path in (segment.path, *(index.path for index in segment.indexes)):
-            self._disk.unlink(path)
-        self._disk.unlink(self.directory / (stem + names.TXN_INDEX))
+        for path in (segment.path, *(i.path for i in (*segment.indexes, segment.txn_index))):
+            self.disk.unlink(path)

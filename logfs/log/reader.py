@@ -9,18 +9,22 @@ from typing import TYPE_CHECKING, NamedTuple
 from logfs.errors import InvalidRecord, OffsetOutOfRange
 from logfs.format.record import NO_TIMESTAMP
 from logfs.log.segment import POINT_READ_BYTES
+from logfs.log.view import TextView, offset_of_last
 from logfs.log.walk import Damage, DamagedRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
-    from logfs.format.batch import Batch
+    from logfs.format.batch import Batch, Header
     from logfs.format.columns import Columns
     from logfs.format.names import TopicPartition
     from logfs.format.record import Record
-    from logfs.log.epochs import LeaderEpochs
+    from logfs.format.text import View
     from logfs.log.files import Disk
+    from logfs.log.recovery import Loaded
     from logfs.log.segment import Segment
+    from logfs.log.view import Text
 
 # What `offset_for_time` takes instead of a timestamp (kafka-storage 3.10).
 LATEST = -1
@@ -46,16 +50,25 @@ class Reader:
     def __init__(
         self,
         disk: Disk,
+        directory: Path,
         name: TopicPartition,
-        segments: Sequence[Segment],
-        log_start_offset: int,
-        epochs: LeaderEpochs,
+        loaded: Loaded,
     ) -> None:
+        self.directory = directory
         self.name = name
-        self.segments = tuple(segments)
-        self.log_start_offset = log_start_offset
-        self.epochs = epochs
-        self._disk = disk
+        self.segments = tuple(loaded.segments)
+        self.log_start_offset = loaded.log_start_offset
+        self.epochs = loaded.epochs
+        # Of the last batch, in ms; -1 if it has none, or there is no batch.
+        self.last_timestamp = loaded.last_timestamp
+        # Changes when bytes of the text views cease to be what they were: see `logfs.log.view`.
+        self.generation = 0
+        self.disk = disk
+
+    @property
+    def log(self) -> Reader:
+        """The log itself, of which some readers see only a part."""
+        return self
 
     @property
     def topic(self) -> str:
@@ -82,9 +95,17 @@ class Reader:
         """The bytes of all .log files."""
         return sum(segment.size_bytes for segment in self.segments)
 
+    def shows(self, header: Header) -> bool:
+        """Whether readers see the records of a batch: those of control batches nobody does."""
+        return not header.is_control
+
+    def text(self, view: View, start: int | None = None, end: int | None = None) -> Text:
+        """The records [start, end) as one long file that grows with the log (`logfs.log.view`)."""
+        return TextView(self, view, start, end)
+
     def check_may_block(self) -> None:
         """Raise `WouldBlock` in a thread that must not wait for the disk."""
-        self._disk.check_may_block()
+        self.disk.check_may_block()
 
     def check_readable(self, offset: int) -> None:
         """Raise `OffsetOutOfRange` unless the offset is in [log start offset, log end offset]."""
@@ -129,7 +150,7 @@ class Reader:
         first = self.log_start_offset if offset is None else offset
         stop = self.log_end_offset if end is None else min(end, self.log_end_offset)
         for batch in self.batches(first, stop):
-            if batch.header.is_control:
+            if not self.shows(batch.header):
                 continue
             whole = batch.header.base_offset >= first and batch.header.last_offset < stop
             for record in batch.records():
@@ -144,22 +165,22 @@ class Reader:
         stop = self.log_end_offset if end is None else min(end, self.log_end_offset)
         parts = []
         for batch in self.batches(first, stop):
-            if not batch.header.is_control:
+            if self.shows(batch.header):
                 rows = batch.columns()
                 inside = (rows.offsets >= first) & (rows.offsets < stop)
                 parts.append(rows if inside.all() else rows.select(inside))
         return concatenate(parts)
 
     def record(self, offset: int) -> Record | None:
-        """The record with that offset; None if compaction took it, or it is a control record.
+        """The record with that offset; None if compaction took it, or it is not for readers to see.
 
         Raises `OffsetOutOfRange`, and `Corrupt` if it lies in a damaged range.
         """
         self.check_readable(offset)
-        if offset == self.log_end_offset:
+        if offset >= self.log_end_offset:
             raise OffsetOutOfRange(f"{self.name.directory}: the log ends at {offset - 1}")
         batch = self.segments_from(offset)[0].find_batch(offset)
-        if batch is None or batch.header.is_control or batch.header.base_offset > offset:
+        if batch is None or not self.shows(batch.header) or batch.header.base_offset > offset:
             return None
         return batch.record_at(offset)
 
@@ -169,7 +190,9 @@ class Reader:
             for found in segment.batches_from(offset):
                 if isinstance(found, Damage):
                     return max(found.first_offset, offset)
-                if found[1].header.is_control:
+                if found[1].header.base_offset >= self.log_end_offset:
+                    return None
+                if not self.shows(found[1].header):
                     continue
                 for record in found[1].records():
                     if record.offset >= offset:
@@ -182,18 +205,19 @@ class Reader:
         while at > self.log_start_offset:
             segment = self.segments_from(at - 1)[0]
             batch = segment.find_batch(at - 1)
-            if batch is not None and not batch.header.is_control and batch.header.base_offset < at:
+            if batch is not None and self.shows(batch.header) and batch.header.base_offset < at:
                 offsets = [record.offset for record in batch.records() if record.offset < at]
                 if offsets:
                     return max(offsets[-1], self.log_start_offset)
             at = min(at - 1, batch.header.base_offset if batch is not None else at - 1)
         return None
 
-    def offset_for_time(self, timestamp: int) -> OffsetAndTimestamp | None:
+    def offset_for_time(self, timestamp: int, *, shown: bool = False) -> OffsetAndTimestamp | None:
         """The earliest offset whose timestamp (ms) is at or after one, as Kafka's offsetsForTimes answers.
 
         Also takes `LATEST`, `EARLIEST` and `MAX_TIMESTAMP`. None if there is no such record. Of the segments
-        only the first whose largest timestamp reaches is searched (kafka-storage 3.10).
+        only the first whose largest timestamp reaches is searched (kafka-storage 3.10). Kafka's answer may be a
+        control record; with `shown` it is a record that readers see, of whatever segment.
         """
         if timestamp == LATEST:
             return OffsetAndTimestamp(self.log_end_offset, NO_TIMESTAMP, self.epochs.latest)
@@ -205,18 +229,33 @@ class Reader:
         if timestamp < 0:
             raise InvalidRecord(f"{timestamp} is no timestamp: ms since the epoch, -1, -2 or -3")
         for segment in self.segments:
-            if segment.size_bytes and segment.largest_timestamp >= timestamp:
+            # Even if it holds no record: what compaction emptied goes by its file's time, and hides the others.
+            if segment.largest_timestamp >= timestamp:
                 start = max(segment.time_index.lookup(timestamp).offset, self.log_start_offset)
-                return self._first_at(segment, start, timestamp)
+                found = self._first_at(segment, start, timestamp, shown=shown)
+                if found is not None and found.offset >= self.log_end_offset:
+                    return None
+                if found is not None or not shown:
+                    return found
         return None
 
-    def _first_at(self, segment: Segment, start: int, timestamp: int) -> OffsetAndTimestamp | None:
+    def offset_of_last(self, count: int) -> int:
+        """The offset that the last `count` records begin at; the log start if there are fewer."""
+        return offset_of_last(self, count)
+
+    def _first_at(
+        self, segment: Segment, start: int, timestamp: int, *, shown: bool = False
+    ) -> OffsetAndTimestamp | None:
         """The first record at or after a time, from an offset on: in the first batch that reaches it, or behind."""
         position, reached = segment.skip_earlier(segment.position_of(start), timestamp)
         if reached is not None and reached >= self.log_start_offset:
             with suppress(DamagedRange):
                 batch = segment.find_batch(reached)
-                if batch is not None and batch.header.max_timestamp >= timestamp:
+                if (
+                    batch is not None
+                    and batch.header.max_timestamp >= timestamp
+                    and (not shown or self.shows(batch.header))
+                ):
                     first = batch.first_at(timestamp, self.log_start_offset)
                     if first is not None:
                         return OffsetAndTimestamp(*first, batch.header.partition_leader_epoch)
@@ -225,6 +264,8 @@ class Reader:
                 continue
             header = found[1].header
             if header.max_timestamp < timestamp or header.last_offset < self.log_start_offset:
+                continue
+            if shown and not self.shows(header):
                 continue
             first = found[1].first_at(timestamp, self.log_start_offset)
             if first is not None:

@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import Corrupt, InvalidName
 from logfs.format import names
+from logfs.format.batch import Batch
 from logfs.format.text import NO_TEXT
 from logfs.log.epochs import LeaderEpochs
 from logfs.log.index import TimeEntry
+from logfs.log.producers import Producers
 from logfs.log.segment import MAX_RELATIVE_OFFSET, UNMEASURED, Segment, TextBuilder, Tip
+from logfs.log.snapshots import Snapshots
 from logfs.log.spans import survey
 from logfs.log.walk import Damage
 
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from logfs.config import LogConfig
     from logfs.log.files import Disk
     from logfs.log.index import OffsetEntry
+    from logfs.log.spans import BatchInfo
 
     Progress = Callable[[int], None]
 
@@ -51,13 +55,15 @@ class Start(NamedTuple):
     """What is known of a partition before it is loaded.
 
     `clean`: it was closed properly; the offsets are those of the checkpoints. `live`: somebody else is writing it,
-    and this store only reads: its indexes are good, and its last batch may be half written.
+    and this store only reads: its indexes are good, and its last batch may be half written. `compacted`: a
+    cleaner has been here, so offsets may be missing, whatever the topic's settings are.
     """
 
     clean: bool
     recovery_point: int = 0
     log_start_offset: int = 0
     live: bool = False
+    compacted: bool = False
 
 
 @dataclass(slots=True)
@@ -68,6 +74,9 @@ class Loaded:
     log_start_offset: int
     recovery_point: int
     epochs: LeaderEpochs
+    snapshots: Snapshots
+    producers: Producers | None
+    """Of the log end; None in a read-only store, where they are looked for by who needs them."""
     last_timestamp: int = -1
     torn: list[str] = field(default_factory=list)
 
@@ -106,12 +115,16 @@ class _Loader:
         self.progress = progress
         self.torn: list[str] = []
         self.last_timestamp = -1
+        # The producers as they are at an offset that recovery has come to.
+        self.producers = Producers()
+        self.producers_end = -1
 
     def run(self) -> Loaded:
         if self.disk.writable:
             self._finish_swaps()
             self._drop_orphans()
         self.epochs = LeaderEpochs(self.disk, self.directory)
+        self.snapshots = Snapshots(self.disk, self.directory)
         segments = self._open_segments()
         segments, log_end_offset = self._recover(segments)
         if segments and log_end_offset < self.start.log_start_offset:
@@ -120,19 +133,29 @@ class _Loader:
         if not segments:
             segments = [self._new_segment(self.start.log_start_offset)]
             log_end_offset = self.start.log_start_offset
+        log_start_offset = max(self.start.log_start_offset, segments[0].base_offset)
+        producers = self._load_producers(segments, log_start_offset, log_end_offset)
         for segment in segments:
             # What loading had to open is opened again by who needs it: a store may have very many partitions.
             if segment.is_active:
                 segment.finish()
             segment.close()
         segments[-1].created_ms = self.now_ms
-        self.epochs.truncate_from_end(log_end_offset)
-        log_start_offset = max(self.start.log_start_offset, segments[0].base_offset)
+        if not self.start.live:
+            # A leader notes its epoch before it writes.
+            self.epochs.truncate_from_end(log_end_offset)
         self.epochs.truncate_from_start(self.start.log_start_offset)
         clean = self.start.clean and not self.torn
         point = log_end_offset if clean else min(self.start.recovery_point, log_end_offset)
         return Loaded(
-            segments, log_start_offset, point, self.epochs, self.last_timestamp, self.torn
+            segments,
+            log_start_offset,
+            point,
+            self.epochs,
+            self.snapshots,
+            producers,
+            self.last_timestamp,
+            self.torn,
         )
 
     # Leftovers of deletion, compaction and swap (kafka-storage 5.2, steps 1 to 5).
@@ -189,6 +212,32 @@ class _Loader:
                 if log not in files:
                     self.disk.unlink(self.directory / name)
 
+    # Producers (kafka-storage 5.2, step 10, and 9.8).
+
+    def _load_producers(
+        self, segments: Sequence[Segment], log_start_offset: int, log_end_offset: int
+    ) -> Producers | None:
+        if not self.disk.writable:
+            return None
+        self.snapshots.drop_strays({segment.base_offset for segment in segments})
+        self.snapshots.drop_outside(log_start_offset, log_end_offset)
+        if self.start.clean and not self.snapshots.offsets:
+            # Whoever closes a log that has known a producer leaves a snapshot, so this one has known none.
+            self.producers, self.producers_end = Producers(), log_end_offset
+            for segment in segments[-2:]:
+                self.snapshots.take(segment.base_offset, self.producers)
+        if self.producers_end != log_end_offset:
+            return self.snapshots.restore(segments, log_end_offset)
+        self.snapshots.take(log_end_offset, self.producers)
+        return self.producers
+
+    def _note_producer(self, segment: Segment, info: BatchInfo) -> None:
+        """Take a producer's batch of a segment under recovery; an aborted transaction goes into the index."""
+        batch = Batch.parse(segment.read(info.position, info.size_bytes))
+        ended = self.producers.note(batch)
+        if ended is not None and ended.is_aborted:
+            segment.txn_index.append(self.producers.aborted(ended))
+
     # Segments.
 
     def _open_segments(self) -> list[Segment]:
@@ -197,7 +246,7 @@ class _Loader:
         for segment, following in pairwise(segments):
             segment.next_base = following.base_offset
         for segment in segments:
-            segment.gaps = self.config.is_compacted
+            segment.gaps = self.config.is_compacted or self.start.compacted
         return segments
 
     def _recover(self, segments: list[Segment]) -> tuple[list[Segment], int]:
@@ -212,16 +261,13 @@ class _Loader:
             # One that ends at the point itself was durable, and its indexes perhaps not yet closed.
             below = [s for s in segments[1:] if s.base_offset < self.start.recovery_point]
             first = len(below)
+        files = set(self._files())
         for number, segment in enumerate(segments[:-1]):
-            if (
-                number >= first
-                or not segment.offset_index.exists()
-                or not segment.time_index.exists()
-            ):
-                self._rebuild(segment, cut=False)
+            if number >= first or not self._has_indexes(segment, files):
+                self._rebuild(segments[: number + 1], cut=False)
         last = segments[-1]
         if first < len(segments) or not self._resume(last):
-            self._rebuild(last, cut=True)
+            self._rebuild(segments, cut=True)
         if not self.last_timestamp >= 0 and len(segments) > 1:
             self.last_timestamp = segments[-2].max_timestamp.timestamp
         end = last.next_offset
@@ -235,12 +281,27 @@ class _Loader:
             segments.append(self._new_segment(end))
         return segments, end
 
+    @staticmethod
+    def _has_indexes(segment: Segment, files: set[str]) -> bool:
+        """Whether a sealed segment has what a lookup needs: what is missing, or cannot be, is made anew."""
+        if segment.offset_index.path.name not in files or segment.time_index.path.name not in files:
+            return False
+        if segment.txn_index.path.name not in files:
+            return True
+        try:
+            segment.txn_index.check_sane(segment.base_offset)
+        except Corrupt as error:
+            logger.warning("%s; making the indexes of its segment anew", error)
+            return False
+        return True
+
     def _resume(self, segment: Segment) -> bool:
         """Find the end of the last segment from its indexes; False if they and the log do not agree."""
         size = segment.size_bytes
         try:
             for index in segment.indexes:
                 index.check_sane()
+            segment.txn_index.check_sane(segment.base_offset)
         except Corrupt as error:
             logger.warning("%s; making the indexes of its segment anew", error)
             return False
@@ -287,12 +348,16 @@ class _Loader:
             return segment.base_offset
         return max(entry.offset - header.last_offset_delta, segment.base_offset)
 
-    def _rebuild(self, segment: Segment, *, cut: bool) -> None:
-        """Walk a segment, make its indexes anew, and cut a torn tail if it is the last (kafka-storage 3.4)."""
+    def _rebuild(self, segments: Sequence[Segment], *, cut: bool) -> None:
+        """Walk the last of some segments, make its indexes anew, and cut a torn tail if it is the log's last
+        (kafka-storage 3.4)."""
+        *earlier, segment = segments
         logger.info("%s: recovering", segment.path)
         size = self.disk.size(segment.file)
-        for index in segment.indexes:
+        for index in (*segment.indexes, segment.txn_index):
             index.reset()
+        if self.producers_end != segment.base_offset:
+            self.producers = self.snapshots.restore(earlier, segment.base_offset)
         segment.resume(Tip(size, segment.base_offset, NO_TEXT), TimeEntry(-1, 0))
         segment.activate(self.config, self.now_ms)
         interval = self.config.index_interval_bytes
@@ -324,6 +389,8 @@ class _Loader:
                 segment.offset_index.append(found.next_offset - 1, found.position)
                 segment.time_index.maybe_append(*max_entry)
                 last_entry = found.position
+            if found.producer_id >= 0:
+                self._note_producer(segment, found)
             if found.leader_epoch > self.epochs.latest:
                 self.epochs.assign(found.leader_epoch, found.base_offset)
             builder.note(found)
@@ -332,6 +399,8 @@ class _Loader:
         segment.damaged = tuple(damaged)
         segment.resume(Tip(size, end, builder.text), max_entry)
         segment.finish()
+        self.producers_end = end
+        self.snapshots.take(end, self.producers)
 
     def _is_torn(self, segment: Segment, damage: Damage, size: int, *, cut: bool) -> bool:
         """Whether damage is a tail that was never durable: nothing behind it, at or past the recovery point.

@@ -23,6 +23,7 @@ from logfs.format.legacy import SMALLEST_BYTES, is_legacy, parse_batch
 from logfs.format.text import NO_TEXT, TextSize
 from logfs.log.index import OffsetIndex, TextIndex, TimeEntry, TimeIndex
 from logfs.log.spans import BatchInfo, survey, text_size
+from logfs.log.txn_index import TransactionIndex
 from logfs.log.walk import CHUNK_BYTES, Damage, Walk, walk
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Segment:
         )
         self.time_index = TimeIndex(disk, stem.with_name(stem.name + names.TIME_INDEX), base_offset)
         self.text_index = TextIndex(disk, stem.with_name(stem.name + names.TEXT_INDEX), base_offset)
+        self.txn_index = TransactionIndex(disk, stem.with_name(stem.name + names.TXN_INDEX))
         # Stands for the bytes of the file in caches: a path may come to hold others, here or in a new partition.
         self.content = object()
         self.next_base: int | None = None
@@ -321,7 +323,7 @@ class Segment:
             self._file = self._disk.open(self.path, write=True, create=True)
             if self._disk.size(self._file):
                 self._disk.truncate(self._file, 0)
-            for index in self.indexes:
+            for index in (*self.indexes, self.txn_index):
                 index.reset()
             if config.preallocate:
                 self._disk.truncate(self._file, config.segment_bytes)
@@ -437,12 +439,12 @@ class Segment:
         """Return when the .log file, and the indexes if asked, will survive a power cut: data before index."""
         self._disk.sync(self.file)
         if indexes:
-            for index in self.indexes:
+            for index in (*self.indexes, self.txn_index):
                 index.flush()
 
     def close(self) -> None:
         """Let go of the files; readers that hold the segment open them again."""
-        for index in self.indexes:
+        for index in (*self.indexes, self.txn_index):
             index.close()
         self._file = None
 
@@ -472,6 +474,7 @@ class Segment:
         self.offset_index.truncate(offset)
         self.time_index.truncate(offset)
         self.text_index.truncate(position)
+        self.txn_index.truncate(offset)
         self.max_entry = self.time_index.last
         for found in self.walk(self.position_of(self.max_entry.offset)):
             if not isinstance(found, Damage):

@@ -40,7 +40,16 @@ class BatchInfo(NamedTuple):
     next_offset: int
     max_timestamp: int
     leader_epoch: int
+    producer_id: int
     text: TextSize
+
+
+class Stretch(NamedTuple):
+    """Scanned batches: the bytes from a position of the file on, and the rows that `scan` made of them."""
+
+    position: int
+    data: memoryview
+    rows: NDArray[np.int64]
 
 
 def scan(data: memoryview, first_offset: int, *, gaps: bool) -> tuple[NDArray[np.int64], int]:
@@ -115,6 +124,35 @@ def _decode_groups(
 
 def survey(segment: Segment, position: int, first_offset: int) -> Iterator[BatchInfo | Damage]:
     """Every batch of a segment from a position on, with damage told apart as `Segment.walk` does."""
+    for found in _stretches(segment, position, first_offset):
+        if isinstance(found, Stretch):
+            yield from _infos(found)
+        elif isinstance(found, Damage):
+            yield found
+        else:
+            yield _careful_info(*found)
+
+
+def producers_batches(segment: Segment) -> Iterator[Batch]:
+    """The batches of a segment whose producer has an id; what is damaged is left out."""
+    from logfs.format import kernels
+
+    for found in _stretches(segment, 0, segment.base_offset):
+        if isinstance(found, Stretch):
+            rows = found.rows
+            wanted = rows[rows[:, kernels.PRODUCER_ID] >= 0, kernels.POSITION]
+            for start in wanted.tolist():
+                yield Batch.parse(found.data, start)
+        elif not isinstance(found, Damage) and found[1].header.producer_id >= 0:
+            yield found[1]
+
+
+def _stretches(
+    segment: Segment, position: int, first_offset: int
+) -> Iterator[Stretch | tuple[int, Batch] | Damage]:
+    """All of a segment from a position on: what is right by stretches, and what is not as the careful walk says."""
+    from logfs.format import kernels
+
     size = segment.size_bytes
     expected = first_offset
     while position < size:
@@ -127,22 +165,20 @@ def survey(segment: Segment, position: int, first_offset: int) -> Iterator[Batch
                 data = segment.read(position, length)
                 rows, end = scan(data, expected, gaps=segment.gaps)
         rows, end = _without_doubtful_end(rows, end, expected)
-        for info in _infos(data, rows, position):
-            yield info
-            expected = info.next_offset
-        position += end
-        if not len(rows):
-            # The careful walk says what is wrong here and where it goes on, or takes what has an old format.
-            for found in segment.walk_unknown_end(position, expected):
-                if isinstance(found, Damage):
-                    yield found
-                    position, expected = found.end, found.next_offset
-                    break
-                yield _careful_info(*found)
-                position = found[0] + found[1].header.size_bytes
-                expected = found[1].header.next_offset
-                if found[1].header.magic == MAGIC:
-                    break
+        if len(rows):
+            yield Stretch(position, data, rows)
+            position, expected = position + end, int(rows[-1, kernels.NEXT_OFFSET])
+            continue
+        # The careful walk says what is wrong here and where it goes on, or takes what has an old format.
+        for found in segment.walk_unknown_end(position, expected):
+            yield found
+            if isinstance(found, Damage):
+                position, expected = found.end, found.next_offset
+                break
+            position = found[0] + found[1].header.size_bytes
+            expected = found[1].header.next_offset
+            if found[1].header.magic == MAGIC:
+                break
     if segment.next_base is not None and expected < segment.next_base and not segment.gaps:
         yield Damage(size, size, expected, segment.next_base, "the file ends too early")
 
@@ -169,13 +205,15 @@ def _careful_info(position: int, batch: Batch) -> BatchInfo:
         header.next_offset,
         header.max_timestamp,
         header.partition_leader_epoch,
+        header.producer_id,
         text_size(batch),
     )
 
 
-def _infos(data: memoryview, rows: NDArray[np.int64], start: int) -> Iterator[BatchInfo]:
+def _infos(stretch: Stretch) -> Iterator[BatchInfo]:
     from logfs.format import kernels
 
+    start, data, rows = stretch
     sizes = _text_sizes(data, rows)
     wanted = (
         kernels.POSITION,
@@ -184,6 +222,7 @@ def _infos(data: memoryview, rows: NDArray[np.int64], start: int) -> Iterator[Ba
         kernels.NEXT_OFFSET,
         kernels.MAX_TIMESTAMP,
         kernels.LEADER_EPOCH,
+        kernels.PRODUCER_ID,
     )
     for (position, *rest), size in zip(rows[:, wanted].tolist(), sizes, strict=True):
         yield BatchInfo._make((start + position, *rest, TextSize._make(size)))

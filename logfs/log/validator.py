@@ -1,17 +1,21 @@
-"""What a topic's settings make of a record to append: whether it is taken, and in what kind of batch (Kafka's
-LogValidator, kafka-storage 2.9.2)."""
+"""What a topic's settings make of what is to be appended: whether it is taken, and in what kind of batch (Kafka's
+LogValidator, kafka-storage 2.9)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.errors import InvalidRecord
-from logfs.format.builder import BatchFormat
+from logfs.errors import InvalidRecord, RecordTooLarge, Unsupported
+from logfs.format.batch import MAGIC
+from logfs.format.builder import BatchFormat, rebuild
 from logfs.format.compression import Codec
 from logfs.format.record import NO_TIMESTAMP, TimestampType
 
 if TYPE_CHECKING:
     from logfs.config import LogConfig
+    from logfs.format.batch import Batch, Header
+    from logfs.format.builder import NewBatch
+    from logfs.format.columns import Columns
     from logfs.format.record import Record
 
 
@@ -56,3 +60,77 @@ def batch_format(config: LogConfig) -> BatchFormat:
         min(config.max_message_bytes, config.segment_bytes),
         TimestampType.LOG_APPEND_TIME if late else TimestampType.CREATE_TIME,
     )
+
+
+def check_batch(batch: Batch, config: LogConfig, now_ms: int, *, trusted: bool) -> NewBatch:
+    """A producer's batch, checked as a leader does and made into what the topic wants.
+
+    A `trusted` one comes from a coordinator of the log's own, which may leave sequences out. Raises `Corrupt` for
+    bytes that are no batch, `Unsupported` for an old format, `RecordTooLarge` and `InvalidRecord`.
+    """
+    header = batch.header
+    if header.magic != MAGIC:
+        raise Unsupported(
+            f"a batch of magic {header.magic}: this log takes magic {MAGIC}, so send with a newer client"
+        )
+    _check_size(len(batch.data), config)
+    batch.check()
+    refused = _check_header(header, trusted=trusted) or _check_columns(
+        batch.columns(), config, now_ms
+    )
+    if refused is not None:
+        raise refused
+    form = batch_format(config)
+    if config.compression_type == "producer":
+        form = form._replace(codec=header.codec)
+    built = rebuild(batch, form, now_ms)
+    _check_size(len(built.data), config)
+    return built
+
+
+def _check_size(size: int, config: LogConfig) -> None:
+    limit = min(config.max_message_bytes, config.segment_bytes)
+    if size > limit:
+        raise RecordTooLarge(
+            f"a batch of {size} bytes, and max.message.bytes or segment.bytes allow {limit}: raise the "
+            "setting, or send less at once"
+        )
+
+
+def _check_header(header: Header, *, trusted: bool) -> InvalidRecord | None:
+    """Why a header cannot be a producer's, None if it can."""
+    if header.is_control:
+        return InvalidRecord("a control batch: end a transaction with 'end_transaction'")
+    if header.base_offset != 0:
+        return InvalidRecord(f"base offset {header.base_offset}: it is the log that gives offsets")
+    if not 0 < header.record_count == header.last_offset_delta + 1:
+        return InvalidRecord(
+            f"{header.record_count} records for {header.last_offset_delta + 1} offsets"
+        )
+    if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        return InvalidRecord("LogAppendTime: only the log itself can say so")
+    if header.delete_horizon_ms is not None:
+        return InvalidRecord("a delete horizon: only a log's own cleaner sets one")
+    if header.is_transactional and header.producer_id < 0:
+        return InvalidRecord("a transactional batch without a producer id")
+    sequenced = header.base_sequence >= 0 or trusted
+    if header.producer_id >= 0 and not (header.producer_epoch >= 0 and sequenced):
+        return InvalidRecord(
+            f"producer {header.producer_id} has epoch {header.producer_epoch} and sequence "
+            f"{header.base_sequence}: both must be given"
+        )
+    return None
+
+
+def _check_columns(decoded: Columns, config: LogConfig, now_ms: int) -> InvalidRecord | None:
+    """`check_record` for each record of a batch; the first reason there is."""
+    times = decoded.timestamps
+    suspect = (times < NO_TIMESTAMP) | (now_ms - times > config.message_timestamp_before_max_ms)
+    suspect |= times - now_ms > config.message_timestamp_after_max_ms
+    suspect &= times != NO_TIMESTAMP
+    if config.is_compacted:
+        suspect |= decoded.key_lengths < 0
+    if not suspect.any():
+        return None
+    reasons = (check_record(record, config, now_ms) for record in decoded.select(suspect).records())
+    return next((reason for reason in reasons if reason is not None), None)

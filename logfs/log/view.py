@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from logfs.errors import Corrupt
 from logfs.format import envelope, text
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from logfs.format.columns import Columns
     from logfs.log.index import TextEntry
-    from logfs.log.partition import Partition
+    from logfs.log.reader import Reader
     from logfs.log.segment import Segment
 
 # How much of a .log file is rendered at a time: larger costs latency, smaller costs calls.
@@ -97,6 +97,25 @@ def _weight(pieces: list[Piece]) -> int:
 _cache = BlockCache()
 
 
+class Text(Protocol):
+    """The text of records as one long file. Any thread; `WouldBlock` as everywhere."""
+
+    @property
+    def generation(self) -> int:
+        """The log's generation when the view began: once they differ, a new view would begin elsewhere."""
+
+    @property
+    def size(self) -> int:
+        """The bytes of the view now."""
+
+    def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:
+        """The bytes [position, position + size), fewer at the end of the view.
+
+        Raises `DamagedRange` if any of them is damaged, for a shorter answer would look like the end of the
+        file; with `up_to_damage`, only if the first is.
+        """
+
+
 class TextView:
     """The records from offset `start` on, up to `end` or to wherever the log has got, as one text.
 
@@ -107,24 +126,22 @@ class TextView:
     """
 
     def __init__(
-        self, partition: Partition, view: View, start: int | None = None, end: int | None = None
+        self, log: Reader, view: View, start: int | None = None, end: int | None = None
     ) -> None:
-        self.partition = partition
+        self.log = log
         self.view = view
-        self.generation = partition.generation
-        self._prefix = envelope.prefix(partition.name) if view is View.ENVELOPES else b""
-        first = (
-            partition.log_start_offset if start is None else max(start, partition.log_start_offset)
-        )
+        self.generation = log.generation
+        self._prefix = envelope.prefix(log.name) if view is View.ENVELOPES else b""
+        first = log.log_start_offset if start is None else max(start, log.log_start_offset)
         # The segments that the view has reached, and where in its text each of them starts.
         # In pairs: who reads beside an append must not find one without the other.
-        self._segments = [(0, partition.segments_from(first)[0])]
+        self._segments = [(0, log.segments_from(first)[0])]
         self._extending = threading.Lock()
         # Replaced whole, so that any thread may look at it.
         self._last_block = Block(None, [Piece(0, 0, None)], 0)
         self._end_offset = end
         self._fixed_size: int | None = None
-        self._first = first
+        self.first_offset = first
         self._origin: int | None = None
         self._settle()
 
@@ -141,18 +158,14 @@ class TextView:
         if end is None:
             start, last = self._segments[-1]
             return max(start + self._text(last.tip.text) - origin, 0)
-        final = end <= self.partition.log_end_offset
+        final = end <= self.log.log_end_offset
         size = max(self._position_of(end) - origin, 0)
         if final:
             self._fixed_size = size
         return size
 
     def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:
-        """The bytes [position, position + size), fewer at the end of the view.
-
-        Raises `DamagedRange` if any of them is damaged, for a shorter answer would look like the end of the
-        file; with `up_to_damage`, only if the first is.
-        """
+        """See `Text.read`."""
         size = min(size, self.size - position)
         if size <= 0 or self._origin is None:
             return b""
@@ -182,23 +195,23 @@ class TextView:
         """Take in the segments that the log has rolled to since."""
         if self._segments[-1][1].next_base is None:
             return
-        if not self._extending.acquire(blocking=False):
-            self.partition.check_may_block()
-            self._extending.acquire()
-        try:
+        with self.log.disk.hold(self._extending):
             start, last = self._segments[-1]
-            for segment in self.partition.segments_from(last.base_offset)[1:]:
+            for segment in self.log.segments_from(last.base_offset)[1:]:
                 start += self._text(last.tip.text)
                 self._segments.append((start, segment))
                 last = segment
-        finally:
-            self._extending.release()
+
+    def position_of(self, offset: int) -> int:
+        """The byte at which the records from `offset` on begin."""
+        origin = self._settle()
+        return 0 if origin is None else max(self._position_of(offset) - origin, 0)
 
     def _settle(self) -> int | None:
         """The byte, counted from the first segment's start, where the view begins; None until the log is there."""
-        if self._origin is None and self._first <= self.partition.log_end_offset:
+        if self._origin is None and self.first_offset <= self.log.log_end_offset:
             self._extend()
-            self._origin = self._position_of(self._first)
+            self._origin = self._position_of(self.first_offset)
         return self._origin
 
     def _position_of(self, offset: int) -> int:
@@ -276,14 +289,14 @@ class TextView:
     def _render(self, segment: Segment, entry: TextEntry, end: int, after: TextSize) -> list[Piece]:
         """The text of the batches of a segment from an entry up to position `end`."""
         if end - entry.position > INLINE_BYTES:
-            self.partition.check_may_block()
+            self.log.check_may_block()
         start = entry.position
         data = segment.read(start, end - start)
         rows, scanned = spans.scan(data, entry.offset, gaps=segment.gaps)
         at, stop = self._text(entry.before), self._text(after)
         if scanned == len(data):
             if spans.are_compressed(rows):
-                self.partition.check_may_block()
+                self.log.check_may_block()
             rendered = self._render_scanned(data, rows, stop - at)
             if rendered is not None:
                 return [Piece(at, stop, rendered)]
@@ -318,7 +331,7 @@ class TextView:
 
         The text indexes tell how long the unreadable stretch is.
         """
-        self.partition.check_may_block()
+        self.log.check_may_block()
         found = list(segment.walk(start, end))
         texts: list[memoryview | Damage] = []
         for item in found:
@@ -356,18 +369,18 @@ class TextView:
         return pieces
 
 
-def offset_of_last(partition: Partition, count: int) -> int:
+def offset_of_last(log: Reader, count: int) -> int:
     """The offset that the last `count` records begin at; the log start if there are fewer."""
     left = count
-    for segment in reversed(partition.segments):
-        if segment.next_offset <= partition.log_start_offset:
+    for segment in reversed(log.segments):
+        if segment.next_offset <= log.log_start_offset:
             break
         records = segment.tip.text.records
         if records < left:
             left -= records
             continue
-        return max(_offset_of_record(segment, records - left), partition.log_start_offset)
-    return partition.log_start_offset
+        return max(_offset_of_record(segment, records - left), log.log_start_offset)
+    return log.log_start_offset
 
 
 def _offset_of_record(segment: Segment, number: int) -> int:

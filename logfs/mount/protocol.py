@@ -187,7 +187,7 @@ class Operations(pyfuse3.Operations):
         node = self._node(inode)
         if not isinstance(node, TextFile):
             return await self._attributes(node)
-        end_offset = node.partition.log_end_offset
+        end_offset = node.partition.log.log_end_offset
         entry = await self._attributes(node)
         now = trio.current_time()
         entry.attr_timeout = self._sizes.timeout(node, entry.st_size, end_offset, now)

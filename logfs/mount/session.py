@@ -18,6 +18,7 @@ import trio
 
 import logfs
 from logfs.errors import InvalidStore, LogfsError
+from logfs.log.committed import Isolation
 from logfs.mount.errnos import ErrorLog
 from logfs.mount.nodes.base import Context
 from logfs.mount.nodes.root import RootDirectory
@@ -49,6 +50,7 @@ class Options:
     mountpoint: Path
     read_only: bool = False
     allow_other: bool = False
+    isolation: Isolation = Isolation.READ_UNCOMMITTED
     fuse_options: frozenset[str] = field(default_factory=frozenset)
 
 
@@ -68,7 +70,7 @@ def run(
     with Store(options.log_dirs, read_only=options.read_only, progress=progress) as store:
         store.disk.forbid_blocking()
         warm_up()
-        context = Context(store, ErrorLog(store.clock), logfs.__version__)
+        context = Context(store, ErrorLog(store.clock), logfs.__version__, options.isolation)
         operations = Operations(RootDirectory(context))
         with _mounted(operations, mountpoint, options):
             trio.run(_serve, store, mountpoint, ready)

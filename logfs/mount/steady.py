@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
-    from logfs.log.partition import Partition
+    from logfs.log.reader import Reader
     from logfs.mount.nodes.text import TextFile
 
 # How long a size must have been told unchanged before it may be kept; a reply takes microseconds to arrive.
@@ -28,7 +28,7 @@ class SteadySizes:
 
     def __init__(self) -> None:
         self._told: WeakKeyDictionary[TextFile, tuple[int, float]] = WeakKeyDictionary()
-        self._kept: WeakKeyDictionary[Partition, set[int]] = WeakKeyDictionary()
+        self._kept: WeakKeyDictionary[Reader, set[int]] = WeakKeyDictionary()
 
     def timeout(self, node: TextFile, size: int, end_offset: int, now: float) -> float:
         """For how many seconds the kernel may keep a size; `end_offset` is the log's end before it was asked for."""
@@ -36,11 +36,11 @@ class SteadySizes:
         if told_size != size:
             self._told[node] = (size, now)
             return 0.0
-        if now - since < CONFIRMED_SECONDS or node.partition.log_end_offset != end_offset:
+        if now - since < CONFIRMED_SECONDS or node.partition.log.log_end_offset != end_offset:
             return 0.0
-        self._kept.setdefault(node.partition, set()).add(node.inode)
+        self._kept.setdefault(node.partition.log, set()).add(node.inode)
         return KEEP_SECONDS
 
-    def take_back(self, partition: Partition) -> set[int]:
+    def take_back(self, partition: Reader) -> set[int]:
         """The inodes whose sizes an append to a partition makes old; the kernel has to be told of each."""
         return self._kept.pop(partition, set()) if self._kept else set()

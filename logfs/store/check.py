@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from logfs.errors import Corrupt, LogfsError
 from logfs.format import checkpoint
 from logfs.format.batch import MAGIC
+from logfs.format.snapshot import parse_snapshot
 from logfs.format.text import NO_TEXT
+from logfs.log.producers import Producers
 from logfs.log.recovery import TORN
 from logfs.log.spans import text_size
 from logfs.log.walk import Damage
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from logfs.format.batch import Batch
     from logfs.log.files import Disk
     from logfs.log.partition import Partition
+    from logfs.log.producers import Transaction
     from logfs.log.segment import Segment
 
     Progress = Callable[[str, int], None]
@@ -102,6 +105,8 @@ def _check_partition(store: Store, partition: Partition, report: Progress) -> It
             "a torn tail that recovery cut off and kept; remove it if it is not missed",
         )
     clean = (store.home(partition.name.directory) / CLEAN_SHUTDOWN).exists()
+    yield from _check_snapshots(partition)
+    producers = Producers()
     expected: int | None = None
     for segment in partition.segments:
         if expected is not None and segment.base_offset != expected and not segment.gaps:
@@ -110,7 +115,7 @@ def _check_partition(store: Store, partition: Partition, report: Progress) -> It
             yield Finding(Severity.ERROR, segment.path, f"offsets {low} to {high - 1} {what}")
         is_active = segment is partition.active
         expected = yield from _check_segment(
-            partition, segment, report, trusted=clean or not is_active
+            partition, segment, producers, report, trusted=clean or not is_active
         )
     home = store.home(partition.name.directory)
     (log_dir,) = (log_dir for log_dir in store.log_dirs if log_dir.path == home)
@@ -153,10 +158,16 @@ class _Seen:
 
 
 def _check_segment(
-    partition: Partition, segment: Segment, report: Progress, *, trusted: bool
+    partition: Partition,
+    segment: Segment,
+    producers: Producers,
+    report: Progress,
+    *,
+    trusted: bool,
 ) -> Generator[Finding, None, int | None]:
     """Every batch of a segment, and then its indexes; returns the offset behind it."""
     seen = _Seen(segment.base_offset)
+    ended: list[Transaction] = []
     texts: dict[int, object] = {}
     for found in segment.walk():
         if isinstance(found, Damage):
@@ -171,11 +182,15 @@ def _check_segment(
         texts[position] = seen.text
         yield from _check_batch(partition, segment, position, batch)
         seen.note(position, batch)
+        transaction = producers.note(batch)
+        if transaction is not None and transaction.is_aborted:
+            ended.append(transaction)
         seen.text = seen.text.plus(text_size(batch))
         report(partition.name.directory, batch.header.size_bytes)
     texts[segment.size_bytes] = seen.text
     if trusted and not segment.damaged:
         yield from _check_indexes(segment, seen, texts)
+        yield from _check_transactions(segment, ended)
     return None if segment.gaps else seen.next_offset
 
 
@@ -226,6 +241,36 @@ def _check_indexes(segment: Segment, seen: _Seen, texts: dict[int, object]) -> I
                 f"the entry at byte {text.position} does not agree with the log; run 'logfs reindex'",
             )
             break
+
+
+def _check_transactions(segment: Segment, ended: Sequence[Transaction]) -> Iterator[Finding]:
+    """Every aborted transaction that the log tells of is in the index."""
+    try:
+        indexed = {(entry.producer_id, entry.last_offset) for entry in segment.txn_index.entries}
+    except Corrupt as error:
+        yield Finding(Severity.ERROR, segment.txn_index.path, str(error))
+        return
+    for transaction in ended:
+        if (transaction.producer_id, transaction.last_offset) not in indexed:
+            yield Finding(
+                Severity.ERROR,
+                segment.txn_index.path,
+                f"the transaction of producer {transaction.producer_id} that was aborted at "
+                f"{transaction.last_offset} is missing; run 'logfs reindex'",
+            )
+
+
+def _check_snapshots(partition: Partition) -> Iterator[Finding]:
+    for offset in partition.snapshots.offsets:
+        path = partition.snapshots.path(offset)
+        try:
+            parse_snapshot(partition.snapshots.read(offset))
+        except FileNotFoundError:
+            continue
+        except Corrupt as error:
+            yield Finding(
+                Severity.NOTE, path, f"{error}; loading drops it, and reads more of the log"
+            )
 
 
 def _check_times(segment: Segment, seen: _Seen) -> Iterator[Finding]:

@@ -89,6 +89,10 @@ class Store:
             self._next_checkpoint_ms = (
                 self.opened_ms + self.settings.broker_config.log_initial_task_delay_ms
             )
+            self._next_expiration_ms = (
+                self.opened_ms
+                + self.settings.broker_config.producer_id_expiration_check_interval_ms
+            )
             for log_dir in self.log_dirs:
                 self._load(log_dir)
         except BaseException:
@@ -206,7 +210,13 @@ class Store:
     def _open_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> Partition:
         clean = log_dir.clean and not self._recover
         point = 0 if self._recover else log_dir.recovery_points.get(name, 0)
-        start = recovery.Start(clean, point, log_dir.log_starts.get(name, 0), log_dir.live)
+        start = recovery.Start(
+            clean,
+            point,
+            log_dir.log_starts.get(name, 0),
+            log_dir.live,
+            name in log_dir.cleaner_offsets,
+        )
         config = self.settings.log_config(name.topic)
         total = 0
         if not clean and not log_dir.live:
@@ -219,7 +229,10 @@ class Store:
             done += size
             self._progress(name.directory, done, total)
 
-        loaded = recovery.load(self.disk, path, config, start, self.clock(), report)
+        now = self.clock()
+        loaded = recovery.load(self.disk, path, config, start, now, report)
+        if loaded.producers is not None:
+            loaded.producers.expire(now, self.settings.broker_config.producer_id_expiration_ms)
         return Partition(
             self.disk,
             path,
@@ -338,8 +351,12 @@ class Store:
                     partition.flush()
                 except LogfsError as error:
                     logger.error("%s", error)
+        broker = self.settings.broker_config
+        if now >= self._next_expiration_ms:
+            self._next_expiration_ms = now + broker.producer_id_expiration_check_interval_ms
+            for partition in list(self.partitions.values()):
+                partition.expire_producers(now, broker.producer_id_expiration_ms)
         if now >= self._next_checkpoint_ms:
-            broker = self.settings.broker_config
             self._next_checkpoint_ms = now + min(
                 broker.log_flush_offset_checkpoint_interval_ms,
                 broker.log_flush_start_offset_checkpoint_interval_ms,

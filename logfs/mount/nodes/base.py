@@ -8,6 +8,7 @@ import stat
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
+from logfs.log.committed import Isolation
 from logfs.mount.errnos import refuse
 from logfs.store.modes import Access
 
@@ -48,6 +49,7 @@ class Context(NamedTuple):
     store: Store
     errors: ErrorLog
     version: str
+    isolation: Isolation = Isolation.READ_UNCOMMITTED
 
 
 class Node:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from logfs.mount.nodes.base import DIRECTORY_BITS, Context, Directory, PartitionAccess, Stat
 
 if TYPE_CHECKING:
-    from logfs.log.partition import Partition
+    from logfs.log.reader import Reader
     from logfs.store.modes import Modes
 
 
@@ -19,7 +19,7 @@ class PartitionFolder(PartitionAccess, Directory):
     entry_timeout = 1.0
 
     def __init__(
-        self, context: Context, name: str, parent: Directory, partition: Partition, modes: Modes
+        self, context: Context, name: str, parent: Directory, partition: Reader, modes: Modes
     ) -> None:
         super().__init__(context, name, parent)
         self.partition = partition

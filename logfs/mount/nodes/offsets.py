@@ -6,7 +6,6 @@ import errno
 import re
 from typing import TYPE_CHECKING
 
-from logfs.log.view import offset_of_last
 from logfs.mount.nodes.base import Context, Directory, Node, Symlink
 from logfs.mount.nodes.folder import PartitionFolder
 from logfs.mount.nodes.record import JSON, RecordFile
@@ -15,7 +14,7 @@ from logfs.mount.nodes.text import JSONL, TextFile
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from logfs.log.partition import Partition
+    from logfs.log.reader import Reader
     from logfs.store.modes import Access, Modes
 
 # A record has one name: the canonical decimal of its offset.
@@ -74,7 +73,7 @@ class OffsetsDirectory(PartitionFolder):
         elif first.startswith("-"):
             if end is not None:
                 return None
-            start = offset_of_last(partition, -int(first))
+            start = partition.offset_of_last(-int(first))
         else:
             start = int(first)
         if end is not None and end < start and first is not None:
@@ -86,7 +85,7 @@ class EndLink(Symlink):
     """`earliest` or `latest`: a link to the first readable or the last record."""
 
     def __init__(
-        self, context: Context, name: str, parent: Directory, partition: Partition, modes: Modes
+        self, context: Context, name: str, parent: Directory, partition: Reader, modes: Modes
     ) -> None:
         super().__init__(context, name, parent)
         self._partition = partition
@@ -110,7 +109,7 @@ class EndLink(Symlink):
         return str(offset)
 
 
-def first_offsets(partition: Partition) -> Iterator[int]:
+def first_offsets(partition: Reader) -> Iterator[int]:
     """The offset of each segment's first readable record."""
     last = -1
     for segment in partition.segments:

@@ -72,13 +72,14 @@ class PartitionDirectory(PartitionAccess, Directory):
         return not isinstance(node, TextFile) or node.is_current
 
     def find(self, name: str) -> Node | None:
-        context, partition, modes = self.context, self.partition, self.modes
+        context, modes = self.context, self.modes
         if name in _APPENDS:
-            return _APPENDS[name](context, name, self, partition, modes)
+            return _APPENDS[name](context, name, self, self.partition, modes)
+        reader = self.partition.isolated(context.isolation)
         if name in _TEXTS:
-            return TextFile(context, name, self, partition, modes, name)
+            return TextFile(context, name, self, reader, modes, name)
         if name in _FOLDERS:
-            return _FOLDERS[name](context, name, self, partition, modes)
+            return _FOLDERS[name](context, name, self, reader, modes)
         if name == _STATUS:
             return GeneratedFile(context, name, self, self._status, access=self._status_access)
         return None

@@ -20,7 +20,7 @@ from logfs.mount.nodes.base import (
 
 if TYPE_CHECKING:
     from logfs.format.record import Record
-    from logfs.log.partition import Partition
+    from logfs.log.reader import Reader
     from logfs.store.modes import Modes
 
 JSON = ".json"
@@ -41,7 +41,7 @@ class RecordFile(PartitionAccess, File):
         context: Context,
         name: str,
         parent: Directory,
-        partition: Partition,
+        partition: Reader,
         modes: Modes,
         record: Record,
     ) -> None:

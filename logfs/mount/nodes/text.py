@@ -6,7 +6,6 @@ import stat
 from typing import TYPE_CHECKING
 
 from logfs.format.text import View
-from logfs.log.view import TextView
 from logfs.mount.nodes.base import (
     READ_BITS,
     Caller,
@@ -19,7 +18,7 @@ from logfs.mount.nodes.base import (
 )
 
 if TYPE_CHECKING:
-    from logfs.log.partition import Partition
+    from logfs.log.reader import Reader
     from logfs.store.modes import Modes
 
 JSONL = ".jsonl"
@@ -46,7 +45,7 @@ class TextFile(PartitionAccess, File):
         context: Context,
         name: str,
         parent: Directory,
-        partition: Partition,
+        partition: Reader,
         modes: Modes,
         mode_name: str,
         start: int | None = None,
@@ -56,7 +55,7 @@ class TextFile(PartitionAccess, File):
         self.partition = partition
         self.modes = modes
         self.mode_name = mode_name
-        self.view = TextView(partition, view_of(name), start, end)
+        self.view = partition.text(view_of(name), start, end)
 
     @property
     def is_current(self) -> bool:

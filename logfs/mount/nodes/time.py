@@ -14,8 +14,7 @@ from logfs.mount.nodes.text import JSONL, TextFile
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from logfs.log.partition import Partition
-    from logfs.log.reader import OffsetAndTimestamp
+    from logfs.log.reader import OffsetAndTimestamp, Reader
     from logfs.store.modes import Access
 
 
@@ -46,13 +45,13 @@ class TimeDirectory(PartitionFolder):
         yield from dict.fromkeys(str(time) for time in times if time is not None and time >= 0)
 
     def _link(self, name: str, timestamp: int) -> Node | None:
-        found = self.partition.offset_for_time(timestamp)
+        found = self.partition.offset_for_time(timestamp, shown=True)
         if found is None:
             return None
         return TimeLink(self.context, name, self, found)
 
     def _range(self, name: str, start: int, end: int) -> Node:
-        partition: Partition = self.partition
+        partition: Reader = self.partition
         first = partition.offset_for_time(start)
         last = partition.offset_for_time(end) if end >= 0 else None
         begin = partition.log_end_offset if first is None else first.offset

@@ -1,0 +1,63 @@
+"""Producer snapshot files: what a log knows of each producer at an offset (kafka-storage 9.7)."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from crc32c import crc32c
+
+from logfs.errors import Corrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from typing_extensions import Buffer
+
+VERSION = 1
+
+HEADER = struct.Struct(">hIi")
+"""version, CRC-32C of every byte from the entry count on, entry count"""
+ENTRY = struct.Struct(">qhiqiqiq")
+
+# The CRC covers everything behind itself.
+_CRC_START = 6
+
+
+class ProducerEntry(NamedTuple):
+    """One producer of a snapshot: its epoch, its last batch, and the transaction that it has open.
+
+    `last_sequence`, `last_offset` -1 and `offset_delta` 0 where no batch is known; `timestamp` in ms;
+    `coordinator_epoch` and `current_txn_first_offset` -1 for none.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_offset: int
+    offset_delta: int
+    timestamp: int
+    coordinator_epoch: int
+    current_txn_first_offset: int
+
+
+def format_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
+    """A snapshot file's bytes, the entries in the order given."""
+    packed = [ENTRY.pack(*entry) for entry in entries]
+    body = struct.pack(">i", len(packed)) + b"".join(packed)
+    return struct.pack(">hI", VERSION, crc32c(body)) + body
+
+
+def parse_snapshot(data: Buffer) -> list[ProducerEntry]:
+    """The entries of a snapshot file. Raises `Corrupt` for another version, a wrong length or a wrong CRC."""
+    view = memoryview(data)
+    if len(view) < HEADER.size:
+        raise Corrupt(f"producer snapshot: {len(view)} bytes are too few for its header")
+    version, crc, count = HEADER.unpack_from(view)
+    if version != VERSION:
+        raise Corrupt(f"producer snapshot: version {version} is not {VERSION}")
+    if crc32c(view[_CRC_START:]) != crc:
+        raise Corrupt("producer snapshot: its CRC does not match its bytes")
+    if len(view) != HEADER.size + count * ENTRY.size:
+        raise Corrupt(f"producer snapshot: {len(view)} bytes do not hold {count} producers")
+    return [ProducerEntry(*fields) for fields in ENTRY.iter_unpack(view[HEADER.size :])]

@@ -1,0 +1,217 @@
+"""A partition as `read_committed` sees it: without aborted transactions, and up to the first open one.
+
+The same files and the same text indexes serve both isolation levels: what is hidden is cut out of the text that
+everybody else sees (kafka-storage 9.4, 9.6).
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from bisect import bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.log.reader import Reader
+from logfs.log.view import TextView
+from logfs.log.walk import DamagedRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+    from logfs.format.batch import Header
+    from logfs.format.text import View
+    from logfs.log.partition import Partition
+    from logfs.log.segment import Segment
+    from logfs.log.view import Text
+
+
+class Isolation(enum.Enum):
+    """What a reader sees of transactions; the values are Kafka's `isolation.level`."""
+
+    READ_UNCOMMITTED = "read_uncommitted"
+    READ_COMMITTED = "read_committed"
+
+
+class CommittedReader(Reader):
+    """What is certain of a partition: it ends at the last stable offset, and aborted records are not there."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._log = partition
+        self._aborted_by: dict[int, list[tuple[int, int]]] = {}
+        self._aborted_of: tuple[Sequence[Segment], int] = ((), 0)
+
+    def __getattr__(self, name: str) -> Any:
+        # All that isolation has no say in is the partition's own.
+        return getattr(self._log, name)
+
+    @property
+    def log(self) -> Partition:
+        """The partition, with all that is in it."""
+        return self._log
+
+    @property
+    def log_end_offset(self) -> int:
+        """The last stable offset."""
+        return self._log.last_stable_offset
+
+    def check_readable(self, offset: int) -> None:
+        """Raise `OffsetOutOfRange` unless the offset is in the log; what is not stable yet is only not shown."""
+        self._log.check_readable(offset)
+
+    def shows(self, header: Header) -> bool:
+        """Whether a batch holds records, and no transaction that was aborted."""
+        return super().shows(header) and not (header.is_transactional and self._is_aborted(header))
+
+    def text(self, view: View, start: int | None = None, end: int | None = None) -> Text:
+        """The records [start, end) as one long file that grows with the last stable offset."""
+        return CommittedText(self, view, start, end)
+
+    def offset_of_last(self, count: int) -> int:
+        """The offset that the last `count` records begin at; the log start if there are fewer."""
+        at = self.log_end_offset
+        while count > 0 and at > self.log_start_offset:
+            batch = self.segments_from(at - 1)[0].find_batch(at - 1)
+            if batch is None:
+                at -= 1
+                continue
+            if self.shows(batch.header):
+                offsets = [record.offset for record in batch.records() if record.offset < at]
+                if len(offsets) >= count:
+                    return max(offsets[-count], self.log_start_offset)
+                count -= len(offsets)
+            at = min(at - 1, batch.header.base_offset)
+        return max(at, self.log_start_offset)
+
+    def _is_aborted(self, header: Header) -> bool:
+        ranges = self._aborted().get(header.producer_id, ())
+        number = bisect_right(ranges, header.base_offset, key=lambda found: found[0]) - 1
+        return number >= 0 and header.base_offset < ranges[number][1]
+
+    def _aborted(self) -> dict[int, list[tuple[int, int]]]:
+        """Each producer's aborted transactions, (first offset, marker's offset), in order."""
+        segments = self.segments
+        newest = len(segments[-1].txn_index.entries)
+        known, count = self._aborted_of
+        if known is not segments or count != newest:
+            found: dict[int, list[tuple[int, int]]] = {}
+            for segment in segments:
+                for entry in segment.txn_index.entries:
+                    found.setdefault(entry.producer_id, []).append(entry[1:3])
+            self._aborted_by, self._aborted_of = found, (segments, newest)
+        return self._aborted_by
+
+    def aborted_between(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """The aborted transactions that may have records in [start, end): (first offset, marker's offset).
+
+        Their markers may lie behind `end` (kafka-storage 9.6).
+        """
+        for segment in self.segments_from(start):
+            for entry in segment.txn_index.entries:
+                if entry.first_offset < end and entry.last_offset >= start:
+                    yield entry.first_offset, entry.last_offset
+                if entry.last_stable_offset >= end:
+                    return
+
+
+class Hole(NamedTuple):
+    """Bytes [start, end) of the text of all records that are hidden, and how many are up to its end."""
+
+    start: int
+    end: int
+    hidden: int
+
+
+class CommittedText:
+    """As `TextView`, of the records that a `CommittedReader` shows.
+
+    It is the text of all records with holes in it. What lies below the last stable offset is settled, so holes
+    are only ever added at the end, and the view only grows.
+    """
+
+    def __init__(
+        self, reader: CommittedReader, view: View, start: int | None = None, end: int | None = None
+    ) -> None:
+        self._reader = reader
+        self._all = TextView(reader.log, view, start, end)
+        self._end_offset = end
+        self._holes: list[Hole] = []
+        self._settling = threading.Lock()
+        # Up to which offset the holes are known, and how long the text is up to there.
+        self._settled = (self._all.first_offset, 0)
+
+    @property
+    def generation(self) -> int:
+        """That of the text of all records."""
+        return self._all.generation
+
+    @property
+    def size(self) -> int:
+        """The bytes of the view now."""
+        return self._settle()
+
+    def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:
+        """The bytes [position, position + size), fewer at the end of the view; raises as `TextView.read`."""
+        stop = min(position + size, self._settle())
+        parts = []
+        while position < stop:
+            number = bisect_right(self._holes, position, key=lambda hole: hole.end - hole.hidden)
+            at = position + (self._holes[number - 1].hidden if number else 0)
+            wanted = stop - position
+            if number < len(self._holes):
+                wanted = min(wanted, self._holes[number].start - at)
+            parts.append(self._all.read(at, wanted, up_to_damage=up_to_damage))
+            position += len(parts[-1])
+            if len(parts[-1]) < wanted:
+                break
+        return b"".join(parts)
+
+    def _settle(self) -> int:
+        """Find the holes up to the last stable offset; the size of the text up to there."""
+        stable = self._reader.log_end_offset
+        end = stable if self._end_offset is None else min(stable, self._end_offset)
+        offset, size = self._settled
+        if end <= offset:
+            return size
+        with self._reader.disk.hold(self._settling):
+            offset, size = self._settled
+            if end > offset:
+                aborted = list(self._reader.aborted_between(offset, end))
+                if aborted:
+                    self._reader.check_may_block()
+                    first = min(first for first, _ in aborted)
+                    last = max(last for _, last in aborted)
+                    self._dig(max(first, offset), min(last, end))
+                hidden = self._holes[-1].hidden if self._holes else 0
+                size = self._all.position_of(end) - hidden
+                self._settled = (end, size)
+        return size
+
+    def _dig(self, start: int, end: int) -> None:
+        """Add the holes that hidden batches with offsets in [start, end) make."""
+        at = max(start, self._reader.log_start_offset)
+        while at < end:
+            try:
+                for batch in self._reader.log.batches(at, end):
+                    at = batch.header.next_offset
+                    if not batch.header.is_control and not self._reader.shows(batch.header):
+                        self._add_hole(batch.header)
+                return
+            except DamagedRange as damage:
+                at = damage.next_offset
+
+    def _add_hole(self, header: Header) -> None:
+        start = self._all.position_of(header.base_offset)
+        end = self._all.position_of(
+            header.next_offset
+            if self._end_offset is None
+            else min(header.next_offset, self._end_offset)
+        )
+        hidden = end - start
+        if self._holes:
+            last = self._holes[-1]
+            hidden += last.hidden
+            if last.end == start:
+                self._holes[-1] = Hole(last.start, end, hidden)
+                return
+        self._holes.append(Hole(start, end, hidden))

@@ -1,0 +1,292 @@
+"""What a log knows of its producers: epochs, sequences, open transactions (Kafka's ProducerStateManager).
+
+The rules are those of kafka-storage 9.1 to 9.4. There are no replicas here, so a transaction whose marker is in the
+log is over, and nothing is held back until somebody else has it.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import (
+    CoordinatorFenced,
+    Corrupt,
+    InvalidProducerEpoch,
+    InvalidTransactionState,
+    OutOfOrderSequence,
+)
+from logfs.format.aborted import AbortedTransaction
+from logfs.format.batch import (
+    NO_PRODUCER_EPOCH,
+    NO_SEQUENCE,
+    decrement_sequence,
+    increment_sequence,
+)
+from logfs.format.control import ControlType, end_of_transaction
+from logfs.format.snapshot import ProducerEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from logfs.format.batch import Batch, Header
+    from logfs.format.control import EndTransactionMarker
+
+logger = logging.getLogger(__name__)
+
+# So many batches of a producer are remembered, to know one that is sent again (kafka-storage 9.1).
+KEPT_BATCHES = 5
+NO_COORDINATOR_EPOCH = -1
+_NONE = -1
+
+
+class SentBatch(NamedTuple):
+    """A batch that a producer appended: its last sequence and offset, how many came before them, its time in ms."""
+
+    last_sequence: int
+    last_offset: int
+    offset_delta: int
+    timestamp: int
+
+    @property
+    def first_sequence(self) -> int:
+        """The sequence number of its first record."""
+        return decrement_sequence(self.last_sequence, self.offset_delta)
+
+    @property
+    def first_offset(self) -> int:
+        """The offset of its first record."""
+        return self.last_offset - self.offset_delta
+
+
+class Transaction(NamedTuple):
+    """A transaction that its marker has ended; the marker's own offset is `last_offset`."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    is_aborted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """One producer of a partition. `batches` are its last ones, of the current epoch, oldest first."""
+
+    producer_id: int
+    epoch: int = NO_PRODUCER_EPOCH
+    batches: tuple[SentBatch, ...] = ()
+    timestamp: int = -1
+    coordinator_epoch: int = NO_COORDINATOR_EPOCH
+    transaction_start: int | None = None
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence number of its last record, -1 if none is known."""
+        return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
+
+    def duplicate(self, header: Header) -> SentBatch | None:
+        """The remembered batch that this one repeats, if it does."""
+        if header.producer_epoch != self.epoch:
+            return None
+        wanted = (header.base_sequence, header.last_sequence)
+        return next(
+            (sent for sent in self.batches if (sent.first_sequence, sent.last_sequence) == wanted),
+            None,
+        )
+
+    def at_epoch(self, epoch: int) -> Producer:
+        """The producer under an epoch: a new one forgets its batches."""
+        return self if epoch == self.epoch else replace(self, epoch=epoch, batches=())
+
+    def entry(self) -> ProducerEntry:
+        """What a snapshot keeps of it: only its last batch."""
+        last = (
+            self.batches[-1] if self.batches else SentBatch(NO_SEQUENCE, _NONE, 0, self.timestamp)
+        )
+        start = _NONE if self.transaction_start is None else self.transaction_start
+        return ProducerEntry(
+            self.producer_id,
+            self.epoch,
+            last.last_sequence,
+            last.last_offset,
+            last.offset_delta,
+            self.timestamp,
+            self.coordinator_epoch,
+            start,
+        )
+
+    @classmethod
+    def from_entry(cls, entry: ProducerEntry) -> Producer:
+        """The producer that a snapshot tells of."""
+        last = SentBatch(
+            entry.last_sequence, entry.last_offset, entry.offset_delta, entry.timestamp
+        )
+        start = entry.current_txn_first_offset
+        return cls(
+            entry.producer_id,
+            entry.producer_epoch,
+            () if entry.last_sequence == NO_SEQUENCE else (last,),
+            entry.timestamp,
+            entry.coordinator_epoch,
+            None if start == _NONE else start,
+        )
+
+
+class Producers:
+    """The producers of one partition, as they are at the log end. One writer; `first_unstable_offset` for anyone."""
+
+    def __init__(self, entries: Iterable[ProducerEntry] = ()) -> None:
+        self._producers = {entry.producer_id: Producer.from_entry(entry) for entry in entries}
+        self.first_unstable_offset = self._first_open()
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def __getitem__(self, producer_id: int) -> Producer:
+        """The producer with that id; an unknown one has no epoch and has sent nothing."""
+        return self._producers.get(producer_id) or Producer(producer_id)
+
+    def entries(self) -> list[ProducerEntry]:
+        """What a snapshot of all of them holds, in Kafka's order, so that the files are equal."""
+        buckets = 16
+        while len(self._producers) > buckets * 3 // 4:
+            buckets *= 2
+        ordered = sorted(self._producers, key=lambda producer_id: _spread(producer_id) % buckets)
+        return [self._producers[producer_id].entry() for producer_id in ordered]
+
+    def open_transactions(self) -> dict[int, int]:
+        """The producers with an open transaction, and the offset that it began at."""
+        return {
+            producer.producer_id: producer.transaction_start
+            for producer in self._producers.values()
+            if producer.transaction_start is not None
+        }
+
+    def _first_open(self) -> int | None:
+        return min(self.open_transactions().values(), default=None)
+
+    # Checks, for what a client sends (kafka-storage 9.2, 9.3).
+
+    def check_batch(self, header: Header) -> SentBatch | None:
+        """The remembered batch that this one repeats, or None for a batch to append.
+
+        Raises `InvalidProducerEpoch`, `OutOfOrderSequence` and `InvalidTransactionState`.
+        """
+        producer = self[header.producer_id]
+        duplicate = producer.duplicate(header)
+        if duplicate is not None:
+            return duplicate
+        self._check_epoch(producer, header.producer_epoch)
+        if header.producer_epoch != producer.epoch:
+            is_next = header.base_sequence == 0 or producer.epoch == NO_PRODUCER_EPOCH
+        else:
+            is_next = header.base_sequence == increment_sequence(producer.last_sequence, 1)
+        if not is_next:
+            raise OutOfOrderSequence(
+                f"producer {header.producer_id}: sequence {header.base_sequence} of epoch "
+                f"{header.producer_epoch} does not follow {producer.last_sequence} of epoch "
+                f"{producer.epoch}; send what is missing first"
+            )
+        if producer.transaction_start is not None and not header.is_transactional:
+            raise InvalidTransactionState(
+                f"producer {header.producer_id}: a batch outside the transaction that it has open "
+                f"since offset {producer.transaction_start}; end the transaction first"
+            )
+        return None
+
+    def check_marker(self, producer_id: int, producer_epoch: int, coordinator_epoch: int) -> None:
+        """Raise `InvalidProducerEpoch` or `CoordinatorFenced` for a marker of yesterday."""
+        producer = self[producer_id]
+        self._check_epoch(producer, producer_epoch)
+        if coordinator_epoch < producer.coordinator_epoch:
+            raise CoordinatorFenced(
+                f"producer {producer_id}: a marker of coordinator epoch {coordinator_epoch}, and "
+                f"epoch {producer.coordinator_epoch} has been at work since"
+            )
+
+    @staticmethod
+    def _check_epoch(producer: Producer, epoch: int) -> None:
+        if epoch < producer.epoch:
+            raise InvalidProducerEpoch(
+                f"producer {producer.producer_id}: epoch {epoch} is over since epoch "
+                f"{producer.epoch}; a newer instance of the producer is at work"
+            )
+
+    # What is in the log, in its order.
+
+    def note(self, batch: Batch) -> Transaction | None:
+        """Take a batch that is in the log, whoever sent it; the transaction that it ends, if it ends one.
+
+        Nothing is refused: what is in the log has been judged. A control record that is malformed ends nothing.
+        """
+        header = batch.header
+        if header.producer_id < 0:
+            return None
+        if not header.is_control:
+            self._note_data(header)
+            return None
+        try:
+            marker = end_of_transaction(batch)
+        except Corrupt as error:
+            logger.warning("control batch %d: %s; it is passed over", header.base_offset, error)
+            return None
+        return None if marker is None else self._note_marker(header, marker)
+
+    def _note_data(self, header: Header) -> None:
+        producer = self[header.producer_id].at_epoch(header.producer_epoch)
+        start = producer.transaction_start
+        if header.is_transactional and start is None:
+            start = header.base_offset
+            if self.first_unstable_offset is None:
+                self.first_unstable_offset = start
+        sent = SentBatch(
+            header.last_sequence, header.last_offset, header.last_offset_delta, header.max_timestamp
+        )
+        self._producers[header.producer_id] = replace(
+            producer,
+            batches=(*producer.batches, sent)[-KEPT_BATCHES:],
+            timestamp=header.max_timestamp,
+            transaction_start=start,
+        )
+
+    def _note_marker(self, header: Header, marker: EndTransactionMarker) -> Transaction | None:
+        producer = self[header.producer_id].at_epoch(header.producer_epoch)
+        start = producer.transaction_start
+        self._producers[header.producer_id] = replace(
+            producer,
+            timestamp=header.max_timestamp,
+            coordinator_epoch=marker.coordinator_epoch,
+            transaction_start=None,
+        )
+        if start is None:
+            return None
+        self.first_unstable_offset = self._first_open()
+        is_aborted = marker.control_type is ControlType.ABORT
+        return Transaction(header.producer_id, start, header.base_offset, is_aborted)
+
+    def aborted(self, ended: Transaction) -> AbortedTransaction:
+        """The transaction index's entry for an aborted transaction that has just ended (kafka-storage 9.5)."""
+        stable = self.first_unstable_offset
+        return AbortedTransaction(
+            ended.producer_id,
+            ended.first_offset,
+            ended.last_offset,
+            ended.last_offset + 1 if stable is None else stable,
+        )
+
+    def expire(self, now_ms: int, expiration_ms: int) -> None:
+        """Forget the producers that have been idle for `producer.id.expiration.ms` and have nothing open."""
+        idle = [
+            producer.producer_id
+            for producer in self._producers.values()
+            if producer.transaction_start is None and now_ms - producer.timestamp >= expiration_ms
+        ]
+        for producer_id in idle:
+            del self._producers[producer_id]
+
+
+def _spread(producer_id: int) -> int:
+    """What a Java hash map makes of a long to choose its bucket; it is walked bucket by bucket."""
+    folded = (producer_id ^ producer_id >> 32) & 0xFFFFFFFF
+    return folded ^ folded >> 16

@@ -1,0 +1,129 @@
+"""The .snapshot files of a partition: its producers at some offsets, so that not all of the log is read again.
+
+Which of them are kept is told in kafka-storage 9.8. A snapshot that cannot be read is dropped, and an older one or
+the log itself tells the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from logfs.errors import Corrupt
+from logfs.format import names
+from logfs.format.snapshot import format_snapshot, parse_snapshot
+from logfs.log import spans
+from logfs.log.producers import Producers
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from pathlib import Path
+
+    from logfs.log.files import Disk
+    from logfs.log.segment import Segment
+
+logger = logging.getLogger(__name__)
+
+
+class Snapshots:
+    """The snapshots of one partition directory, by offset: each holds what the batches below it say."""
+
+    def __init__(self, disk: Disk, directory: Path) -> None:
+        self._disk = disk
+        self._directory = directory
+        self.offsets = sorted(
+            names.parse_stem(entry.name)
+            for entry in disk.scan(directory)
+            if entry.name.endswith(names.SNAPSHOT)
+        )
+
+    @property
+    def latest(self) -> int:
+        """The offset of the newest snapshot; 0 if there is none, for no batch lies below it."""
+        return self.offsets[-1] if self.offsets else 0
+
+    def path(self, offset: int) -> Path:
+        """The file of the snapshot at an offset."""
+        return self._directory / (names.stem(offset) + names.SNAPSHOT)
+
+    def read(self, offset: int) -> bytes:
+        """The bytes of the snapshot at an offset."""
+        return self._disk.read_file(self.path(offset))
+
+    def take(self, offset: int, producers: Producers, *, sync: bool = False) -> None:
+        """Write down the producers as they are at an offset, unless there is a snapshot at or beyond it.
+
+        A read-only store takes none. With `sync` the file will survive a power cut, once its directory is synced.
+        """
+        if offset <= self.latest or not self._disk.writable:
+            return
+        file = self._disk.open(self.path(offset), write=True, create=True)
+        try:
+            if self._disk.size(file):
+                self._disk.truncate(file, 0)
+            self._disk.write(file, 0, format_snapshot(producers.entries()))
+            if sync:
+                self._disk.sync(file)
+        finally:
+            file.close()
+        self.offsets.append(offset)
+
+    def newest(self, limit: int) -> tuple[int, Producers]:
+        """The newest snapshot at or below an offset that can be read, and its offset; (0, none) without one."""
+        for offset in reversed(self.offsets):
+            if offset > limit:
+                continue
+            try:
+                return offset, Producers(parse_snapshot(self.read(offset)))
+            except FileNotFoundError:
+                self.offsets.remove(offset)
+            except Corrupt as error:
+                logger.warning(
+                    "%s: %s; an older one, or the log, will do", self.path(offset), error
+                )
+                self.drop(offset)
+        return 0, Producers()
+
+    def restore(self, segments: Sequence[Segment], end: int) -> Producers:
+        """The producers as they are at an offset: the newest snapshot below it, and the log from there on.
+
+        Takes the snapshots that are missing at the last two segments' bases and at `end` (kafka-storage 9.8).
+        """
+        start, producers = self.newest(end)
+        wanted = {segment.base_offset for segment in segments[-2:]}
+        for segment in segments:
+            if segment.next_offset <= start or segment.base_offset >= end:
+                continue
+            if segment.base_offset in wanted:
+                self.take(segment.base_offset, producers)
+            replay(producers, segment, max(start, segment.base_offset), end)
+        self.take(end, producers)
+        return producers
+
+    def drop(self, offset: int) -> None:
+        """Remove the snapshot at an offset, if there is one."""
+        if offset in self.offsets:
+            self.offsets.remove(offset)
+            if self._disk.writable:
+                self._disk.unlink(self.path(offset))
+
+    def drop_strays(self, base_offsets: Collection[int]) -> None:
+        """Keep those at the base of a segment, and the one of a clean shutdown: the newest, above all bases."""
+        strays = [offset for offset in self.offsets if offset not in base_offsets]
+        if strays and strays[-1] > max(base_offsets, default=-1):
+            strays.pop()
+        for offset in strays:
+            self.drop(offset)
+
+    def drop_outside(self, log_start_offset: int, log_end_offset: int) -> None:
+        """Remove what lies beyond the log end, or at or below the log start."""
+        for offset in [*self.offsets]:
+            if not log_start_offset < offset <= log_end_offset:
+                self.drop(offset)
+
+
+def replay(producers: Producers, segment: Segment, start: int, end: int) -> None:
+    """Take a segment's batches with offsets in [start, end) into account; what is damaged tells nothing."""
+    for batch in spans.producers_batches(segment):
+        if start <= batch.header.base_offset < end:
+            producers.note(batch)

@@ -1,0 +1,87 @@
+"""The .txnindex file of a segment: the aborted transactions whose markers lie in it (kafka-storage 9.5)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logfs.errors import Corrupt
+from logfs.format.aborted import ENTRY, AbortedTransaction, parse_aborted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from logfs.log.files import Disk, File
+
+
+class TransactionIndex:
+    """Aborted transactions in the order of their markers. There is no file before the first of them.
+
+    One writer; any thread may read `entries`. Rebuilt by recovery like the other indexes; without a writable disk
+    what a rebuild finds stays in memory.
+    """
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        self.path = path
+        self._disk = disk
+        self._file: File | None = None
+        self._entries: tuple[AbortedTransaction, ...] | None = None
+
+    @property
+    def entries(self) -> Sequence[AbortedTransaction]:
+        """All entries. Raises `Corrupt` for a file of a later version, and `OSError`."""
+        if self._entries is None:
+            self._disk.check_may_block()
+            try:
+                self._entries = tuple(parse_aborted(self._disk.read_file(self.path)))
+            except FileNotFoundError:
+                self._entries = ()
+        return self._entries
+
+    def check_sane(self, base_offset: int) -> None:
+        """Raise `Corrupt` if an entry lies below the segment, or they are not in order (kafka-storage 3.8)."""
+        before = base_offset - 1
+        for entry in self.entries:
+            if entry.last_offset <= before:
+                raise Corrupt(
+                    f"{self.path}: a transaction that ends at {entry.last_offset} stands behind {before}"
+                )
+            before = entry.last_offset
+
+    def append(self, aborted: AbortedTransaction) -> None:
+        """Add the transaction whose abort marker is the newest."""
+        entries = self.entries
+        if self._disk.writable:
+            if self._file is None:
+                self._file = self._disk.open(self.path, write=True, create=True)
+            self._disk.write(self._file, len(entries) * ENTRY.size, aborted.pack())
+        self._entries = (*entries, aborted)
+
+    def truncate(self, offset: int) -> None:
+        """Drop the transactions whose markers lie at or beyond an offset."""
+        entries = self.entries
+        kept = tuple(entry for entry in entries if entry.last_offset < offset)
+        if len(kept) < len(entries):
+            self._resize(kept)
+
+    def reset(self) -> None:
+        """Forget every entry, for a rebuild; a file that is there is emptied."""
+        self._resize(())
+
+    def _resize(self, kept: tuple[AbortedTransaction, ...]) -> None:
+        self._entries = kept
+        if self._disk.writable and self._disk.exists(self.path):
+            if self._file is None:
+                self._file = self._disk.open(self.path, write=True)
+            self._disk.truncate(self._file, len(kept) * ENTRY.size)
+
+    def flush(self) -> None:
+        """Return when the entries will survive a power cut."""
+        if self._file is not None:
+            self._disk.sync(self._file)
+
+    def close(self) -> None:
+        """Let go of the file, and of what was read of it."""
+        self._file = None
+        if self._disk.writable:
+            self._entries = None
