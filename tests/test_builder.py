@@ -40,7 +40,7 @@ FORMATS = st.builds(
     st.sampled_from(list(Codec)),
     st.none(),
     st.sampled_from([69, 75, 100, 135, 160, 200, 300, 500, 1000, 1048588]),
-    st.sampled_from(list(TimestampType)),
+    st.sampled_from([TimestampType.CREATE_TIME, TimestampType.LOG_APPEND_TIME]),
 )
 
 

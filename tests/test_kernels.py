@@ -452,22 +452,21 @@ def test_values_are_written_as_lines(records: list[Record]) -> None:
     assert untouched(whole)
 
 
-@given(RECORDS, st.booleans(), st.binary(max_size=30))
+@given(RECORDS, st.sampled_from(TimestampType), st.binary(max_size=30))
 @settings(max_examples=300)
 def test_envelopes_are_written_as_the_plain_ones(
-    records: list[Record], late: bool, prefix: bytes
+    records: list[Record], kind: TimestampType, prefix: bytes
 ) -> None:
     """Sizes, bytes and ends of every envelope equal `envelope.encode`."""
     data, cols = decoded(records)
     lines = [
-        envelope.encode(
-            Record(r.value, r.key, r.headers, r.timestamp, 7 + i, TimestampType(late)), prefix
-        )
+        envelope.encode(Record(r.value, r.key, r.headers, r.timestamp, 7 + i, kind), prefix)
         for i, r in enumerate(records)
     ]
     sizes = np.zeros(len(records), np.int64)
     array = np.frombuffer(data, np.uint8)
-    fields = (array, cols[0], cols[1], late, *cols[2:])
+    label = np.frombuffer(kind.label.encode(), np.uint8)
+    fields = (array, cols[0], cols[1], label, *cols[2:])
     total = kernels.envelope_sizes(*fields, sizes)
     assert sizes.tolist() == [len(line) - len(prefix) for line in lines]
     assert total == sum(sizes)

@@ -13,7 +13,6 @@ from logfs.errors import (
     NotWritable,
     OffsetOutOfRange,
     RecordTooLarge,
-    Unsupported,
 )
 from logfs.format.batch import HEADER_SIZE, Batch, Batches, assign_offset, seal
 from logfs.format.builder import BatchFormat, build_records
@@ -909,18 +908,6 @@ def test_a_roll_that_a_crash_cut_short_is_no_damage(
         assert values(store[NAME]) == [b"a", b"b", b"c"]
         assert store[NAME].append([b"d"]) == 3
     assert_clean(tmp_path / "copy")
-
-
-def test_old_formats_keep_a_partition_offline_and_their_bytes(log_dir: Path, clock: Clock) -> None:
-    """Messages of magic 0 and 1 are `Unsupported`, not damage that might be cut (kafka-storage 2.7)."""
-    v1 = bytes.fromhex("00000000000000000000001839268c3301000000018bcfe56800000000016b0000000176")
-    directory = raw_partition(log_dir, {log(0): v1})
-    with Store(log_dir, clock=clock) as store:
-        assert isinstance(store.offline[NAME], Unsupported)
-        with pytest.raises(Unsupported):
-            store[NAME]
-    assert (directory / log(0)).read_bytes() == v1
-    shutil.rmtree(directory)
 
 
 @pytest.mark.parametrize("name", ["foo.log", "bar.index", "x.timeindex", "y.swap", "z.cleaned"])

@@ -170,8 +170,5 @@ def test_header_names_that_are_not_text_survive() -> None:
 
 def test_the_labels_are_kafkas_words() -> None:
     """Timestamp types are called as in Kafka."""
-    assert [kind.label for kind in TimestampType] == [
-        "NoTimestampType",
-        "CreateTime",
-        "LogAppendTime",
-    ]
+    labels = {kind.value: kind.label for kind in TimestampType}
+    assert labels == {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}

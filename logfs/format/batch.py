@@ -53,8 +53,10 @@ NO_PRODUCER_EPOCH = -1
 NO_SEQUENCE = -1
 NO_LEADER_EPOCH = -1
 
-# Of a header, what it takes to step over a batch: base offset, batch length, last offset delta.
-STEP = struct.Struct(">qi11xi")
+# What a batch of any magic begins with: base offset (of a message, its own) and the length of what follows.
+START = struct.Struct(">qi")
+# Of a header, what it takes to step over a batch: base offset, batch length, magic, last offset delta.
+STEP = struct.Struct(">qi4xb6xi")
 
 _BASE_OFFSET = struct.Struct(">q")
 _LEADER_EPOCH = struct.Struct(">i")

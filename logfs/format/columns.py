@@ -39,7 +39,7 @@ class Columns:
 
     `data` is uint8[n], the bytes that starts and ends point into. Lengths are -1 for null. `header_starts` and
     `header_ends` delimit the encoded headers of a record, `header_counts` tells how many they are.
-    `timestamp_type` is None where batches of both types are among the rows.
+    `timestamp_type` is None where batches of several types are among the rows.
     """
 
     data: NDArray[np.uint8]

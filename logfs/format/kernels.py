@@ -61,14 +61,14 @@ _NULL = np.frombuffer(b"null", np.uint8)
 _BASE64_OPEN = np.frombuffer(b'{"base64":"', np.uint8)
 _BASE64_CLOSE = np.frombuffer(b'"}', np.uint8)
 _TIMESTAMP = np.frombuffer(b',"timestamp":', np.uint8)
-_CREATE_TIME = np.frombuffer(b',"timestamp_type":"CreateTime","key":', np.uint8)
-_LOG_APPEND_TIME = np.frombuffer(b',"timestamp_type":"LogAppendTime","key":', np.uint8)
+_TIMESTAMP_TYPE = np.frombuffer(b',"timestamp_type":"', np.uint8)
+_KEY = np.frombuffer(b'","key":', np.uint8)
 _VALUE = np.frombuffer(b',"value":', np.uint8)
 _HEADERS = np.frombuffer(b',"headers":[', np.uint8)
 _END = np.frombuffer(b"]}\n", np.uint8)
 
 # The bytes of an envelope that every record has, whatever it holds, between prefix and newline.
-_FIXED_SIZE = len(_TIMESTAMP) + len(_VALUE) + len(_HEADERS) + len(_END)
+_FIXED_SIZE = sum(map(len, (_TIMESTAMP, _TIMESTAMP_TYPE, _KEY, _VALUE, _HEADERS, _END)))
 
 
 # Varints.
@@ -548,7 +548,7 @@ def envelope_sizes(
     data: Bytes,
     offsets: Int64s,
     timestamps: Int64s,
-    log_append_time: bool,
+    timestamp_type: Bytes,
     key_starts: Int64s,
     key_lengths: Int32s,
     value_starts: Int64s,
@@ -558,9 +558,12 @@ def envelope_sizes(
     header_counts: Int32s,
     sizes: Int64s,
 ) -> int:
-    """Measure each record's envelope line without its prefix (topic and partition); the sum of all."""
+    """Measure each record's envelope line without its prefix (topic and partition); the sum of all.
+
+    `timestamp_type` is the label of the records' type.
+    """
     total = 0
-    fixed = _FIXED_SIZE + (len(_LOG_APPEND_TIME) if log_append_time else len(_CREATE_TIME))
+    fixed = _FIXED_SIZE + len(timestamp_type)
     for index in range(len(offsets)):
         size = fixed + _digits(offsets[index]) + _digits(timestamps[index])
         size += _string_size(data, key_starts[index], key_lengths[index])
@@ -585,7 +588,7 @@ def write_envelopes(
     data: Bytes,
     offsets: Int64s,
     timestamps: Int64s,
-    log_append_time: bool,
+    timestamp_type: Bytes,
     key_starts: Int64s,
     key_lengths: Int32s,
     value_starts: Int64s,
@@ -603,7 +606,9 @@ def write_envelopes(
         position = _put_integer(out, position, offsets[index])
         position = _put(out, position, _TIMESTAMP)
         position = _put_integer(out, position, timestamps[index])
-        position = _put(out, position, _LOG_APPEND_TIME if log_append_time else _CREATE_TIME)
+        position = _put(out, position, _TIMESTAMP_TYPE)
+        position = _put(out, position, timestamp_type)
+        position = _put(out, position, _KEY)
         position = _put_string(out, position, data, key_starts[index], key_lengths[index])
         position = _put(out, position, _VALUE)
         position = _put_string(out, position, data, value_starts[index], value_lengths[index])

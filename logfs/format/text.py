@@ -10,6 +10,7 @@ import enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs.format import columns, envelope
+from logfs.format.record import TimestampType
 
 if TYPE_CHECKING:
     import numpy as np
@@ -122,11 +123,14 @@ def render(
 
 
 def _fields(decoded: Columns) -> tuple[Any, ...]:
+    import numpy as np
+
+    timestamp_type = decoded.timestamp_type or TimestampType.CREATE_TIME
     return (
         decoded.data,
         decoded.offsets,
         decoded.timestamps,
-        bool(decoded.timestamp_type),
+        np.frombuffer(timestamp_type.label.encode(), np.uint8),
         decoded.key_starts,
         decoded.key_lengths,
         decoded.value_starts,

@@ -279,5 +279,9 @@ class Reader:
         segment = max(filled, key=lambda s: s.max_timestamp.timestamp)
         entry = segment.max_timestamp
         if entry.timestamp < 0:
+            header = segment.header(0)
+            if header is not None and header.magic == 0:
+                # No timestamp is the greatest among messages that cannot have any.
+                return None
             return OffsetAndTimestamp(self.log_start_offset, NO_TIMESTAMP)
         return self._first_at(segment, self.log_start_offset, entry.timestamp)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import Corrupt, InvalidName
 from logfs.format import names
-from logfs.format.batch import HEADER_SIZE, Batch, parse_header
+from logfs.format.batch import Batch
 from logfs.format.text import NO_TEXT
 from logfs.log.epochs import LeaderEpochs
 from logfs.log.index import TimeEntry
@@ -92,7 +92,7 @@ def load(
     """Load a partition directory, recovering from the recovery point on if it was not closed cleanly.
 
     `progress` is told the bytes of .log files as they are read. Raises `OSError`, `Corrupt` for a leader epoch
-    file that cannot be read, `InvalidName` for a file whose stem is no offset, and `Unsupported` for magic 0 or 1.
+    file that cannot be read, and `InvalidName` for a file whose stem is no offset.
     """
     return _Loader(disk, directory, config, start, now_ms, progress or (lambda _: None)).run()
 
@@ -343,10 +343,10 @@ class _Loader:
     @staticmethod
     def _first_offset(segment: Segment, entry: OffsetEntry) -> int:
         """The offset that the batch of an index entry must have; the file's own word is not under its CRC."""
-        data = segment.read(entry.position, HEADER_SIZE)
-        if not entry.position or len(data) < HEADER_SIZE:
+        header = segment.header(entry.position) if entry.position else None
+        if header is None:
             return segment.base_offset
-        return max(entry.offset - parse_header(data).last_offset_delta, segment.base_offset)
+        return max(entry.offset - header.last_offset_delta, segment.base_offset)
 
     def _rebuild(self, segments: Sequence[Segment], *, cut: bool) -> None:
         """Walk the last of some segments, make its indexes anew, and cut a torn tail if it is the log's last

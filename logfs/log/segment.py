@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import random
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from logfs.errors import Corrupt
 from logfs.format import names
 from logfs.format.batch import (
     HEADER_SIZE,
     LENGTH_OVERHEAD,
     MAGIC,
+    START,
     STEP,
     Batch,
     Header,
     parse_header,
 )
+from logfs.format.legacy import SMALLEST_BYTES, is_legacy, parse_batch
 from logfs.format.text import NO_TEXT, TextSize
 from logfs.log.index import OffsetIndex, TextIndex, TimeEntry, TimeIndex
 from logfs.log.spans import BatchInfo, survey, text_size
@@ -144,6 +148,16 @@ class Segment:
         left = self.size_bytes - position
         return self._disk.read(self.file, position, max(min(size, left), 0))
 
+    def header(self, position: int) -> Header | None:
+        """The header of the batch at a position, unchecked; None if there is none."""
+        data = self.read(position, HEADER_SIZE)
+        if is_legacy(data):
+            # What offsets a wrapper has, only its messages tell.
+            with suppress(Corrupt):
+                size = LENGTH_OVERHEAD + START.unpack_from(data)[1]
+                return parse_batch(self.read(position, size)).header
+        return parse_header(data) if len(data) == HEADER_SIZE else None
+
     def position_of(self, offset: int) -> int:
         """Where to start looking for an offset: the offset index's entry at or before it."""
         position = self.offset_index.lookup(offset).position
@@ -229,9 +243,9 @@ class Segment:
                 window, window_start, at = self.read(position, POINT_READ_BYTES), position, 0
                 if len(window) < HEADER_SIZE:
                     return self._find_batch_carefully(offset)
-            base_offset, length, last_delta = STEP.unpack_from(window, at)
+            base_offset, length, magic, last_delta = STEP.unpack_from(window, at)
             size = length + LENGTH_OVERHEAD
-            if base_offset != expected or size < HEADER_SIZE:
+            if base_offset != expected or magic != MAGIC or size < HEADER_SIZE:
                 return self._find_batch_carefully(offset)
             if base_offset + last_delta >= offset:
                 break
@@ -259,7 +273,7 @@ class Segment:
         header = self.read(found.position, HEADER_SIZE)
         if not found.position or len(header) < HEADER_SIZE:
             return 0, self.base_offset, POINT_READ_BYTES
-        return found.position, found.offset - STEP.unpack_from(header)[2], POINT_READ_BYTES
+        return found.position, found.offset - STEP.unpack_from(header)[-1], POINT_READ_BYTES
 
     def skip_earlier(self, position: int, timestamp: int) -> tuple[int, int | None]:
         """Step over headers, from a batch on, to the first that reaches a time.
@@ -393,8 +407,8 @@ class Segment:
         return now_ms - self.created_ms
 
     def _first_max_timestamp(self) -> int:
-        data = self.read(0, HEADER_SIZE)
-        return parse_header(data).max_timestamp if len(data) == HEADER_SIZE else -1
+        header = self.header(0)
+        return -1 if header is None else header.max_timestamp
 
     def cut_back(self) -> None:
         """Cut the file to the tip, after a write that did not succeed."""
@@ -506,11 +520,11 @@ class Segment:
         if number < 0:
             return True
         entry = index[number]
-        data = self.read(entry.position, HEADER_SIZE)
-        if len(data) < HEADER_SIZE:
+        data = self.read(entry.position, SMALLEST_BYTES)
+        if len(data) < SMALLEST_BYTES:
             return False
-        header = parse_header(data)
-        return header.base_offset >= entry.offset and entry.position + header.size_bytes <= size
+        offset, length = START.unpack_from(data)
+        return bool(offset >= entry.offset and entry.position + LENGTH_OVERHEAD + length <= size)
 
     def rebuild_text(self) -> None:
         """Bring the text index up to the log, which something else wrote or went on with."""

@@ -13,7 +13,7 @@ from crc32c import crc32c
 
 from logfs.errors import Corrupt
 from logfs.format import text
-from logfs.format.batch import CODEC_MASK, CONTROL_BIT, CRC_START, HEADER_SIZE, Batch
+from logfs.format.batch import CODEC_MASK, CONTROL_BIT, CRC_START, HEADER_SIZE, MAGIC, Batch
 from logfs.format.columns import decode_columns
 from logfs.format.text import TextSize
 from logfs.log.walk import Damage
@@ -169,15 +169,16 @@ def _stretches(
             yield Stretch(position, data, rows)
             position, expected = position + end, int(rows[-1, kernels.NEXT_OFFSET])
             continue
-        # The careful walk says what is wrong here, and where it goes on.
+        # The careful walk says what is wrong here and where it goes on, or takes what has an old format.
         for found in segment.walk_unknown_end(position, expected):
             yield found
             if isinstance(found, Damage):
                 position, expected = found.end, found.next_offset
-            else:
-                position = found[0] + found[1].header.size_bytes
-                expected = found[1].header.next_offset
-            break
+                break
+            position = found[0] + found[1].header.size_bytes
+            expected = found[1].header.next_offset
+            if found[1].header.magic == MAGIC:
+                break
     if segment.next_base is not None and expected < segment.next_base and not segment.gaps:
         yield Damage(size, size, expected, segment.next_base, "the file ends too early")
 

@@ -303,7 +303,7 @@ class TextView:
             rendered = self._render_scanned(data, rows, stop - at)
             if rendered is not None:
                 return [Piece(at, stop, rendered)]
-        return self._render_around_damage(segment, start, end, at, stop)
+        return self._render_carefully(segment, start, end, at, stop)
 
     def _render_scanned(
         self, data: memoryview, rows: NDArray[np.int64], size: int
@@ -327,10 +327,14 @@ class TextView:
     def _render_columns(self, columns: Columns) -> memoryview:
         return text.render(columns, self.view, self._prefix)[0].data
 
-    def _render_around_damage(
+    def _render_carefully(
         self, segment: Segment, start: int, end: int, at: int, stop: int
     ) -> list[Piece]:
-        """As `_render`, one batch at a time; the text indexes tell how long the unreadable stretch is."""
+        """As `_render`, one batch at a time, past damage and through old formats.
+
+        The text indexes tell how long the unreadable stretch is.
+        """
+        self.log.check_may_block()
         found = list(segment.walk(start, end))
         texts: list[memoryview | Damage] = []
         for item in found:
@@ -349,9 +353,12 @@ class TextView:
         damaged = [item for item in texts if isinstance(item, Damage)]
         missing = stop - at - sum(len(item) for item in texts if not isinstance(item, Damage))
         if not damaged:
-            raise Corrupt(
-                f"{segment.text_index.path}: does not agree with its log; run 'logfs reindex'"
-            )
+            if missing:
+                raise Corrupt(
+                    f"{segment.text_index.path}: does not agree with its log; run 'logfs reindex'"
+                )
+            whole = self._join(item for item in texts if not isinstance(item, Damage))
+            return [Piece(at, stop, whole)]
         pieces = []
         for part in texts:
             if isinstance(part, Damage):

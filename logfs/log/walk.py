@@ -6,20 +6,30 @@ lies between is one `Damage`. Whether damage at the very end is a torn tail is f
 
 from __future__ import annotations
 
-import zlib
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from logfs.errors import Corrupt, Unsupported
-from logfs.format.batch import HEADER_SIZE, MAGIC, Batch, Header, parse_header
+import numpy as np
+
+from logfs.errors import Corrupt
+from logfs.format.batch import (
+    HEADER_SIZE,
+    LENGTH_OVERHEAD,
+    MAGIC,
+    Batch,
+    Header,
+    parse_header,
+)
+from logfs.format.legacy import SMALLEST_BYTES, LegacyBatch, is_legacy, parse_message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     Read = Callable[[int, int], memoryview]
 
 CHUNK_BYTES = 256 * 1024
-_MAGIC_AT = 16
-_MAX_BATCH_BYTES = 2**31 - 1
+# What every batch begins with, and every message of an old format; there the offset is the last one's.
+_HEAD = np.dtype([("offset", ">i8"), ("size", ">i4"), ("unchecked", ">i4"), ("magic", "u1")])
 
 
 class Damage(NamedTuple):
@@ -70,10 +80,7 @@ class Walk(NamedTuple):
 
 
 def walk(what: Walk) -> Iterator[tuple[int, Batch] | Damage]:
-    """Every valid batch with its position, in order, and each stretch of damage between them.
-
-    Raises `Unsupported` at a valid batch of magic 0 or 1.
-    """
+    """Every valid batch with its position, in order, and each stretch of damage between them."""
     window = _Window(what.read, what.end, what.chunk_bytes)
     position = what.start
     expected = what.first_offset
@@ -115,28 +122,48 @@ class _Window:
             self._data = self._read(position, ahead)
         return self._data[at : at + size]
 
-    def header(self, position: int) -> Header | None:
-        """The header at a position, None if fewer than its 61 bytes are left."""
-        data = self.get(position, HEADER_SIZE)
-        return parse_header(data) if len(data) == HEADER_SIZE else None
+    def batch(self, position: int) -> Batch:
+        """The batch at a position; `Corrupt` if there is none. The CRC of one of magic 2 is not checked yet."""
+        head = self.get(position, HEADER_SIZE)
+        left = self.end - position
+        if is_legacy(head):
+            size = _size_at(head)
+            if not SMALLEST_BYTES <= size <= left:
+                raise Corrupt(f"a message of {size} bytes, with {left} left")
+            return LegacyBatch.parse(self.get(position, size))
+        if left < HEADER_SIZE:
+            raise Corrupt(f"{left} bytes are too few for a batch")
+        header = parse_header(head)
+        if header.magic != MAGIC:
+            raise Corrupt(f"magic {header.magic} is not {MAGIC}")
+        if not HEADER_SIZE <= header.size_bytes <= left:
+            raise Corrupt(f"a batch of {header.size_bytes} bytes, with {left} left")
+        return Batch(header, self.get(position, header.size_bytes))
+
+    def base_offset(self, position: int) -> int | None:
+        """The base offset that stands at a position, true or not; None if too little is left for a batch."""
+        head = self.get(position, HEADER_SIZE)
+        if is_legacy(head):
+            with suppress(Corrupt):
+                return self.batch(position).header.base_offset
+        return _offset_at(head) if len(head) >= HEADER_SIZE else None
+
+
+def _offset_at(head: memoryview) -> int:
+    return int.from_bytes(head[:8], "big", signed=True)
+
+
+def _size_at(head: memoryview) -> int:
+    return LENGTH_OVERHEAD + int.from_bytes(head[8:12], "big", signed=True)
 
 
 def _valid_batch(window: _Window, position: int, expected: int, what: Walk, known: bool) -> Batch:
-    # A message of an old format may be shorter than a header, and has its magic at the same place.
-    if bytes(window.get(position, HEADER_SIZE)[_MAGIC_AT : _MAGIC_AT + 1]) in (b"\0", b"\1"):
-        _refuse_legacy(window, position)
-    header = window.header(position)
-    if header is None:
-        raise Corrupt(f"{window.end - position} bytes are too few for a batch")
-    if header.magic != MAGIC:
-        raise Corrupt(f"magic {header.magic} is not {MAGIC}")
-    if not HEADER_SIZE <= header.size_bytes <= window.end - position:
-        raise Corrupt(f"a batch of {header.size_bytes} bytes, with {window.end - position} left")
+    batch = window.batch(position)
+    header = batch.header
     if not expected <= header.base_offset <= header.last_offset < what.limit_offset:
         raise Corrupt(
             f"offsets {header.base_offset} to {header.last_offset}, not from {expected} on"
         )
-    batch = Batch(header, window.get(position, header.size_bytes))
     batch.check()
     if not (known and header.base_offset == expected):
         _check_successor(window, position, header, what, known)
@@ -148,59 +175,76 @@ def _check_successor(
 ) -> None:
     """A batch that does not follow its forerunner must at least lead to its successor."""
     after = position + header.size_bytes
-    successor = window.header(after) if after < window.end else None
-    follows = successor.base_offset if successor else what.next_offset
+    successor = window.base_offset(after) if after < window.end else None
+    follows = what.next_offset if successor is None else successor
     if follows is None:
         # Nothing is known of either side: only a lone batch, or one of a log with gaps, can be right.
         leads = what.gaps or not known
     else:
         leads = follows == header.next_offset or (what.gaps and follows > header.next_offset)
-    if not leads and successor and not known:
+    if not leads and successor is not None and not known:
         # A successor that is damaged itself says nothing against this one.
         leads = _plausible(window, after, what.first_offset, what) is None
     if not leads:
         raise Corrupt(f"offsets {header.base_offset} to {header.last_offset} fit neither neighbour")
 
 
-def _refuse_legacy(window: _Window, position: int) -> None:
-    """Tell a whole message of an old format from damage, which must never be mistaken for it."""
-    data = window.get(position, 12)
-    size = int.from_bytes(data[8:12], "big", signed=True)
-    if 14 <= size <= window.end - position - 12:
-        message = window.get(position + 12, size)
-        if zlib.crc32(message[4:]) == int.from_bytes(message[:4], "big"):
-            raise Unsupported(
-                f"byte {position} holds a message of magic {message[4]}, and this release reads magic 2 only"
-            )
-
-
 def _resynchronise(window: _Window, start: int, expected: int, what: Walk, reason: str) -> Damage:
     """The damage from `start` to the next valid batch, or to the end."""
-    chunk_start = start + 1
-    while chunk_start + HEADER_SIZE <= window.end:
-        chunk = bytes(window.get(chunk_start, CHUNK_BYTES + HEADER_SIZE))
-        at = chunk.find(MAGIC, _MAGIC_AT)
-        while 0 <= at < len(chunk):
-            position = chunk_start + at - _MAGIC_AT
-            if position >= chunk_start + CHUNK_BYTES:
-                break
+    inside_end, inside_offset = _contents(window, start, expected, what)
+    for chunk_start in range(start + 1, window.end - SMALLEST_BYTES + 1, CHUNK_BYTES):
+        chunk = bytes(window.get(chunk_start, CHUNK_BYTES + _HEAD.itemsize - 1))
+        for at in _candidates(chunk, expected, what.limit_offset):
+            position = chunk_start + at
             found = _plausible(window, position, expected, what)
-            if found is not None:
+            if found and not (position < inside_end and found.last_offset <= inside_offset):
                 return Damage(start, position, expected, found.base_offset, reason)
-            at = chunk.find(MAGIC, at + 1)
-        chunk_start += CHUNK_BYTES
     following = what.next_offset if what.next_offset is not None else expected
     return Damage(start, window.end, expected, max(following, expected), reason)
 
 
+def _contents(window: _Window, position: int, expected: int, what: Walk) -> tuple[int, int]:
+    """Up to which byte and which offset all belongs to a damaged batch, by what of it may be believed.
+
+    A wrapper's messages may stand in it as they are (snappy and LZ4 keep what they cannot shorten), and are not to
+    be mistaken for messages of the log. If its length agrees with its fields', it is right, and all of that is the
+    wrapper's; if not, its offset is, which is the last one in it.
+    """
+    head = window.get(position, HEADER_SIZE)
+    end = position + _size_at(head)
+    offsets = [_offset_at(head)]
+    if is_legacy(head):
+        if position < end <= window.end:
+            with suppress(Corrupt):
+                parse_message(window.get(position, end - position))
+                return end, what.limit_offset
+        end = window.end
+    elif len(head) == HEADER_SIZE:
+        offsets.append(parse_header(head).last_offset)
+    believable = [offset for offset in offsets if expected <= offset < what.limit_offset]
+    return (end, max(believable)) if believable else (position, expected)
+
+
+def _candidates(chunk: bytes, expected: int, limit_offset: int) -> Sequence[int]:
+    """Where in a chunk a batch may begin, by its magic, size and offset: those of magic 2 and wrappers alike."""
+    if len(chunk) < _HEAD.itemsize or not chunk.strip(b"\0"):
+        # What is left of a preallocated file is zeros for a long way.
+        return []
+    # One at every byte, so they overlap.
+    heads = np.ndarray(len(chunk) - _HEAD.itemsize + 1, _HEAD, chunk, strides=(1,))
+    at = np.flatnonzero(heads["magic"] <= MAGIC)
+    at = at[heads["size"][at] >= SMALLEST_BYTES - LENGTH_OVERHEAD]
+    offsets = heads["offset"][at]
+    found: list[int] = at[(offsets >= expected) & (offsets < limit_offset)].tolist()
+    return found
+
+
 def _plausible(window: _Window, position: int, expected: int, what: Walk) -> Header | None:
-    header = window.header(position)
-    if (
-        header is None
-        or header.magic != MAGIC
-        or not HEADER_SIZE <= header.size_bytes <= window.end - position
-        or not expected <= header.base_offset <= header.last_offset < what.limit_offset
-    ):
+    try:
+        batch = window.batch(position)
+        batch.check()
+    except Corrupt:
         return None
-    batch = Batch(header, window.get(position, header.size_bytes))
-    return header if batch.is_valid else None
+    header = batch.header
+    fits = expected <= header.base_offset <= header.last_offset < what.limit_offset
+    return header if fits else None

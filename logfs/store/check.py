@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt, LogfsError
 from logfs.format import checkpoint
+from logfs.format.batch import MAGIC
 from logfs.format.snapshot import parse_snapshot
 from logfs.format.text import NO_TEXT
 from logfs.log.producers import Producers
@@ -205,7 +206,7 @@ def _check_batch(
         return
     if offsets and not (header.base_offset <= offsets[0] and offsets[-1] <= header.last_offset):
         yield Finding(Severity.ERROR, segment.path, f"{where}: its records lie outside its offsets")
-    epoch = partition.epochs.epoch_for(header.base_offset)
+    epoch = partition.epochs.epoch_for(header.base_offset) if header.magic == MAGIC else -1
     if epoch >= 0 and header.partition_leader_epoch != epoch:
         yield Finding(
             Severity.ERROR,
