@@ -85,7 +85,8 @@ class GroupFile(File):
         super().__init__(context, name, parent)
         self.folder = parent
         self.group = group
-        self.openers = 0
+        # A set, for a handle may be made in any thread, and these change it in one step.
+        self.openers: set[GroupHandle] = set()
 
     def committed(self) -> OffsetCommit | None:
         """What is committed; ENOENT if that is nothing, and nobody is about to change it."""
@@ -156,11 +157,11 @@ class GroupHandle(Handle):
         super().__init__(node)
         self._file = node
         self._is_sync = bool(flags & (os.O_SYNC | os.O_DSYNC))
-        node.openers += 1
+        node.openers.add(self)
         try:
             self._bytes = node.content(node.committed())
         except BaseException:
-            node.openers -= 1
+            node.openers.discard(self)
             raise
 
     def read(self, position: int, size: int) -> bytes:
@@ -188,7 +189,7 @@ class GroupHandle(Handle):
         return log is not None and (self._is_sync or log.flush_due())
 
     def release(self) -> None:
-        self._file.openers -= 1
+        self._file.openers.discard(self)
 
 
 def _parse(name: str) -> str | None:
