@@ -716,3 +716,17 @@ def test_a_closed_store_holds_no_descriptor(log_dir: Path, *, read_only: bool) -
         assert len(os.listdir("/proc/self/fd")) == before
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(("marker", "epoch"), [('{"version":0,"brokerEpoch":77}', 77), ("", -1)])
+def test_the_epoch_of_the_broker_that_closed_it_is_kept(
+    log_dir: Path, marker: str, epoch: int
+) -> None:
+    """Its controller asks it for that epoch, and takes another answer for an unclean shutdown."""
+    with Store(log_dir) as store:
+        store.create(NAME)
+    (log_dir / ".kafka_cleanshutdown").write_text(marker)
+    with Store(log_dir) as store:
+        store[NAME].append([b"a"])
+    kept = (log_dir / ".kafka_cleanshutdown").read_bytes()
+    assert kept == b'{"version":0,"brokerEpoch":%d}' % epoch

@@ -41,6 +41,7 @@ class LogDir:
         # Somebody else has the directory and writes to it, while this process only reads.
         self.live = not disk.writable and holder(disk, path) is not None
         self.clean = disk.exists(path / CLEAN_SHUTDOWN)
+        self._broker_epoch = self._read_broker_epoch()
         self.recovery_points = self._read(RECOVERY_POINTS)
         self.log_starts = self._read(LOG_STARTS)
         # Tells which partitions a cleaner has been in: a broker keeps its topics' settings elsewhere.
@@ -63,13 +64,24 @@ class LogDir:
 
     def mark_clean(self) -> None:
         """Promise that every file here needs no recovery (kafka-storage 5.6): the last thing before `close`."""
-        self._disk.replace_file(self.path / CLEAN_SHUTDOWN, checkpoint.format_clean_shutdown())
+        marker = checkpoint.format_clean_shutdown(self._broker_epoch)
+        self._disk.replace_file(self.path / CLEAN_SHUTDOWN, marker)
 
     def close(self) -> None:
         """Give the lock back."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+    def _read_broker_epoch(self) -> int:
+        """The epoch of the broker that closed the directory: its controller asks it for that when it comes back."""
+        if not self.clean:
+            return checkpoint.UNKNOWN_BROKER_EPOCH
+        try:
+            return checkpoint.parse_clean_shutdown(self._disk.read_file(self.path / CLEAN_SHUTDOWN))
+        except Corrupt as error:
+            logger.warning("%s: %s; it counts all the same", self.path / CLEAN_SHUTDOWN, error)
+            return checkpoint.UNKNOWN_BROKER_EPOCH
 
     def _read(self, name: str) -> dict[TopicPartition, int]:
         """A checkpoint; damage is tolerated as Kafka does, for recovery then merely has more to do."""

@@ -150,6 +150,8 @@ def test_recovery_is_for_the_killed(adopted: Adopted) -> None:
     clean = adopted.how == "clean"
     assert (f"Skipping recovery of {len(TOPICS)} logs" in said) == clean
     assert (f"Recovering {len(TOPICS)} logs" in said) == (not clean)
+    # After a clean end its controller takes the broker back as one that has lost nothing.
+    assert ("handleBrokerUncleanShutdown" in said) == (not clean)
     for topic in TOPICS:
         assert ("Recovering unflushed segment" in adopted.broker.log_of(f"{topic}-0")) == (
             not clean
