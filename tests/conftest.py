@@ -83,6 +83,12 @@ class Clock:
         return self.now_ms
 
 
+@pytest.fixture(scope="session", autouse=True)
+def user_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What goes to the user's cache directory goes to one of the tests' own, in the programs they start, too."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture
 def clock() -> Clock:
     """The clock of the `store` fixture."""

@@ -368,6 +368,24 @@ def test_we_exclude_others_as_a_broker_does(log_dir: Path, clock: Clock) -> None
 # Clean shutdown and checkpoints.
 
 
+def test_a_reader_in_the_same_process_does_not_give_the_lock_away(
+    log_dir: Path, clock: Clock
+) -> None:
+    """The system drops a process's lock with the first descriptor of the file that it closes."""
+    with Store(log_dir, clock=clock) as store:
+        store.create(NAME)
+        for _ in range(2):
+            with Store(log_dir, read_only=True) as reader:
+                assert NAME in reader
+            with pytest.raises(StoreLocked, match="this very process"):
+                Store(log_dir, clock=clock)
+        program = "import sys, logfs; logfs.open(sys.argv[1])"
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(log_dir)], capture_output=True, check=False
+        )
+        assert b"StoreLocked" in done.stderr
+
+
 def test_the_clean_marker_is_there_only_when_it_is_true(log_dir: Path, clock: Clock) -> None:
     """Removed when a store opens, written last when it closes (kafka-storage 1.7, 14.7 item 106)."""
     marker = log_dir / CLEAN_SHUTDOWN

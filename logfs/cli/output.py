@@ -6,6 +6,7 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
+from logfs.errors import OffsetOutOfRange
 from logfs.log.walk import DamagedRange
 
 if TYPE_CHECKING:
@@ -42,9 +43,9 @@ def print_records(
     whole = True
     while start < stop:
         try:
-            if arguments.format is not None:
+            if arguments.format is not None or stop - start <= _FEW:
                 for record in partition.read(start, stop):
-                    _write(formatted(record, arguments.format.encode(), partition))
+                    _write(_shown(record, partition, arguments))
                     start = record.offset + 1
             else:
                 _print_text(partition, start, stop, json=arguments.json)
@@ -54,18 +55,26 @@ def print_records(
             print(f"logfs: {damage}", file=sys.stderr)
             whole = False
             start = max(damage.next_offset, start + 1)
+        except OffsetOutOfRange:
+            if start >= partition.log_start_offset:
+                raise
+            # They left the log, which somebody else writes, before they could be printed.
+            start = partition.log_start_offset
     sys.stdout.flush()
     return whole
 
 
-def _print_text(partition: Reader, start: int, stop: int, *, json: bool) -> None:
-    if stop - start <= _FEW:
+def _shown(record: Record, partition: Reader, arguments: argparse.Namespace) -> bytes:
+    if arguments.format is not None:
+        return formatted(record, arguments.format.encode(), partition)
+    if arguments.json:
         from logfs.format import envelope
 
-        prefix = envelope.prefix(partition.name)
-        for record in partition.read(start, stop):
-            _write(envelope.encode(record, prefix) if json else (record.value or b"") + b"\n")
-        return
+        return envelope.encode(record, envelope.prefix(partition.name))
+    return (record.value or b"") + b"\n"
+
+
+def _print_text(partition: Reader, start: int, stop: int, *, json: bool) -> None:
     from logfs.format.text import View
 
     view = partition.text(View.ENVELOPES if json else View.LINES, start, stop)

@@ -34,12 +34,16 @@ def run(arguments: argparse.Namespace) -> int:
         start = partition.offset_of_last(arguments.lines)
         whole = print_records(partition, start, None, arguments)
         end = partition.log_end_offset
-    while arguments.follow:
-        time.sleep(_POLL_SECONDS)
-        store, log = open_for_reading(arguments.target)
-        with store:
-            partition = log.isolated(isolation)
+        while arguments.follow:
+            time.sleep(_POLL_SECONDS)
+            store.refresh()
+            before, log = log, store[log.name.directory]
+            if log is not before:
+                # Deleted and made again.
+                partition = log.isolated(isolation)
+                end = partition.log_start_offset
             if partition.log_end_offset > end:
                 whole &= print_records(partition, end, None, arguments)
-                end = partition.log_end_offset
+            # Less than it was, if the log was truncated.
+            end = partition.log_end_offset
     return 0 if whole else 1

@@ -55,6 +55,10 @@ class CommittedReader(Reader):
         """The last stable offset."""
         return self._log.last_stable_offset
 
+    def refresh(self) -> bool:
+        """That of the partition."""
+        return self._log.refresh()
+
     def check_readable(self, offset: int) -> None:
         """Raise `OffsetOutOfRange` unless the offset is in the log; what is not stable yet is only not shown."""
         self._log.check_readable(offset)

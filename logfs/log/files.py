@@ -13,11 +13,12 @@ import mmap
 import os
 import stat
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from logfs.errors import NotWritable
+from logfs.errors import NotWritable, OffsetOutOfRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,8 +30,16 @@ if TYPE_CHECKING:
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
+# The clock that stamps files goes on in ticks of a few ms: what changed twice in one may have one mtime.
+_SETTLED_NS = 50_000_000
+
+
 class WouldBlock(Exception):
     """This thread must not wait for the disk: do the same call again in a worker thread."""
+
+
+class Gone(OffsetOutOfRange):
+    """A file that somebody else writes has left the log, or was cut, since the directory was looked at."""
 
 
 @dataclass(slots=True, eq=False)
@@ -145,6 +154,10 @@ class Disk:
         """The file's length in bytes."""
         return os.fstat(file.fd).st_size
 
+    def stat_file(self, file: File) -> os.stat_result:
+        """`fstat` of an open file, whatever has become of its name."""
+        return os.fstat(file.fd)
+
     def sync(self, file: File) -> None:
         """Return when the file's data, and the metadata that is needed to read it, will survive a power cut."""
         os.fdatasync(file.fd)
@@ -202,6 +215,10 @@ class Disk:
     def stat(self, path: Path) -> os.stat_result:
         """`lstat` of the path."""
         return os.lstat(path)
+
+    def is_settled(self, found: os.stat_result) -> bool:
+        """Whether whatever is done to a file or directory from now on gives it another mtime than it has."""
+        return time.time_ns() - found.st_mtime_ns > _SETTLED_NS
 
     # Small files.
 

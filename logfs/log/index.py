@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from logfs.errors import Corrupt
 from logfs.format.text import NO_TEXT, TextSize, View
+from logfs.log.files import Gone
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from logfs.log.files import Disk, File
@@ -30,10 +31,16 @@ class SparseIndex:
 
     One writer; any thread may look up, for an entry is in place before it is counted, and a mapping that a
     lookup still uses is left to the garbage collector. Opened at the first use, so that a store of many
-    segments opens at once. Without a file (a read-only store, a rebuild) the entries live in memory.
+    segments opens at once. A read-only store maps nothing, for whoever writes the file may cut it, and what is cut
+    off under a mapping is a SIGBUS: it reads an entry when it needs one. Without a file, or where a read-only
+    store makes entries of its own, they live in memory.
     """
 
     entry: ClassVar[struct.Struct]
+    # For a read-only store: what opens the file, None for one that is missing, instead of going by the path.
+    source: Callable[[], File | None] | None = None
+    # Somebody else is writing the file, in which room is preallocated: its entries end where zeros begin.
+    is_growing = False
 
     def __init__(self, disk: Disk, path: Path, base_offset: int) -> None:
         self.path = path
@@ -73,12 +80,18 @@ class SparseIndex:
     def to_bytes(self) -> bytes:
         """The entries as they are, or will be, in the trimmed file."""
         size = self.size_bytes
-        return b"" if self._data is None else bytes(self._data[:size])
+        if self._data is not None:
+            return bytes(self._data[:size])
+        return b"" if self._file is None else bytes(self._disk.read(self._file, 0, size))
 
     def preallocate(self, max_bytes: int) -> None:
-        """Make room for the entries of an active segment: the file grows to at most `max_bytes`, zero-filled."""
+        """Make room for the entries of an active segment: the file grows to at most `max_bytes`, zero-filled.
+
+        In a read-only store the entries are taken into memory, where there is room.
+        """
         self._open()
         if not self._disk.writable:
+            self.copy()
             return
         room = max_bytes - max_bytes % self.entry.size
         room = max(room, self._count * self.entry.size)
@@ -93,33 +106,43 @@ class SparseIndex:
             self._file, self._data = None, bytearray()
 
     def keep(self, count: int) -> None:
-        """Drop all but the first `count` entries; the room stays."""
+        """Drop all but the first `count` entries; the room stays, and is empty again."""
         self._open()
-        self._count = min(count, self._count)
+        before, self._count = self._count, min(count, self._count)
+        if isinstance(self._data, mmap.mmap):
+            # Who reads the file while it is written goes by where its zeros begin.
+            start, end = self._count * self.entry.size, before * self.entry.size
+            self._data[start:end] = bytes(end - start)
 
     def copy(self) -> None:
-        """Take the whole entries of the file into memory, where nobody else can cut them."""
+        """Take the whole entries of a file into memory, where nobody else can cut them; in a read-only store."""
         self._open()
-        width = self.entry.size
-        # Read, not mapped: the writer may cut the file, and a full disk may have no page for a hole in it.
-        size = self._count * width
-        data = b"" if self._file is None else bytes(self._disk.read(self._file, 0, size))
-        self._count = len(data) // width
-        self._file, self._data = None, bytearray(data[: self._count * width])
+        if self._data is None:
+            self._data = bytearray(self.to_bytes())
+            self._count = len(self._data) // self.entry.size
+            self._file = None
 
-    def copy_live(self) -> None:
-        """Take the entries of a file that somebody else is writing into memory, without the room behind them.
+    def take_file(self, file: File, count: int) -> None:
+        """Go on with `count` entries at the start of another file, in a read-only store."""
+        self._count = min(self._count, count)
+        self._file = file
+        self._data = None
+        self._count = count
 
-        No entry is all zero: each stands behind the first batch, so its position or its offset is not.
-        """
-        self.copy()
-        unused = bytes(self.entry.size)
+    def recount(self) -> None:
+        """Count the entries of a growing file again."""
+        file = self._file
+        if file is not None:
+            self._count = self._written(file)
+
+    def _written(self, file: File) -> int:
+        """How many entries of a file are not all zero: each stands behind the first batch, so none of them is."""
         width = self.entry.size
-        data = self.to_bytes()
-        self._count = bisect_left(
-            range(self._count), True, key=lambda i: data[i * width : (i + 1) * width] == unused
+        return bisect_left(
+            range(self._disk.size(file) // width),
+            True,
+            key=lambda number: not any(self._disk.read(file, number * width, width)),
         )
-        self._data = bytearray(data[: self._count * width])
 
     def reserve(self) -> None:
         """Make sure of the next entry's blocks, or raise `OSError`: on a full disk, storing it into a mapped hole
@@ -156,15 +179,27 @@ class SparseIndex:
             raise Corrupt(f"{self.path}: not a whole number of {self.entry.size}-byte entries")
 
     def _open(self) -> None:
-        if self._data is not None:
+        if self._data is not None or (self._file is not None and not self._disk.writable):
             return
-        if not self.exists():
+        file = self._find_file()
+        if file is None:
             self._data, self._count = bytearray(), 0
             return
-        self._file = self._disk.open(self.path, write=self._disk.writable)
-        size = self._disk.size(self._file)
+        size = self._disk.size(file)
+        if not self._disk.writable:
+            self._count = self._written(file) if self.is_growing else size // self.entry.size
+            self._file = file
+            return
+        self._file = file
         self._count = size // self.entry.size
-        self._data = self._disk.map(self._file, size) if size else bytearray()
+        self._data = self._disk.map(file, size) if size else bytearray()
+
+    def _find_file(self) -> File | None:
+        if self.source is not None:
+            return self.source()
+        if not self.exists():
+            return None
+        return self._disk.open(self.path, write=self._disk.writable)
 
     def _map(self, size: int) -> None:
         if self._file is None:
@@ -181,7 +216,7 @@ class SparseIndex:
         if isinstance(data, bytearray):
             if self._file is not None:
                 raise ValueError(f"{self.path}: the index is full with {self._count} entries")
-            data += self.entry.pack(*fields)
+            data[at:] = self.entry.pack(*fields)
         elif at + self.entry.size > len(data):
             raise ValueError(f"{self.path}: the index is full with {self._count} entries")
         else:
@@ -190,8 +225,17 @@ class SparseIndex:
         self._count += 1
 
     def _get(self, number: int) -> tuple[int, ...]:
-        assert self._data is not None
-        return self.entry.unpack_from(self._data, number * self.entry.size)
+        at = number * self.entry.size
+        # In this order: who takes the entries into memory does so before he lets go of the file.
+        file = self._file
+        data = self._data
+        if data is not None:
+            return self.entry.unpack_from(data, at)
+        assert file is not None
+        read = self._disk.read(file, at, self.entry.size)
+        if len(read) < self.entry.size:
+            raise Gone(f"{self.path}: was cut while it was read; read again")
+        return self.entry.unpack(read)
 
     def _relative(self, offset: int) -> int:
         relative = offset - self.base_offset

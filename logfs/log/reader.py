@@ -103,6 +103,13 @@ class Reader:
         """The records [start, end) as one long file that grows with the log (`logfs.log.view`)."""
         return TextView(self, view, start, end)
 
+    def refresh(self) -> bool:
+        """Bring a partition of a read-only store up to date with its files; whether anything has changed.
+
+        One that is written here always is: see `logfs.log.follow`.
+        """
+        return False
+
     def check_may_block(self) -> None:
         """Raise `WouldBlock` in a thread that must not wait for the disk."""
         self.disk.check_may_block()
@@ -231,7 +238,7 @@ class Reader:
         for segment in self.segments:
             # Even if it holds no record: what compaction emptied goes by its file's time, and hides the others.
             if segment.largest_timestamp >= timestamp:
-                start = max(segment.time_index.lookup(timestamp).offset, self.log_start_offset)
+                start = max(segment.offset_before(timestamp), self.log_start_offset)
                 found = self._first_at(segment, start, timestamp, shown=shown)
                 if found is not None and found.offset >= self.log_end_offset:
                     return None

@@ -54,15 +54,13 @@ _SEGMENT_FILES = (
 class Start(NamedTuple):
     """What is known of a partition before it is loaded.
 
-    `clean`: it was closed properly; the offsets are those of the checkpoints. `live`: somebody else is writing it,
-    and this store only reads: its indexes are good, and its last batch may be half written. `compacted`: a
-    cleaner has been here, so offsets may be missing, whatever the topic's settings are.
+    `clean`: it was closed properly; the offsets are those of the checkpoints. `compacted`: a cleaner has been here,
+    so offsets may be missing, whatever the topic's settings are.
     """
 
     clean: bool
     recovery_point: int = 0
     log_start_offset: int = 0
-    live: bool = False
     compacted: bool = False
 
 
@@ -88,13 +86,16 @@ def load(
     start: Start,
     now_ms: int,
     progress: Progress | None = None,
+    kind: type[Segment] = Segment,
 ) -> Loaded:
     """Load a partition directory, recovering from the recovery point on if it was not closed cleanly.
 
-    `progress` is told the bytes of .log files as they are read. Raises `OSError`, `Corrupt` for a leader epoch
-    file that cannot be read, and `InvalidName` for a file whose stem is no offset.
+    `progress` is told the bytes of .log files as they are read; `kind` is what the segments are made as. Raises
+    `OSError`, `Corrupt` for a leader epoch file that cannot be read, and `InvalidName` for a file whose stem is no
+    offset.
     """
-    return _Loader(disk, directory, config, start, now_ms, progress or (lambda _: None)).run()
+    report = progress or (lambda _: None)
+    return _Loader(disk, directory, config, start, now_ms, report, kind).run()
 
 
 class _Loader:
@@ -106,7 +107,9 @@ class _Loader:
         start: Start,
         now_ms: int,
         progress: Progress,
+        kind: type[Segment],
     ) -> None:
+        self.kind = kind
         self.disk = disk
         self.directory = directory
         self.config = config
@@ -141,9 +144,7 @@ class _Loader:
                 segment.finish()
             segment.close()
         segments[-1].created_ms = self.now_ms
-        if not self.start.live:
-            # A leader notes its epoch before it writes.
-            self.epochs.truncate_from_end(log_end_offset)
+        self.epochs.truncate_from_end(log_end_offset)
         self.epochs.truncate_from_start(self.start.log_start_offset)
         clean = self.start.clean and not self.torn
         point = log_end_offset if clean else min(self.start.recovery_point, log_end_offset)
@@ -242,7 +243,7 @@ class _Loader:
 
     def _open_segments(self) -> list[Segment]:
         bases = sorted(names.parse_stem(name) for name in self._files() if name.endswith(names.LOG))
-        segments = [Segment(self.disk, self.directory, base) for base in bases]
+        segments = [self.kind(self.disk, self.directory, base) for base in bases]
         for segment, following in pairwise(segments):
             segment.next_base = following.base_offset
         for segment in segments:
@@ -254,10 +255,7 @@ class _Loader:
         if not segments:
             return [], 0
         first = len(segments)
-        if self.start.live:
-            for index in (index for segment in segments[-2:] for index in segment.indexes):
-                index.copy_live()
-        elif not self.start.clean:
+        if not self.start.clean:
             # One that ends at the point itself was durable, and its indexes perhaps not yet closed.
             below = [s for s in segments[1:] if s.base_offset < self.start.recovery_point]
             first = len(below)
@@ -307,8 +305,6 @@ class _Loader:
             return False
         if size and not (segment.offset_index.exists() and segment.time_index.exists()):
             return False
-        if self.start.live:
-            size = self._whole_batches(segment, size)
         max_entry = segment.time_index.last
         last = segment.offset_index.lookup(segment.base_offset + MAX_RELATIVE_OFFSET)
         end = segment.base_offset
@@ -326,19 +322,6 @@ class _Loader:
             self.last_timestamp = header.max_timestamp
         segment.resume(Tip(size, end, UNMEASURED), max_entry)
         return True
-
-    def _whole_batches(self, segment: Segment, size: int) -> int:
-        """Where the last whole batch of a segment that somebody is writing ends."""
-        last = segment.offset_index.lookup(segment.base_offset + MAX_RELATIVE_OFFSET)
-        if last.position > size:
-            return size
-        segment.resume(
-            Tip(size, segment.base_offset, UNMEASURED), TimeEntry(-1, segment.base_offset)
-        )
-        for found in segment.walk_unknown_end(last.position, self._first_offset(segment, last)):
-            if isinstance(found, Damage) and found.end == size:
-                return found.start
-        return size
 
     @staticmethod
     def _first_offset(segment: Segment, entry: OffsetEntry) -> int:
@@ -430,7 +413,7 @@ class _Loader:
         logger.warning("%s", note)
 
     def _new_segment(self, base_offset: int) -> Segment:
-        segment = Segment(self.disk, self.directory, base_offset)
+        segment = self.kind(self.disk, self.directory, base_offset)
         if self.disk.writable:
             segment.activate(self.config, self.now_ms, create=True)
         else:

@@ -58,15 +58,13 @@ class Segment:
     """
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int) -> None:
-        stem = directory / names.stem(base_offset)
+        stem = names.stem(base_offset)
         self.base_offset = base_offset
-        self.path = stem.with_name(stem.name + names.LOG)
-        self.offset_index = OffsetIndex(
-            disk, stem.with_name(stem.name + names.OFFSET_INDEX), base_offset
-        )
-        self.time_index = TimeIndex(disk, stem.with_name(stem.name + names.TIME_INDEX), base_offset)
-        self.text_index = TextIndex(disk, stem.with_name(stem.name + names.TEXT_INDEX), base_offset)
-        self.txn_index = TransactionIndex(disk, stem.with_name(stem.name + names.TXN_INDEX))
+        self.path = directory / (stem + names.LOG)
+        self.offset_index = OffsetIndex(disk, directory / (stem + names.OFFSET_INDEX), base_offset)
+        self.time_index = TimeIndex(disk, directory / (stem + names.TIME_INDEX), base_offset)
+        self.text_index = TextIndex(disk, directory / (stem + names.TEXT_INDEX), base_offset)
+        self.txn_index = TransactionIndex(disk, directory / (stem + names.TXN_INDEX))
         # Stands for the bytes of the file in caches: a path may come to hold others, here or in a new partition.
         self.content = object()
         self.next_base: int | None = None
@@ -162,6 +160,10 @@ class Segment:
         """Where to start looking for an offset: the offset index's entry at or before it."""
         position = self.offset_index.lookup(offset).position
         return position if position < self.size_bytes else 0
+
+    def offset_before(self, timestamp: int) -> int:
+        """Where to start looking for a timestamp: no record below that offset reaches it."""
+        return self.time_index.lookup(timestamp).offset
 
     def walk(
         self, position: int = 0, end: int | None = None, chunk_bytes: int = CHUNK_BYTES

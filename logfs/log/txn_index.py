@@ -33,10 +33,17 @@ class TransactionIndex:
         if self._entries is None:
             self._disk.check_may_block()
             try:
-                self._entries = tuple(parse_aborted(self._disk.read_file(self.path)))
+                self._entries = tuple(parse_aborted(self._read()))
             except FileNotFoundError:
                 self._entries = ()
         return self._entries
+
+    def forget(self) -> None:
+        """Read the file again at the next use: somebody else is writing it."""
+        self._entries = None
+
+    def _read(self) -> bytes:
+        return self._disk.read_file(self.path)
 
     def check_sane(self, base_offset: int) -> None:
         """Raise `Corrupt` if an entry lies below the segment, or they are not in order (kafka-storage 3.8)."""

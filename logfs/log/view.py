@@ -199,7 +199,10 @@ class TextView:
             return
         with self.log.disk.hold(self._extending):
             start, last = self._segments[-1]
-            for segment in self.log.segments_from(last.base_offset)[1:]:
+            for segment in self.log.segments_from(last.base_offset):
+                # The last itself may have been replaced, or have left the log.
+                if segment.base_offset <= last.base_offset:
+                    continue
                 start += self._text(last.tip.text)
                 self._segments.append((start, segment))
                 last = segment

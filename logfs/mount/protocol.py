@@ -190,7 +190,8 @@ class Operations(pyfuse3.Operations):
 
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         node = self._node(inode)
-        if not isinstance(node, TextFile):
+        if not isinstance(node, TextFile) or self.context.store.read_only:
+            # Of a log that somebody else writes, nobody here takes a size back.
             return await self._attributes(node)
         end_offset = node.partition.log.log_end_offset
         entry = await self._attributes(node)

@@ -7,6 +7,7 @@ import errno
 import gc
 import logging
 import os
+import resource
 import signal
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ FILESYSTEM = "logfs"
 # an unrelated stat wait for seconds).
 _MAX_TASKS = 400
 _UPKEEP_SECONDS = 1.0
+# How often a store that only reads looks at what others have done. Who asks for a size or a name looks himself.
+_REFRESH_SECONDS = 0.5
 _READ_AHEAD_KB = 1024
 # Of <malloc.h>.
 _M_TRIM_THRESHOLD = -1
@@ -67,6 +70,7 @@ def run(
     """
     mountpoint = check_mountpoint(options)
     _keep_memory()
+    _raise_file_limit()
     with Store(options.log_dirs, read_only=options.read_only, progress=progress) as store:
         store.disk.forbid_blocking()
         warm_up()
@@ -126,6 +130,12 @@ def _keep_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 64 << 20)
         libc.mallopt(_M_TRIM_THRESHOLD, 128 << 20)
+
+
+def _raise_file_limit() -> None:
+    """Let the daemon open as many files as it may: the log has three a segment, and readers hold on to theirs."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def warm_up() -> None:
@@ -197,12 +207,14 @@ def _raise_read_ahead(mountpoint: Path) -> None:
 
 async def _upkeep(store: Store) -> None:
     """Every second, in a thread, whatever is due; after an error, wait longer before the next try."""
-    pause = _UPKEEP_SECONDS
+    pause = interval = _REFRESH_SECONDS if store.read_only else _UPKEEP_SECONDS
     while True:
         await trio.sleep(pause)
+        began = trio.current_time()
         try:
             await trio.to_thread.run_sync(store.upkeep)
-            pause = _UPKEEP_SECONDS
+            # Of very many partitions, no more than a tenth of the time.
+            pause = max(interval, 10 * (trio.current_time() - began))
         except (LogfsError, OSError) as error:
             logger.error("upkeep: %s", error)
             pause = min(pause * 2, 60.0)

@@ -238,6 +238,7 @@ class _Replay:
         the segment that was the active one is still there, no record behind it has been compacted away unseen.
         """
         log = self.log
+        log.refresh()
         # The generation first: what changes the log from here on is then seen the next time.
         generation, end = log.generation, log.log_end_offset
         segment = log.segments_from(end)[0]

@@ -11,6 +11,7 @@ import os
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from logfs.errors import StoreLocked
 
@@ -30,6 +31,10 @@ class Lock:
         """Take the lock; `StoreLocked` names the process that has it."""
         self._disk = disk
         self._path = log_dir / FILE_NAME
+        if _identity(disk, self._path) in _held:
+            raise StoreLocked(
+                f"{log_dir}: in use by this very process; close the other store first"
+            )
         self._file: File = disk.open(self._path, write=True, create=True)
         try:
             fcntl.lockf(self._file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -41,19 +46,28 @@ class Lock:
             raise StoreLocked(
                 f"{log_dir}: in use by {_describe(holder)}; stop it, or open the directory read-only"
             ) from None
+        _held[_identity(disk, self._path)] = self
 
     def release(self) -> None:
         """Give the lock back, and remove its file as a broker does."""
+        _held.pop(_identity(self._disk, self._path), None)
         self._disk.unlink(self._path)
         self._file.close()
+
+
+# What this process holds, by device and inode of the file. The system knows only processes: it would grant a second
+# lock to this one, and take the first away as soon as any descriptor of the file is closed.
+_held: WeakValueDictionary[tuple[int, int], Lock] = WeakValueDictionary()
 
 
 def holder(disk: Disk, log_dir: Path) -> int | None:
     """The pid of the process that has the lock of a log directory; None if nobody has it.
 
-    Only another process's lock is seen, and none is taken or given back.
+    None is taken or given back.
     """
     path = log_dir / FILE_NAME
+    if _identity(disk, path) in _held:
+        return os.getpid()
     try:
         file = disk.open(path)
     except FileNotFoundError:
@@ -62,6 +76,15 @@ def holder(disk: Disk, log_dir: Path) -> int | None:
         return _holder(file.fd)
     finally:
         file.close()
+
+
+def _identity(disk: Disk, path: Path) -> tuple[int, int]:
+    """What tells a file from all others; (0, 0) for one that is not there."""
+    try:
+        found = disk.stat(path)
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_dev, found.st_ino
 
 
 def _holder(fd: int) -> int | None:

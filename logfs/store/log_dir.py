@@ -46,9 +46,29 @@ class LogDir:
         self.log_starts = self._read(LOG_STARTS)
         # Tells which partitions a cleaner has been in: a broker keeps its topics' settings elsewhere.
         self.cleaner_offsets = self._read(CLEANER_OFFSETS)
+        self._seen: int | None = None
         if disk.writable and self.clean:
             disk.unlink(path / CLEAN_SHUTDOWN)
             disk.sync_directory(path)
+
+    def has_changed(self) -> bool:
+        """Whether a name in the directory may have come, gone or been replaced since the last time this was asked.
+
+        Then what is known of it is brought up to date. For who only reads it; `OSError` if it cannot be read.
+        """
+        found = self._disk.stat(self.path)
+        if found.st_mtime_ns == self._seen:
+            return False
+        self._seen = found.st_mtime_ns if self._disk.is_settled(found) else None
+        self.live = holder(self._disk, self.path) is not None
+        self.clean = self._disk.exists(self.path / CLEAN_SHUTDOWN)
+        self.recovery_points = self._read(RECOVERY_POINTS)
+        self.log_starts = self._read(LOG_STARTS)
+        return True
+
+    def look_again(self) -> None:
+        """Have the next `has_changed` say yes."""
+        self._seen = None
 
     def write_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Replace the recovery points of every partition here."""
@@ -86,10 +106,10 @@ class LogDir:
     def _read(self, name: str) -> dict[TopicPartition, int]:
         """A checkpoint; damage is tolerated as Kafka does, for recovery then merely has more to do."""
         path = self.path / name
-        if not self._disk.exists(path):
-            return {}
         try:
             return checkpoint.parse_offsets(self._disk.read_file(path))
+        except FileNotFoundError:
+            return {}
         except Corrupt as error:
             logger.warning("%s: ignored: %s", path, error)
             # Nothing is known of what was durable or where the logs begin: recover everything.

@@ -82,8 +82,7 @@ _METRICS = (
 def metrics(store: Store, more: dict[str, float] | None = None) -> bytes:
     """Prometheus text, with Kafka's names where Kafka has the metric; `more` are gauges without labels."""
     samples: dict[str, list[str]] = {name: [] for name, _, _ in _METRICS}
-    for name in store:
-        partition = store.partitions[name]
+    for _, partition in sorted(store.partitions.items()):
         labels = f'{{topic="{partition.topic}",partition="{partition.partition}"}}'
         values = (
             partition.size_bytes,

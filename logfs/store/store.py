@@ -18,9 +18,12 @@ from logfs.errors import (
 )
 from logfs.format import checkpoint, names
 from logfs.format.names import DirectoryKind, TopicPartition
-from logfs.log import recovery
-from logfs.log.files import Disk, ReadOnlyDisk
+from logfs.log import follow, recovery
+from logfs.log.files import Disk, Gone, ReadOnlyDisk
+from logfs.log.follow import FollowedPartition
+from logfs.log.followed import FollowedSegment
 from logfs.log.partition import LEADER_EPOCH, Partition
+from logfs.log.segment import Segment
 from logfs.store.groups import Groups
 from logfs.store.log_dir import LogDir
 from logfs.store.settings import Settings
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Iterator
     from types import TracebackType
+
+    from logfs.config import LogConfig
 
     Progress = Callable[[str, int, int], None]
 
@@ -83,6 +88,9 @@ class Store:
         self._only = only
         self._recover = recover
         self._homes: dict[str, LogDir] = {}
+        # Of a store that only reads: the directories' inode numbers, and when one that is offline was changed last.
+        self._inodes: dict[str, int] = {}
+        self._failed_mtime: dict[str, int] = {}
         self._deletions: dict[Path, int] = {}
         self._progress = progress or (lambda *_: None)
         self.log_dirs = self._open_log_dirs(log_dirs)
@@ -170,7 +178,16 @@ class Store:
 
     def _load(self, log_dir: LogDir) -> None:
         """Load every partition of a log directory (kafka-storage 5.1)."""
-        found: list[tuple[TopicPartition, Path]] = []
+        for name, path, inode in self._scan(log_dir):
+            self._inodes[name.directory] = inode
+            if self._only in (None, name.directory):
+                self._load_partition(log_dir, name, path)
+            else:
+                self._homes[name.directory] = log_dir
+
+    def _scan(self, log_dir: LogDir) -> list[tuple[TopicPartition, Path, int]]:
+        """The partitions of a log directory with their inode numbers; what is to be deleted is noted."""
+        found: list[tuple[TopicPartition, Path, int]] = []
         for entry in self.disk.scan(log_dir.path):
             if not entry.is_dir(follow_symlinks=False):
                 continue
@@ -184,12 +201,8 @@ class Store:
             if kind is DirectoryKind.DELETED and not self.read_only:
                 self._deletions[path] = self.clock()
             elif kind is DirectoryKind.NORMAL and name.topic != "__cluster_metadata":
-                if self._only in (None, entry.name):
-                    found.append((name, path))
-                else:
-                    self._homes[entry.name] = log_dir
-        for name, path in sorted(found):
-            self._load_partition(log_dir, name, path)
+                found.append((name, path, entry.inode()))
+        return sorted(found)
 
     def _load_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> None:
         if name.directory in self._homes:
@@ -200,6 +213,13 @@ class Store:
         self._homes[name.directory] = log_dir
         try:
             self.partitions[name.directory] = self._open_partition(log_dir, name, path)
+        except (FileNotFoundError, Gone) as error:
+            if not self.read_only:
+                raise
+            # Somebody else is deleting it, or was quicker than we: the next refresh looks again.
+            logger.info("%s: changed while it was loaded: %s", path, error)
+            del self._homes[name.directory]
+            log_dir.look_again()
         except (LogfsError, OSError) as error:
             logger.error("%s: offline: %s", path, error)
             self.offline[name.directory] = error
@@ -213,11 +233,7 @@ class Store:
         clean = log_dir.clean and not self._recover
         point = 0 if self._recover else log_dir.recovery_points.get(name, 0)
         start = recovery.Start(
-            clean,
-            point,
-            log_dir.log_starts.get(name, 0),
-            log_dir.live,
-            name in log_dir.cleaner_offsets,
+            clean, point, log_dir.log_starts.get(name, 0), name in log_dir.cleaner_offsets
         )
         config = self.settings.log_config(name.topic)
         total = 0
@@ -231,18 +247,22 @@ class Store:
             done += size
             self._progress(name.directory, done, total)
 
-        now = self.clock()
-        loaded = recovery.load(self.disk, path, config, start, now, report)
+        def load() -> recovery.Loaded:
+            if log_dir.live:
+                return follow.load(self.disk, path, start)
+            kind = FollowedSegment if self.read_only else Segment
+            return recovery.load(self.disk, path, config, start, self.clock(), report, kind)
+
+        def get_config() -> LogConfig:
+            return self.settings.log_config(name.topic)
+
+        if self.read_only:
+            return FollowedPartition(self.disk, path, name, get_config, self.clock, load)
+        loaded = load()
         if loaded.producers is not None:
-            loaded.producers.expire(now, self.settings.broker_config.producer_id_expiration_ms)
-        return Partition(
-            self.disk,
-            path,
-            name,
-            lambda: self.settings.log_config(name.topic),
-            self.clock,
-            loaded,
-        )
+            expiration_ms = self.settings.broker_config.producer_id_expiration_ms
+            loaded.producers.expire(self.clock(), expiration_ms)
+        return Partition(self.disk, path, name, get_config, self.clock, loaded)
 
     # Partitions.
 
@@ -348,9 +368,62 @@ class Store:
 
     # Upkeep.
 
+    def refresh(self) -> None:
+        """Bring a store that only reads up to date: partitions that came or went, and what was done to the others.
+
+        One that writes itself has nothing to look for. A partition that was deleted, or deleted and made again, is
+        another object afterwards, or none; readers of the old one go on with what they have.
+        """
+        if not self.read_only:
+            return
+        with self._lock:
+            for log_dir in self.log_dirs:
+                if log_dir.has_changed():
+                    self._refresh_names(log_dir)
+        for name, partition in list(self.partitions.items()):
+            try:
+                partition.refresh()
+            except (LogfsError, OSError) as error:
+                logger.error("%s: cannot be followed: %s", name, error)
+
+    def _refresh_names(self, log_dir: LogDir) -> None:
+        """Drop the partitions that have left a log directory, load the new ones, and take the checkpoint."""
+        found = {name.directory: (name, path, inode) for name, path, inode in self._scan(log_dir)}
+        for directory in [d for d, home in self._homes.items() if home is log_dir]:
+            inode = found[directory][2] if directory in found else None
+            if inode != self._inodes.get(directory) or self._may_work_now(directory, log_dir):
+                self.partitions.pop(directory, None)
+                self.offline.pop(directory, None)
+                del self._homes[directory]
+        for directory, (name, path, inode) in found.items():
+            if directory not in self._homes and self._only in (None, directory):
+                self._inodes[directory] = inode
+                self._load_partition(log_dir, name, path)
+            elif self._homes.get(directory, log_dir) is not log_dir:
+                # On its way from one log directory to another: it is in both for a moment.
+                log_dir.look_again()
+        for partition in self.partitions.values():
+            if isinstance(partition, FollowedPartition) and partition.directory.name in found:
+                partition.follow_log_start(log_dir.log_starts.get(partition.name, 0))
+
+    def _may_work_now(self, directory: str, log_dir: LogDir) -> bool:
+        """Whether a partition that could not be loaded has been changed since."""
+        if directory not in self.offline:
+            return False
+        try:
+            mtime = self.disk.stat(log_dir.path / directory).st_mtime_ns
+        except FileNotFoundError:
+            return True
+        before, self._failed_mtime[directory] = self._failed_mtime.get(directory), mtime
+        return before is not None and before != mtime
+
     def upkeep(self) -> None:
-        """Do what is due by now: flushes, checkpoints, the removal of deleted partitions. May take long."""
+        """Do what is due by now: flushes, checkpoints, the removal of deleted partitions. May take long.
+
+        For a store that only reads, this is `refresh`.
+        """
         if self.read_only:
+            self.refresh()
             return
         now = self.clock()
         for partition in list(self.partitions.values()):

@@ -27,6 +27,7 @@ class PartitionFolder(PartitionAccess, Directory):
         self.mode_name = name
 
     def stat(self) -> Stat:
+        self.partition.refresh()
         access = self.access()
         timestamp = self.partition.last_timestamp
         if timestamp < 0:

@@ -29,6 +29,7 @@ class OffsetsDirectory(PartitionFolder):
     """Records by offset."""
 
     def find(self, name: str) -> Node | None:
+        self.partition.refresh()
         if name in (EARLIEST, LATEST):
             return EndLink(self.context, name, self, self.partition, self.modes)
         match = _OFFSET.fullmatch(name.removesuffix(JSON))
@@ -100,6 +101,7 @@ class EndLink(Symlink):
 
     def target(self) -> str:
         partition = self._partition
+        partition.refresh()
         if self.name == EARLIEST:
             offset = partition.first_offset_from(partition.log_start_offset)
         else:

@@ -59,6 +59,7 @@ class PartitionDirectory(PartitionAccess, Directory):
         self.modes.set("", access)
 
     def stat(self) -> Stat:
+        self.partition.refresh()
         access = self.access()
         timestamp = self.partition.last_timestamp
         if timestamp < 0:

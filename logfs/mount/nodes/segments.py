@@ -70,6 +70,7 @@ class SegmentFile(PartitionAccess, File):
         return self.context.store.disk.stat(self._folder.partition.directory / self.name).st_size
 
     def stat(self) -> Stat:
+        self._folder.partition.refresh()
         access = self.access()
         found = self.context.store.disk.stat(self._folder.partition.directory / self.name)
         mode = stat.S_IFREG | access.mode

@@ -63,6 +63,7 @@ class TextFile(PartitionAccess, File):
         return self.view.generation == self.partition.generation
 
     def stat(self) -> Stat:
+        self.partition.refresh()
         access = self.access()
         timestamp = self.partition.last_timestamp
         if timestamp < 0:

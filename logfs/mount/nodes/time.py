@@ -22,6 +22,7 @@ class TimeDirectory(PartitionFolder):
     """Records by time."""
 
     def find(self, name: str) -> Node | None:
+        self.partition.refresh()
         timestamp = parse_time(name.removesuffix(JSON))
         if timestamp is not None and timestamp >= 0:
             return self._link(name, timestamp)

@@ -1,0 +1,399 @@
+"""A segment that somebody else writes, compacts and deletes, while this process reads it."""
+
+from __future__ import annotations
+
+import copy
+from bisect import bisect_right
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from logfs.errors import Corrupt
+from logfs.format import names
+from logfs.format.batch import HEADER_SIZE, LENGTH_OVERHEAD, MAGIC, Batch, parse_header
+from logfs.format.control import ControlType, end_of_transaction
+from logfs.log import text_cache
+from logfs.log.files import Gone
+from logfs.log.index import TimeEntry
+from logfs.log.listing import open_by_inode
+from logfs.log.segment import (
+    MAX_RELATIVE_OFFSET,
+    POINT_READ_BYTES,
+    UNMEASURED,
+    Segment,
+    Tip,
+)
+from logfs.log.txn_index import TransactionIndex
+from logfs.log.walk import Damage, DamagedRange, Walk, walk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from logfs.log.files import Disk, File
+    from logfs.log.listing import Files
+
+# What was appended since the last look is stepped through up to so much; more is skipped by the offset index.
+_STEP_BYTES = 64 * 1024
+# Behind every offset and every timestamp.
+_LAST = 2**63 - 1
+# Instead of a size in `FollowedSegment._doubt`: a batch that the transaction index does not tell of yet.
+_AWAITED = -2
+# Of `Segment.indexes`, in that order.
+_SUFFIXES = (names.OFFSET_INDEX, names.TIME_INDEX, names.TEXT_INDEX)
+
+
+class FollowedSegment(Segment):
+    """A segment of a read-only store, known by the inodes of its files rather than by their names.
+
+    The last one grows when `advance` is called, up to the last batch that is whole. Whatever has become of the
+    names, an open file stays what it was; one that was not opened in time, or was cut, answers `Gone`.
+    """
+
+    def __init__(self, disk: Disk, directory: Path, base_offset: int) -> None:
+        super().__init__(disk, directory, base_offset)
+        # Empty until `identify`: what loading found under the path.
+        self.inodes: Files = {}
+        self.last_timestamp = -1
+        # Its bytes were cut off and perhaps written anew: nothing of it may be shown any more.
+        self.is_lost = False
+        self.txn_index: _FollowedTxnIndex = _FollowedTxnIndex(disk, self.txn_index.path)
+        self._measured: Tip | None = None
+        # Where the last batch lies, and its header: they tell whether the file was cut and has grown again.
+        self._last: tuple[int, bytes] | None = None
+        # Where no batch was found though bytes are there, and how long the file was when they were searched.
+        self._doubt: tuple[int, int] | None = None
+
+    def identify(self, files: Files) -> None:
+        """Take the files of these inodes for the segment's own."""
+        before, self.inodes = self.inodes, files
+        if files == before:
+            return
+        if before.get(names.TXN_INDEX) != files.get(names.TXN_INDEX) or not before:
+            self.txn_index.follow(files.get(names.TXN_INDEX))
+        if before:
+            # One that Kafka has made since, at its first entry, or made anew. The text's stays: it is ours by now.
+            directory, is_growing = self.path.parent, self.offset_index.is_growing
+            new = FollowedSegment(self._disk, directory, self.base_offset).indexes
+            if before.get(names.OFFSET_INDEX) != files.get(names.OFFSET_INDEX):
+                self.offset_index = new[0]
+            if before.get(names.TIME_INDEX) != files.get(names.TIME_INDEX):
+                self.time_index = new[1]
+            self.offset_index.is_growing = self.time_index.is_growing = is_growing
+        for index, suffix in zip(self.indexes, _SUFFIXES, strict=True):
+            if index.source is None:
+                inode = files.get(suffix)
+                # Of the three, the text's may go alone: nobody but us needs it, and it is made anew.
+                may_go = index is self.text_index
+                index.source = partial(_open_index, self._disk, index.path, inode, may_go=may_go)
+
+    def is_same(self, files: Files) -> bool:
+        """Whether the .log file is the one that this segment reads."""
+        inode = files[names.LOG]
+        if not self.inodes and self._file is not None:
+            return self._disk.stat_file(self._file).st_ino == inode
+        return self.inodes.get(names.LOG, inode) == inode
+
+    @property
+    def size_bytes(self) -> int:
+        if self._tip is None and self._sealed_size is None and self._file is None:
+            # Of very many segments, without opening them all.
+            with suppress(FileNotFoundError):
+                found = self._disk.stat(self.path)
+                if found.st_ino == self.inodes.get(names.LOG):
+                    self._sealed_size = found.st_size
+        return super().size_bytes
+
+    @property
+    def file(self) -> File:
+        file = self._file
+        if file is None:
+            file = self._file = open_by_inode(self._disk, self.path, self.inodes.get(names.LOG))
+        return file
+
+    def mtime_ms(self) -> int:
+        try:
+            return self._disk.stat_file(self.file).st_mtime_ns // 1_000_000
+        except Gone:
+            return 0
+
+    def read(self, position: int, size: int) -> memoryview:
+        wanted = max(min(size, self.size_bytes - position), 0)
+        data = self._disk.read(self.file, position, wanted)
+        if self.is_lost or len(data) < wanted:
+            raise self._cut()
+        return data
+
+    def _cut(self) -> Gone:
+        return Gone(f"{self.path}: was cut while it was read; read again")
+
+    # Growing.
+
+    def follow_end(self) -> None:
+        """Find the end of the last segment by its indexes: nothing before their last entry is read."""
+        self._tip = Tip(0, self.base_offset, UNMEASURED)
+        self.advance()
+
+    def walk_unknown_end(
+        self, position: int, first_offset: int
+    ) -> Iterator[tuple[int, Batch] | Damage]:
+        # How recovery finds the end, and so the last batch.
+        for found in super().walk_unknown_end(position, first_offset):
+            if not isinstance(found, Damage):
+                self._last = found[0], bytes(found[1].data[:HEADER_SIZE])
+            yield found
+
+    def advance(self) -> bool:
+        """Take in the whole batches that were appended since the last look; whether there were any.
+
+        `Gone` if the file was cut below the end that it had then: this segment is of no use any more.
+        """
+        tip = self._tip
+        assert tip is not None
+        for index in self.indexes:
+            index.is_growing = True
+            index.recount()
+        size = self._disk.size(self.file)
+        position, expected, last = tip.size_bytes, tip.next_offset, self._last
+        max_entry = self.max_entry
+        if size - position > _STEP_BYTES:
+            position, expected = max((position, expected), self._start_before(_LAST, size))
+            self.txn_index.forget()
+        damaged: list[Damage] = []
+        for found in self._new_batches(position, expected, size):
+            if isinstance(found, Damage):
+                damaged.append(found)
+                position, expected = found.end, found.next_offset
+                continue
+            header = found[1].header
+            last = found[0], bytes(found[1].data[:HEADER_SIZE])
+            position, expected = found[0] + header.size_bytes, header.next_offset
+            if header.max_timestamp > max_entry.timestamp:
+                max_entry = TimeEntry(header.max_timestamp, header.last_offset)
+            self.last_timestamp = header.max_timestamp
+        # Last of all, so that what was cut and written anew in the meantime shows.
+        self._check_uncut(tip)
+        if position == tip.size_bytes:
+            return False
+        self.damaged += tuple(damaged)
+        self._last = last
+        self._tip = Tip(position, expected, UNMEASURED)
+        if size - tip.size_bytes > _STEP_BYTES:
+            # Of what was skipped.
+            max_entry = max(max_entry, self._time_before(_LAST))
+        self.max_entry = max_entry
+        return True
+
+    def _check_uncut(self, tip: Tip) -> None:
+        if self._disk.size(self.file) < tip.size_bytes:
+            raise self._cut()
+        if self._last is not None:
+            position, header = self._last
+            if self._disk.read(self.file, position, HEADER_SIZE) != header:
+                raise self._cut()
+
+    # The indexes of a segment that grows: after a truncation Kafka leaves old entries in the room behind those in
+    # force, so each is held against the log before it is believed.
+
+    def position_of(self, offset: int) -> int:
+        if self.offset_index.is_growing:
+            return self._start_before(offset, self.size_bytes)[0]
+        return super().position_of(offset)
+
+    def _look_from(self, offset: int) -> tuple[int, int, int]:
+        if self.offset_index.is_growing and not len(self.text_index):
+            return *self._start_before(offset, self.size_bytes), POINT_READ_BYTES
+        return super()._look_from(offset)
+
+    def _start_before(self, offset: int, size: int) -> tuple[int, int]:
+        """Position and base offset of a batch at or before an offset, by an entry that agrees with the log."""
+        index = self.offset_index
+        number = bisect_right(range(len(index)), offset, key=lambda n: index[n].offset) - 1
+        back = 1
+        while number >= 0:
+            position = index[number].position
+            data = self._disk.read(self.file, position, HEADER_SIZE)
+            header = parse_header(data) if len(data) == HEADER_SIZE else None
+            if (
+                header is not None
+                and header.magic == MAGIC
+                and self.base_offset <= header.base_offset <= offset
+                and HEADER_SIZE <= header.size_bytes <= size - position
+            ):
+                data = self._disk.read(self.file, position, header.size_bytes)
+                if len(data) == header.size_bytes and Batch(header, data).is_valid:
+                    return position, header.base_offset
+            number -= back
+            back *= 2
+        return 0, self.base_offset
+
+    def offset_before(self, timestamp: int) -> int:
+        if self.time_index.is_growing:
+            return self._time_before(timestamp).offset
+        return super().offset_before(timestamp)
+
+    def _time_before(self, timestamp: int) -> TimeEntry:
+        """The entry of the time index at or before a timestamp, if it is one of a batch that is in the log."""
+        index = self.time_index
+        number = bisect_right(range(len(index)), timestamp, key=lambda n: index[n].timestamp) - 1
+        back = 1
+        while number >= 0:
+            entry = index[number]
+            with suppress(DamagedRange):
+                batch = self.find_batch(entry.offset)
+                if batch is not None and _is_of(entry, batch):
+                    return entry
+            number -= back
+            back *= 2
+        return TimeEntry(-1, self.base_offset)
+
+    def _new_batches(
+        self, position: int, expected: int, size: int
+    ) -> Iterator[tuple[int, Batch] | Damage]:
+        """The whole batches from a position on: one that is half written ends them."""
+        doubt, self._doubt = self._doubt, None
+        while size - position > LENGTH_OVERHEAD:
+            head = self._disk.read(self.file, position, LENGTH_OVERHEAD)
+            length = int.from_bytes(head[8:], "big", signed=True)
+            if not any(head):
+                # Room that is preallocated.
+                return
+            end = position + LENGTH_OVERHEAD + length
+            found = None
+            if length > 0 and end <= size:
+                found = next(self._walk_to(position, end, expected), None)
+            if found is None or isinstance(found, Damage):
+                found = None
+                if doubt is not None and doubt[0] == position and doubt[1] != size:
+                    # No batch at the second look either: damage, if there is a batch behind it.
+                    found = next(self._walk_to(position, size, expected), None)
+                    doubt = position, size
+                if not isinstance(found, Damage) or found.end == size:
+                    self._doubt = doubt if doubt and doubt[0] == position else (position, -1)
+                    return
+                position, expected = found.end, found.next_offset
+            elif doubt != (position, _AWAITED) and self._is_ahead(found[1]):
+                self._doubt = position, _AWAITED
+                return
+            else:
+                position, expected = end, found[1].header.next_offset
+            yield found
+
+    def _is_ahead(self, batch: Batch) -> bool:
+        """Whether a batch aborts a transaction that the transaction index, written behind it, does not tell of yet.
+
+        Without the entry its records would pass for committed. A marker without a transaction never has one, so
+        none is waited for longer than until the next look.
+        """
+        if not batch.header.is_control:
+            return False
+        self.txn_index.forget()
+        with suppress(Corrupt):
+            marker = end_of_transaction(batch)
+            if marker is None or marker.control_type is not ControlType.ABORT:
+                return False
+        entries = self.txn_index.entries
+        return not entries or entries[-1].last_offset < batch.header.last_offset
+
+    def _walk_to(
+        self, position: int, end: int, expected: int
+    ) -> Iterator[tuple[int, Batch] | Damage]:
+        def read(start: int, size: int) -> memoryview:
+            return self._disk.read(self.file, start, size)
+
+        limit = self.base_offset + MAX_RELATIVE_OFFSET + 1
+        return walk(Walk(read, position, end, expected, limit, exact=True))
+
+    def seal_at(self, next_base: int) -> None:
+        """The log has gone on in another segment: take in the rest of this one. `Gone` as `advance`."""
+        self.advance()
+        tip = self._tip
+        assert tip is not None
+        for index in self.indexes:
+            index.is_growing = False
+        self._measured = None
+        self._tip = tip._replace(next_offset=next_base)
+        self.next_base = next_base
+
+    # Text.
+
+    @property
+    def tip(self) -> Tip:
+        now = self._tip or Tip(self.size_bytes, self.next_offset, UNMEASURED)
+        if now.text is not UNMEASURED:
+            return now
+        measured = self._measured
+        if measured is None or measured[:2] != now[:2]:
+            measured = self._measure(now)
+        return measured
+
+    def _measure(self, now: Tip) -> Tip:
+        """The text up to a tip, by the text index; what is not in it is read."""
+        # The same files, and a tip that does not move meanwhile.
+        still = copy.copy(self)
+        still._tip = now
+        last = self.text_index.last
+        if last.position != now.size_bytes or not still.text_is_sane():
+            self._disk.check_may_block()
+            with self._rebuilding:
+                measured = self._measured
+                if measured is not None and measured >= now:
+                    return measured
+                self._index_text(still, now)
+                last = self.text_index.last
+        self._measured = now._replace(text=last.before)
+        return self._measured
+
+    def _index_text(self, still: Segment, now: Tip) -> None:
+        """Bring the text index up to a tip: in memory, or for a sealed segment from the user's cache."""
+        is_sealed = self.next_base is not None
+        index = self.text_index
+        if is_sealed and text_cache.load(self._disk, self.file, index):
+            if index.last.position == now.size_bytes and still.text_is_sane():
+                return
+            index.reset()
+        index.preallocate(0)
+        index.truncate(now.size_bytes)
+        still.rebuild_text()
+        if is_sealed:
+            text_cache.save(self._disk, self.file, index)
+
+
+class _FollowedTxnIndex(TransactionIndex):
+    """One that is read by its inode, once it is known."""
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        super().__init__(disk, path)
+        self._inode: int | None = None
+        self._is_known = False
+
+    def follow(self, inode: int | None) -> None:
+        """Go by a file of that inode, or by none."""
+        if self._is_known:
+            # Until then it is what recovery found, perhaps in memory alone.
+            self.forget()
+        self._inode, self._is_known = inode, True
+
+    def _read(self) -> bytes:
+        if not self._is_known:
+            return super()._read()
+        if self._inode is None:
+            return b""
+        file = open_by_inode(self._disk, self.path, self._inode)
+        return bytes(self._disk.read(file, 0, self._disk.size(file)))
+
+
+def _is_of(entry: TimeEntry, batch: Batch) -> bool:
+    header = batch.header
+    return header.base_offset <= entry.offset and header.max_timestamp == entry.timestamp
+
+
+def _open_index(disk: Disk, path: Path, inode: int | None, *, may_go: bool) -> File | None:
+    if inode is None:
+        return None
+    try:
+        return open_by_inode(disk, path, inode)
+    except Gone:
+        if may_go:
+            return None
+        raise

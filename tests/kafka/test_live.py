@@ -1,0 +1,307 @@
+"""A read-only mount on a running broker: it follows produce, roll, retention and compaction, and touches nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import orjson
+import pytest
+
+from logfs import Record
+from logfs.format.names import TopicPartition
+from tests.conftest import wait_for
+from tests.kafka.topics import offsets
+from tests.test_live import locks_below
+from tests.test_store import fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.conftest import Mount
+    from tests.kafka.broker import Broker
+    from tests.kafka.client import Client
+
+# How long the load lasts; a minute is what the promise is about.
+SECONDS = float(os.environ.get("LOGFS_LIVE_SECONDS", "20"))
+# All of a broker's background work, as often as it can.
+RESTLESS = {
+    "log_retention_check_interval_ms": 300,
+    "log_initial_task_delay_ms": 100,
+    "log_flush_start_offset_checkpoint_interval_ms": 500,
+    "log_flush_offset_checkpoint_interval_ms": 500,
+    "log_cleaner_backoff_ms": 100,
+}
+SMALL = {"internal_segment_bytes": 20_000, "index_interval_bytes": 500, "file_delete_delay_ms": 700}
+# `feed` is deleted at its beginning, `table` compacted, `both` both; `quiet` rests.
+TOPICS: dict[str, dict[str, object]] = {
+    "feed": {**SMALL, "retention_bytes": 300_000},
+    "table": {**SMALL, "cleanup_policy": "compact", "min_cleanable_dirty_ratio": 0.01},
+    "both": {
+        **SMALL,
+        "cleanup_policy": "compact,delete",
+        "min_cleanable_dirty_ratio": 0.01,
+        "retention_bytes": 200_000,
+    },
+    "quiet": {},
+}
+
+
+class Tail:
+    """`tail -f` of a partition's records, from the first on."""
+
+    def __init__(self, partition: Path, output: Path) -> None:
+        self.output = output
+        with output.open("wb") as file:
+            self.process = subprocess.Popen(
+                ["tail", "-n", "+1", "-s", "0.1", "-f", str(partition / "records")],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+
+    def lines(self) -> list[bytes]:
+        return self.output.read_bytes().split(b"\n")[:-1]
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Readers:
+    """Threads that read a mount in every way; only what has left the log may be missing."""
+
+    def __init__(self, mountpoint: Path) -> None:
+        self.failures: list[BaseException] = []
+        self.reads = 0
+        self._mountpoint = mountpoint
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(seed,)) for seed in range(2)]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, seed: int) -> None:
+        rng = random.Random(seed)
+        while not self._ended.is_set():
+            partition = self._mountpoint / f"{rng.choice(list(TOPICS))}-0"
+            try:
+                rng.choice([self._one, self._range, self._time, self._whole, self._real])(
+                    rng, partition
+                )
+                self.reads += 1
+            except OSError as error:
+                if error.errno != errno.ENOENT:
+                    self.failures.append(error)
+            except BaseException as error:
+                self.failures.append(error)
+
+    def _one(self, rng: random.Random, partition: Path) -> None:
+        status = orjson.loads((partition / "status.json").read_bytes())
+        offset = rng.randrange(status["log_start_offset"], status["log_end_offset"] + 1)
+        envelope = orjson.loads((partition / f"offsets/{offset}.json").read_bytes())
+        assert envelope["offset"] == offset
+
+    def _range(self, rng: random.Random, partition: Path) -> None:
+        shown = (partition / f"offsets/-{rng.randrange(1, 100)}...jsonl").read_bytes()
+        offsets = [orjson.loads(line)["offset"] for line in shown.splitlines()]
+        assert offsets == sorted(set(offsets))
+
+    def _time(self, rng: random.Random, partition: Path) -> None:
+        now = int(time.time() * 1000)
+        wanted = now - rng.randrange(5000)
+        envelope = orjson.loads((partition / f"time/{wanted}.json").read_bytes())
+        assert envelope["timestamp"] >= wanted
+
+    def _whole(self, rng: random.Random, partition: Path) -> None:
+        with (partition / "records").open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            shown = file.read(size)
+        assert shown.count(b"\n") * 200 == len(shown) == size
+
+    def _real(self, rng: random.Random, partition: Path) -> None:
+        for name in os.listdir(partition / "segments"):
+            (partition / "segments" / name).read_bytes()
+        for name in os.listdir(partition / "offsets"):
+            os.stat(partition / "offsets" / name)
+
+
+@pytest.fixture
+def busy(
+    make_broker: Callable[..., Broker], connect: Callable[[Broker], Client]
+) -> Iterator[Broker]:
+    """A broker with a lot to do."""
+    broker = make_broker(**RESTLESS)
+    client = connect(broker)
+    for name, configs in TOPICS.items():
+        client.create_topic(name, **configs)
+    client.produce("quiet", [Record(b"%0199d" % 0)])
+    yield broker
+    broker.close()
+
+
+def test_a_mount_on_a_busy_broker(
+    busy: Broker,
+    connect: Callable[[Broker], Client],
+    make_mount: Callable[..., Mount],
+    tmp_path: Path,
+) -> None:
+    """Under load `tail -f` sees every record once, no error escapes, and nothing below is touched (issue item 6)."""
+    client = connect(busy)
+    mount = make_mount("--read-only", log_dirs=[busy.log_dir])
+    tails = {name: Tail(mount.path / f"{name}-0", tmp_path / name) for name in TOPICS}
+    readers = Readers(mount.path)
+    sent: dict[str, list[bytes]] = {name: [] for name in TOPICS}
+    sent["quiet"].append(b"%0199d" % 0)
+    rng = random.Random(6)
+    compressions = ["none", "none", "lz4", "zstd"]
+    try:
+        producers = [client.producer(compression_type=name) for name in compressions]
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            for name in ("feed", "table", "both"):
+                batch = []
+                for _ in range(rng.randrange(1, 60)):
+                    value = b"%0199d" % len(sent[name])
+                    sent[name].append(value)
+                    batch.append(Record(value, key=b"%d" % rng.randrange(30)))
+                rng.choice(producers).send(name, batch)
+        for name, tail in tails.items():
+            wait_for(lambda name=name, tail=tail: tail.lines()[-1:] == sent[name][-1:])
+    finally:
+        readers.stop()
+        for tail in tails.values():
+            tail.stop()
+    assert readers.failures == []
+    assert readers.reads > 100
+    assert mount.errors() == ""
+    # What retention takes is long read by then; a cleaner may be quicker than a reader, who sees no record twice.
+    for name in ("feed", "quiet"):
+        assert tails[name].lines() == sent[name]
+    for name in ("table", "both"):
+        shown = tails[name].lines()
+        assert shown == sorted(set(shown))
+        assert set(shown) <= set(sent[name])
+        assert len(shown) > len(sent[name]) * 0.9
+    status = orjson.loads((mount.path / "feed-0/status.json").read_bytes())
+    assert status["log_start_offset"] > 0
+    cleaned = offsets(busy.log_dir, "cleaner-offset-checkpoint")
+    assert all(cleaned[TopicPartition(name, 0)] > 0 for name in ("table", "both"))
+    os.kill(busy.process.pid, signal.SIGSTOP)  # type: ignore[union-attr]
+    try:
+        before = fingerprint(busy.log_dir), locks_below(busy.log_dir)
+        assert before[1]
+        assert_reads_everything(mount.path)
+        again = make_mount("--read-only", name="again", log_dirs=[busy.log_dir])
+        assert_reads_everything(again.path)
+        assert mount.errors() == again.errors() == ""
+        again.stop()
+        assert (fingerprint(busy.log_dir), locks_below(busy.log_dir)) == before
+    finally:
+        os.kill(busy.process.pid, signal.SIGCONT)  # type: ignore[union-attr]
+    # And it is what Kafka's own consumer sees, once the broker rests.
+    for name in TOPICS:
+        wait_for(lambda name=name: shown_by(mount, name) == consumed(client, name))
+
+
+def assert_reads_everything(mountpoint: Path) -> None:
+    """Every view of every partition."""
+    for name in TOPICS:
+        partition = mountpoint / f"{name}-0"
+        count = len((partition / "records.jsonl").read_bytes().splitlines())
+        assert (partition / "records").read_bytes().count(b"\n") == count > 0
+        for entry in os.listdir(partition / "segments"):
+            (partition / "segments" / entry).read_bytes()
+
+
+def shown_by(mount: Mount, name: str) -> list[tuple[int, bytes]]:
+    text = (mount.path / f"{name}-0/records.jsonl").read_bytes()
+    rows = map(orjson.loads, text.splitlines())
+    return [(row["offset"], row["value"].encode()) for row in rows]
+
+
+def consumed(client: Client, name: str) -> list[tuple[int, bytes]]:
+    return [(record.offset, record.value) for record in client.consume(name)]  # type: ignore[misc]
+
+
+def test_topics_come_and_go(
+    busy: Broker, connect: Callable[[Broker], Client], make_mount: Callable[..., Mount]
+) -> None:
+    """Topics that a broker makes, deletes and makes again, and records that it deletes, on a mount of them."""
+    client = connect(busy)
+    mount = make_mount("--read-only", log_dirs=[busy.log_dir])
+    client.create_topic("new", partitions=2)
+    client.produce("new", [Record(b"a"), Record(b"b"), Record(b"c")], partition=1)
+    wait_for((mount.path / "new-1").is_dir)
+    assert (mount.path / "new-1/records").read_bytes() == b"a\nb\nc\n"
+    assert (mount.path / "new-0/records").read_bytes() == b""
+    client.delete_records("new", 2, partition=1)
+    wait_for(lambda: (mount.path / "new-1/records").read_bytes() == b"c\n")
+    assert os.readlink(mount.path / "new-1/offsets/earliest") == "2"
+    client.delete_topic("new")
+    wait_for(lambda: not (mount.path / "new-1").exists())
+    client.create_topic("new")
+    client.produce("new", [Record(b"d")])
+    wait_for(lambda: (mount.path / "new-0/records").exists())
+    wait_for(lambda: (mount.path / "new-0/records").read_bytes() == b"d\n")
+    assert mount.errors() == ""
+
+
+def test_a_broker_that_dies_and_comes_back(
+    busy: Broker, connect: Callable[[Broker], Client], make_mount: Callable[..., Mount]
+) -> None:
+    """The mount shows what is there while the broker is dead, and goes on with the next one."""
+    client = connect(busy)
+    mount = make_mount("--read-only", log_dirs=[busy.log_dir])
+    records = mount.path / "quiet-0/records"
+    shown = records.read_bytes()
+    for turn, end in enumerate([busy.kill, busy.stop]):
+        client.produce("quiet", [Record(b"%d" % turn)])
+        shown += b"%d\n" % turn
+        wait_for(lambda: records.read_bytes() == shown)  # noqa: B023
+        end()
+        assert records.read_bytes() == shown
+        busy.start()
+        client.produce("quiet", [Record(b"again")])
+        shown += b"again\n"
+        wait_for(lambda: records.read_bytes() == shown)  # noqa: B023
+    assert mount.errors() == ""
+
+
+def test_what_is_not_committed_is_not_shown(
+    busy: Broker, connect: Callable[[Broker], Client], make_mount: Callable[..., Mount]
+) -> None:
+    """A mount with `isolation=read_committed` follows transactions: open ones wait, aborted ones never come."""
+    client = connect(busy)
+    client.create_topic("money")
+    committed = make_mount("--read-only", "-oisolation=read_committed", log_dirs=[busy.log_dir])
+    everything = make_mount("--read-only", name="all", log_dirs=[busy.log_dir])
+    wait_for((committed.path / "money-0").is_dir)
+    wait_for((everything.path / "money-0").is_dir)
+    wanted, sent = b"", b""
+    with client.producer(transactional_id="bank") as producer:
+        for turn in range(12):
+            producer.begin()
+            producer.send("money", [Record(b"%d" % turn)])
+            sent += b"%d\n" % turn
+            assert (everything.path / "money-0/records").read_bytes() == sent
+            assert (committed.path / "money-0/records").read_bytes() == wanted
+            if turn % 3:
+                producer.commit()
+                wanted += b"%d\n" % turn
+            else:
+                producer.abort()
+            # The marker is written behind the client's back.
+            wait_for(lambda: (committed.path / "money-0/records").read_bytes() == wanted)  # noqa: B023
+    assert (everything.path / "money-0/records").read_bytes() == sent
+    assert committed.errors() == everything.errors() == ""
