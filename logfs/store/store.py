@@ -210,7 +210,13 @@ class Store:
     def _open_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> Partition:
         clean = log_dir.clean and not self._recover
         point = 0 if self._recover else log_dir.recovery_points.get(name, 0)
-        start = recovery.Start(clean, point, log_dir.log_starts.get(name, 0), log_dir.live)
+        start = recovery.Start(
+            clean,
+            point,
+            log_dir.log_starts.get(name, 0),
+            log_dir.live,
+            self.settings.broker_config.producer_id_expiration_ms,
+        )
         config = self.settings.log_config(name.topic)
         total = 0
         if not clean and not log_dir.live:
@@ -223,10 +229,7 @@ class Store:
             done += size
             self._progress(name.directory, done, total)
 
-        now = self.clock()
-        loaded = recovery.load(self.disk, path, config, start, now, report)
-        if loaded.producers is not None:
-            loaded.producers.expire(now, self.settings.broker_config.producer_id_expiration_ms)
+        loaded = recovery.load(self.disk, path, config, start, self.clock(), report)
         return Partition(
             self.disk,
             path,
