@@ -10,7 +10,7 @@ from logfs import errors
 from logfs.format import names
 from logfs.format.aborted import AbortedTransaction, parse_aborted
 from logfs.format.batch import HEADER_SIZE, Batch, seal
-from logfs.format.record import Record, encode_record
+from logfs.format.record import Record, TimestampType, encode_record
 from logfs.format.snapshot import ProducerEntry, format_snapshot, parse_snapshot
 from logfs.store.check import check
 from logfs.store.store import Store
@@ -132,9 +132,11 @@ def test_producers_do_not_mix(orders: Partition) -> None:
 
 
 def test_a_coordinator_need_not_keep_to_sequences(orders: Partition) -> None:
-    orders.append_batch(batch(1, 5, b"a"), coordinator=True)
-    orders.append_batch(batch(1, 2, b"b"), coordinator=True)
+    orders.append_batch(batch(1, 5, b"a", epoch=1), coordinator=True)
+    orders.append_batch(batch(1, 2, b"b", epoch=1), coordinator=True)
     assert orders.log_end_offset == 2
+    with pytest.raises(errors.InvalidProducerEpoch):
+        orders.append_batch(batch(1, 3, b"c", epoch=0), coordinator=True)
 
 
 # Transactions.
@@ -374,6 +376,26 @@ def test_idle_producers_expire_and_open_transactions_do_not(log_dir: Path) -> No
         orders.append_batch(batch(1, 77, b"c", timestamp=now))
 
 
+@pytest.mark.parametrize("recover", [False, True])
+def test_a_snapshot_is_read_without_those_that_were_idle(log_dir: Path, recover: bool) -> None:
+    with Store(log_dir, clock=lambda: NOW) as store:
+        orders = store.create(NAME)
+        orders.append_batch(batch(1, 0, b"a"))
+        orders.append_batch(batch(2, 0, b"b", transactional=True))
+    with Store(log_dir, clock=lambda: NOW + 86_400_000, recover=recover) as store:
+        assert [entry.producer_id for entry in store[NAME].producers.entries()] == [2]
+
+
+def test_a_repetition_may_roll(store: Store) -> None:
+    """The log is rolled before the producer is judged, as in Kafka."""
+    store.settings.set_topic("orders", "segment.bytes", "100")
+    orders = store.create(NAME)
+    again = batch(1, 0, b"a" * 30)
+    assert orders.append_batch(again).first_offset == 0
+    assert orders.append_batch(again).duplicate
+    assert [segment.base_offset for segment in orders.segments] == [0, 1]
+
+
 def test_a_store_without_snapshots_that_was_closed_cleanly_gets_empty_ones(log_dir: Path) -> None:
     with Store(log_dir, clock=lambda: NOW) as store:
         orders = store.create(NAME)
@@ -410,6 +432,28 @@ def test_a_transaction_index_that_cannot_be_is_made_anew(log_dir: Path) -> None:
     path.write_bytes(AbortedTransaction(1, -9, -5, 0).pack())
     with Store(log_dir, clock=lambda: NOW):
         assert path.read_bytes() == good
+
+
+def test_a_marker_has_the_topics_kind_of_time(store: Store) -> None:
+    store.settings.set_topic("orders", "message.timestamp.type", "LogAppendTime")
+    orders = store.create(NAME)
+    orders.end_transaction(1, 0, commit=True)
+    (found,) = orders.active.walk()
+    assert isinstance(found, tuple)
+    assert found[1].header.timestamp_type is TimestampType.LOG_APPEND_TIME
+
+
+def test_an_index_without_room_stays_sparse(log_dir: Path) -> None:
+    """Recovery makes an entry for each batch now, and there is room for three."""
+    with Store(log_dir, clock=lambda: NOW) as store:
+        orders = store.create(NAME)
+        for value in range(9):
+            orders.append([b"%d" % value])
+        store.settings.set_topic("orders", "index.interval.bytes", "0")
+        store.settings.set_topic("orders", "segment.index.bytes", "24")
+    with Store(log_dir, clock=lambda: NOW, recover=True) as store:
+        assert store[NAME].log_end_offset == 9
+        assert 0 < len(store[NAME].segments[0].offset_index) <= 3
 
 
 def test_a_marker_is_a_batch_as_kafka_writes_it(orders: Partition) -> None:

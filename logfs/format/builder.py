@@ -293,10 +293,10 @@ def rebuild(batch: Batch, form: BatchFormat, now_ms: int) -> NewBatch:
     header = batch.header
     decoded = batch.columns()
     count = len(decoded)
-    base_timestamp = header.base_timestamp
-    if (decoded.offsets - header.base_offset != range(count)).any():
+    base_timestamp = int(decoded.timestamps[0])
+    has_gaps = bool((decoded.offsets - header.base_offset != range(count)).any())
+    if has_gaps or (header.codec is not form.codec and base_timestamp != header.base_timestamp):
         records = list(decoded.records())
-        base_timestamp = int(decoded.timestamps[0])
         payload: Buffer = b"".join(
             encode_record(record, offset_delta=number, timestamp_delta=stamp - base_timestamp)
             for number, (record, stamp) in enumerate(
@@ -304,7 +304,7 @@ def rebuild(batch: Batch, form: BatchFormat, now_ms: int) -> NewBatch:
             )
         )
     else:
-        payload = batch.payload
+        payload, base_timestamp = batch.payload, header.base_timestamp
     if payload is batch.payload and header.codec is form.codec:
         packed: Buffer = batch.data[HEADER_SIZE:]
     elif form.codec is Codec.NONE:
@@ -332,14 +332,20 @@ def rebuild(batch: Batch, form: BatchFormat, now_ms: int) -> NewBatch:
 
 
 def build_marker(
-    marker: EndTransactionMarker, producer_id: int, producer_epoch: int, now_ms: int
+    marker: EndTransactionMarker,
+    producer_id: int,
+    producer_epoch: int,
+    timestamp_type: TimestampType,
+    now_ms: int,
 ) -> NewBatch:
-    """The control batch that ends a producer's transaction (kafka-storage 2.5)."""
+    """The control batch that ends a producer's transaction (kafka-storage 2.5); not compressed in any topic."""
     record = Record(marker.value(), marker.key(), timestamp=now_ms)
     data = bytearray(HEADER_SIZE) + encode_record(record, offset_delta=0, timestamp_delta=0)
     seal(
         data,
-        attributes=TRANSACTIONAL_BIT | CONTROL_BIT,
+        attributes=BatchFormat(timestamp_type=timestamp_type).attributes
+        | TRANSACTIONAL_BIT
+        | CONTROL_BIT,
         last_offset_delta=0,
         base_timestamp=now_ms,
         max_timestamp=now_ms,

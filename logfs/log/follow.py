@@ -68,7 +68,7 @@ def load(disk: Disk, directory: Path, start: Start) -> Loaded:
     end = last.next_offset
     first = min(max(start.log_start_offset, segments[0].base_offset), end)
     epochs = LeaderEpochs(disk, directory)
-    snapshots = Snapshots(disk, directory)
+    snapshots = Snapshots(disk, directory, start.producer_expiration_ms)
     point = min(start.recovery_point, end)
     return Loaded([*segments], first, point, epochs, snapshots, None, timestamp)
 

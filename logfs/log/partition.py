@@ -124,7 +124,7 @@ class Partition(Reader):
         with self.lock:
             end = self.log_end_offset
             if known is None or self._producers_end > end:
-                known = self._producers = self.snapshots.restore(self.segments, end)
+                known = self._producers = self._restore_producers(end)
             else:
                 for segment in self.segments_from(self._producers_end):
                     replay(known, segment, self._producers_end, end)
@@ -211,8 +211,9 @@ class Partition(Reader):
             raise Corrupt(f"{self.name.directory}: bytes follow the batch; append one at a time")
         new = check_batch(batch, config, now_ms, trusted=coordinator)
         with self.disk.hold(self.lock):
-            if batch.header.producer_id >= 0 and not coordinator:
-                sent = self.producers.check_batch(batch.header)
+            self._prepare(new, config, now_ms)
+            if batch.header.producer_id >= 0:
+                sent = self.producers.check_batch(batch.header, trusted=coordinator)
                 if sent is not None:
                     return AppendedBatch(sent.first_offset, sent.last_offset, duplicate=True)
             done = self._append_noted(new, config, now_ms)
@@ -229,12 +230,23 @@ class Partition(Reader):
         now_ms = self._clock()
         kind = ControlType.COMMIT if commit else ControlType.ABORT
         marker = EndTransactionMarker(kind, coordinator_epoch)
-        new = build_marker(marker, producer_id, producer_epoch, now_ms)
+        config = self.config
+        form = self._batch_format(config)
+        new = build_marker(marker, producer_id, producer_epoch, form.timestamp_type, now_ms)
         with self.disk.hold(self.lock):
+            self._prepare(new, config, now_ms)
             self.producers.check_marker(producer_id, producer_epoch, coordinator_epoch)
-            done = self._append_noted(new, self.config, now_ms)
+            done = self._append_noted(new, config, now_ms)
         self.flush_if_due()
         return done.first_offset
+
+    def _prepare(self, new: NewBatch, config: LogConfig, now_ms: int) -> None:
+        """Roll if the batch needs it; as in Kafka before its producer is judged, so one that is refused may do so."""
+        self.check_appendable()
+        try:
+            self._make_room(new, config, now_ms)
+        except OSError as error:
+            raise self._failed_append(error) from None
 
     def _append_noted(self, new: NewBatch, config: LogConfig, now_ms: int) -> AppendedBatch:
         """Append a batch, and take note of what it says of its producer."""
@@ -290,18 +302,24 @@ class Partition(Reader):
         if not self.disk.writable:
             raise NotWritable(f"{self.directory}: the store is open read-only")
 
-    def _append_batch(self, batch: NewBatch, config: LogConfig, now_ms: int) -> None:
+    def _make_room(self, batch: NewBatch, config: LogConfig, now_ms: int) -> Segment:
+        """The segment that a batch goes into, a new one if the active one has no place for it (kafka-storage 4.1)."""
         active = self.segments[-1]
         if not active.is_active:
             active.activate(config, now_ms)
-        base_offset = active.next_offset
+        last_offset = active.next_offset + batch.record_count - 1
+        if active.should_roll(len(batch.data), last_offset, batch.max_timestamp, config, now_ms):
+            active = self.roll(now_ms)
+        return active
+
+    def _append_batch(self, batch: NewBatch, config: LogConfig, now_ms: int) -> None:
+        base_offset = self.log_end_offset
         if self.epochs.latest < 0:
             self.check_may_block()
             self.epochs.assign(LEADER_EPOCH, base_offset)
+        active = self._make_room(batch, config, now_ms)
         count, size, timestamp = batch.record_count, len(batch.data), batch.max_timestamp
         last_offset = base_offset + count - 1
-        if active.should_roll(size, last_offset, timestamp, config, now_ms):
-            active = self.roll(now_ms)
         assign_offset(batch.data, base_offset, self.epochs.latest)
         records, lines, envelopes = batch.text
         text = TextSize(records, lines, envelopes + offset_digits(base_offset, records))
@@ -333,12 +351,14 @@ class Partition(Reader):
     def roll(self, now_ms: int) -> Segment:
         """Seal the active segment and start a new one at the log end offset (kafka-storage 4.2).
 
-        The sealed one is flushed by the next `flush`. An empty active segment stays as it is.
+        The sealed one is flushed by the next `flush`. An empty active segment begins anew where it is.
         """
         with self.lock:
             sealed = self.active
             base_offset = sealed.next_offset
             if base_offset == sealed.base_offset:
+                sealed.created_ms = now_ms
+                sealed.txn_index.remove()
                 return sealed
             segment = Segment(self.disk, self.directory, base_offset)
             segment.activate(self.config, now_ms, create=True)
@@ -449,6 +469,7 @@ class Partition(Reader):
             if offset > self.log_start_offset:
                 self.log_start_offset = offset
                 self.epochs.truncate_from_start(offset)
+                self.snapshots.floor = offset
                 self.generation += 1
 
     def lower_recovery_point(self, offset: int) -> None:
@@ -491,9 +512,12 @@ class Partition(Reader):
         self.epochs.truncate_from_end(offset)
         for segment in dropped:
             self._remove(segment)
-        self.snapshots.drop_outside(self.log_start_offset, offset)
-        self._producers = self.snapshots.restore(self.segments, offset)
+        self._producers = self._restore_producers(offset)
         self.disk.sync_directory(self.directory)
+
+    def _restore_producers(self, end: int) -> Producers:
+        start = self.log_start_offset
+        return self.snapshots.restore(self.segments, start, end, self._clock())
 
     def _remove(self, segment: Segment) -> None:
         """Unlink a segment's files; who still reads it keeps its descriptors (rule 4)."""

@@ -168,16 +168,28 @@ class Producers:
 
     # Checks, for what a client sends (kafka-storage 9.2, 9.3).
 
-    def check_batch(self, header: Header) -> SentBatch | None:
+    def check_batch(self, header: Header, *, trusted: bool = False) -> SentBatch | None:
         """The remembered batch that this one repeats, or None for a batch to append.
 
-        Raises `InvalidProducerEpoch`, `OutOfOrderSequence` and `InvalidTransactionState`.
+        A `trusted` one comes from a coordinator, which keeps no sequences. Raises `InvalidProducerEpoch`,
+        `OutOfOrderSequence` and `InvalidTransactionState`.
         """
         producer = self[header.producer_id]
-        duplicate = producer.duplicate(header)
+        duplicate = None if trusted else producer.duplicate(header)
         if duplicate is not None:
             return duplicate
         self._check_epoch(producer, header.producer_epoch)
+        if not trusted:
+            self._check_sequence(producer, header)
+        if producer.transaction_start is not None and not header.is_transactional:
+            raise InvalidTransactionState(
+                f"producer {header.producer_id}: a batch outside the transaction that it has open "
+                f"since offset {producer.transaction_start}; end the transaction first"
+            )
+        return None
+
+    @staticmethod
+    def _check_sequence(producer: Producer, header: Header) -> None:
         if header.producer_epoch != producer.epoch:
             is_next = header.base_sequence == 0 or producer.epoch == NO_PRODUCER_EPOCH
         else:
@@ -188,12 +200,6 @@ class Producers:
                 f"{header.producer_epoch} does not follow {producer.last_sequence} of epoch "
                 f"{producer.epoch}; send what is missing first"
             )
-        if producer.transaction_start is not None and not header.is_transactional:
-            raise InvalidTransactionState(
-                f"producer {header.producer_id}: a batch outside the transaction that it has open "
-                f"since offset {producer.transaction_start}; end the transaction first"
-            )
-        return None
 
     def check_marker(self, producer_id: int, producer_epoch: int, coordinator_epoch: int) -> None:
         """Raise `InvalidProducerEpoch` or `CoordinatorFenced` for a marker of yesterday."""

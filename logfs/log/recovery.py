@@ -55,13 +55,15 @@ class Start(NamedTuple):
     """What is known of a partition before it is loaded.
 
     `clean`: it was closed properly; the offsets are those of the checkpoints. `compacted`: a cleaner has been here,
-    so offsets may be missing, whatever the topic's settings are.
+    so offsets may be missing, whatever the topic's settings are. An idle producer is remembered for
+    `producer_expiration_ms`.
     """
 
     clean: bool
     recovery_point: int = 0
     log_start_offset: int = 0
     compacted: bool = False
+    producer_expiration_ms: int = 86_400_000
 
 
 @dataclass(slots=True)
@@ -127,7 +129,7 @@ class _Loader:
             self._finish_swaps()
             self._drop_orphans()
         self.epochs = LeaderEpochs(self.disk, self.directory)
-        self.snapshots = Snapshots(self.disk, self.directory)
+        self.snapshots = Snapshots(self.disk, self.directory, self.start.producer_expiration_ms)
         segments = self._open_segments()
         segments, log_end_offset = self._recover(segments)
         if segments and log_end_offset < self.start.log_start_offset:
@@ -221,16 +223,13 @@ class _Loader:
         if not self.disk.writable:
             return None
         self.snapshots.drop_strays({segment.base_offset for segment in segments})
-        self.snapshots.drop_outside(log_start_offset, log_end_offset)
-        if self.start.clean and not self.snapshots.offsets:
-            # Whoever closes a log that has known a producer leaves a snapshot, so this one has known none.
-            self.producers, self.producers_end = Producers(), log_end_offset
-            for segment in segments[-2:]:
-                self.snapshots.take(segment.base_offset, self.producers)
-        if self.producers_end != log_end_offset:
-            return self.snapshots.restore(segments, log_end_offset)
-        self.snapshots.take(log_end_offset, self.producers)
-        return self.producers
+        if not self.start.clean or self.snapshots.offsets:
+            return self.snapshots.restore(segments, log_start_offset, log_end_offset, self.now_ms)
+        # Whoever closes a log that has known a producer leaves a snapshot, so this one has known none.
+        nobody = Producers()
+        for offset in [*(segment.base_offset for segment in segments[-2:]), log_end_offset]:
+            self.snapshots.take(offset, nobody)
+        return nobody
 
     def _note_producer(self, segment: Segment, info: BatchInfo) -> None:
         """Take a producer's batch of a segment under recovery; an aborted transaction goes into the index."""
@@ -262,10 +261,10 @@ class _Loader:
         files = set(self._files())
         for number, segment in enumerate(segments[:-1]):
             if number >= first or not self._has_indexes(segment, files):
-                self._rebuild(segments[: number + 1], cut=False)
+                self._rebuild(segments, segment)
         last = segments[-1]
         if first < len(segments) or not self._resume(last):
-            self._rebuild(segments, cut=True)
+            self._rebuild(segments, last)
         if not self.last_timestamp >= 0 and len(segments) > 1:
             self.last_timestamp = segments[-2].max_timestamp.timestamp
         end = last.next_offset
@@ -331,16 +330,19 @@ class _Loader:
             return segment.base_offset
         return max(entry.offset - header.last_offset_delta, segment.base_offset)
 
-    def _rebuild(self, segments: Sequence[Segment], *, cut: bool) -> None:
-        """Walk the last of some segments, make its indexes anew, and cut a torn tail if it is the log's last
+    def _rebuild(self, segments: Sequence[Segment], segment: Segment) -> None:
+        """Walk one of the segments, make its indexes anew, and cut a torn tail if it is the log's last
         (kafka-storage 3.4)."""
-        *earlier, segment = segments
+        cut = segment is segments[-1]
         logger.info("%s: recovering", segment.path)
         size = self.disk.size(segment.file)
         for index in (*segment.indexes, segment.txn_index):
             index.reset()
-        if self.producers_end != segment.base_offset:
-            self.producers = self.snapshots.restore(earlier, segment.base_offset)
+        # From the snapshot that the segment before has left; a read-only store has none, but what it has seen.
+        if self.disk.writable or self.producers_end != segment.base_offset:
+            self.producers = self.snapshots.restore(
+                segments, self.start.log_start_offset, segment.base_offset, self.now_ms
+            )
         segment.resume(Tip(size, segment.base_offset, NO_TEXT), TimeEntry(-1, 0))
         segment.activate(self.config, self.now_ms)
         interval = self.config.index_interval_bytes
@@ -368,7 +370,8 @@ class _Loader:
             self.progress(found.size_bytes)
             if found.max_timestamp > max_entry.timestamp:
                 max_entry = TimeEntry(found.max_timestamp, found.next_offset - 1)
-            if found.position - last_entry > interval:
+            is_full = segment.offset_index.is_full or segment.time_index.is_full
+            if found.position - last_entry > interval and not is_full:
                 segment.offset_index.append(found.next_offset - 1, found.position)
                 segment.time_index.maybe_append(*max_entry)
                 last_entry = found.position

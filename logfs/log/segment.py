@@ -322,16 +322,17 @@ class Segment:
             self._file = self._disk.open(self.path, write=True, create=True)
             if self._disk.size(self._file):
                 self._disk.truncate(self._file, 0)
-            for index in (*self.indexes, self.txn_index):
+            for index in self.indexes:
                 index.reset()
-            if config.preallocate:
-                self._disk.truncate(self._file, config.segment_bytes)
+            self.txn_index.remove()
             self._tip = Tip(0, self.base_offset, NO_TEXT)
             self.gaps = False
             self.created_ms = now_ms
         elif self._tip is not None:
             # Measured before the index gets room for more.
             _ = self.tip
+        if config.preallocate and not self.size_bytes:
+            self._disk.truncate(self.file, config.segment_bytes)
         self.offset_index.preallocate(config.segment_index_bytes)
         self.time_index.preallocate(config.segment_index_bytes)
         # As many entries as the offset index, and the closing one.

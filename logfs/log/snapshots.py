@@ -28,9 +28,13 @@ logger = logging.getLogger(__name__)
 class Snapshots:
     """The snapshots of one partition directory, by offset: each holds what the batches below it say."""
 
-    def __init__(self, disk: Disk, directory: Path) -> None:
+    def __init__(self, disk: Disk, directory: Path, expiration_ms: int) -> None:
+        """`expiration_ms` is how long an idle producer is remembered."""
         self._disk = disk
         self._directory = directory
+        self._expiration_ms = expiration_ms
+        # Nothing is taken at or below it while there is no snapshot: what lies below the log's start is forgotten.
+        self.floor = 0
         self.offsets = sorted(
             names.parse_stem(entry.name)
             for entry in disk.scan(directory)
@@ -39,8 +43,8 @@ class Snapshots:
 
     @property
     def latest(self) -> int:
-        """The offset of the newest snapshot; 0 if there is none, for no batch lies below it."""
-        return self.offsets[-1] if self.offsets else 0
+        """The offset of the newest snapshot, or what stands for one where there is none."""
+        return self.offsets[-1] if self.offsets else self.floor
 
     def path(self, offset: int) -> Path:
         """The file of the snapshot at an offset."""
@@ -68,13 +72,16 @@ class Snapshots:
             file.close()
         self.offsets.append(offset)
 
-    def newest(self, limit: int) -> tuple[int, Producers]:
-        """The newest snapshot at or below an offset that can be read, and its offset; (0, none) without one."""
+    def newest(self, now_ms: int) -> tuple[int, Producers]:
+        """The newest snapshot that can be read, without those that have been idle for too long, and its offset.
+
+        Without one there are no producers, as of the floor.
+        """
         for offset in reversed(self.offsets):
-            if offset > limit:
-                continue
             try:
-                return offset, Producers(parse_snapshot(self.read(offset)))
+                producers = Producers(parse_snapshot(self.read(offset)))
+                producers.expire(now_ms, self._expiration_ms)
+                return offset, producers
             except FileNotFoundError:
                 self.offsets.remove(offset)
             except Corrupt as error:
@@ -82,21 +89,27 @@ class Snapshots:
                     "%s: %s; an older one, or the log, will do", self.path(offset), error
                 )
                 self.drop(offset)
-        return 0, Producers()
+        return self.floor, Producers()
 
-    def restore(self, segments: Sequence[Segment], end: int) -> Producers:
+    def restore(
+        self, segments: Sequence[Segment], log_start_offset: int, end: int, now_ms: int
+    ) -> Producers:
         """The producers as they are at an offset: the newest snapshot below it, and the log from there on.
 
-        Takes the snapshots that are missing at the last two segments' bases and at `end` (kafka-storage 9.8).
+        Drops the snapshots that are beyond either end of the log, and takes those that are missing at the last two
+        segments' bases and at `end` (kafka-storage 9.8).
         """
-        start, producers = self.newest(end)
+        self.drop_outside(log_start_offset, end)
+        self.floor = log_start_offset
+        start, producers = self.newest(now_ms)
         wanted = {segment.base_offset for segment in segments[-2:]}
         for segment in segments:
-            if segment.next_offset <= start or segment.base_offset >= end:
+            if segment.base_offset >= end or segment.next_offset <= start:
                 continue
+            first = max(start, segment.base_offset)
             if segment.base_offset in wanted:
-                self.take(segment.base_offset, producers)
-            replay(producers, segment, max(start, segment.base_offset), end)
+                self.take(first, producers)
+            replay(producers, segment, first, end)
         self.take(end, producers)
         return producers
 
@@ -125,5 +138,5 @@ class Snapshots:
 def replay(producers: Producers, segment: Segment, start: int, end: int) -> None:
     """Take a segment's batches with offsets in [start, end) into account; what is damaged tells nothing."""
     for batch in spans.producers_batches(segment):
-        if start <= batch.header.base_offset < end:
+        if start <= batch.header.last_offset and batch.header.base_offset < end:
             producers.note(batch)

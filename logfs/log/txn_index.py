@@ -75,6 +75,12 @@ class TransactionIndex:
         """Forget every entry, for a rebuild; a file that is there is emptied."""
         self._resize(())
 
+    def remove(self) -> None:
+        """As before the first entry: there is no file, whatever a segment that was here before has left."""
+        self._file, self._entries = None, ()
+        if self._disk.exists(self.path):
+            self._disk.unlink(self.path)
+
     def _resize(self, kept: tuple[AbortedTransaction, ...]) -> None:
         self._entries = kept
         if self._disk.writable and self._disk.exists(self.path):

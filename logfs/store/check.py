@@ -183,7 +183,11 @@ def _check_segment(
         yield from _check_batch(partition, segment, position, batch)
         seen.note(position, batch)
         transaction = producers.note(batch)
-        if transaction is not None and transaction.is_aborted:
+        # Of one that began below the log's start, recovery may have seen no more than anybody can read of it.
+        is_readable = (
+            transaction is not None and transaction.first_offset >= partition.log_start_offset
+        )
+        if transaction is not None and transaction.is_aborted and is_readable:
             ended.append(transaction)
         seen.text = seen.text.plus(text_size(batch))
         report(partition.name.directory, batch.header.size_bytes)
@@ -234,8 +238,8 @@ def _check_indexes(segment: Segment, seen: _Seen, texts: dict[int, object]) -> I
             break
     yield from _check_times(segment, seen)
     for text in segment.text_index:
-        if text == (segment.base_offset + 1, 0, NO_TEXT):
-            # All zero: the room of a segment whose daemon was killed, and which a broker went on with.
+        if not text.position:
+            # Room that a crash left, and a broker that then closed the segment knew nothing of.
             break
         if texts.get(text.position) != text.before:
             yield Finding(

@@ -233,7 +233,11 @@ class Store:
         clean = log_dir.clean and not self._recover
         point = 0 if self._recover else log_dir.recovery_points.get(name, 0)
         start = recovery.Start(
-            clean, point, log_dir.log_starts.get(name, 0), name in log_dir.cleaner_offsets
+            clean,
+            point,
+            log_dir.log_starts.get(name, 0),
+            name in log_dir.cleaner_offsets,
+            self.settings.broker_config.producer_id_expiration_ms,
         )
         config = self.settings.log_config(name.topic)
         total = 0
@@ -258,11 +262,7 @@ class Store:
 
         if self.read_only:
             return FollowedPartition(self.disk, path, name, get_config, self.clock, load)
-        loaded = load()
-        if loaded.producers is not None:
-            expiration_ms = self.settings.broker_config.producer_id_expiration_ms
-            loaded.producers.expire(self.clock(), expiration_ms)
-        return Partition(self.disk, path, name, get_config, self.clock, loaded)
+        return Partition(self.disk, path, name, get_config, self.clock, load())
 
     # Partitions.
 

@@ -36,6 +36,7 @@ public final class Oracle {
         Producers.register(calls);
         Consumers.register(calls);
         Tools.register(calls);
+        Storage.register(calls);
         BufferedReader requests = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = requests.readLine(); line != null; line = requests.readLine()) {
             answers.println(JSON.writeValueAsString(answer(calls, JSON.readTree(line))));

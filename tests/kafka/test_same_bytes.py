@@ -1,0 +1,195 @@
+"""Kafka's storage classes and logfs, given the same batches, write the same bytes: live, after rolls, clean closes,
+crashes and recoveries.
+
+LOGFS_STORIES tells how many random stories are told; a number of one that failed tells it again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from copy import deepcopy
+from typing import TYPE_CHECKING
+
+import pytest
+
+from logfs import Record
+from logfs.format import checkpoint, names
+from logfs.store.log_dir import LOG_STARTS, RECOVERY_POINTS
+from tests.conftest import assert_clean
+from tests.kafka.helper import KafkaError
+from tests.kafka.storage import CLIENT, NAME, KafkaStorage, LogfsStorage
+from tests.kafka.story import Story, batch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from random import Random
+
+    from tests.kafka.helper import Helper
+
+STORIES = int(os.environ.get("LOGFS_STORIES", "6"))
+STEPS = 60
+NOW = 1_700_000_000_000
+INDEXES = (names.OFFSET_INDEX, names.TIME_INDEX)
+SAME = (names.LOG, *INDEXES, names.TXN_INDEX, names.SNAPSHOT, "leader-epoch-checkpoint")
+GIVES_UP = ("Attempt to append to a full", "Expected transactional write")
+CHECKPOINTS = (RECOVERY_POINTS, LOG_STARTS)
+
+
+class Twins:
+    """The two logs of one story."""
+
+    def __init__(self, helper: Helper, story: Story, path: Path) -> None:
+        self.helper = helper
+        self.story = story
+        self.path = path
+        self.open()
+
+    def open(self) -> None:
+        """Open both, for the first time or again."""
+        story = self.story
+        self.kafka = KafkaStorage(self.helper, self.path / "kafka", story.configs, story.now_ms)
+        self.logfs = LogfsStorage(self.path / "logfs", story.configs, story.now_ms)
+        assert self.logfs.opened == self.kafka.opened, "the state after loading"
+        story.begin()
+
+    def go_on(self, count: int) -> None:
+        """Some more steps; both sides answer the same and have the same files."""
+        steps, answers = [], []
+        for _ in range(count):
+            step = self.story.next(self.logfs.log)
+            steps.append(step)
+            answers += self.logfs.run([step])
+        told = self.kafka.run(steps)
+        for number, (step, ours, kafkas) in enumerate(zip(steps, answers, told, strict=True)):
+            assert ours == kafkas, f"step {number} of {count}, {step}"
+        self.compare()
+
+    def close(self) -> None:
+        """Close both cleanly, and compare what they leave."""
+        self.kafka.close()
+        self.logfs.close()
+        self.compare()
+        ours, kafkas = ({name: _read(side / name) for name in CHECKPOINTS} for side in self.sides)
+        assert ours == kafkas
+        assert_clean(self.path / "logfs")
+
+    @property
+    def sides(self) -> tuple[Path, Path]:
+        """Our log directory, and Kafka's."""
+        return self.path / "logfs", self.path / "kafka"
+
+    def compare(self, *, loaded: bool = False) -> None:
+        """Every file of the two partitions is the same, byte for byte.
+
+        Just `loaded`, Kafka has made room in the indexes of its active segment; logfs does at the first append.
+        """
+        ours, kafkas = (_files(side / NAME) for side in self.sides)
+        preallocated = self.story.configs["preallocate"] == "true"
+        for name in ours.keys() - kafkas.keys():
+            # Kafka makes the indexes of a segment when it first asks them, which it has not for one without records.
+            stem, _, _ = name.partition(".")
+            if name.endswith(INDEXES) and not kafkas[stem + names.LOG].strip(b"\0"):
+                del ours[name]
+        assert sorted(ours) == sorted(kafkas)
+        # The logs first: where they differ, so do the indexes.
+        for name, data in sorted(ours.items(), key=lambda item: not item[0].endswith(names.LOG)):
+            expected = kafkas[name]
+            # Kafka preallocates a .log when it makes it, and logfs also one that it finds empty.
+            if (name.endswith(INDEXES) and loaded) or (name.endswith(names.LOG) and preallocated):
+                data, expected = data.rstrip(b"\0"), expected.rstrip(b"\0")
+            assert data == expected, f"{name}: {_first_difference(data, expected)}"
+
+    def crashed(self, path: Path) -> Twins | None:
+        """The same two logs as a crash at this moment would leave them, some of it damaged, recovered.
+
+        None where Kafka gives up. Its index may have no room for all the entries that recovery makes, which are
+        more than were there where the log was opened or cut on the way; logfs does without them. And a producer may
+        have ended its transaction without a marker, when a restart forgot that below the log's start it began one.
+        """
+        chance = self.story.chance
+        for side in self.sides:
+            shutil.copytree(side, path / side.name)
+        twins = object.__new__(Twins)
+        twins.__dict__.update(self.__dict__, path=path, story=deepcopy(self.story))
+        point = twins._damage(chance)
+        start = self.logfs.log.log_start_offset
+        for side in twins.sides:
+            name = names.parse_directory(NAME)
+            (side / RECOVERY_POINTS).write_bytes(checkpoint.format_offsets({name: point}))
+            (side / LOG_STARTS).write_bytes(checkpoint.format_offsets({name: start}))
+        try:
+            twins.open()
+        except KafkaError as error:
+            if not any(words in str(error) for words in GIVES_UP):
+                raise
+            LogfsStorage(path / "logfs", self.story.configs, self.story.now_ms).close()
+            assert_clean(path / "logfs")
+            return None
+        twins.compare(loaded=True)
+        return twins
+
+    def _damage(self, chance: Random) -> int:
+        """Take from both what a crash may take; a recovery point below all that was taken."""
+        last = self.logfs.log.active
+        if chance.random() < 0.5:
+            for side in self.sides:
+                for path in (side / NAME).iterdir():
+                    if path.suffix in (*INDEXES, names.TXN_INDEX, names.SNAPSHOT):
+                        path.unlink()
+        if last.size_bytes and chance.random() < 0.5:
+            cut = chance.randrange(last.size_bytes)
+            for side in self.sides:
+                os.truncate(side / NAME / last.path.name, cut)
+            return 0
+        return chance.choice([0, *[s.base_offset + 1 for s in self.logfs.log.segments[:-1]]])
+
+
+def _read(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
+
+
+def _files(directory: Path) -> dict[str, bytes]:
+    return {
+        path.name: path.read_bytes() for path in directory.iterdir() if path.name.endswith(SAME)
+    }
+
+
+def _first_difference(ours: bytes, kafkas: bytes) -> str:
+    at = next((i for i, (a, b) in enumerate(zip(ours, kafkas, strict=False)) if a != b), None)
+    if at is None:
+        return f"{len(ours)} bytes, and Kafka's has {len(kafkas)}"
+    return f"at {at} {ours[at : at + 40].hex()}, and Kafka's has {kafkas[at : at + 40].hex()}"
+
+
+def test_preallocation_has_the_same_length(helper: Helper, tmp_path: Path) -> None:
+    """Of the .log too, in a new segment and in one that was sealed."""
+    configs = {"preallocate": "true", "segment.bytes": 5000, "segment.index.bytes": 1001}
+    kafka = KafkaStorage(helper, tmp_path / "kafka", configs, NOW)
+    logfs = LogfsStorage(tmp_path / "logfs", configs, NOW)
+    for step in [("append", batch([Record(b"v")]), CLIENT), ("roll",)] * 2:
+        assert logfs.run([step]) == kafka.run([step])
+        ours, kafkas = (_files(side.directory / NAME) for side in (logfs, kafka))
+        assert {name: ours[name] for name in kafkas} == kafkas
+        assert [len(kafkas[name]) for name in sorted(kafkas) if name.endswith(names.LOG)][
+            -1
+        ] == 5000
+    kafka.close()
+    logfs.close()
+
+
+@pytest.mark.parametrize("seed", range(STORIES))
+def test_a_story_leaves_the_same_bytes(helper: Helper, tmp_path: Path, seed: int) -> None:
+    """Appends of all kinds, rolls, truncations, deletions; crashes on the way, and clean closes between."""
+    story = Story(seed, NOW)
+    twins = Twins(helper, story, tmp_path / "story")
+    for part in range(3):
+        twins.go_on(STEPS)
+        after = twins.crashed(tmp_path / f"crash-{part}")
+        if after is not None:
+            after.go_on(STEPS // 4)
+            after.close()
+        twins.close()
+        twins.open()
+        twins.compare(loaded=True)
+    twins.close()
