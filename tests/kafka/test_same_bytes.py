@@ -142,7 +142,13 @@ class Twins:
             for side in self.sides:
                 os.truncate(side / NAME / last.path.name, cut)
             return 0
-        return chance.choice([0, *[s.base_offset + 1 for s in self.logfs.log.segments[:-1]]])
+        # Inside a segment: of one that ends there Kafka does not look at the indexes, and logfs does.
+        inside = [
+            segment.base_offset + 1
+            for segment in self.logfs.log.segments[:-1]
+            if segment.next_offset > segment.base_offset + 1
+        ]
+        return chance.choice([0, *inside])
 
 
 def _read(path: Path) -> bytes | None:
