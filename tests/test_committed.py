@@ -12,31 +12,16 @@ import pytest
 from logfs.errors import OffsetOutOfRange
 from logfs.format.text import View
 from logfs.log.committed import Isolation
-from logfs.store.check import check
 from logfs.store.store import Store
 
 from .test_producers import NOW, batch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from logfs.log.partition import Partition
 
 NAME = "orders-0"
-
-
-@pytest.fixture
-def log_dir(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "log"
-    yield path
-    assert not list(check(path))
-
-
-@pytest.fixture
-def store(log_dir: Path) -> Iterator[Store]:
-    with Store(log_dir, clock=lambda: NOW) as store:
-        yield store
 
 
 @pytest.fixture

@@ -12,11 +12,10 @@ from logfs.format.aborted import AbortedTransaction, parse_aborted
 from logfs.format.batch import HEADER_SIZE, Batch, seal
 from logfs.format.record import Record, TimestampType, encode_record
 from logfs.format.snapshot import ProducerEntry, format_snapshot, parse_snapshot
-from logfs.store.check import check
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from logfs.log.partition import AppendedBatch, Partition
@@ -50,20 +49,6 @@ def batch(
         base_sequence=sequence,
     )
     return bytes(data)
-
-
-@pytest.fixture
-def log_dir(tmp_path: Path) -> Iterator[Path]:
-    """A log directory, audited when the test is over."""
-    path = tmp_path / "log"
-    yield path
-    assert not list(check(path))
-
-
-@pytest.fixture
-def store(log_dir: Path) -> Iterator[Store]:
-    with Store(log_dir, clock=lambda: NOW) as store:
-        yield store
 
 
 @pytest.fixture

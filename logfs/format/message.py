@@ -13,6 +13,7 @@ import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs.errors import Corrupt, Unsupported
+from logfs.format.varint import encode_unsigned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -260,9 +261,9 @@ def _encode_struct(
             out += _encode_field(field, version, values[field.name], flexible)
         elif values.get(field.name, field.default) != field.default:
             data = _encode_field(field, version, values[field.name], flexible)
-            tagged.append(_encode_varint(field.tag) + _encode_varint(len(data)) + data)
+            tagged.append(encode_unsigned(field.tag) + encode_unsigned(len(data)) + data)
     if flexible:
-        out += _encode_varint(len(tagged)) + b"".join(tagged)
+        out += encode_unsigned(len(tagged)) + b"".join(tagged)
     return bytes(out)
 
 
@@ -294,13 +295,4 @@ def _encode_value(field: Field, kind: str, version: int, value: Any, flexible: b
 
 
 def _encode_length(size: int, layout: struct.Struct, flexible: bool) -> bytes:
-    return _encode_varint(size + 1) if flexible else layout.pack(size)
-
-
-def _encode_varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 128:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    return encode_unsigned(size + 1) if flexible else layout.pack(size)

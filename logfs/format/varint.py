@@ -16,13 +16,18 @@ VARLONG_BYTES = 10
 def encode(value: int) -> bytes:
     """A varint, or a varlong where the value needs one, of an int64."""
     zigzag = (value << 1) ^ (value >> 63)
-    if zigzag < 128:
-        return _ONE_BYTE[zigzag]
+    return encode_unsigned(zigzag)
+
+
+def encode_unsigned(value: int) -> bytes:
+    """An unsigned varint, as Kafka's generated messages have them: no zigzag."""
+    if value < 128:
+        return _ONE_BYTE[value]
     out = bytearray()
-    while zigzag >= 128:
-        out.append(zigzag & 127 | 128)
-        zigzag >>= 7
-    out.append(zigzag)
+    while value >= 128:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
     return bytes(out)
 
 
