@@ -106,9 +106,13 @@ class SparseIndex:
             self._file, self._data = None, bytearray()
 
     def keep(self, count: int) -> None:
-        """Drop all but the first `count` entries; the room stays, and what is in it, as in Kafka."""
+        """Drop all but the first `count` entries; the room stays, and is empty again."""
         self._open()
-        self._count = min(count, self._count)
+        before, self._count = self._count, min(count, self._count)
+        if isinstance(self._data, mmap.mmap):
+            # Who reads the file while it is written goes by where its zeros begin.
+            start, end = self._count * self.entry.size, before * self.entry.size
+            self._data[start:end] = bytes(end - start)
 
     def copy(self) -> None:
         """Take the whole entries of a file into memory, where nobody else can cut them; in a read-only store."""
@@ -440,12 +444,7 @@ class TextIndex(SparseIndex):
     def truncate(self, position: int) -> None:
         """Keep the entries at or before a position of the .log file."""
         self._open()
-        before = len(self)
         self.keep(self.number_of_position(position) + 1)
-        if isinstance(self._data, mmap.mmap):
-            # Who reads the file while it is written goes by where its zeros begin.
-            start, end = self._count * self.entry.size, before * self.entry.size
-            self._data[start:end] = bytes(end - start)
 
     def __iter__(self) -> Iterator[TextEntry]:
         return (self[number] for number in range(len(self)))
