@@ -860,7 +860,17 @@ def held_reported(found: dict[str, Observed], errors: Sequence[str]) -> None:
 
 def _abandoned(root: Path, now_ms: int, disk: Disk | None = None) -> dict[str, Observed]:
     """What a store shows that is opened, read, and never closed."""
-    return observe_store(Store(root / LOG, clock=lambda: now_ms, disk=disk))
+    store = Store(root / LOG, clock=lambda: now_ms, disk=disk)
+    try:
+        return observe_store(store)
+    finally:
+        abandon(store)
+
+
+def abandon(store: Store) -> None:
+    """As if its process died: nothing is closed, and the system takes the lock back."""
+    for log_dir in store.log_dirs:
+        log_dir.close()
 
 
 def tree(root: Path) -> Image:
@@ -928,7 +938,8 @@ def recovery_states(state: State) -> list[State]:
         disk = RecordingDisk(root)
         try:
             store = Store(root / LOG, clock=lambda: 1_800_000_000_000, disk=disk)
-            del store
-            return crash_states(disk, state.oracle)
+            states = crash_states(disk, state.oracle)
+            abandon(store)
+            return states
         finally:
             disk.close()

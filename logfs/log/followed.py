@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -233,9 +233,12 @@ class FollowedSegment(Segment):
         return super().offset_before(timestamp)
 
     def _time_before(self, timestamp: int) -> TimeEntry:
-        """The entry of the time index at or before a timestamp, if it is one of a batch that is in the log."""
+        """An entry of the time index before a timestamp, if it is one of a batch that is in the log.
+
+        Before, not at it: an old entry may have the timestamp of a batch, and not of the first that has it.
+        """
         index = self.time_index
-        number = bisect_right(range(len(index)), timestamp, key=lambda n: index[n].timestamp) - 1
+        number = bisect_left(range(len(index)), timestamp, key=lambda n: index[n].timestamp) - 1
         back = 1
         while number >= 0:
             entry = index[number]
