@@ -61,6 +61,8 @@ class Disk:
 
     def __init__(self) -> None:
         self._loop_thread = -1
+        # Held by who opens a file by a name that may change, and by who changes it.
+        self.naming = threading.RLock()
 
     def forbid_blocking(self) -> None:
         """From now on a `read` in the calling thread raises `WouldBlock` rather than wait for the disk."""
@@ -166,8 +168,12 @@ class Disk:
 
     def rename(self, old: Path, new: Path) -> None:
         """Rename, replacing `new`, and sync the directory: no caller can forget."""
-        os.rename(old, new)
+        self.move(old, new)
         self.sync_directory(new.parent)
+
+    def move(self, old: Path, new: Path) -> None:
+        """Rename, as one of many: the caller syncs the directory after the last."""
+        os.rename(old, new)
 
     def unlink(self, path: Path) -> None:
         """Remove a file's name; a missing one is not an error."""
@@ -255,6 +261,9 @@ class ReadOnlyDisk(Disk):
         raise NotWritable("the store is open read-only: nothing in it is synced")
 
     def rename(self, old: Path, new: Path) -> None:
+        self._refuse(old)
+
+    def move(self, old: Path, new: Path) -> None:
         self._refuse(old)
 
     def unlink(self, path: Path) -> None:

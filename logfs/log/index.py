@@ -151,10 +151,11 @@ class SparseIndex:
     def _open(self) -> None:
         if self._data is not None:
             return
-        if not self.exists():
-            self._data, self._count = bytearray(), 0
-            return
-        self._file = self._disk.open(self.path, write=self._disk.writable)
+        with self._disk.hold(self._disk.naming):
+            if not self.exists():
+                self._data, self._count = bytearray(), 0
+                return
+            self._file = self._disk.open(self.path, write=self._disk.writable)
         size = self._disk.size(self._file)
         self._count = size // self.entry.size
         self._data = self._disk.map(self._file, size) if size else bytearray()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from bisect import bisect_right
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -98,6 +99,8 @@ class Partition(Reader):
         self._flush_lock = threading.Lock()
         self._directory_is_dirty = False
         self._unflushed_since_ms: int | None = None
+        # Segments that were dropped: when their files go, who may still read them, and where they are.
+        self._dropped: list[tuple[int, weakref.ref[Segment], list[Path]]] = []
         self._flush_messages = self.config.flush_messages
         self._format: tuple[LogConfig, BatchFormat] | None = None
 
@@ -497,6 +500,45 @@ class Partition(Reader):
 
     def _remove(self, segment: Segment) -> None:
         """Unlink a segment's files; who still reads it keeps its descriptors (rule 4)."""
-        _ = segment.file
-        for path in (segment.path, *(i.path for i in (*segment.indexes, segment.txn_index))):
+        segment.hold_open()
+        for path in segment.files:
             self.disk.unlink(path)
+
+    # Dropping segments (kafka-storage 7).
+
+    def drop_oldest(self, count: int) -> None:
+        """Let the oldest segments go: out of the log at once, their files after `file.delete.delay.ms`.
+
+        With all of them, an empty one takes over at the log end. That their offsets are gone has to be durable
+        before: see `advance_log_start` and the store's checkpoints.
+        """
+        self.check_appendable()
+        with self._flush_lock, self.lock:
+            now_ms = self._clock()
+            if count == len(self.segments):
+                self.roll(now_ms)
+            dropped, kept = self.segments[:count], self.segments[count:]
+            self.advance_log_start(kept[0].base_offset)
+            self.segments = kept
+            try:
+                self._move_away(dropped, now_ms + self.config.file_delete_delay_ms)
+            except OSError as error:
+                raise self._fail("segments could not be renamed", error) from error
+
+    def _move_away(self, dropped: Sequence[Segment], due_ms: int) -> None:
+        for segment in dropped:
+            moved = [*segment.move_away(), *self.snapshots.move_away(segment.base_offset)]
+            self._dropped.append((due_ms, weakref.ref(segment), moved))
+        self.disk.sync_directory(self.directory)
+
+    def remove_dropped(self, now_ms: int) -> None:
+        """Unlink the files of dropped segments whose delay is over; who reads one of them keeps it open."""
+        due = [dropped for dropped in self._dropped if dropped[0] <= now_ms]
+        for dropped in due:
+            _, known, paths = dropped
+            segment = known()
+            if segment is not None:
+                segment.hold_open()
+            for path in paths:
+                self.disk.unlink(path)
+            self._dropped.remove(dropped)

@@ -96,8 +96,36 @@ class Segment:
         """The .log file, opened at the first use."""
         file = self._file
         if file is None:
-            file = self._file = self._disk.open(self.path, write=self._disk.writable)
+            with self._disk.hold(self._disk.naming):
+                file = self._file = self._disk.open(self.path, write=self._disk.writable)
         return file
+
+    @property
+    def files(self) -> Iterator[Path]:
+        """The paths of its files, whether they are there or not; the .log first."""
+        yield self.path
+        for index in (*self.indexes, self.txn_index):
+            yield index.path
+
+    def move_away(self) -> list[Path]:
+        """Give its files names that end in `.deleted`, for who has left the log; the new names.
+
+        Readers that hold the segment find them there. The directory is for the caller to sync.
+        """
+        with self._disk.naming:
+            moved = []
+            for path in self.files:
+                if self._disk.exists(path):
+                    self._disk.move(path, path.with_name(path.name + names.DELETED))
+                    moved.append(path.with_name(path.name + names.DELETED))
+            self.path = self.path.with_name(self.path.name + names.DELETED)
+            for index in (*self.indexes, self.txn_index):
+                index.path = index.path.with_name(index.path.name + names.DELETED)
+            return moved
+
+    def hold_open(self) -> None:
+        """Open what readers of the segment need, for its names are about to go."""
+        _ = self.file, [len(index) for index in self.indexes], self.txn_index.entries
 
     @property
     def size_bytes(self) -> int:
@@ -129,7 +157,8 @@ class Segment:
 
     def mtime_ms(self) -> int:
         """The .log file's modification time, which stands in where no record has a timestamp."""
-        return self._disk.stat(self.path).st_mtime_ns // 1_000_000
+        with self._disk.hold(self._disk.naming):
+            return self._disk.stat(self.path).st_mtime_ns // 1_000_000
 
     @property
     def largest_timestamp(self) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logfs.errors import (
+    InvalidSetting,
     InvalidStore,
     LogfsError,
     NotWritable,
@@ -21,6 +22,7 @@ from logfs.format.names import DirectoryKind, TopicPartition
 from logfs.log import recovery
 from logfs.log.files import Disk, ReadOnlyDisk
 from logfs.log.partition import LEADER_EPOCH, Partition
+from logfs.store import retention
 from logfs.store.log_dir import LogDir
 from logfs.store.settings import Settings
 
@@ -86,9 +88,10 @@ class Store:
         self.log_dirs = self._open_log_dirs(log_dirs)
         try:
             self.settings = Settings(self.disk, [log_dir.path for log_dir in self.log_dirs])
-            self._next_checkpoint_ms = (
+            self._next_checkpoint_ms = self._next_retention_ms = (
                 self.opened_ms + self.settings.broker_config.log_initial_task_delay_ms
             )
+            self._retained_version = self.settings.version
             self._next_expiration_ms = (
                 self.opened_ms
                 + self.settings.broker_config.producer_id_expiration_check_interval_ms
@@ -324,6 +327,45 @@ class Store:
                 self.write_checkpoints()
             return changed
 
+    def delete_records(self, name: str, offset: int) -> int:
+        """Make the records below an offset unreadable, for good; the log start offset then (Kafka's DeleteRecords).
+
+        -1 means all there are. Going back changes nothing. Their segments go at the next `retain`. Raises
+        `OffsetOutOfRange` beyond the log end, `InvalidSetting` where `cleanup.policy` deletes nothing.
+        """
+        with self._lock:
+            partition = self[name]
+            if not partition.config.is_deleted:
+                raise InvalidSetting(
+                    f"{name}: cleanup.policy has no 'delete', so its records are not deleted by offset"
+                )
+            partition.advance_log_start(partition.log_end_offset if offset == -1 else offset)
+            self.write_checkpoints()
+            self._next_retention_ms = 0
+            return partition.log_start_offset
+
+    def retention_plan(self, name: str) -> retention.Plan:
+        """What `retain` would do to a partition now, and why; nothing is done."""
+        partition = self[name]
+        start = partition.log_start_offset
+        return retention.plan(partition.segments, partition.config, start, self.clock())
+
+    def retain(self) -> int:
+        """Drop every segment that has had its time (kafka-storage 7); how many that were."""
+        with self._lock:
+            plans = {name: self.retention_plan(name) for name in self.partitions}
+            plans = {name: plan for name, plan in plans.items() if plan}
+            for name, plan in plans.items():
+                self.partitions[name].advance_log_start(plan.log_start_offset)
+            if plans:
+                # Before a name changes: after a crash in between, nothing that was dropped may come back.
+                self.write_checkpoints()
+            for name, plan in plans.items():
+                self.partitions[name].drop_oldest(len(plan.expired))
+                for segment, reason in plan.expired:
+                    logger.info("%s: dropped: %s", segment.path, reason)
+            return sum(len(plan.expired) for plan in plans.values())
+
     def home(self, name: str) -> Path:
         """The log directory that a partition lies in."""
         return self._homes[name].path
@@ -357,6 +399,12 @@ class Store:
             )
             with self._lock:
                 self.write_checkpoints()
+        if now >= self._next_retention_ms or self.settings.version != self._retained_version:
+            self._next_retention_ms = now + broker.log_retention_check_interval_ms
+            self._retained_version = self.settings.version
+            self.retain()
+        for partition in list(self.partitions.values()):
+            partition.remove_dropped(now)
         for path in [path for path, due in self._deletions.items() if due <= now]:
             self._remove_directory(path)
             del self._deletions[path]

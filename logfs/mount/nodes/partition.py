@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from logfs.errors import InvalidName
 from logfs.mount.nodes.append import AppendFile, EnvelopeAppendFile
 from logfs.mount.nodes.base import READ_BITS, Context, Directory, Node, PartitionAccess, Stat
 from logfs.mount.nodes.config import TopicConfigDirectory
@@ -32,6 +33,7 @@ _FOLDERS = {
     "config": TopicConfigDirectory,
 }
 _STATUS = "status.json"
+_LOG_START = "log-start-offset"
 
 
 class PartitionDirectory(PartitionAccess, Directory):
@@ -82,10 +84,29 @@ class PartitionDirectory(PartitionAccess, Directory):
             return _FOLDERS[name](context, name, self, reader, modes)
         if name == _STATUS:
             return GeneratedFile(context, name, self, self._status, access=self._status_access)
+        if name == _LOG_START:
+            return GeneratedFile(
+                context, name, self, self._log_start, self._delete_records, self._log_start_access
+            )
         return None
 
     def names(self) -> Iterator[str]:
-        yield from (*_APPENDS, *_TEXTS, *_FOLDERS, _STATUS)
+        yield from (*_APPENDS, *_TEXTS, *_FOLDERS, _STATUS, _LOG_START)
+
+    def _log_start(self) -> bytes:
+        return b"%d\n" % self.partition.log_start_offset
+
+    def _delete_records(self, text: str) -> None:
+        try:
+            offset = int(text)
+        except ValueError:
+            raise InvalidName(
+                f"{text!r} is no offset: write the first that stays readable, or -1 for the log end"
+            ) from None
+        self.context.store.delete_records(self.partition.name.directory, offset)
+
+    def _log_start_access(self) -> Access:
+        return self.modes.get(_LOG_START, 0o644)
 
     def _status(self) -> bytes:
         return orjson.dumps(partition_status(self.partition), option=orjson.OPT_INDENT_2) + b"\n"
