@@ -16,6 +16,7 @@ from logfs.errors import (
     OffsetOutOfRange,
     PartitionFailed,
 )
+from logfs.format import names
 from logfs.format.batch import Batch, assign_offset
 from logfs.format.builder import Built, build_lines, build_marker, build_records, offset_digits
 from logfs.format.control import ControlType, EndTransactionMarker
@@ -527,7 +528,7 @@ class Partition(Reader):
 
     def _move_away(self, dropped: Sequence[Segment], due_ms: int) -> None:
         for segment in dropped:
-            moved = [*segment.move_away(), *self.snapshots.move_away(segment.base_offset)]
+            moved = [*segment.move(names.DELETED), *self.snapshots.move_away(segment.base_offset)]
             self._dropped.append((due_ms, weakref.ref(segment), moved))
         self.disk.sync_directory(self.directory)
 
