@@ -214,6 +214,12 @@ def sift_records(
         end = spans[number, 1]
         survivors = 0
         without_value = 0
+        if verdict == DROP:
+            # Nothing of it is looked at, so it need not be sound, nor unpacked.
+            for _ in range(spans[number, 2]):
+                keep[row] = 0
+                row += 1
+            continue
         for _ in range(spans[number, 2]):
             record_end, _, _, delta, position = _skip_to_key(data, position, end)
             if position < 0:

@@ -209,6 +209,10 @@ class Disk:
         """`lstat` of the path."""
         return os.lstat(path)
 
+    def set_mtime(self, path: Path, mtime_ms: int) -> None:
+        """Give a file a modification time, in ms since the epoch."""
+        os.utime(path, ns=(mtime_ms * 1_000_000, mtime_ms * 1_000_000))
+
     # Small files.
 
     def read_file(self, path: Path) -> bytes:
@@ -276,6 +280,9 @@ class ReadOnlyDisk(Disk):
         self._refuse(path)
 
     def sync_directory(self, path: Path) -> None:
+        self._refuse(path)
+
+    def set_mtime(self, path: Path, mtime_ms: int) -> None:
         self._refuse(path)
 
     def replace_file(self, path: Path, data: bytes) -> None:

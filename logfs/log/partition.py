@@ -66,6 +66,15 @@ class AppendedBatch(NamedTuple):
     duplicate: bool
 
 
+class Dropped(NamedTuple):
+    """A segment that has left the log: when its files go, who may still read them, and where they are."""
+
+    due_ms: int
+    base_offset: int
+    segment: weakref.ref[Segment]
+    paths: Sequence[Path]
+
+
 class Partition(Reader):
     """A partition's log, open for reading and, in a writable store, for appending.
 
@@ -100,8 +109,7 @@ class Partition(Reader):
         self._flush_lock = threading.Lock()
         self._directory_is_dirty = False
         self._unflushed_since_ms: int | None = None
-        # Segments that were dropped: when their files go, who may still read them, and where they are.
-        self._dropped: list[tuple[int, weakref.ref[Segment], list[Path]]] = []
+        self._dropped: list[Dropped] = []
         self._flush_messages = self.config.flush_messages
         self._format: tuple[LogConfig, BatchFormat] | None = None
 
@@ -514,6 +522,7 @@ class Partition(Reader):
         before: see `advance_log_start` and the store's checkpoints.
         """
         self.check_appendable()
+        self._pin_views()
         with self._flush_lock, self.lock:
             now_ms = self._clock()
             if count == len(self.segments):
@@ -526,20 +535,64 @@ class Partition(Reader):
             except OSError as error:
                 raise self._fail("segments could not be renamed", error) from error
 
-    def _move_away(self, dropped: Sequence[Segment], due_ms: int) -> None:
+    def holds(self, segments: Sequence[Segment]) -> bool:
+        """Whether these are neighbours in the log, sealed ones all, and the log is in use."""
+        known = self.segments
+        number = bisect_right(known, segments[0].base_offset, key=lambda s: s.base_offset) - 1
+        found = known[max(number, 0) : -1][: len(segments)]
+        same = [*map(id, found)] == [*map(id, segments)]
+        return same and self.failure is None
+
+    def replace(self, old: Sequence[Segment], new: Segment, check: Callable[[], None]) -> None:
+        """Put a segment whose files end in `.cleaned`, and are durable, in the place of some that it was made of.
+
+        By Kafka's renames (kafka-storage 8.8): once all of its files are `.swap`, recovery finishes what a crash
+        left; before that it drops them. `check` raises if the old ones have changed since the new one was made.
+        """
+        self._pin_views()
+        with self._flush_lock, self.lock:
+            check()
+            number = self.segments.index(old[0])
+            now_ms = self._clock()
+            try:
+                new.move(names.SWAP)
+                # Before an old name goes: without this, a power cut could leave neither the old nor the new.
+                self.disk.sync_directory(self.directory)
+                self._move_away(old, now_ms + self.config.file_delete_delay_ms, new.base_offset)
+                new.move("")
+                self.disk.sync_directory(self.directory)
+            except OSError as error:
+                raise self._fail("a cleaned segment could not take its place", error) from error
+            self.segments = (
+                *self.segments[:number],
+                new,
+                *self.segments[number + len(old) :],
+            )
+            self.generation += 1
+
+    def _move_away(self, dropped: Sequence[Segment], due_ms: int, kept: int = -1) -> None:
+        """Rename segments' files, and snapshots but for that at offset `kept`, until their delay is over."""
+        bases = {segment.base_offset for segment in dropped}
+        # Their names are needed again: what had them before has to go now.
+        self._remove_dropped([gone for gone in self._dropped if gone.base_offset in bases])
         for segment in dropped:
-            moved = [*segment.move(names.DELETED), *self.snapshots.move_away(segment.base_offset)]
-            self._dropped.append((due_ms, weakref.ref(segment), moved))
+            moved = segment.move(names.DELETED)
+            if segment.base_offset != kept:
+                moved += self.snapshots.move_away(segment.base_offset)
+            dropped_now = Dropped(due_ms, segment.base_offset, weakref.ref(segment), moved)
+            self._dropped.append(dropped_now)
         self.disk.sync_directory(self.directory)
 
     def remove_dropped(self, now_ms: int) -> None:
         """Unlink the files of dropped segments whose delay is over; who reads one of them keeps it open."""
-        due = [dropped for dropped in self._dropped if dropped[0] <= now_ms]
-        for dropped in due:
-            _, known, paths = dropped
-            segment = known()
+        with self.lock:
+            self._remove_dropped([gone for gone in self._dropped if gone.due_ms <= now_ms])
+
+    def _remove_dropped(self, due: Sequence[Dropped]) -> None:
+        for gone in due:
+            segment = gone.segment()
             if segment is not None:
                 segment.hold_open()
-            for path in paths:
+            for path in gone.paths:
                 self.disk.unlink(path)
-            self._dropped.remove(dropped)
+            self._dropped.remove(gone)

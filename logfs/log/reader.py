@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from bisect import bisect_right
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -64,6 +66,8 @@ class Reader:
         # Changes when bytes of the text views cease to be what they were: see `logfs.log.view`.
         self.generation = 0
         self.disk = disk
+        self._views: weakref.WeakSet[TextView] = weakref.WeakSet()
+        self._viewing = threading.Lock()
 
     @property
     def log(self) -> Reader:
@@ -102,6 +106,17 @@ class Reader:
     def text(self, view: View, start: int | None = None, end: int | None = None) -> Text:
         """The records [start, end) as one long file that grows with the log (`logfs.log.view`)."""
         return TextView(self, view, start, end)
+
+    def watch(self, view: TextView) -> None:
+        """Have a view hold on to its segments when some of them are about to leave the log."""
+        with self._viewing:
+            self._views.add(view)
+
+    def _pin_views(self) -> None:
+        with self._viewing:
+            views = list(self._views)
+        for view in views:
+            view.pin()
 
     def check_may_block(self) -> None:
         """Raise `WouldBlock` in a thread that must not wait for the disk."""
