@@ -12,7 +12,8 @@ from logfs.format.builder import BatchFormat, build_records
 from logfs.format.compression import Codec
 from logfs.format.record import Record
 from logfs.log import spans
-from logfs.log.cleaner import Cleaned, CleaningAborted, Dirty, clean, groups
+from logfs.log.cleaner import clean, groups
+from logfs.log.cleaning import Cleaned, CleaningAborted, Dirty
 from logfs.log.offset_map import SLOT_BYTES, OffsetMap
 from logfs.log.sifter import Rules, Sifter, Transactions
 from logfs.log.spans import Stretch

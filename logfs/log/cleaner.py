@@ -8,7 +8,7 @@ finish or undo at any point. Readers and appenders go on meanwhile.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from logfs.errors import LogfsError, PartitionFailed, Unsupported
 from logfs.format import names
@@ -16,6 +16,7 @@ from logfs.format.batch import CONTROL_BIT
 from logfs.format.kernels import ATTRIBUTES, NEXT_OFFSET
 from logfs.format.text import NO_TEXT
 from logfs.log import sifter, spans
+from logfs.log.cleaning import Cleaned, CleaningAborted, Dirty
 from logfs.log.index import TimeEntry
 from logfs.log.offset_map import OffsetMap
 from logfs.log.rebuild import IndexBuilder
@@ -35,27 +36,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MAX_SEGMENT_BYTES = 2**31 - 1
-
-
-class CleaningAborted(LogfsError):
-    """The log was truncated, shortened, closed or deleted while it was cleaned: nothing of the rest was changed."""
-
-
-class Dirty(NamedTuple):
-    """What to clean of a log: the offsets from `first_dirty` up to `first_uncleanable`, the base of a segment."""
-
-    first_dirty: int
-    first_uncleanable: int
-
-
-class Cleaned(NamedTuple):
-    """What a round has done: where the log is dirty from now on, and what it had and has in bytes and segments."""
-
-    first_dirty: int
-    bytes_before: int
-    bytes_after: int
-    segments_before: int
-    segments_after: int
 
 
 def clean(

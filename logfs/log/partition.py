@@ -101,6 +101,10 @@ class Partition(Reader):
         # Up to where a read-only store has read the log for its producers.
         self._producers_end = 0
         self.failure: PartitionFailed | None = None
+        # Upkeep: when it compacted the log, why it cannot, and whether it is to leave it alone.
+        self.cleaned_ms: int | None = None
+        self.uncleanable: LogfsError | OSError | None = None
+        self.is_paused = False
         self.appended_records = 0
         self.appended_bytes = 0
         self.flushes = 0
@@ -563,11 +567,8 @@ class Partition(Reader):
                 self.disk.sync_directory(self.directory)
             except OSError as error:
                 raise self._fail("a cleaned segment could not take its place", error) from error
-            self.segments = (
-                *self.segments[:number],
-                new,
-                *self.segments[number + len(old) :],
-            )
+            after = self.segments[number + len(old) :]
+            self.segments = (*self.segments[:number], new, *after)
             self.generation += 1
 
     def _move_away(self, dropped: Sequence[Segment], due_ms: int, kept: int = -1) -> None:
@@ -579,8 +580,8 @@ class Partition(Reader):
             moved = segment.move(names.DELETED)
             if segment.base_offset != kept:
                 moved += self.snapshots.move_away(segment.base_offset)
-            dropped_now = Dropped(due_ms, segment.base_offset, weakref.ref(segment), moved)
-            self._dropped.append(dropped_now)
+            gone = Dropped(due_ms, segment.base_offset, weakref.ref(segment), moved)
+            self._dropped.append(gone)
         self.disk.sync_directory(self.directory)
 
     def remove_dropped(self, now_ms: int) -> None:

@@ -56,13 +56,15 @@ class Start(NamedTuple):
     """What is known of a partition before it is loaded.
 
     `clean`: it was closed properly; the offsets are those of the checkpoints. `live`: somebody else is writing it,
-    and this store only reads: its indexes are good, and its last batch may be half written.
+    and this store only reads: its indexes are good, and its last batch may be half written. `gaps`: it may have been
+    compacted once, whatever its topic's `cleanup.policy` is now.
     """
 
     clean: bool
     recovery_point: int = 0
     log_start_offset: int = 0
     live: bool = False
+    gaps: bool = False
 
 
 @dataclass(slots=True)
@@ -243,7 +245,7 @@ class _Loader:
         for segment, following in pairwise(segments):
             segment.next_base = following.base_offset
         for segment in segments:
-            segment.gaps = self.config.is_compacted
+            segment.gaps = self.config.is_compacted or self.start.gaps
         return segments
 
     def _recover(self, segments: list[Segment]) -> tuple[list[Segment], int]:

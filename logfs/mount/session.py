@@ -165,9 +165,13 @@ def _mounted(operations: Operations, mountpoint: Path, options: Options) -> Iter
 async def _serve(store: Store, mountpoint: Path, ready: Callable[[], None]) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_stop_on_signal)
-        nursery.start_soon(_upkeep, store)
+        nursery.start_soon(_upkeep, lambda: store.upkeep(compaction=False))
+        if not store.read_only:
+            # A round may take minutes, and nothing else is to wait for it.
+            nursery.start_soon(_upkeep, store.compactor.run_due)
         nursery.start_soon(_announce, mountpoint, ready)
         await pyfuse3.main(max_tasks=_MAX_TASKS)
+        store.compactor.stop()
         nursery.cancel_scope.cancel()
 
 
@@ -195,13 +199,13 @@ def _raise_read_ahead(mountpoint: Path) -> None:
         logger.debug("%s: %s", knob, error)
 
 
-async def _upkeep(store: Store) -> None:
+async def _upkeep(work: Callable[[], None]) -> None:
     """Every second, in a thread, whatever is due; after an error, wait longer before the next try."""
     pause = _UPKEEP_SECONDS
     while True:
         await trio.sleep(pause)
         try:
-            await trio.to_thread.run_sync(store.upkeep)
+            await trio.to_thread.run_sync(work)
             pause = _UPKEEP_SECONDS
         except (LogfsError, OSError) as error:
             logger.error("upkeep: %s", error)

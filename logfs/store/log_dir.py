@@ -41,8 +41,10 @@ class LogDir:
         # Somebody else has the directory and writes to it, while this process only reads.
         self.live = not disk.writable and holder(disk, path) is not None
         self.clean = disk.exists(path / CLEAN_SHUTDOWN)
+        self._unreadable: set[str] = set()
         self.recovery_points = self._read(RECOVERY_POINTS)
         self.log_starts = self._read(LOG_STARTS)
+        self.cleaner_offsets = self._read(CLEANER_OFFSETS)
         if disk.writable and self.clean:
             disk.unlink(path / CLEAN_SHUTDOWN)
             disk.sync_directory(path)
@@ -58,6 +60,15 @@ class LogDir:
     def write_high_watermarks(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Tell a broker that adopts the directory how far its consumers may read."""
         self._write(HIGH_WATERMARKS, offsets)
+
+    def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Replace what tells up to where each log was compacted (kafka-storage 8.9)."""
+        self._write(CLEANER_OFFSETS, offsets)
+        self.cleaner_offsets = dict(offsets)
+
+    def may_have_gaps(self, name: TopicPartition) -> bool:
+        """Whether a partition was ever compacted, so that offsets may be missing; so if nobody can tell."""
+        return name in self.cleaner_offsets or CLEANER_OFFSETS in self._unreadable
 
     def mark_clean(self) -> None:
         """Promise that every file here needs no recovery (kafka-storage 5.6): the last thing before `close`."""
@@ -78,8 +89,9 @@ class LogDir:
             return checkpoint.parse_offsets(self._disk.read_file(path))
         except Corrupt as error:
             logger.warning("%s: ignored: %s", path, error)
+            self._unreadable.add(name)
             # Nothing is known of what was durable or where the logs begin: recover everything.
-            self.clean = False
+            self.clean &= name == CLEANER_OFFSETS
             return {}
 
     def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:

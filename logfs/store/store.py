@@ -23,6 +23,7 @@ from logfs.log import recovery
 from logfs.log.files import Disk, ReadOnlyDisk
 from logfs.log.partition import LEADER_EPOCH, Partition
 from logfs.store import retention
+from logfs.store.compactor import Compactor
 from logfs.store.log_dir import LogDir
 from logfs.store.settings import Settings
 
@@ -85,6 +86,7 @@ class Store:
         self._homes: dict[str, LogDir] = {}
         self._deletions: dict[Path, int] = {}
         self._progress = progress or (lambda *_: None)
+        self.compactor = Compactor(self)
         self.log_dirs = self._open_log_dirs(log_dirs)
         try:
             self.settings = Settings(self.disk, [log_dir.path for log_dir in self.log_dirs])
@@ -213,7 +215,8 @@ class Store:
     def _open_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> Partition:
         clean = log_dir.clean and not self._recover
         point = 0 if self._recover else log_dir.recovery_points.get(name, 0)
-        start = recovery.Start(clean, point, log_dir.log_starts.get(name, 0), log_dir.live)
+        first = log_dir.log_starts.get(name, 0)
+        start = recovery.Start(clean, point, first, log_dir.live, log_dir.may_have_gaps(name))
         config = self.settings.log_config(name.topic)
         total = 0
         if not clean and not log_dir.live:
@@ -280,6 +283,7 @@ class Store:
             if parsed in log_dir.recovery_points or parsed in log_dir.log_starts:
                 # Of a partition that was deleted before the checkpoints could be written: not of this one.
                 self.write_checkpoints()
+            self._forget_cleaner_offset(log_dir, parsed)
             return partition
 
     def topic_id(self, topic: str) -> uuid.UUID | None:
@@ -308,7 +312,7 @@ class Store:
             self.disk.rename(partition.directory, doomed)
             partition.directory = doomed
             del self.partitions[name]
-            del self._homes[name]
+            self._forget_cleaner_offset(self._homes.pop(name), partition.name)
             self._deletions[doomed] = self.clock() + delay_ms
             if not any(other.topic == partition.topic for other in self.partitions.values()):
                 self.settings.remove_topic(partition.topic)
@@ -325,6 +329,8 @@ class Store:
             changed = partition.truncate(offset)
             if changed:
                 self.write_checkpoints()
+                if (self.cleaner_offset(name) or 0) > partition.log_end_offset:
+                    self.set_cleaner_offset(partition, partition.active.base_offset)
             return changed
 
     def delete_records(self, name: str, offset: int) -> int:
@@ -350,10 +356,13 @@ class Store:
         start = partition.log_start_offset
         return retention.plan(partition.segments, partition.config, start, self.clock())
 
-    def retain(self) -> int:
-        """Drop every segment that has had its time (kafka-storage 7); how many that were."""
+    def retain(self, names: Iterable[str] | None = None) -> int:
+        """Drop every segment that has had its time (kafka-storage 7), of these partitions or all; how many."""
         with self._lock:
-            plans = {name: self.retention_plan(name) for name in self.partitions}
+            chosen = (
+                [n for n in self.partitions if not self[n].is_paused] if names is None else names
+            )
+            plans = {name: self.retention_plan(name) for name in chosen}
             plans = {name: plan for name, plan in plans.items() if plan}
             for name, plan in plans.items():
                 self.partitions[name].advance_log_start(plan.log_start_offset)
@@ -366,6 +375,29 @@ class Store:
                     logger.info("%s: dropped: %s", segment.path, reason)
             return sum(len(plan.expired) for plan in plans.values())
 
+    # Compaction: `compactor` does it, and here is what it has to be remembered by.
+
+    def compact(self, name: str, *, roll: bool = False) -> None:
+        """Compact a partition now; see `Compactor.compact`, which also tells of its progress."""
+        self._check_writable(name)
+        self.compactor.compact(name, roll=roll)
+
+    def cleaner_offset(self, name: str) -> int | None:
+        """The offset up to which a partition was compacted; None if it never was (kafka-storage 8.9)."""
+        return self._homes[name].cleaner_offsets.get(self[name].name)
+
+    def set_cleaner_offset(self, partition: Partition, offset: int) -> None:
+        """Note that a partition was compacted up to an offset; one that was deleted meanwhile is passed over."""
+        with self._lock:
+            if self.partitions.get(partition.name.directory) is partition:
+                log_dir = self._homes[partition.name.directory]
+                log_dir.write_cleaner_offsets({**log_dir.cleaner_offsets, partition.name: offset})
+
+    def _forget_cleaner_offset(self, log_dir: LogDir, name: TopicPartition) -> None:
+        if name in log_dir.cleaner_offsets:
+            known = log_dir.cleaner_offsets
+            log_dir.write_cleaner_offsets({n: o for n, o in known.items() if n != name})
+
     def home(self, name: str) -> Path:
         """The log directory that a partition lies in."""
         return self._homes[name].path
@@ -376,11 +408,18 @@ class Store:
 
     # Upkeep.
 
-    def upkeep(self) -> None:
-        """Do what is due by now: flushes, checkpoints, the removal of deleted partitions. May take long."""
+    def upkeep(self, *, compaction: bool = True) -> None:
+        """Do what is due by now: flushes, checkpoints, retention, removals, and compaction. May take long.
+
+        Without `compaction`, which takes longest, that is left to who calls `compactor.run_due` in another thread.
+        """
         if self.read_only:
             return
-        now = self.clock()
+        self._upkeep(self.clock())
+        if compaction:
+            self.compactor.run_due()
+
+    def _upkeep(self, now: int) -> None:
         for partition in list(self.partitions.values()):
             if partition.flush_overdue(now):
                 try:
