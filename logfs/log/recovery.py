@@ -245,7 +245,7 @@ class _Loader:
         for segment, following in pairwise(segments):
             segment.next_base = following.base_offset
         for segment in segments:
-            segment.gaps = self.config.is_compacted or self.start.gaps
+            segment.gaps = self.start.gaps
         return segments
 
     def _recover(self, segments: list[Segment]) -> tuple[list[Segment], int]:
