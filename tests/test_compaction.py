@@ -127,6 +127,25 @@ def test_dirty_offset_reset_if_smaller_than_start_offset(store: Store, clock: Cl
     assert store.compactor.plan("orders-0").dirty == Dirty(20, 60)
 
 
+def test_a_segment_that_the_log_starts_in_is_cleaned_as_a_whole_or_not_at_all(
+    store: Store, clock: Clock
+) -> None:
+    """With the log start in the midst of a segment, and an open transaction behind it, nothing may be cleaned."""
+    from tests.test_cleaner_transactions import Producer
+
+    set_topic(store, "orders", cleanup_policy="compact,delete")
+    orders = store.create("orders-0")
+    orders.append([Record(b"1", b"a"), Record(b"2", b"b")])
+    orders.append([Record(b"3", b"b")])
+    Producer(orders, 1).send("open")
+    orders.append([Record(b"4", b"b")])
+    orders.roll(clock())
+    store.delete_records("orders-0", 1)
+    assert store.compactor.plan("orders-0").dirty == Dirty(1, 0)
+    store.compact("orders-0")
+    assert keys_of(orders) == [(1, b"b"), (2, b"b"), (3, b"open"), (4, b"b")]
+
+
 def test_grab_filthiest_compacted_log_returns_log_with_dirtiest_ratio(
     store: Store, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:

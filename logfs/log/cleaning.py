@@ -12,7 +12,10 @@ class CleaningAborted(LogfsError):
 
 
 class Dirty(NamedTuple):
-    """What to clean of a log: the offsets from `first_dirty` up to `first_uncleanable`, the base of a segment."""
+    """What to clean of a log: from offset `first_dirty` up to `first_uncleanable`, which is the base of a segment.
+
+    Segments from the latter on are left alone, even where it is below the former.
+    """
 
     first_dirty: int
     first_uncleanable: int

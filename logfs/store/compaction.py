@@ -50,13 +50,13 @@ def plan(log: Log, now_ms: int) -> Plan:
     dirty = [segment for segment in sealed if segment.next_offset > first_dirty]
     bound = max(_first_uncleanable(log, dirty, now_ms), first_dirty)
     # Segments are cleaned whole: down to the base of the one that the bound lies in.
-    inside = [segment.base_offset for segment in log.segments if segment.base_offset <= bound]
-    bound = inside[-1] if inside else first_dirty
+    # That may be below the first dirty offset, where the log start is in the midst of a segment: then nothing is due.
+    bound = max(s.base_offset for s in log.segments if s.base_offset <= bound)
     cleanable = sum(segment.size_bytes for segment in dirty if segment.base_offset < bound)
     clean = sum(segment.size_bytes for segment in sealed if segment.base_offset < first_dirty)
     times = [time for segment in dirty if (time := segment.first_timestamp) > 0]
     is_overdue = bool(times) and min(times) < now_ms - log.config.max_compaction_lag_ms
-    return Plan(Dirty(first_dirty, max(bound, first_dirty)), clean, cleanable, is_overdue)
+    return Plan(Dirty(first_dirty, bound), clean, cleanable, is_overdue)
 
 
 def _first_dirty(log: Log) -> int:
