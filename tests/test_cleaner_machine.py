@@ -191,7 +191,7 @@ class Crowd:
     """Threads that append to a log, read it and keep it up, all at once; the first error of any ends them."""
 
     APPENDERS = 4
-    ROUNDS = 20
+    ROUNDS = 60
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -246,6 +246,7 @@ class Crowd:
             seen = size
             if last:
                 break
+            time.sleep(0.002)
         lines = [line.split() for line in b"".join(parts).splitlines() if line != b"-"]
         for number in range(self.APPENDERS):
             counts = [int(count) for writer, count in lines if int(writer) == number]
@@ -256,6 +257,7 @@ class Crowd:
         chosen = random.Random(1)
         while not self.appended.is_set():
             start, end = self.log.log_start_offset, self.log.log_end_offset
+            time.sleep(0.002)
             offset = chosen.randrange(start, end + 1)
             text = self.log.text(View.LINES, offset, min(offset + 50, end))
             assert len(text.read(0, text.size)) == text.size
@@ -270,6 +272,7 @@ class Crowd:
         while not self.appended.is_set():
             self.store.compact(NAME, roll=True)
             if self.rounds % 3 == 2:
+                self.store.delete_records(NAME, self.log.active.base_offset)
                 self.store.retain()
             self.store.upkeep(compaction=False)
             self.rounds += 1
@@ -281,7 +284,6 @@ def test_readers_and_appenders_go_on_beside_rolls_retention_and_compaction(log_d
         for name, value in (
             ("cleanup.policy", "compact,delete"),
             ("segment.bytes", "6000"),
-            ("retention.bytes", "1500"),
             ("file.delete.delay.ms", "0"),
         ):
             store.settings.set_topic("orders", name, value)
