@@ -277,7 +277,8 @@ class Reader:
         segments = self.segments
         shows = self.shown(segments) if shown else _is_any
         for segment in segments:
-            if segment.size_bytes and segment.largest_timestamp >= timestamp:
+            # Even if it holds no record: what compaction emptied goes by its file's time, and hides the others.
+            if segment.largest_timestamp >= timestamp:
                 start = max(segment.time_index.lookup(timestamp).offset, self.log_start_offset)
                 found = self._first_at(segment, start, timestamp, shows)
                 if found is not None and found.offset >= self.log_end_offset:

@@ -56,15 +56,15 @@ class Start(NamedTuple):
     """What is known of a partition before it is loaded.
 
     `clean`: it was closed properly; the offsets are those of the checkpoints. `live`: somebody else is writing it,
-    and this store only reads: its indexes are good, and its last batch may be half written. `gaps`: it may have been
-    compacted once, whatever its topic's `cleanup.policy` is now.
+    and this store only reads: its indexes are good, and its last batch may be half written. `compacted`: a
+    cleaner has been here, so offsets may be missing, whatever the topic's settings are.
     """
 
     clean: bool
     recovery_point: int = 0
     log_start_offset: int = 0
     live: bool = False
-    gaps: bool = False
+    compacted: bool = False
 
 
 @dataclass(slots=True)
@@ -142,7 +142,9 @@ class _Loader:
                 segment.finish()
             segment.close()
         segments[-1].created_ms = self.now_ms
-        self.epochs.truncate_from_end(log_end_offset)
+        if not self.start.live:
+            # A leader notes its epoch before it writes.
+            self.epochs.truncate_from_end(log_end_offset)
         self.epochs.truncate_from_start(self.start.log_start_offset)
         clean = self.start.clean and not self.torn
         point = log_end_offset if clean else min(self.start.recovery_point, log_end_offset)
@@ -245,7 +247,7 @@ class _Loader:
         for segment, following in pairwise(segments):
             segment.next_base = following.base_offset
         for segment in segments:
-            segment.gaps = self.start.gaps
+            segment.gaps = self.start.compacted
         return segments
 
     def _recover(self, segments: list[Segment]) -> tuple[list[Segment], int]:

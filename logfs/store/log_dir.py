@@ -44,6 +44,7 @@ class LogDir:
         self._unreadable: set[str] = set()
         self.recovery_points = self._read(RECOVERY_POINTS)
         self.log_starts = self._read(LOG_STARTS)
+        # Tells which partitions a cleaner has been in: a broker keeps its topics' settings elsewhere.
         self.cleaner_offsets = self._read(CLEANER_OFFSETS)
         if disk.writable and self.clean:
             disk.unlink(path / CLEAN_SHUTDOWN)

@@ -1,0 +1,1 @@
+"""logfs against Apache Kafka itself: a real broker, its clients and its tools."""

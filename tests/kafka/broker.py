@@ -1,0 +1,183 @@
+"""A real broker: one process that is broker and controller, on loopback ports and a log directory of its own."""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+from tests.conftest import START_SECONDS, need_command
+from tests.kafka.helper import JVM
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.kafka.distribution import Distribution
+
+STARTED = "Kafka Server started"
+STOP_SECONDS = 60
+# Small where the defaults are made for a machine of its own; what a test is about it sets itself.
+DEFAULTS = {
+    "process.roles": "broker,controller",
+    "node.id": 1,
+    "controller.listener.names": "CONTROLLER",
+    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    "auto.create.topics.enable": "false",
+    "offsets.topic.num.partitions": 4,
+    "offsets.topic.replication.factor": 1,
+    "transaction.state.log.num.partitions": 1,
+    "transaction.state.log.replication.factor": 1,
+    "transaction.state.log.min.isr": 1,
+    "group.initial.rebalance.delay.ms": 0,
+    "log.cleaner.dedupe.buffer.size": 4 << 20,
+    "log.cleaner.backoff.ms": 200,
+    # The tests' records are of 2023: nothing is to go but what a test lets go.
+    "log.retention.ms": -1,
+    # A broker that was killed may come back only when its session is over.
+    "broker.session.timeout.ms": 2000,
+    "broker.heartbeat.interval.ms": 200,
+}
+# What it says about itself, without the values of all its settings.
+LOGGING = [
+    "-Dorg.slf4j.simpleLogger.showShortLogName=true",
+    "-Dorg.slf4j.simpleLogger.showThreadName=false",
+    "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.common.config.AbstractConfig=warn",
+]
+
+
+class Broker:
+    """A broker of a test: `start`, `stop` or `kill`, and start again on the same directory and ports.
+
+    `log_dir` is its log directory, `servers` where clients find it. Settings by keyword: `log_retention_ms=1000`.
+    """
+
+    def __init__(self, kafka: Distribution, directory: Path, **settings: object) -> None:
+        """Format the log directory `directory`/data; nothing runs yet."""
+        self.kafka = kafka
+        self.directory = directory
+        self.log_dir = directory / "data"
+        self.process: subprocess.Popen[bytes] | None = None
+        self._log = directory / "broker.log"
+        self._log_start = 0
+        self._ports = [_reserved_port(), _reserved_port()]
+        own, controller = (held.getsockname()[1] for held in self._ports)
+        self.servers = f"127.0.0.1:{own}"
+        self.settings = {
+            **DEFAULTS,
+            "listeners": f"PLAINTEXT://{self.servers},CONTROLLER://127.0.0.1:{controller}",
+            "advertised.listeners": f"PLAINTEXT://{self.servers}",
+            "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller}",
+            "log.dirs": self.log_dir,
+            **{name.replace("_", "."): value for name, value in settings.items()},
+        }
+        self._properties = directory / "server.properties"
+        self.log_dir.mkdir(parents=True)
+        self._write_properties()
+        self._format()
+
+    def __enter__(self) -> Broker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> Broker:
+        """Start, and wait until it serves."""
+        assert self.process is None, "it runs"
+        self._write_properties()
+        self._log_start = self._log.stat().st_size if self._log.exists() else 0
+        # It goes with us, however we go.
+        command = ["setpriv", "--pdeathsig", "KILL", *self._java("-Xmx512m", *LOGGING)]
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "kafka.Kafka", str(self._properties)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        end = time.monotonic() + START_SECONDS
+        while STARTED not in self.log():
+            dead = self.process.poll() is not None
+            if dead or time.monotonic() > end:
+                self.kill()
+                raise AssertionError(f"the broker {'ended' if dead else 'hangs'}: {self.log()}")
+            time.sleep(0.02)
+        return self
+
+    def stop(self) -> None:
+        """Shut it down cleanly, by SIGTERM."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL: nothing is closed."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> Broker:
+        """Stop cleanly and start again."""
+        self.stop()
+        return self.start()
+
+    def log(self) -> str:
+        """What it has said since it was started last."""
+        with self._log.open("rb") as log:
+            log.seek(self._log_start)
+            return log.read().decode()
+
+    def log_of(self, partition: str) -> str:
+        """What it has said of one partition, as in `orders-0`, since it was started last."""
+        marks = (f"partition={partition},", f"partition={partition}]", f"Log {partition} ")
+        return "\n".join(line for line in self.log().splitlines() if any(m in line for m in marks))
+
+    def partition(self, name: str) -> Path:
+        """The directory of a partition, as in `orders-0`."""
+        return self.log_dir / name
+
+    def close(self) -> None:
+        """End it whatever it does, and give its ports back."""
+        if self.process is not None:
+            self.kill()
+        for held in self._ports:
+            held.close()
+
+    def _end(self, number: signal.Signals) -> None:
+        assert self.process is not None, "it does not run"
+        process, self.process = self.process, None
+        process.send_signal(number)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"the broker does not end: {self.log()}") from None
+
+    def _java(self, *options: str) -> list[str]:
+        return [need_command("java"), *JVM, *options, "-cp", self.kafka.broker]
+
+    def _write_properties(self) -> None:
+        lines = [f"{name}={value}\n" for name, value in self.settings.items()]
+        self._properties.write_text("".join(lines))
+
+    def _format(self) -> None:
+        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        options = ["--standalone", f"--cluster-id={cluster}", f"--config={self._properties}"]
+        done = subprocess.run(
+            [*self._java("-Xmx256m"), "kafka.tools.StorageTool", "format", *options],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "LC_ALL": "C.UTF-8"},
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _reserved_port() -> socket.socket:
+    """A socket on a loopback port that nobody else is given; a JVM may listen on it, for it shares addresses."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held

@@ -1,0 +1,107 @@
+"""Apache Kafka, brought in once: its class paths by Maven, and our helper compiled against it."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.conftest import need, need_command
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HERE = Path(__file__).parent
+POM = HERE / "pom.xml"
+SOURCES = sorted((HERE / "java").rglob("*.java"))
+# Git ignores it; what is in there is named by the hash of what it was made from.
+CACHE = HERE.parents[1] / "build" / "kafka"
+INSTALL = "'apt-get install default-jdk-headless maven' brings it"
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Where Kafka's classes are: class paths as `java -cp` takes them."""
+
+    broker: str  # the broker and its clients
+    tools: str  # the command line tools, with the libraries of their own release
+    helper: str  # tests/kafka/java, compiled against the broker's
+
+
+@functools.cache
+def distribution() -> Distribution:
+    """Kafka's newest release; the test needs it. Resolved and compiled by the first who asks."""
+    for name in ("java", "javac", "mvn"):
+        need(shutil.which(name), f"{name} is not installed ({INSTALL})")
+    with _turn():
+        broker = _class_path("broker")
+        return Distribution(broker, _class_path("tools"), _helper(broker))
+
+
+@contextmanager
+def _turn() -> Iterator[None]:
+    """One process at a time makes what is in the cache; the others find it made."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _hash(*paths: Path) -> str:
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()[:16]
+
+
+def _class_path(profile: str) -> str:
+    """The class path of one of the pom's profiles, as it was resolved last if its files are all there."""
+    known = CACHE / f"{_hash(POM)}.{profile}"
+    if known.exists():
+        path = known.read_text()
+        if all(os.path.exists(jar) for jar in path.split(os.pathsep)):
+            return path
+    new = known.with_suffix(".new")
+    # What is on this machine already needs no network.
+    said = _resolve(profile, new, "--offline") and _resolve(profile, new)
+    need(not said, f"Maven cannot bring Apache Kafka: {said}")
+    new.replace(known)
+    return known.read_text()
+
+
+def _resolve(profile: str, output: Path, *options: str) -> str:
+    """Ask Maven; the first of its complaints, or "" if it has none."""
+    command = [need_command("mvn"), "-q", "-B", *options, "-f", str(POM), f"-P{profile}"]
+    done = subprocess.run(
+        [*command, "dependency:build-classpath", f"-Dmdep.outputFile={output}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    if done.returncode == 0 and output.exists():
+        return ""
+    lines = (done.stdout + done.stderr).splitlines()
+    return next((line for line in lines if "ERROR" in line), "it says nothing")
+
+
+def _helper(broker: str) -> str:
+    """The directory of the helper's classes."""
+    classes = CACHE / f"{_hash(POM, *SOURCES)}.classes"
+    if not classes.exists():
+        new = classes.with_suffix(".new")
+        shutil.rmtree(new, ignore_errors=True)
+        options = ["-Xlint:all", "-Werror", "-encoding", "UTF-8", "-d", str(new), "-cp", broker]
+        done = subprocess.run(
+            [need_command("javac"), *options, *map(str, SOURCES)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        new.rename(classes)
+    return str(classes)

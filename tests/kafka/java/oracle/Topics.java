@@ -1,0 +1,156 @@
+package oracle;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ExecutionException;
+import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.AlterConfigOp;
+import org.apache.kafka.clients.admin.ConfigEntry;
+import org.apache.kafka.clients.admin.ListOffsetsOptions;
+import org.apache.kafka.clients.admin.ListOffsetsResult;
+import org.apache.kafka.clients.admin.ListTopicsOptions;
+import org.apache.kafka.clients.admin.NewTopic;
+import org.apache.kafka.clients.admin.OffsetSpec;
+import org.apache.kafka.clients.admin.RecordsToDelete;
+import org.apache.kafka.common.IsolationLevel;
+import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.config.ConfigResource;
+import org.apache.kafka.common.errors.UnknownTopicOrPartitionException;
+
+/** What an Admin client does: topics, their settings, offsets by time. */
+final class Topics {
+    private static final Map<String, Admin> ADMINS = new HashMap<>();
+
+    static void register(Map<String, Oracle.Call> calls) {
+        calls.put("createTopic", Topics::create);
+        calls.put("deleteTopic", arguments -> {
+            admin(arguments).deleteTopics(List.of(arguments.get("topic").textValue())).all().get();
+            return null;
+        });
+        calls.put("topicIds", Topics::ids);
+        calls.put("alterTopic", Topics::alter);
+        calls.put("deleteRecords", Topics::deleteRecords);
+        calls.put("listOffsets", Topics::listOffsets);
+        calls.put("groupOffsets", Topics::groupOffsets);
+    }
+
+    static Map<String, Object> client(JsonNode arguments) {
+        Map<String, Object> config = new HashMap<>();
+        config.put("bootstrap.servers", arguments.get("servers").textValue());
+        // A broker that was stopped on purpose is back sooner than the default would look again.
+        config.put("reconnect.backoff.max.ms", 100);
+        if (arguments.has("configs")) {
+            arguments.get("configs").properties().forEach(
+                entry -> config.put(entry.getKey(), entry.getValue().asText()));
+        }
+        return config;
+    }
+
+    static TopicPartition partition(JsonNode arguments) {
+        return new TopicPartition(arguments.get("topic").textValue(), arguments.get("partition").intValue());
+    }
+
+    private static Admin admin(JsonNode arguments) {
+        return ADMINS.computeIfAbsent(arguments.get("servers").textValue(), servers ->
+            Admin.create(Map.of("bootstrap.servers", servers, "reconnect.backoff.max.ms", 100)));
+    }
+
+    private static Object create(JsonNode arguments) throws Exception {
+        String name = arguments.get("topic").textValue();
+        Map<String, String> configs = new HashMap<>();
+        arguments.get("configs").properties().forEach(
+            entry -> configs.put(entry.getKey(), entry.getValue().asText()));
+        NewTopic topic = new NewTopic(name, arguments.get("partitions").intValue(), (short) 1).configs(configs);
+        String id = admin(arguments).createTopics(List.of(topic)).topicId(name).get().toString();
+        while (!served(admin(arguments), name)) {
+            Thread.sleep(5);
+        }
+        return id;
+    }
+
+    private static boolean served(Admin admin, String name) throws Exception {
+        try {
+            return admin.describeTopics(List.of(name)).allTopicNames().get().get(name).partitions().stream()
+                .allMatch(partition -> partition.leader() != null);
+        } catch (ExecutionException error) {
+            if (error.getCause() instanceof UnknownTopicOrPartitionException) {
+                return false;
+            }
+            throw error;
+        }
+    }
+
+    private static Object ids(JsonNode arguments) throws Exception {
+        Map<String, String> ids = new HashMap<>();
+        admin(arguments).listTopics(new ListTopicsOptions().listInternal(true)).listings().get()
+            .forEach(listing -> ids.put(listing.name(), listing.topicId().toString()));
+        return ids;
+    }
+
+    private static Object alter(JsonNode arguments) throws Exception {
+        List<AlterConfigOp> changes = new ArrayList<>();
+        arguments.get("configs").properties().forEach(entry -> changes.add(new AlterConfigOp(
+            new ConfigEntry(entry.getKey(), entry.getValue().isNull() ? null : entry.getValue().asText()),
+            entry.getValue().isNull() ? AlterConfigOp.OpType.DELETE : AlterConfigOp.OpType.SET)));
+        ConfigResource topic = new ConfigResource(ConfigResource.Type.TOPIC, arguments.get("topic").textValue());
+        admin(arguments).incrementalAlterConfigs(Map.of(topic, changes)).all().get();
+        return null;
+    }
+
+    private static Object deleteRecords(JsonNode arguments) throws Exception {
+        TopicPartition partition = partition(arguments);
+        RecordsToDelete before = RecordsToDelete.beforeOffset(arguments.get("before").longValue());
+        return admin(arguments).deleteRecords(Map.of(partition, before)).lowWatermarks().get(partition).get()
+            .lowWatermark();
+    }
+
+    /** Each spec is "earliest", "latest", "max" or a timestamp; its answer [offset, timestamp, leader epoch or null]. */
+    private static Object listOffsets(JsonNode arguments) throws Exception {
+        TopicPartition partition = partition(arguments);
+        ListOffsetsOptions options = new ListOffsetsOptions(
+            IsolationLevel.valueOf(arguments.get("isolation").textValue().toUpperCase()));
+        List<ListOffsetsResult> asked = new ArrayList<>();
+        for (JsonNode spec : arguments.get("specs")) {
+            asked.add(admin(arguments).listOffsets(Map.of(partition, spec(spec)), options));
+        }
+        List<Object> found = new ArrayList<>();
+        for (ListOffsetsResult result : asked) {
+            ListOffsetsResult.ListOffsetsResultInfo info = result.partitionResult(partition).get();
+            List<Object> row = new ArrayList<>(List.of(info.offset(), info.timestamp()));
+            row.add(info.leaderEpoch().orElse(null));
+            found.add(row);
+        }
+        return found;
+    }
+
+    private static OffsetSpec spec(JsonNode spec) {
+        if (spec.isNumber()) {
+            return OffsetSpec.forTimestamp(spec.longValue());
+        }
+        return switch (spec.textValue()) {
+            case "earliest" -> OffsetSpec.earliest();
+            case "latest" -> OffsetSpec.latest();
+            case "max" -> OffsetSpec.maxTimestamp();
+            default -> throw new IllegalArgumentException("no such offset: " + spec);
+        };
+    }
+
+    /** Of every partition that the group has committed: [topic, partition, offset, leader epoch or null, metadata]. */
+    private static Object groupOffsets(JsonNode arguments) throws Exception {
+        List<Object> rows = new ArrayList<>();
+        admin(arguments).listConsumerGroupOffsets(arguments.get("group").textValue())
+            .partitionsToOffsetAndMetadata().get().forEach((partition, committed) -> {
+                List<Object> row = new ArrayList<>(
+                    List.of(partition.topic(), partition.partition(), committed.offset()));
+                row.add(committed.leaderEpoch().orElse(null));
+                row.add(committed.metadata());
+                rows.add(row);
+            });
+        return rows;
+    }
+
+    private Topics() {}
+}

@@ -1,0 +1,198 @@
+"""What Kafka wrote, logfs reads: a live broker's directory, one that was stopped, and one that was torn from it."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import logfs
+from logfs.log.reader import EARLIEST, LATEST, MAX_TIMESTAMP
+from tests.conftest import assert_clean
+from tests.kafka import topics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from logfs import OffsetAndTimestamp, Record, Store
+    from tests.kafka.broker import Broker
+    from tests.kafka.client import Client
+
+TIMES = 1000
+EDGES = {"earliest": EARLIEST, "latest": LATEST, "max": MAX_TIMESTAMP}
+
+
+@dataclass
+class Said:
+    """What Kafka's clients say of a partition."""
+
+    records: list[tuple[Record, int]]
+    edges: list[OffsetAndTimestamp | None]
+    times: list[int]
+    found: list[OffsetAndTimestamp | None]
+
+
+@dataclass
+class Written:
+    """Log directories by how they were left, and what Kafka says of each partition in them."""
+
+    directories: dict[str, Path] = field(default_factory=dict)
+    said: dict[str, dict[str, Said]] = field(default_factory=dict)
+
+
+def ask(client: Client, log_dir: Path) -> dict[str, Said]:
+    """Everything that the clients can be asked about the partitions of a broker."""
+    said = {}
+    for topic in client.topic_ids():
+        for number in range(len(list(log_dir.glob(f"{topic}-[0-9]")))):
+            records = client.consume_epochs(topic, number)
+            times = some_times(topic, [record for record, _ in records])
+            said[f"{topic}-{number}"] = Said(
+                records,
+                client.list_offsets(topic, list(EDGES), number),
+                times,
+                client.list_offsets(topic, times, number),
+            )
+    return said
+
+
+def some_times(topic: str, records: list[Record]) -> list[int]:
+    """A thousand timestamps: those of records, just beside them, and between and outside of all."""
+    rng = random.Random(topic)
+    known = [record.timestamp for record in records if record.timestamp is not None] or [topics.T]
+    near = [rng.choice(known) + rng.choice([-1, 0, 1]) for _ in range(TIMES // 2)]
+    return near + [rng.randint(min(known) - 1000, max(known) + 1000) for _ in range(TIMES // 2)]
+
+
+def copy(broker: Broker, path: Path) -> Path:
+    """A copy of its directory; files that are only being made are none of it yet."""
+    return shutil.copytree(broker.log_dir, path, ignore=shutil.ignore_patterns("*.tmp"))
+
+
+@pytest.fixture(scope="module")
+def written(
+    make_broker: Callable[..., Broker],
+    connect: Callable[[Broker], Client],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Written:
+    """A broker that has written all topics, was stopped, and has written more; it still runs."""
+    base = tmp_path_factory.mktemp("copies")
+    broker = make_broker(
+        log_index_size_max_bytes=1 << 16,
+        log_initial_task_delay_ms=0,
+        log_flush_start_offset_checkpoint_interval_ms=100,
+    )
+    client = connect(broker)
+    written = Written()
+    topics.create(client)
+    topics.append(client, broker.log_dir, 0)
+    written.said["stopped"] = ask(client, broker.log_dir)
+    broker.stop()
+    written.directories["stopped"] = copy(broker, base / "stopped")
+    broker.start()
+    topics.append(client, broker.log_dir, 1)
+    written.said["live"] = written.said["torn"] = ask(client, broker.log_dir)
+    written.directories["torn"] = copy(broker, base / "torn")
+    written.directories["live"] = broker.log_dir
+    return written
+
+
+@pytest.fixture(scope="module", params=["live", "stopped", "torn"])
+def store(request: pytest.FixtureRequest, written: Written) -> Iterator[Store]:
+    """logfs on a directory of each kind: it recovers the torn one, and writes nothing into the others."""
+    torn = request.param == "torn"
+    with logfs.open(written.directories[request.param], read_only=not torn) as store:
+        assert not store.offline
+        yield store
+    if torn:
+        assert_clean(written.directories["torn"])
+
+
+@pytest.fixture(scope="module")
+def said(request: pytest.FixtureRequest, written: Written, store: Store) -> dict[str, Said]:
+    """What Kafka said of that directory's partitions."""
+    (path,) = (log_dir.path for log_dir in store.log_dirs)
+    (kind,) = (kind for kind, known in written.directories.items() if known == path)
+    return written.said[kind]
+
+
+def assert_same(what: str, ours: list[Any], theirs: list[Any]) -> None:
+    """Two lists are equal; if not, the first difference says where."""
+    for number, (our, their) in enumerate(zip(ours, theirs, strict=False)):
+        assert our == their, f"{what}, number {number}"
+    assert len(ours) == len(theirs), what
+
+
+def test_it_holds_what_it_is_to_hold(said: dict[str, Said], written: Written) -> None:
+    """The topics are what their names say: else the tests below would show little."""
+    stopped = written.directories["stopped"]
+    assert len(list((stopped / "segments-0").glob("*.log"))) > 20
+    assert said["trimmed-0"].edges[0].offset > 0
+    for topic in ("compacted-0", "compacted-away-0", "compacted-transactions-0"):
+        offsets = [record.offset for record, _ in said[topic].records]
+        assert offsets[-1] - offsets[0] >= len(offsets)
+    assert any(record.value is None for record, _ in said["compacted-0"].records)
+    assert {epoch for _, epoch in written.said["live"]["odd-0"].records} > {0}
+    assert sum(len(known.records) for n, known in said.items() if n.startswith("__consumer")) > 20
+
+
+def test_there_are_the_same_partitions(store: Store, said: dict[str, Said]) -> None:
+    """All of the broker's partitions, the internal ones too; but not the cluster's metadata."""
+    assert set(store) == set(said)
+
+
+def test_records_are_equal(store: Store, said: dict[str, Said]) -> None:
+    """Offset, timestamp and its type, key, value and headers, record by record, and the leader epoch."""
+    for name, known in said.items():
+        partition = store[name]
+        assert_same(name, list(partition.read()), [record for record, _ in known.records])
+        epochs = {
+            record.offset: batch.header.partition_leader_epoch
+            for batch in partition.batches(partition.log_start_offset)
+            for record in batch.records()
+        }
+        assert_same(
+            name, [epochs[r.offset] for r, _ in known.records], [e for _, e in known.records]
+        )
+
+
+def test_columns_are_equal(store: Store, said: dict[str, Said]) -> None:
+    """Reading in bulk gives the same offsets and timestamps."""
+    for name, known in said.items():
+        columns = store[name].columns()
+        assert_same(name, columns.offsets.tolist(), [r.offset for r, _ in known.records])
+        assert_same(name, columns.timestamps.tolist(), [r.timestamp for r, _ in known.records])
+
+
+def test_every_record_is_found_by_its_offset(store: Store, said: dict[str, Said]) -> None:
+    """By the index, one at a time; where compaction took a record, or a marker is, there is none."""
+    for name, known in said.items():
+        partition = store[name]
+        there = {record.offset: record for record, _ in known.records}
+        for offset in range(partition.log_start_offset, partition.log_end_offset):
+            assert partition.record(offset) == there.get(offset), f"{name}, offset {offset}"
+
+
+def test_times_have_the_same_answers(store: Store, said: dict[str, Said]) -> None:
+    """A thousand timestamps lead to the same offset, timestamp and leader epoch."""
+    for name, known in said.items():
+        for timestamp, found in zip(known.times, known.found, strict=True):
+            assert store[name].offset_for_time(timestamp) == found, f"{name}, time {timestamp}"
+
+
+def test_edges_have_the_same_answers(store: Store, said: dict[str, Said]) -> None:
+    """Earliest, latest and greatest timestamp; a leader that has written nothing yet is known while it leads."""
+    live = store.log_dirs[0].live
+    for name, known in said.items():
+        ours = [store[name].offset_for_time(edge) for edge in EDGES.values()]
+        theirs = known.edges
+        if not live:
+            theirs = [
+                their and their._replace(leader_epoch=our.leader_epoch if our else -1)
+                for our, their in zip(ours, theirs, strict=True)
+            ]
+        assert_same(name, ours, theirs)
