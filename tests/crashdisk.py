@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import LogfsError
+from logfs.format.record import Record
 from logfs.format.text import View
 from logfs.log.files import Disk, File
 from logfs.log.view import TextView
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
 LOG = "log"
 SMALL = {"segment.bytes": "600", "segment.index.bytes": "240", "index.interval.bytes": "100"}
+
+# The value and the key of a record that is appended to see that a log goes on.
+AFTERWARDS = (b"afterwards", b"after")
 
 Image = dict[str, bytes | None]
 """A tree of files: path below the root -> content, None for a directory."""
@@ -178,14 +182,14 @@ class RecordingDisk(Disk):
         super().sync_map(mapping)
         self._note("sync", next(inode for known, inode in self._maps if known is mapping))
 
-    def rename(self, old: Path, new: Path) -> None:
+    def move(self, old: Path, new: Path) -> None:
         inode = self._inodes.pop(old)
         parent = self._inodes[old.parent]
         self._note("rename", inode, name=old.name, other=new.name, position=parent)
         for path in [path for path in self._inodes if old in path.parents]:
             self._inodes[new / path.relative_to(old)] = self._inodes.pop(path)
         self._inodes[new] = inode
-        super().rename(old, new)
+        super().move(old, new)
 
     def unlink(self, path: Path) -> None:
         if path in self._inodes:
@@ -288,9 +292,9 @@ class FaultDisk(RecordingDisk):
             raise
         super().sync_map(mapping)
 
-    def rename(self, old: Path, new: Path) -> None:
+    def move(self, old: Path, new: Path) -> None:
         self._may_fail("rename", old)
-        super().rename(old, new)
+        super().move(old, new)
 
     def unlink(self, path: Path) -> None:
         self._may_fail("unlink", path)
@@ -313,19 +317,24 @@ class FaultDisk(RecordingDisk):
 
 
 class Sent(NamedTuple):
-    """A record: its value and its time in ms."""
+    """A record: its value, its time in ms and its key."""
 
-    value: bytes
+    value: bytes | None
     timestamp: int
+    key: bytes | None = None
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What must, and what may, be in a partition; `exists` None if it may be there or not."""
+    """What must, and what may, be in a partition; `exists` None if it may be there or not.
+
+    `missing` are offsets that may have no record, though the log has them: compaction is at work.
+    """
 
     exists: bool | None
     durable: dict[int, Sent]
     allowed: dict[int, frozenset[Sent]]
+    missing: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -348,6 +357,10 @@ class Workload:
         self.logs: dict[str, list[Sent]] = {}
         self.durable: dict[str, dict[int, Sent]] = {}
         self.allowed: dict[str, dict[int, set[Sent]]] = {}
+        self.compacted: set[str] = set()
+        # Offsets that are being dropped, and those that are gone for good.
+        self.going: dict[str, set[int]] = {}
+        self.gone: dict[str, set[int]] = {}
         self.exists: dict[str, bool | None] = {}
         self.configs: dict[str, list[dict[str, str]]] = {}
         self.failures: list[Exception] = []
@@ -362,11 +375,19 @@ class Workload:
                 exists,
                 dict(self.durable[name]),
                 {offset: frozenset(sent) for offset, sent in self.allowed[name].items()},
+                self._missing(name),
             )
             for name, exists in self.exists.items()
         }
         configs = {topic: tuple(map(dict, known)) for topic, known in self.configs.items()}
         self.disk.note(Oracle(partitions, configs))
+
+    def _missing(self, name: str) -> frozenset[int]:
+        """Of a compacted log: what is being dropped, what is gone, and what was not flushed, for nobody can tell."""
+        if name not in self.compacted:
+            return frozenset()
+        unflushed = set(self.allowed[name]) - set(self.durable[name])
+        return frozenset(self.going[name] | self.gone[name] | unflushed)
 
     def step(self, action: Callable[[], object]) -> bool:
         """Do something that may fail where faults are put; whether it worked."""
@@ -387,6 +408,8 @@ class Workload:
         self.logs[name] = []
         self.durable[name] = {}
         self.allowed[name] = {}
+        self.going[name] = set()
+        self.gone[name] = set()
         self.exists[name] = None
         self._note()
         if self.step(lambda: self.store.create(name)):
@@ -409,15 +432,20 @@ class Workload:
 
     def append(self, name: str, *values: bytes) -> None:
         """Append records one ms after the last."""
+        self.put(name, *((None, value) for value in values))
+
+    def put(self, name: str, *pairs: tuple[bytes | None, bytes | None]) -> None:
+        """Append records with keys, one ms after the last; a value None is a tombstone."""
         if name not in self.store:
             return
         self.now_ms += 1
-        sent = [Sent(value, self.now_ms) for value in values]
+        sent = [Sent(value, self.now_ms, key) for key, value in pairs]
         first = self.store[name].log_end_offset
         for offset, record in enumerate(sent, start=first):
             self.allowed[name].setdefault(offset, set()).add(record)
         self._note()
-        self.step(lambda: self.store[name].append(list(values)))
+        records = [Record(value, key) for key, value in pairs]
+        self.step(lambda: self.store[name].append(records))
         # A write of several batches may stop half-way: the log itself knows how far it got.
         done = self.store[name].log_end_offset - first
         assert done in (0, len(sent)) or len(sent) > 1
@@ -426,9 +454,56 @@ class Workload:
     def flush(self, name: str) -> None:
         """Make durable what is there."""
         if name in self.store and self.step(lambda: self.store[name].flush()):
-            self.durable[name] = dict(enumerate(self.logs[name]))
-            self.allowed[name] = {offset: {sent} for offset, sent in self.durable[name].items()}
-            self._note()
+            self._settle(name)
+
+    def _settle(self, name: str) -> None:
+        """What is in the log up to its recovery point is durable now, and nothing else may stand there."""
+        point = self.store[name].recovery_point
+        log = enumerate(self.logs[name])
+        there = {offset: sent for offset, sent in log if offset not in self.gone[name]}
+        self.durable[name] = {offset: sent for offset, sent in there.items() if offset < point}
+        self.allowed[name] = {offset: {sent} for offset, sent in there.items()}
+        self._note()
+
+    def _drop(self, name: str, going: set[int], action: Callable[[], object]) -> None:
+        """Do something by which some offsets go for good: which of them, the log tells afterwards."""
+        self.going[name] = going
+        for offset in going:
+            self.durable[name].pop(offset, None)
+        self._note()
+        if self.step(action):
+            left = {record.offset for record in self.store[name].read()}
+            self.gone[name] = set(range(len(self.logs[name]))) - left
+            assert self.gone[name] & going, "nothing was dropped"
+            self.going[name] = set()
+            self._settle(name)
+
+    def compact(self, name: str) -> None:
+        """Keep the newest record of each key below the active segment; tombstones go when they may."""
+        if name not in self.store:
+            return
+        below = self.logs[name][: self.store[name].active.base_offset]
+        newest = {sent.key: offset for offset, sent in enumerate(below)}
+        going = {o for o, sent in enumerate(below) if newest[sent.key] > o or sent.value is None}
+        self.compacted.add(name)
+        self._drop(name, going, lambda: self.store.compact(name))
+
+    def retain(self, name: str, limit_bytes: int) -> None:
+        """Let the oldest segments go."""
+        if name not in self.store:
+            return
+        if self.configure(name.rpartition("-")[0], "retention.bytes", str(limit_bytes)):
+            # What is unflushed is promised to nobody, and goes or stays.
+            self.flush(name)
+            going = set(range(len(self.logs[name])))
+            plan = self.store.retention_plan(name)
+            going = {offset for offset in going if plan and offset < plan.log_start_offset}
+            self._drop(name, going, self.store.retain)
+
+    def upkeep(self, later_ms: int) -> None:
+        """Let time pass, and do what is due then but for compaction."""
+        self.now_ms += later_ms
+        self.step(lambda: self.store.upkeep(compaction=False))
 
     def roll(self, name: str) -> None:
         """Begin a segment."""
@@ -482,7 +557,8 @@ class Workload:
             return
         if (self.disk.root / LOG / CLEAN_SHUTDOWN).exists():
             for name in self.store.partitions:
-                self.durable[name] = dict(enumerate(self.logs[name]))
+                log = enumerate(self.logs[name])
+                self.durable[name] = {o: sent for o, sent in log if o not in self.gone[name]}
         self._note()
 
     def reopen(self) -> None:
@@ -742,6 +818,7 @@ class Observed(NamedTuple):
     records: dict[int, Sent]
     damaged: frozenset[int]
     end: int
+    missing: frozenset[int]
 
 
 _OFFSETS = re.compile(r"offsets (\d+) to (\d+) are (?:damaged|missing)")
@@ -751,6 +828,7 @@ def observe(partition: Partition) -> Observed:
     """Read a partition in every way there is; they must agree."""
     records: dict[int, Sent] = {}
     damaged: set[int] = set()
+    missing: set[int] = set()
     start, end = partition.log_start_offset, partition.log_end_offset
     for offset in range(start, end):
         try:
@@ -761,23 +839,31 @@ def observe(partition: Partition) -> Observed:
             if offset in named:
                 damaged.add(offset)
                 continue
-        assert record is not None, f"offset {offset} is missing in silence"
+        if record is None:
+            missing.add(offset)
+            continue
         assert record.offset == offset
-        records[offset] = Sent(record.value, record.timestamp)
-    _read_in_order(partition, records, damaged, start, end)
+        records[offset] = Sent(record.value, record.timestamp, record.key)
+    _read_in_order(partition, records, damaged, missing, start, end)
     _read_as_text(partition, records, damaged)
-    if not damaged:
+    # As Kafka's, a lookup ends at a segment that holds nothing: it goes by its file's time.
+    if not damaged and all(segment.size_bytes for segment in partition.segments[:-1]):
         for offset, sent in records.items():
             found = partition.offset_for_time(sent.timestamp)
             assert found is not None, f"no record at the time of offset {offset}"
             assert found.timestamp == sent.timestamp
             assert records[found.offset].timestamp == sent.timestamp
             assert found.offset <= offset
-    return Observed(records, frozenset(damaged), end)
+    return Observed(records, frozenset(damaged), end, frozenset(missing))
 
 
 def _read_in_order(
-    partition: Partition, records: dict[int, Sent], damaged: set[int], start: int, end: int
+    partition: Partition,
+    records: dict[int, Sent],
+    damaged: set[int],
+    missing: set[int],
+    start: int,
+    end: int,
 ) -> None:
     read: dict[int, Sent] = {}
     skipped: set[int] = set()
@@ -785,9 +871,10 @@ def _read_in_order(
     while at < end:
         try:
             for record in partition.read(at):
-                assert record.offset == at, f"reading went from {at} to {record.offset} in silence"
-                read[at] = Sent(record.value, record.timestamp)
-                at += 1
+                passed = set(range(at, record.offset))
+                assert passed <= missing, f"reading went from {at} to {record.offset} in silence"
+                at = record.offset + 1
+                read[record.offset] = Sent(record.value, record.timestamp, record.key)
             break
         except DamagedRange as error:
             skipped.update(range(max(at, error.first_offset), min(error.next_offset, end)))
@@ -810,7 +897,7 @@ def _read_as_text(partition: Partition, records: dict[int, Sent], damaged: set[i
         assert part, "the text ends before its size"
         parts.append(part)
         at += len(part)
-    assert b"".join(parts) == b"".join(records[o].value + b"\n" for o in sorted(records))
+    assert b"".join(parts) == b"".join((records[o].value or b"") + b"\n" for o in sorted(records))
 
 
 def observe_store(store: Store) -> dict[str, Observed]:
@@ -829,6 +916,8 @@ def hold(found: dict[str, Observed], oracle: Oracle) -> None:
         if name not in found:
             continue
         shown = found[name]
+        unexplained = shown.missing - expected.missing
+        assert not unexplained, f"{name}: offsets {sorted(unexplained)} are missing in silence"
         for offset, sent in expected.durable.items():
             assert shown.records.get(offset) == sent, f"{name}: offset {offset} was durable"
         for offset, sent in shown.records.items():
@@ -902,17 +991,18 @@ def verify(root: Path, oracle: Oracle, now_ms: int = 1_800_000_000_000) -> Count
             assert overrides in known, f"settings of {topic}: {overrides}"
         for name in store:
             end = store[name].log_end_offset
-            assert store[name].append([b"afterwards"]) == end
+            assert store[name].append([Record(*AFTERWARDS)]) == end
             store[name].flush()
         for name, shown in found.items():
             more = observe(store[name])
-            assert more.records.pop(shown.end) == Sent(b"afterwards", now_ms)
+            value, key = AFTERWARDS
+            assert more.records.pop(shown.end) == Sent(value, now_ms, key)
             assert more.records == shown.records
     held_reported(found, errors_of(root / LOG))
     with Store(root / LOG, clock=lambda: now_ms) as store:
         for name, shown in found.items():
             last = observe(store[name])
-            assert last.records.pop(shown.end).value == b"afterwards"
+            assert last.records.pop(shown.end).value == AFTERWARDS[0]
             assert last.records == shown.records
     seen["states"] += 1
     seen["with damage"] += any(shown.damaged for shown in found.values())

@@ -139,6 +139,41 @@ def closing(work: Workload) -> None:
     work.close()
 
 
+def retaining(work: Workload) -> None:
+    work.create("a-0")
+    for number in range(14):
+        work.append("a-0", line(number), line(number + 1))
+    work.retain("a-0", 900)
+    work.append("a-0", b"more")
+    work.upkeep(100_000)
+    work.flush("a-0")
+    work.append("a-0", *map(line, range(20)))
+    work.retain("a-0", 300)
+    work.upkeep(100_000)
+
+
+def compacting(work: Workload) -> None:
+    work.create("a-0")
+    work.configure("a", "cleanup.policy", "compact")
+    work.configure("a", "delete.retention.ms", "50000")
+    for number in range(8):
+        pairs = [(b"%d" % (each % 5), line(number)) for each in range(number, number + 3)]
+        work.put("a-0", *pairs)
+    work.put("a-0", (b"1", None), (b"9", b"once"))
+    work.roll("a-0")
+    work.put("a-0", (b"2", b"active"))
+    work.compact("a-0")
+    work.put("a-0", (b"3", b"more"), (b"2", b"x" * 300))
+    work.put("a-0", (b"2", b"y" * 300))
+    work.flush("a-0")
+    work.upkeep(100_000)
+    work.put("a-0", (b"2", b"z"))
+    work.compact("a-0")
+    work.put("a-0", (b"4", b"unflushed"))
+    work.roll("a-0")
+    work.compact("a-0")
+
+
 WORKLOADS: dict[str, Callable[[Workload], None]] = {
     workload.__name__: workload
     for workload in (
@@ -150,6 +185,8 @@ WORKLOADS: dict[str, Callable[[Workload], None]] = {
         settings_change,
         truncating,
         closing,
+        retaining,
+        compacting,
     )
 }
 
@@ -283,6 +320,31 @@ def _stale_index_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SparseIndex, "reset", lambda self: None)
 
 
+def _swap_without_directory(patch: pytest.MonkeyPatch) -> None:
+    """The old segment goes while the new one's names may still be lost."""
+    replace = Partition.replace
+
+    def careless(self: Partition, *arguments: object) -> None:
+        sync, self.disk.sync_directory = self.disk.sync_directory, lambda path: None  # type: ignore[method-assign]
+        try:
+            replace(self, *arguments)  # type: ignore[arg-type]
+        finally:
+            self.disk.sync_directory = sync  # type: ignore[method-assign]
+
+    patch.setattr(Partition, "replace", careless)
+
+
+def _cleaned_without_fsync(patch: pytest.MonkeyPatch) -> None:
+    """A cleaned segment takes its place before it is on the disk."""
+    flush = Segment.flush
+
+    def careless(self: Segment, *, indexes: bool) -> None:
+        if self.path.suffix != ".cleaned":
+            flush(self, indexes=indexes)
+
+    patch.setattr(Segment, "flush", careless)
+
+
 def _tip_before_write(patch: pytest.MonkeyPatch) -> None:
     """What was readable before the crash is taken for durable: the recovery point runs ahead."""
 
@@ -306,6 +368,8 @@ MUTANTS = (
     (_flush_the_active_segment_alone, rolling),
     (_stale_index_kept, rolling),
     (_tip_before_write, one_by_one),
+    (_swap_without_directory, compacting),
+    (_cleaned_without_fsync, compacting),
 )
 
 

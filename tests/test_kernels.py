@@ -153,9 +153,9 @@ def test_varints_are_written_and_read_as_the_plain_ones(value: int) -> None:
     """The kernels' varlong is the plain one's bytes, and is read back (kafka-storage 2.2)."""
     expected = varint.encode(value)
     out, whole = room(len(expected))
-    assert kernels._put_varint(out, 0, value) == len(expected)
+    assert kernels.put_varint(out, 0, value) == len(expected)
     assert out.tobytes() == expected
-    assert kernels._get_varint(out, 0, len(out), 10) == (value, len(expected))
+    assert kernels.get_varint(out, 0, len(out), 10) == (value, len(expected))
     assert untouched(whole)
 
 
@@ -180,7 +180,7 @@ def test_any_bytes_are_the_same_varint_or_none(data: bytes) -> None:
             expected = varint.decode(data, 0, most)
         except Corrupt:
             expected = (0, kernels.BAD_VARINT)
-        assert kernels._get_varint(array, 0, len(data), most) == expected
+        assert kernels.get_varint(array, 0, len(data), most) == expected
 
 
 @given(st.integers(-(2**63) + 1, 2**63 - 1))

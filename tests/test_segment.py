@@ -181,7 +181,7 @@ def test_a_read_in_a_gap_begins_behind_it(tmp_path: Path) -> None:
     first = batch_bytes([Record(b"a", b"k"), Record(b"b", b"k")], 50)
     second = batch_bytes([Record(b"c", b"k"), Record(b"d", b"k")], 60)
     raw_segment(tmp_path, 40, first, second)
-    (segment,) = reload(tmp_path, compacted, clean=False).segments
+    (segment,) = reload(tmp_path, compacted, clean=False, compacted=True).segments
     assert found_offsets(segment, 55) == [60, 61]
     assert found_offsets(segment, 52) == [60, 61]
     assert found_offsets(segment, 51) == [50, 51, 60, 61]
@@ -389,7 +389,7 @@ def test_truncation_into_a_gap_cuts_at_the_next_batch(tmp_path: Path, target: in
     compacted = LogConfig(cleanup_policy=frozenset({"compact"}))
     parts = [batch_bytes([Record(b"v", b"k")] * 2, base) for base in (50, 60, 70)]
     raw_segment(tmp_path, 40, *parts)
-    (segment,) = reload(tmp_path, compacted, clean=False).segments
+    (segment,) = reload(tmp_path, compacted, clean=False, compacted=True).segments
     segment.truncate(target, compacted, NOW)
     assert found_offsets(segment, 40) == [50, 51]
     assert segment.size_bytes == len(parts[0])

@@ -23,6 +23,9 @@ COMMANDS = {
     "status": "what a mount is doing",
     "create": "make a partition",
     "delete": "delete a partition",
+    "delete-records": "make the records below an offset unreadable",
+    "retain": "drop the segments that have had their time, or tell which and why",
+    "compact": "keep only the newest record of each key",
     "describe": "sizes and offsets of partitions",
     "append": "append lines or JSON envelopes",
     "cat": "print records by offset, time or range",
@@ -46,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in COMMANDS:
         name = words[0]
-        module = importlib.import_module(f"logfs.cli.{name}")
+        module = importlib.import_module(f"logfs.cli.{name.replace('-', '_')}")
         parser = argparse.ArgumentParser(
             prog=f"logfs {name}", description=f"{COMMANDS[name].capitalize()}.", epilog=_EPILOG
         )
@@ -65,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _list_of_commands() -> str:
-    return "".join(f"  {name:10}{text}\n" for name, text in COMMANDS.items())
+    return "".join(f"  {name:16}{text}\n" for name, text in COMMANDS.items())
 
 
 def mount_helper() -> int:

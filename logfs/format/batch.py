@@ -379,7 +379,12 @@ def seal(
         base_sequence,
         record_count,
     )
-    _CRC.pack_into(data, 17, crc32c(memoryview(data)[CRC_START:]))
+    reseal(memoryview(data))
+
+
+def reseal(batch: memoryview) -> None:
+    """Give a batch whose bytes have changed the CRC of what they are now."""
+    _CRC.pack_into(batch, 17, crc32c(batch[CRC_START:]))
 
 
 def assign_offset(data: bytearray | memoryview, base_offset: int, leader_epoch: int) -> None:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     Int32s = NDArray[np.int32]
 
 
-def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a loop without the GIL, and keep it beside the module for the next process."""
     compiled: Callable[..., Any]
     try:
         compiled = numba.njit(nogil=True, cache=True)(function)
@@ -74,7 +75,7 @@ _FIXED_SIZE = sum(map(len, (_TIMESTAMP, _TIMESTAMP_TYPE, _KEY, _VALUE, _HEADERS,
 # Varints.
 
 
-@_kernel
+@kernel
 def _varint_size(value: int) -> int:
     """The bytes of a zigzag varint of a non-negative value below 2^31."""
     if value < 64:
@@ -88,8 +89,8 @@ def _varint_size(value: int) -> int:
     return 5
 
 
-@_kernel
-def _put_varint(out: Bytes, position: int, value: int) -> int:
+@kernel
+def put_varint(out: Bytes, position: int, value: int) -> int:
     """Write a zigzag varint of any int64; the position behind it."""
     zigzag = np.uint64((value << 1) ^ (value >> 63))
     while zigzag >= np.uint64(128):
@@ -100,8 +101,8 @@ def _put_varint(out: Bytes, position: int, value: int) -> int:
     return position + 1
 
 
-@_kernel
-def _get_varint(data: Bytes, position: int, end: int, most_bytes: int) -> tuple[int, int]:
+@kernel
+def get_varint(data: Bytes, position: int, end: int, most_bytes: int) -> tuple[int, int]:
     """A zigzag varint at a position: (value, position behind it), the latter BAD_VARINT if it is none."""
     result = np.uint64(0)
     shift = np.uint64(0)
@@ -125,7 +126,7 @@ def _get_varint(data: Bytes, position: int, end: int, most_bytes: int) -> tuple[
 # JSON text.
 
 
-@_kernel
+@kernel
 def _utf8_end(data: Bytes, position: int, end: int) -> int:
     """Where the valid UTF-8 character that starts at `position` ends, or -1; no surrogates, no overlong forms."""
     first = data[np.uint64(position)]
@@ -155,7 +156,7 @@ def _utf8_end(data: Bytes, position: int, end: int) -> int:
     return position + size
 
 
-@_kernel
+@kernel
 def _string_size(data: Bytes, start: int, length: int) -> int:
     """The bytes of [start, start + length) as JSON: a quoted string, or a base64 object, or null if length < 0."""
     if length < 0:
@@ -182,7 +183,7 @@ def _string_size(data: Bytes, start: int, length: int) -> int:
     return length + 2 + extra
 
 
-@_kernel
+@kernel
 def _put(out: Bytes, position: int, text: Bytes) -> int:
     target = out[position : position + len(text)]
     for index in range(len(text)):
@@ -190,7 +191,7 @@ def _put(out: Bytes, position: int, text: Bytes) -> int:
     return position + len(text)
 
 
-@_kernel
+@kernel
 def _put_base64(out: Bytes, position: int, data: Bytes, start: int, length: int) -> int:
     position = _put(out, position, _BASE64_OPEN)
     for index in range(start, start + length, 3):
@@ -208,7 +209,7 @@ def _put_base64(out: Bytes, position: int, data: Bytes, start: int, length: int)
     return _put(out, position, _BASE64_CLOSE)
 
 
-@_kernel
+@kernel
 def _put_string(out: Bytes, position: int, data: Bytes, start: int, length: int) -> int:
     """Write what `_string_size` measures; the position behind it."""
     if length < 0:
@@ -249,7 +250,7 @@ def _put_string(out: Bytes, position: int, data: Bytes, start: int, length: int)
     return position + 1
 
 
-@_kernel
+@kernel
 def _digits(value: int) -> int:
     """The length of an int64 in decimal, with its sign."""
     size = 1
@@ -262,7 +263,7 @@ def _digits(value: int) -> int:
     return size
 
 
-@_kernel
+@kernel
 def _put_integer(out: Bytes, position: int, value: int) -> int:
     size = _digits(value)
     end = position + size
@@ -281,7 +282,7 @@ def _put_integer(out: Bytes, position: int, value: int) -> int:
 # Records.
 
 
-@_kernel
+@kernel
 def encode_lines(
     data: Bytes, ends: Int64s, first: int, start: int, limit: int, out: Bytes, out_start: int
 ) -> tuple[int, int, int]:
@@ -300,12 +301,12 @@ def encode_lines(
         body = 4 + _varint_size(count) + _varint_size(length) + length
         if position + _varint_size(body) + body > limit:
             break
-        position = _put_varint(out, position, body)
+        position = put_varint(out, position, body)
         out[np.uint64(position)] = 0
         out[np.uint64(position + 1)] = 0
-        position = _put_varint(out, position + 2, count)
+        position = put_varint(out, position + 2, count)
         out[np.uint64(position)] = 1
-        position = _put_varint(out, position + 1, length)
+        position = put_varint(out, position + 1, length)
         source = data[start : start + length]
         target = out[position : position + length]
         plain = np.uint8(0)
@@ -322,7 +323,7 @@ def encode_lines(
     return count, position, json_bytes
 
 
-@_kernel
+@kernel
 def decode_records(
     data: Bytes,
     start: int,
@@ -347,21 +348,21 @@ def decode_records(
     """
     position = start
     for index in range(row, row + count):
-        body, position = _get_varint(data, position, end, 5)
+        body, position = get_varint(data, position, end, 5)
         if position < 0:
             return BAD_VARINT
         record_end = position + body
         if body < 6 or record_end > end:
             return BAD_LENGTH
-        delta, position = _get_varint(data, position + 1, record_end, 10)
+        delta, position = get_varint(data, position + 1, record_end, 10)
         if position < 0:
             return BAD_VARINT
         timestamps[index] = base_timestamp + delta
-        delta, position = _get_varint(data, position, record_end, 5)
+        delta, position = get_varint(data, position, record_end, 5)
         if position < 0:
             return BAD_VARINT
         offsets[index] = base_offset + delta
-        length, position = _get_varint(data, position, record_end, 5)
+        length, position = get_varint(data, position, record_end, 5)
         if position < 0:
             return BAD_VARINT
         if length < -1 or position + max(length, 0) > record_end:
@@ -369,7 +370,7 @@ def decode_records(
         key_starts[index] = position
         key_lengths[index] = length
         position += max(length, 0)
-        length, position = _get_varint(data, position, record_end, 5)
+        length, position = get_varint(data, position, record_end, 5)
         if position < 0:
             return BAD_VARINT
         if length < -1 or position + max(length, 0) > record_end:
@@ -377,7 +378,7 @@ def decode_records(
         value_starts[index] = position
         value_lengths[index] = length
         position += max(length, 0)
-        headers, position = _get_varint(data, position, record_end, 5)
+        headers, position = get_varint(data, position, record_end, 5)
         if position < 0:
             return BAD_VARINT
         if headers < 0 or headers > record_end - position:
@@ -385,10 +386,10 @@ def decode_records(
         header_counts[index] = headers
         header_starts[index] = position
         for _ in range(headers):
-            length, position = _get_varint(data, position, record_end, 5)
+            length, position = get_varint(data, position, record_end, 5)
             if position < 0 or length < 0 or position + length > record_end:
                 return BAD_HEADERS
-            length, position = _get_varint(data, position + length, record_end, 5)
+            length, position = get_varint(data, position + length, record_end, 5)
             if position < 0 or length < -1 or position + max(length, 0) > record_end:
                 return BAD_HEADERS
             position += max(length, 0)
@@ -398,18 +399,18 @@ def decode_records(
     return position
 
 
-@_kernel
+@kernel
 def find_record(data: Bytes, start: int, end: int, count: int, offset_delta: int) -> int:
     """The position of the record with that offset delta, -1 if there is none, BAD_LENGTH if the bytes are bad."""
     position = start
     for _ in range(count):
-        body, after = _get_varint(data, position, end, 5)
+        body, after = get_varint(data, position, end, 5)
         if after < 0 or body < 6 or after + body > end:
             return BAD_LENGTH
-        _, at = _get_varint(data, after + 1, end, 10)
+        _, at = get_varint(data, after + 1, end, 10)
         if at < 0:
             return BAD_LENGTH
-        delta, at = _get_varint(data, at, end, 5)
+        delta, at = get_varint(data, at, end, 5)
         if at < 0:
             return BAD_LENGTH
         if delta == offset_delta:
@@ -420,12 +421,12 @@ def find_record(data: Bytes, start: int, end: int, count: int, offset_delta: int
     return -1
 
 
-@_kernel
+@kernel
 def skip_records(data: Bytes, start: int, end: int, count: int) -> int:
     """The position behind the first `count` records, going by their lengths alone; BAD_LENGTH if one does not fit."""
     position = start
     for _ in range(count):
-        body, position = _get_varint(data, position, end, 5)
+        body, position = get_varint(data, position, end, 5)
         if position < 0 or body < 6 or position + body > end:
             return BAD_LENGTH
         position += body
@@ -435,7 +436,7 @@ def skip_records(data: Bytes, start: int, end: int, count: int) -> int:
 # Text views of records.
 
 
-@_kernel
+@kernel
 def write_values(data: Bytes, starts: Int64s, lengths: Int32s, out: Bytes, out_ends: Int64s) -> int:
     """Write each value and a newline to `out`, note in out_ends where each ends; the bytes written."""
     position = 0
@@ -453,7 +454,7 @@ def write_values(data: Bytes, starts: Int64s, lengths: Int32s, out: Bytes, out_e
     return position
 
 
-@_kernel
+@kernel
 def _short_varint(first: int, second: int) -> tuple[int, int]:
     """The value and the size of a zigzag varint that begins with these bytes; size 0 if it is longer than two."""
     zigzag = np.int64(first & 127)
@@ -464,7 +465,7 @@ def _short_varint(first: int, second: int) -> tuple[int, int]:
     return int((zigzag >> 1) ^ -(zigzag & 1)), size
 
 
-@_kernel
+@kernel
 def _plain_value(data: Bytes, position: int) -> tuple[int, int, int]:
     """As `_any_value`, of a record as a line becomes one: no key, and no varint longer than two bytes.
 
@@ -486,29 +487,29 @@ def _plain_value(data: Bytes, position: int) -> tuple[int, int, int]:
     return at, length if fits else -1, end
 
 
-@_kernel
+@kernel
 def _any_value(data: Bytes, position: int, end: int) -> tuple[int, int, int]:
     """Where a record's value starts, its length (0 for null), and where the record ends; BAD_LENGTH for the first."""
-    body, position = _get_varint(data, position, end, 5)
+    body, position = get_varint(data, position, end, 5)
     record_end = position + body
     if position < 0 or body < 6 or record_end > end:
         return BAD_LENGTH, 0, 0
-    _, position = _get_varint(data, position + 1, record_end, 10)
+    _, position = get_varint(data, position + 1, record_end, 10)
     if position < 0:
         return BAD_LENGTH, 0, 0
-    _, position = _get_varint(data, position, record_end, 5)
+    _, position = get_varint(data, position, record_end, 5)
     if position < 0:
         return BAD_LENGTH, 0, 0
-    length, position = _get_varint(data, position, record_end, 5)
+    length, position = get_varint(data, position, record_end, 5)
     if position < 0 or length < -1 or position + max(length, 0) > record_end:
         return BAD_LENGTH, 0, 0
-    length, position = _get_varint(data, position + max(length, 0), record_end, 5)
+    length, position = get_varint(data, position + max(length, 0), record_end, 5)
     if position < 0 or length < -1 or position + max(length, 0) > record_end:
         return BAD_LENGTH, 0, 0
     return position, max(length, 0), record_end
 
 
-@_kernel
+@kernel
 def render_lines(data: Bytes, spans: Int64s, out: Bytes) -> int:
     """Write the value and a newline of each record of several batches to `out`, straight from the encoded records.
 
@@ -543,7 +544,7 @@ def render_lines(data: Bytes, spans: Int64s, out: Bytes) -> int:
     return written
 
 
-@_kernel
+@kernel
 def envelope_sizes(
     data: Bytes,
     offsets: Int64s,
@@ -570,9 +571,9 @@ def envelope_sizes(
         size += _string_size(data, value_starts[index], value_lengths[index])
         position = header_starts[index]
         for number in range(header_counts[index]):
-            length, position = _get_varint(data, position, header_ends[index], 5)
+            length, position = get_varint(data, position, header_ends[index], 5)
             size += 3 + _string_size(data, position, length)
-            length, position = _get_varint(data, position + length, header_ends[index], 5)
+            length, position = get_varint(data, position + length, header_ends[index], 5)
             size += _string_size(data, position, length)
             position += max(length, 0)
             if number:
@@ -582,7 +583,7 @@ def envelope_sizes(
     return total
 
 
-@_kernel
+@kernel
 def write_envelopes(
     prefix: Bytes,
     data: Bytes,
@@ -619,10 +620,10 @@ def write_envelopes(
                 out[position] = 44
                 position += 1
             out[position] = 91
-            length, at = _get_varint(data, at, header_ends[index], 5)
+            length, at = get_varint(data, at, header_ends[index], 5)
             position = _put_string(out, position + 1, data, at, length)
             out[position] = 44
-            length, at = _get_varint(data, at + length, header_ends[index], 5)
+            length, at = get_varint(data, at + length, header_ends[index], 5)
             position = _put_string(out, position + 1, data, at, length)
             at += max(length, 0)
             out[position] = 93
@@ -635,7 +636,7 @@ def write_envelopes(
 # Batches.
 
 
-@_kernel
+@kernel
 def _big_endian(data: Bytes, position: int, size: int) -> int:
     value = np.uint64(0)
     for index in range(position, position + size):
@@ -650,7 +651,7 @@ SPAN_START, SPAN_END, SPAN_COUNT, SPAN_BASE_OFFSET, SPAN_BASE_TIMESTAMP = 8, 9, 
 BATCH_COLUMNS = 13
 
 
-@_kernel
+@kernel
 def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> tuple[int, int]:
     """Walk the whole batches at the start of `data` by their length fields, one row of int64[BATCH_COLUMNS] each.
 
@@ -692,7 +693,7 @@ def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> tu
     return count, position
 
 
-@_kernel
+@kernel
 def decode_spans(
     data: Bytes,
     spans: Int64s,

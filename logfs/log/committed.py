@@ -16,7 +16,7 @@ from logfs.log.view import TextView
 from logfs.log.walk import DamagedRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
     from logfs.format.batch import Header
@@ -63,9 +63,21 @@ class CommittedReader(Reader):
         """Raise `OffsetOutOfRange` unless the offset is in the log; what is not stable yet is only not shown."""
         self._log.check_readable(offset)
 
-    def shows(self, header: Header) -> bool:
-        """Whether a batch holds records, and no transaction that was aborted."""
-        return super().shows(header) and not (header.is_transactional and self._is_aborted(header))
+    def shown(self, segments: Sequence[Segment]) -> Callable[[Header], bool]:
+        """What tells whether a batch of these segments holds records, and no transaction that was aborted."""
+        aborted: dict[int, list[tuple[int, int]]] | None = None
+
+        def shows(header: Header) -> bool:
+            nonlocal aborted
+            if header.is_control or not header.is_transactional:
+                return not header.is_control
+            if aborted is None:
+                aborted = self._aborted(segments)
+            ranges = aborted.get(header.producer_id, ())
+            number = bisect_right(ranges, header.base_offset, key=lambda found: found[0]) - 1
+            return number < 0 or header.base_offset >= ranges[number][1]
+
+        return shows
 
     def text(self, view: View, start: int | None = None, end: int | None = None) -> Text:
         """The records [start, end) as one long file that grows with the last stable offset."""
@@ -73,13 +85,15 @@ class CommittedReader(Reader):
 
     def offset_of_last(self, count: int) -> int:
         """The offset that the last `count` records begin at; the log start if there are fewer."""
+        segments = self.segments
+        shows = self.shown(segments)
         at = self.log_end_offset
         while count > 0 and at > self.log_start_offset:
-            batch = self.segments_from(at - 1)[0].find_batch(at - 1)
+            batch = self.segments_from(at - 1, segments)[0].find_batch(at - 1)
             if batch is None:
                 at -= 1
                 continue
-            if self.shows(batch.header):
+            if shows(batch.header):
                 offsets = [record.offset for record in batch.records() if record.offset < at]
                 if len(offsets) >= count:
                     return max(offsets[-count], self.log_start_offset)
@@ -87,30 +101,27 @@ class CommittedReader(Reader):
             at = min(at - 1, batch.header.base_offset)
         return max(at, self.log_start_offset)
 
-    def _is_aborted(self, header: Header) -> bool:
-        ranges = self._aborted().get(header.producer_id, ())
-        number = bisect_right(ranges, header.base_offset, key=lambda found: found[0]) - 1
-        return number >= 0 and header.base_offset < ranges[number][1]
-
-    def _aborted(self) -> dict[int, list[tuple[int, int]]]:
+    def _aborted(self, segments: Sequence[Segment]) -> dict[int, list[tuple[int, int]]]:
         """Each producer's aborted transactions, (first offset, marker's offset), in order."""
-        segments = self.segments
         newest = len(segments[-1].txn_index.entries)
         known, count = self._aborted_of
-        if known is not segments or count != newest:
-            found: dict[int, list[tuple[int, int]]] = {}
-            for segment in segments:
-                for entry in segment.txn_index.entries:
-                    found.setdefault(entry.producer_id, []).append(entry[1:3])
-            self._aborted_by, self._aborted_of = found, (segments, newest)
-        return self._aborted_by
+        if known is segments and count == newest:
+            return self._aborted_by
+        found: dict[int, list[tuple[int, int]]] = {}
+        for segment in segments:
+            for entry in segment.txn_index.entries:
+                found.setdefault(entry.producer_id, []).append(entry[1:3])
+        self._aborted_by, self._aborted_of = found, (segments, newest)
+        return found
 
-    def aborted_between(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+    def aborted_between(
+        self, start: int, end: int, segments: Sequence[Segment]
+    ) -> Iterator[tuple[int, int]]:
         """The aborted transactions that may have records in [start, end): (first offset, marker's offset).
 
         Their markers may lie behind `end` (kafka-storage 9.6).
         """
-        for segment in self.segments_from(start):
+        for segment in self.segments_from(start, segments):
             for entry in segment.txn_index.entries:
                 if entry.first_offset < end and entry.last_offset >= start:
                     yield entry.first_offset, entry.last_offset
@@ -180,25 +191,28 @@ class CommittedText:
         with self._reader.disk.hold(self._settling):
             offset, size = self._settled
             if end > offset:
-                aborted = list(self._reader.aborted_between(offset, end))
+                # Those that the view shows, which may have left the log: what was aborted there is known to them.
+                segments = self._all.segments
+                aborted = list(self._reader.aborted_between(offset, end, segments))
                 if aborted:
                     self._reader.check_may_block()
                     first = min(first for first, _ in aborted)
                     last = max(last for _, last in aborted)
-                    self._dig(max(first, offset), min(last, end))
+                    self._dig(max(first, offset), min(last, end), segments)
                 hidden = self._holes[-1].hidden if self._holes else 0
                 size = self._all.position_of(end) - hidden
                 self._settled = (end, size)
         return size
 
-    def _dig(self, start: int, end: int) -> None:
+    def _dig(self, start: int, end: int, segments: Sequence[Segment]) -> None:
         """Add the holes that hidden batches with offsets in [start, end) make."""
-        at = max(start, self._reader.log_start_offset)
+        shows = self._reader.shown(segments)
+        at = start
         while at < end:
             try:
-                for batch in self._reader.log.batches(at, end):
+                for batch in self._reader.log.batches(at, end, segments):
                     at = batch.header.next_offset
-                    if not batch.header.is_control and not self._reader.shows(batch.header):
+                    if not batch.header.is_control and not shows(batch.header):
                         self._add_hole(batch.header)
                 return
             except DamagedRange as damage:

@@ -70,6 +70,8 @@ class Disk:
 
     def __init__(self) -> None:
         self._loop_thread = -1
+        # Held by who opens a file by a name that may change, and by who changes it.
+        self.naming = threading.RLock()
 
     def forbid_blocking(self) -> None:
         """From now on a `read` in the calling thread raises `WouldBlock` rather than wait for the disk."""
@@ -179,8 +181,12 @@ class Disk:
 
     def rename(self, old: Path, new: Path) -> None:
         """Rename, replacing `new`, and sync the directory: no caller can forget."""
-        os.rename(old, new)
+        self.move(old, new)
         self.sync_directory(new.parent)
+
+    def move(self, old: Path, new: Path) -> None:
+        """Rename, as one of many: the caller syncs the directory after the last."""
+        os.rename(old, new)
 
     def unlink(self, path: Path) -> None:
         """Remove a file's name; a missing one is not an error."""
@@ -219,6 +225,10 @@ class Disk:
     def is_settled(self, found: os.stat_result) -> bool:
         """Whether whatever is done to a file or directory from now on gives it another mtime than it has."""
         return time.time_ns() - found.st_mtime_ns > _SETTLED_NS
+
+    def set_mtime(self, path: Path, mtime_ms: int) -> None:
+        """Give a file a modification time, in ms since the epoch."""
+        os.utime(path, ns=(mtime_ms * 1_000_000, mtime_ms * 1_000_000))
 
     # Small files.
 
@@ -274,6 +284,9 @@ class ReadOnlyDisk(Disk):
     def rename(self, old: Path, new: Path) -> None:
         self._refuse(old)
 
+    def move(self, old: Path, new: Path) -> None:
+        self._refuse(old)
+
     def unlink(self, path: Path) -> None:
         self._refuse(path)
 
@@ -284,6 +297,9 @@ class ReadOnlyDisk(Disk):
         self._refuse(path)
 
     def sync_directory(self, path: Path) -> None:
+        self._refuse(path)
+
+    def set_mtime(self, path: Path, mtime_ms: int) -> None:
         self._refuse(path)
 
     def replace_file(self, path: Path, data: bytes) -> None:

@@ -27,7 +27,7 @@ from logfs.log.snapshots import Snapshots
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from logfs.config import LogConfig
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from logfs.log.files import Disk
     from logfs.log.listing import Files, Listing
     from logfs.log.reader import OffsetAndTimestamp
+    from logfs.log.segment import Segment
 
 logger = logging.getLogger(__name__)
 
@@ -264,16 +265,20 @@ class FollowedPartition(Partition):
 
     # Reading: who finds a file gone looks at the directory again, and begins anew.
 
-    def batches(self, offset: int, end: int | None = None) -> Iterator[Batch]:
+    def batches(
+        self, offset: int, end: int | None = None, segments: Sequence[Segment] | None = None
+    ) -> Iterator[Batch]:
         at = offset
         for left in reversed(range(_TRIES)):
             try:
-                for batch in super().batches(at, end):
+                for batch in super().batches(at, end, segments):
                     yield batch
                     at = batch.header.next_offset
                 return
             except Gone as gone:
                 self._look_again(left, gone)
+                # Of the log as it is now: what has left it is out of range.
+                segments = None
 
     def record(self, offset: int) -> Record | None:
         return self._until_found(super().record, offset)

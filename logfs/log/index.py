@@ -181,7 +181,8 @@ class SparseIndex:
     def _open(self) -> None:
         if self._data is not None or (self._file is not None and not self._disk.writable):
             return
-        file = self._find_file()
+        with self._disk.hold(self._disk.naming):
+            file = self._find_file()
         if file is None:
             self._data, self._count = bytearray(), 0
             return

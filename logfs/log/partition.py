@@ -15,12 +15,14 @@ from logfs.errors import (
     OffsetOutOfRange,
     PartitionFailed,
 )
+from logfs.format import names
 from logfs.format.batch import Batch, assign_offset
 from logfs.format.builder import Built, build_lines, build_marker, build_records, offset_digits
 from logfs.format.control import ControlType, EndTransactionMarker
 from logfs.format.record import Record
 from logfs.format.text import TextSize
 from logfs.log.committed import CommittedReader, Isolation
+from logfs.log.dropped import DroppedSegments
 from logfs.log.files import NO_SPACE
 from logfs.log.reader import Reader
 from logfs.log.segment import Segment
@@ -90,6 +92,10 @@ class Partition(Reader):
         # Up to where a read-only store has read the log for its producers.
         self._producers_end = 0
         self.failure: PartitionFailed | None = None
+        # Upkeep: when it compacted the log, why it cannot, and whether it is to leave it alone.
+        self.cleaned_ms: int | None = None
+        self.uncleanable: LogfsError | OSError | None = None
+        self.is_paused = False
         self.appended_records = 0
         self.appended_bytes = 0
         self.flushes = 0
@@ -98,6 +104,7 @@ class Partition(Reader):
         self._flush_lock = threading.Lock()
         self._directory_is_dirty = False
         self._unflushed_since_ms: int | None = None
+        self._dropped = DroppedSegments(disk)
         self._flush_messages = self.config.flush_messages
         self._format: tuple[LogConfig, BatchFormat] | None = None
 
@@ -521,6 +528,69 @@ class Partition(Reader):
 
     def _remove(self, segment: Segment) -> None:
         """Unlink a segment's files; who still reads it keeps its descriptors (rule 4)."""
-        _ = segment.file
-        for path in (segment.path, *(i.path for i in (*segment.indexes, segment.txn_index))):
+        segment.hold_open()
+        for path in segment.files:
             self.disk.unlink(path)
+
+    # Dropping segments (kafka-storage 7).
+
+    def drop_oldest(self, count: int) -> None:
+        """Let the oldest segments go: out of the log at once, their files after `file.delete.delay.ms`.
+
+        With all of them, an empty one takes over at the log end. That their offsets are gone has to be durable
+        before: see `advance_log_start` and the store's checkpoints.
+        """
+        self.check_appendable()
+        self._pin_views()
+        with self._flush_lock, self.lock:
+            now_ms = self._clock()
+            if count == len(self.segments):
+                self.roll(now_ms)
+            dropped, kept = self.segments[:count], self.segments[count:]
+            self.advance_log_start(kept[0].base_offset)
+            self.segments = kept
+            try:
+                due_ms = now_ms + self.config.file_delete_delay_ms
+                self._dropped.move_away(dropped, self.snapshots, due_ms)
+                self.disk.sync_directory(self.directory)
+            except OSError as error:
+                raise self._fail("segments could not be renamed", error) from error
+
+    def holds(self, segments: Sequence[Segment]) -> bool:
+        """Whether these are neighbours in the log, sealed ones all, and the log is in use."""
+        known = self.segments
+        number = bisect_right(known, segments[0].base_offset, key=lambda s: s.base_offset) - 1
+        found = known[max(number, 0) : -1][: len(segments)]
+        same = [*map(id, found)] == [*map(id, segments)]
+        return same and self.failure is None
+
+    def replace(self, old: Sequence[Segment], new: Segment, check: Callable[[], None]) -> None:
+        """Put a segment whose files end in `.cleaned`, and are durable, in the place of some that it was made of.
+
+        By Kafka's renames (kafka-storage 8.8): once all of its files are `.swap`, recovery finishes what a crash
+        left; before that it drops them. `check` raises if the old ones have changed since the new one was made.
+        """
+        self._pin_views()
+        with self._flush_lock, self.lock:
+            check()
+            number = self.segments.index(old[0])
+            now_ms = self._clock()
+            try:
+                new.move(names.SWAP)
+                # Before an old name goes: without this, a power cut could leave neither the old nor the new.
+                self.disk.sync_directory(self.directory)
+                due_ms = now_ms + self.config.file_delete_delay_ms
+                self._dropped.move_away(old, self.snapshots, due_ms, new.base_offset)
+                self.disk.sync_directory(self.directory)
+                new.move("")
+                self.disk.sync_directory(self.directory)
+            except OSError as error:
+                raise self._fail("a cleaned segment could not take its place", error) from error
+            after = self.segments[number + len(old) :]
+            self.segments = (*self.segments[:number], new, *after)
+            self.generation += 1
+
+    def remove_dropped(self, now_ms: int) -> None:
+        """Unlink the files of dropped segments whose delay is over; who reads one of them keeps it open."""
+        with self.lock:
+            self._dropped.remove(now_ms)

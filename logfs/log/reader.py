@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from bisect import bisect_right
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,7 +15,7 @@ from logfs.log.view import TextView, offset_of_last
 from logfs.log.walk import Damage, DamagedRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from logfs.format.batch import Batch, Header
@@ -40,6 +42,14 @@ class OffsetAndTimestamp(NamedTuple):
     leader_epoch: int = -1
 
 
+def _is_data(header: Header) -> bool:
+    return not header.is_control
+
+
+def _is_any(header: Header) -> bool:
+    return True
+
+
 class Reader:
     """An ordered list of segments, of which offsets in [log_start_offset, log_end_offset) are readable.
 
@@ -64,6 +74,8 @@ class Reader:
         # Changes when bytes of the text views cease to be what they were: see `logfs.log.view`.
         self.generation = 0
         self.disk = disk
+        self._views: weakref.WeakSet[TextView] = weakref.WeakSet()
+        self._viewing = threading.Lock()
 
     @property
     def log(self) -> Reader:
@@ -95,9 +107,12 @@ class Reader:
         """The bytes of all .log files."""
         return sum(segment.size_bytes for segment in self.segments)
 
-    def shows(self, header: Header) -> bool:
-        """Whether readers see the records of a batch: those of control batches nobody does."""
-        return not header.is_control
+    def shown(self, segments: Sequence[Segment]) -> Callable[[Header], bool]:
+        """What tells whether readers see the records of a batch of these segments: of control batches nobody does.
+
+        The segments are those that the log had when the reading began: compaction may replace them meanwhile.
+        """
+        return _is_data
 
     def text(self, view: View, start: int | None = None, end: int | None = None) -> Text:
         """The records [start, end) as one long file that grows with the log (`logfs.log.view`)."""
@@ -109,6 +124,17 @@ class Reader:
         One that is written here always is: see `logfs.log.follow`.
         """
         return False
+
+    def watch(self, view: TextView) -> None:
+        """Have a view hold on to its segments when some of them are about to leave the log."""
+        with self._viewing:
+            self._views.add(view)
+
+    def _pin_views(self) -> None:
+        with self._viewing:
+            views = list(self._views)
+        for view in views:
+            view.pin()
 
     def check_may_block(self) -> None:
         """Raise `WouldBlock` in a thread that must not wait for the disk."""
@@ -122,21 +148,26 @@ class Reader:
                 f"[{self.log_start_offset}, {self.log_end_offset}]"
             )
 
-    def segments_from(self, offset: int) -> Sequence[Segment]:
-        """The segments from the one whose range holds an offset on."""
-        segments = self.segments
+    def segments_from(
+        self, offset: int, segments: Sequence[Segment] | None = None
+    ) -> Sequence[Segment]:
+        """The segments from the one whose range holds an offset on; of those, if some are given."""
+        segments = self.segments if segments is None else segments
         number = bisect_right(segments, offset, key=lambda segment: segment.base_offset)
         return segments[max(number - 1, 0) :]
 
-    def batches(self, offset: int, end: int | None = None) -> Iterator[Batch]:
+    def batches(
+        self, offset: int, end: int | None = None, segments: Sequence[Segment] | None = None
+    ) -> Iterator[Batch]:
         """The batches from the one that holds `offset` on, whole, up to the log end or to `end`.
 
-        Control batches are among them. Raises `OffsetOutOfRange`, and `DamagedRange` (a `Corrupt`) at damage;
-        go on behind it at its `next_offset`.
+        With `segments`, of those, and not of the log as it is now. Control batches are among them. Raises
+        `OffsetOutOfRange`, and `DamagedRange` (a `Corrupt`) at damage; go on behind it at its `next_offset`.
         """
-        self.check_readable(offset)
+        if segments is None:
+            self.check_readable(offset)
         stop = self.log_end_offset if end is None else min(end, self.log_end_offset)
-        for segment in self.segments_from(offset):
+        for segment in self.segments_from(offset, segments):
             if segment.base_offset >= stop:
                 return
             for found in segment.batches_from(offset):
@@ -156,8 +187,11 @@ class Reader:
         """
         first = self.log_start_offset if offset is None else offset
         stop = self.log_end_offset if end is None else min(end, self.log_end_offset)
-        for batch in self.batches(first, stop):
-            if not self.shows(batch.header):
+        self.check_readable(first)
+        segments = self.segments
+        shows = self.shown(segments)
+        for batch in self.batches(first, stop, segments):
+            if not shows(batch.header):
                 continue
             whole = batch.header.base_offset >= first and batch.header.last_offset < stop
             for record in batch.records():
@@ -170,9 +204,12 @@ class Reader:
 
         first = self.log_start_offset if offset is None else offset
         stop = self.log_end_offset if end is None else min(end, self.log_end_offset)
+        self.check_readable(first)
+        segments = self.segments
+        shows = self.shown(segments)
         parts = []
-        for batch in self.batches(first, stop):
-            if self.shows(batch.header):
+        for batch in self.batches(first, stop, segments):
+            if shows(batch.header):
                 rows = batch.columns()
                 inside = (rows.offsets >= first) & (rows.offsets < stop)
                 parts.append(rows if inside.all() else rows.select(inside))
@@ -186,20 +223,27 @@ class Reader:
         self.check_readable(offset)
         if offset >= self.log_end_offset:
             raise OffsetOutOfRange(f"{self.name.directory}: the log ends at {offset - 1}")
-        batch = self.segments_from(offset)[0].find_batch(offset)
-        if batch is None or not self.shows(batch.header) or batch.header.base_offset > offset:
+        segments = self.segments
+        batch = self.segments_from(offset, segments)[0].find_batch(offset)
+        if (
+            batch is None
+            or not self.shown(segments)(batch.header)
+            or batch.header.base_offset > offset
+        ):
             return None
         return batch.record_at(offset)
 
     def first_offset_from(self, offset: int) -> int | None:
         """The offset of the first record at or behind one; None if there is none."""
-        for segment in self.segments_from(offset):
+        segments = self.segments
+        shows = self.shown(segments)
+        for segment in self.segments_from(offset, segments):
             for found in segment.batches_from(offset):
                 if isinstance(found, Damage):
                     return max(found.first_offset, offset)
                 if found[1].header.base_offset >= self.log_end_offset:
                     return None
-                if not self.shows(found[1].header):
+                if not shows(found[1].header):
                     continue
                 for record in found[1].records():
                     if record.offset >= offset:
@@ -208,11 +252,13 @@ class Reader:
 
     def last_offset(self) -> int | None:
         """The offset of the last record; None in an empty log."""
+        segments = self.segments
+        shows = self.shown(segments)
         at = self.log_end_offset
         while at > self.log_start_offset:
-            segment = self.segments_from(at - 1)[0]
+            segment = self.segments_from(at - 1, segments)[0]
             batch = segment.find_batch(at - 1)
-            if batch is not None and self.shows(batch.header) and batch.header.base_offset < at:
+            if batch is not None and shows(batch.header) and batch.header.base_offset < at:
                 offsets = [record.offset for record in batch.records() if record.offset < at]
                 if offsets:
                     return max(offsets[-1], self.log_start_offset)
@@ -235,11 +281,13 @@ class Reader:
             return self._offset_of_max_timestamp()
         if timestamp < 0:
             raise InvalidRecord(f"{timestamp} is no timestamp: ms since the epoch, -1, -2 or -3")
-        for segment in self.segments:
+        segments = self.segments
+        shows = self.shown(segments) if shown else _is_any
+        for segment in segments:
             # Even if it holds no record: what compaction emptied goes by its file's time, and hides the others.
             if segment.largest_timestamp >= timestamp:
                 start = max(segment.offset_before(timestamp), self.log_start_offset)
-                found = self._first_at(segment, start, timestamp, shown=shown)
+                found = self._first_at(segment, start, timestamp, shows)
                 if found is not None and found.offset >= self.log_end_offset:
                     return None
                 if found is not None or not shown:
@@ -251,7 +299,7 @@ class Reader:
         return offset_of_last(self, count)
 
     def _first_at(
-        self, segment: Segment, start: int, timestamp: int, *, shown: bool = False
+        self, segment: Segment, start: int, timestamp: int, shows: Callable[[Header], bool]
     ) -> OffsetAndTimestamp | None:
         """The first record at or after a time, from an offset on: in the first batch that reaches it, or behind."""
         position, reached = segment.skip_earlier(segment.position_of(start), timestamp)
@@ -261,7 +309,7 @@ class Reader:
                 if (
                     batch is not None
                     and batch.header.max_timestamp >= timestamp
-                    and (not shown or self.shows(batch.header))
+                    and shows(batch.header)
                 ):
                     first = batch.first_at(timestamp, self.log_start_offset)
                     if first is not None:
@@ -272,7 +320,7 @@ class Reader:
             header = found[1].header
             if header.max_timestamp < timestamp or header.last_offset < self.log_start_offset:
                 continue
-            if shown and not self.shows(header):
+            if not shows(header):
                 continue
             first = found[1].first_at(timestamp, self.log_start_offset)
             if first is not None:
@@ -291,4 +339,4 @@ class Reader:
                 # No timestamp is the greatest among messages that cannot have any.
                 return None
             return OffsetAndTimestamp(self.log_start_offset, NO_TIMESTAMP)
-        return self._first_at(segment, self.log_start_offset, entry.timestamp)
+        return self._first_at(segment, self.log_start_offset, entry.timestamp, _is_any)

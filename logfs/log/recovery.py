@@ -23,7 +23,8 @@ from logfs.format.text import NO_TEXT
 from logfs.log.epochs import LeaderEpochs
 from logfs.log.index import TimeEntry
 from logfs.log.producers import Producers
-from logfs.log.segment import MAX_RELATIVE_OFFSET, UNMEASURED, Segment, TextBuilder, Tip
+from logfs.log.rebuild import IndexBuilder
+from logfs.log.segment import MAX_RELATIVE_OFFSET, UNMEASURED, Segment, Tip
 from logfs.log.snapshots import Snapshots
 from logfs.log.spans import survey
 from logfs.log.walk import Damage
@@ -246,7 +247,7 @@ class _Loader:
         for segment, following in pairwise(segments):
             segment.next_base = following.base_offset
         for segment in segments:
-            segment.gaps = self.config.is_compacted or self.start.compacted
+            segment.gaps = self.start.compacted
         return segments
 
     def _recover(self, segments: list[Segment]) -> tuple[list[Segment], int]:
@@ -336,20 +337,13 @@ class _Loader:
         cut = segment is segments[-1]
         logger.info("%s: recovering", segment.path)
         size = self.disk.size(segment.file)
-        for index in (*segment.indexes, segment.txn_index):
-            index.reset()
         # From the snapshot that the segment before has left; a read-only store has none, but what it has seen.
         if self.disk.writable or self.producers_end != segment.base_offset:
             self.producers = self.snapshots.restore(
                 segments, self.start.log_start_offset, segment.base_offset, self.now_ms
             )
         segment.resume(Tip(size, segment.base_offset, NO_TEXT), TimeEntry(-1, 0))
-        segment.activate(self.config, self.now_ms)
-        interval = self.config.index_interval_bytes
-        builder = TextBuilder(segment.text_index, interval)
-        max_entry = TimeEntry(-1, segment.base_offset)
-        end = segment.base_offset
-        last_entry = 0
+        builder = IndexBuilder(segment, self.config, self.now_ms)
         damaged: list[Damage] = []
         for found in survey(segment, 0, segment.base_offset):
             if isinstance(found, Damage):
@@ -363,30 +357,21 @@ class _Loader:
                     after = max(found.next_offset, self.start.recovery_point)
                     found = found._replace(next_offset=after)
                 damaged.append(found)
-                end = found.next_offset
                 builder.note(found)
                 logger.error("%s", found.error(segment.path))
                 continue
             self.progress(found.size_bytes)
-            if found.max_timestamp > max_entry.timestamp:
-                max_entry = TimeEntry(found.max_timestamp, found.next_offset - 1)
-            is_full = segment.offset_index.is_full or segment.time_index.is_full
-            if found.position - last_entry > interval and not is_full:
-                segment.offset_index.append(found.next_offset - 1, found.position)
-                segment.time_index.maybe_append(*max_entry)
-                last_entry = found.position
+            builder.note(found)
             if found.producer_id >= 0:
                 self._note_producer(segment, found)
             if found.leader_epoch > self.epochs.latest:
                 self.epochs.assign(found.leader_epoch, found.base_offset)
-            builder.note(found)
-            end = found.next_offset
             self.last_timestamp = found.max_timestamp
         segment.damaged = tuple(damaged)
-        segment.resume(Tip(size, end, builder.text), max_entry)
+        segment.resume(Tip(size, builder.end, builder.text), builder.max_entry)
         segment.finish()
-        self.producers_end = end
-        self.snapshots.take(end, self.producers)
+        self.producers_end = builder.end
+        self.snapshots.take(builder.end, self.producers)
 
     def _is_torn(self, segment: Segment, damage: Damage, size: int, *, cut: bool) -> bool:
         """Whether damage is a tail that was never durable: nothing behind it, at or past the recovery point.

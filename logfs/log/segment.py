@@ -22,7 +22,8 @@ from logfs.format.batch import (
 from logfs.format.legacy import SMALLEST_BYTES, is_legacy, parse_batch
 from logfs.format.text import NO_TEXT, TextSize
 from logfs.log.index import OffsetIndex, TextIndex, TimeEntry, TimeIndex
-from logfs.log.spans import BatchInfo, survey, text_size
+from logfs.log.rebuild import TextBuilder
+from logfs.log.spans import survey, text_size
 from logfs.log.txn_index import TransactionIndex
 from logfs.log.walk import CHUNK_BYTES, Damage, Walk, walk
 
@@ -57,14 +58,18 @@ class Segment:
     use. `size_bytes` may be less than the file's length where a read-only store ignores a torn tail.
     """
 
-    def __init__(self, disk: Disk, directory: Path, base_offset: int) -> None:
-        stem = names.stem(base_offset)
+    def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
+        """The segment whose files have these names, and `suffix` at their end (kafka-storage 1.1)."""
+
+        def path(kind: str) -> Path:
+            return directory / (names.stem(base_offset) + kind + suffix)
+
         self.base_offset = base_offset
-        self.path = directory / (stem + names.LOG)
-        self.offset_index = OffsetIndex(disk, directory / (stem + names.OFFSET_INDEX), base_offset)
-        self.time_index = TimeIndex(disk, directory / (stem + names.TIME_INDEX), base_offset)
-        self.text_index = TextIndex(disk, directory / (stem + names.TEXT_INDEX), base_offset)
-        self.txn_index = TransactionIndex(disk, directory / (stem + names.TXN_INDEX))
+        self.path = path(names.LOG)
+        self.offset_index = OffsetIndex(disk, path(names.OFFSET_INDEX), base_offset)
+        self.time_index = TimeIndex(disk, path(names.TIME_INDEX), base_offset)
+        self.text_index = TextIndex(disk, path(names.TEXT_INDEX), base_offset)
+        self.txn_index = TransactionIndex(disk, path(names.TXN_INDEX))
         # Stands for the bytes of the file in caches: a path may come to hold others, here or in a new partition.
         self.content = object()
         self.next_base: int | None = None
@@ -98,8 +103,37 @@ class Segment:
         """The .log file, opened at the first use."""
         file = self._file
         if file is None:
-            file = self._file = self._disk.open(self.path, write=self._disk.writable)
+            with self._disk.hold(self._disk.naming):
+                file = self._file = self._disk.open(self.path, write=self._disk.writable)
         return file
+
+    @property
+    def files(self) -> Iterator[Path]:
+        """The paths of its files, whether they are there or not; the .log first."""
+        yield self.path
+        for index in (*self.indexes, self.txn_index):
+            yield index.path
+
+    def move(self, suffix: str) -> list[Path]:
+        """Give its files names that end in `suffix`, the .log first; the new names (kafka-storage 8.8).
+
+        Readers that hold the segment find them there. The directory is for the caller to sync.
+        """
+        known = (names.CLEANED, names.SWAP, names.DELETED)
+        with self._disk.naming:
+            moved = []
+            for part in (self, *self.indexes, self.txn_index):
+                old = part.path
+                stem = old.stem if old.suffix in known else old.name
+                part.path = old.with_name(stem + suffix)
+                if self._disk.exists(old):
+                    self._disk.move(old, part.path)
+                    moved.append(part.path)
+            return moved
+
+    def hold_open(self) -> None:
+        """Open what readers of the segment need, for its names are about to go."""
+        _ = self.file, [len(index) for index in self.indexes], self.txn_index.entries
 
     @property
     def size_bytes(self) -> int:
@@ -131,7 +165,8 @@ class Segment:
 
     def mtime_ms(self) -> int:
         """The .log file's modification time, which stands in where no record has a timestamp."""
-        return self._disk.stat(self.path).st_mtime_ns // 1_000_000
+        with self._disk.hold(self._disk.naming):
+            return self._disk.stat(self.path).st_mtime_ns // 1_000_000
 
     @property
     def largest_timestamp(self) -> int:
@@ -404,12 +439,14 @@ class Segment:
 
     def _waited_ms(self, max_timestamp: int, now_ms: int) -> int:
         if self._rolling_timestamp is None:
-            self._rolling_timestamp = self._first_max_timestamp()
+            self._rolling_timestamp = self.first_timestamp
         if self._rolling_timestamp >= 0:
             return max_timestamp - self._rolling_timestamp
         return now_ms - self.created_ms
 
-    def _first_max_timestamp(self) -> int:
+    @property
+    def first_timestamp(self) -> int:
+        """The greatest timestamp of the first batch (ms), -1 if there is none."""
         header = self.header(0)
         return -1 if header is None else header.max_timestamp
 
@@ -550,40 +587,6 @@ class Segment:
         """Take what loading found of the last segment."""
         self._tip = tip
         self.max_entry = max_entry
-
-
-class TextBuilder:
-    """Adds text index entries while the batches of a segment go by."""
-
-    def __init__(self, index: TextIndex, interval_bytes: int) -> None:
-        """Go on behind the last entry of an index."""
-        self._index = index
-        self._interval_bytes = interval_bytes
-        self._last_entry = index.last.position
-        self.position = index.last.position
-        self.text = index.last.before
-
-    def note(self, found: BatchInfo | Damage) -> None:
-        """Take the next batch, or the next damage, which stands between entries of its own."""
-        if isinstance(found, Damage):
-            self._entry(found.first_offset, found.start)
-            self.text = self.text.plus(text_size(found))
-            self._entry(found.next_offset, found.end)
-            self.position = found.end
-            return
-        if found.position - self._last_entry > self._interval_bytes:
-            self._entry(found.base_offset, found.position)
-        self.text = self.text.plus(found.text)
-        self.position = found.position + found.size_bytes
-
-    def finish(self, next_offset: int, size: int) -> None:
-        """Write the closing entry."""
-        self._entry(next_offset, size)
-
-    def _entry(self, offset: int, position: int) -> None:
-        if position > self._last_entry and not self._index.is_full:
-            self._index.append(offset, position, self.text)
-            self._last_entry = position
 
 
 POINT_READ_BYTES = 16 * 1024

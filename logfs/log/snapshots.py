@@ -120,6 +120,16 @@ class Snapshots:
             if self._disk.writable:
                 self._disk.unlink(self.path(offset))
 
+    def move_away(self, offset: int) -> list[Path]:
+        """Give the snapshot at an offset a name that ends in `.deleted`; the new name, if there is one."""
+        if offset not in self.offsets:
+            return []
+        self.offsets.remove(offset)
+        path = self.path(offset)
+        moved = path.with_name(path.name + names.DELETED)
+        self._disk.move(path, moved)
+        return [moved]
+
     def drop_strays(self, base_offsets: Collection[int]) -> None:
         """Keep those at the base of a segment, and the one of a clean shutdown: the newest, above all bases."""
         strays = [offset for offset in self.offsets if offset not in base_offsets]

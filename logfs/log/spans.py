@@ -124,7 +124,7 @@ def _decode_groups(
 
 def survey(segment: Segment, position: int, first_offset: int) -> Iterator[BatchInfo | Damage]:
     """Every batch of a segment from a position on, with damage told apart as `Segment.walk` does."""
-    for found in _stretches(segment, position, first_offset):
+    for found in stretches(segment, position, first_offset):
         if isinstance(found, Stretch):
             yield from _infos(found)
         elif isinstance(found, Damage):
@@ -137,7 +137,7 @@ def producers_batches(segment: Segment) -> Iterator[Batch]:
     """The batches of a segment whose producer has an id; what is damaged is left out."""
     from logfs.format import kernels
 
-    for found in _stretches(segment, 0, segment.base_offset):
+    for found in stretches(segment, 0, segment.base_offset):
         if isinstance(found, Stretch):
             rows = found.rows
             wanted = rows[rows[:, kernels.PRODUCER_ID] >= 0, kernels.POSITION]
@@ -147,7 +147,7 @@ def producers_batches(segment: Segment) -> Iterator[Batch]:
             yield found[1]
 
 
-def _stretches(
+def stretches(
     segment: Segment, position: int, first_offset: int
 ) -> Iterator[Stretch | tuple[int, Batch] | Damage]:
     """All of a segment from a position on: what is right by stretches, and what is not as the careful walk says."""

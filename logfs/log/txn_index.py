@@ -33,7 +33,8 @@ class TransactionIndex:
         if self._entries is None:
             self._disk.check_may_block()
             try:
-                self._entries = tuple(parse_aborted(self._read()))
+                with self._disk.naming:
+                    self._entries = tuple(parse_aborted(self._read()))
             except FileNotFoundError:
                 self._entries = ()
         return self._entries

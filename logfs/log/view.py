@@ -14,7 +14,7 @@ from logfs.log import spans
 from logfs.log.walk import Damage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -137,8 +137,15 @@ class TextView:
         first = log.log_start_offset if start is None else max(start, log.log_start_offset)
         # The segments that the view has reached, and where in its text each of them starts.
         # In pairs: who reads beside an append must not find one without the other.
-        self._segments = [(0, log.segments_from(first)[0])]
+        self._segments: list[tuple[int, Segment]] = []
+        # Those that it will come to, as far as it has looked.
+        self._ahead: list[Segment] = []
         self._extending = threading.Lock()
+        with self._extending:
+            # First: from here on the view is told before a segment leaves the log.
+            log.watch(self)
+            reached, *self._ahead = log.segments_from(first)
+            self._segments.append((0, reached))
         # Replaced whole, so that any thread may look at it.
         self._last_block = Block(None, [Piece(0, 0, None)], 0)
         self._end_offset = end
@@ -193,19 +200,33 @@ class TextView:
     def _text(self, size: TextSize) -> int:
         return size.size(self.view, len(self._prefix))
 
+    def pin(self) -> None:
+        """Hold on to every segment that the log has now; any of them may leave it."""
+        with self._extending:
+            self._look_ahead()
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """The segments that the view shows, up to the log end as it is now."""
+        self.pin()
+        return [*(segment for _, segment in self._segments), *self._ahead]
+
+    def _look_ahead(self) -> None:
+        last = self._ahead[-1] if self._ahead else self._segments[-1][1]
+        end = last.next_base
+        if end is not None:
+            self._ahead += [s for s in self.log.segments_from(end) if s.base_offset >= end]
+
     def _extend(self) -> None:
         """Take in the segments that the log has rolled to since."""
-        if self._segments[-1][1].next_base is None:
+        if not self._ahead and self._segments[-1][1].next_base is None:
             return
         with self.log.disk.hold(self._extending):
-            start, last = self._segments[-1]
-            for segment in self.log.segments_from(last.base_offset):
-                # The last itself may have been replaced, or have left the log.
-                if segment.base_offset <= last.base_offset:
-                    continue
+            self._look_ahead()
+            while self._ahead:
+                start, last = self._segments[-1]
                 start += self._text(last.tip.text)
-                self._segments.append((start, segment))
-                last = segment
+                self._segments.append((start, self._ahead.pop(0)))
 
     def position_of(self, offset: int) -> int:
         """The byte at which the records from `offset` on begin."""

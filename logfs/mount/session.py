@@ -175,9 +175,14 @@ def _mounted(operations: Operations, mountpoint: Path, options: Options) -> Iter
 async def _serve(store: Store, mountpoint: Path, ready: Callable[[], None]) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_stop_on_signal)
-        nursery.start_soon(_upkeep, store)
+        interval = _REFRESH_SECONDS if store.read_only else _UPKEEP_SECONDS
+        nursery.start_soon(_upkeep, lambda: store.upkeep(compaction=False), interval)
+        if not store.read_only:
+            # A round may take minutes, and nothing else is to wait for it.
+            nursery.start_soon(_upkeep, store.compactor.run_due, _UPKEEP_SECONDS)
         nursery.start_soon(_announce, mountpoint, ready)
         await pyfuse3.main(max_tasks=_MAX_TASKS)
+        store.compactor.stop()
         nursery.cancel_scope.cancel()
 
 
@@ -205,14 +210,14 @@ def _raise_read_ahead(mountpoint: Path) -> None:
         logger.debug("%s: %s", knob, error)
 
 
-async def _upkeep(store: Store) -> None:
-    """Every second, in a thread, whatever is due; after an error, wait longer before the next try."""
-    pause = interval = _REFRESH_SECONDS if store.read_only else _UPKEEP_SECONDS
+async def _upkeep(work: Callable[[], None], interval: float) -> None:
+    """Every so many seconds, in a thread, whatever is due; after an error, wait longer before the next try."""
+    pause = interval
     while True:
         await trio.sleep(pause)
         began = trio.current_time()
         try:
-            await trio.to_thread.run_sync(store.upkeep)
+            await trio.to_thread.run_sync(work)
             # Of very many partitions, no more than a tenth of the time.
             pause = max(interval, 10 * (trio.current_time() - began))
         except (LogfsError, OSError) as error:

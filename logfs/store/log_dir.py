@@ -41,7 +41,10 @@ class LogDir:
         # Somebody else has the directory and writes to it, while this process only reads.
         self.live = not disk.writable and holder(disk, path) is not None
         self.clean = disk.exists(path / CLEAN_SHUTDOWN)
+        # A broker keeps its topics' settings elsewhere: what is not in our own files is not known here.
+        self.is_brokers = disk.exists(path / META_PROPERTIES)
         self._broker_epoch = self._read_broker_epoch()
+        self._unreadable: set[str] = set()
         self.recovery_points = self._read(RECOVERY_POINTS)
         self.log_starts = self._read(LOG_STARTS)
         # Tells which partitions a cleaner has been in: a broker keeps its topics' settings elsewhere.
@@ -82,6 +85,15 @@ class LogDir:
         """Tell a broker that adopts the directory how far its consumers may read."""
         self._write(HIGH_WATERMARKS, offsets)
 
+    def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Replace what tells up to where each log was compacted (kafka-storage 8.9)."""
+        self._write(CLEANER_OFFSETS, offsets)
+        self.cleaner_offsets = dict(offsets)
+
+    def may_have_gaps(self, name: TopicPartition) -> bool:
+        """Whether a partition was ever compacted, so that offsets may be missing; so if nobody can tell."""
+        return name in self.cleaner_offsets or CLEANER_OFFSETS in self._unreadable
+
     def mark_clean(self) -> None:
         """Promise that every file here needs no recovery (kafka-storage 5.6): the last thing before `close`."""
         marker = checkpoint.format_clean_shutdown(self._broker_epoch)
@@ -112,8 +124,9 @@ class LogDir:
             return {}
         except Corrupt as error:
             logger.warning("%s: ignored: %s", path, error)
+            self._unreadable.add(name)
             # Nothing is known of what was durable or where the logs begin: recover everything.
-            self.clean = False
+            self.clean &= name == CLEANER_OFFSETS
             return {}
 
     def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:

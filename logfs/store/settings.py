@@ -57,6 +57,8 @@ class Settings:
         self._log_configs: dict[str, tuple[Mapping[str, str], Mapping[str, str], LogConfig]] = {}
         self._broker = self._read(BROKER_FILE, broker_setting)
         self._broker_config = BrokerConfig.resolve(self._broker)
+        # Goes up with every change, for those who act on settings.
+        self.version = 0
 
     @property
     def broker_overrides(self) -> Mapping[str, str]:
@@ -99,6 +101,7 @@ class Settings:
             LogConfig.resolve(overrides, self._broker)
             self._write(_topic_file(topic), overrides)
             self._topics[topic] = overrides
+            self.version += 1
 
     def set_broker(self, name: str, text: str | None) -> None:
         """Change a broker-level setting, durably and at once; None or a blank text undoes it.
@@ -114,6 +117,7 @@ class Settings:
                 self._check_topic(topic, broker)
             self._write(BROKER_FILE, broker)
             self._broker, self._broker_config = broker, config
+            self.version += 1
 
     def remove_topic(self, topic: str) -> None:
         """Forget a deleted topic, so that a later one of that name starts from the defaults."""

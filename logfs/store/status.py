@@ -31,7 +31,9 @@ def partition_status(partition: Partition) -> dict[str, Any]:
         "cleanup_policy": ",".join(sorted(config.cleanup_policy)),
         "retention_ms": config.retention_ms,
         "retention_bytes": config.retention_bytes,
-        "last_cleaning_ms": None,
+        "last_cleaning_ms": partition.cleaned_ms,
+        "uncleanable": None if partition.uncleanable is None else str(partition.uncleanable),
+        "paused": partition.is_paused,
         "damaged_ranges": [
             [damage.first_offset, damage.next_offset]
             for segment in segments
@@ -104,6 +106,9 @@ def metrics(store: Store, more: dict[str, float] | None = None) -> bytes:
     gauges: dict[str, float] = {
         "logfs_uptime_seconds": (store.clock() - store.opened_ms) / 1000,
         "kafka_log_log_manager_offline_log_directory_count": 0,
+        "kafka_log_log_cleaner_manager_uncleanable_partitions_count": sum(
+            partition.uncleanable is not None for partition in store.partitions.values()
+        ),
         "logfs_offline_partitions": len(store.offline),
         **(more or {}),
     }

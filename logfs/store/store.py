@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logfs.errors import (
+    InvalidSetting,
     InvalidStore,
     LogfsError,
     NotWritable,
@@ -24,6 +25,8 @@ from logfs.log.follow import FollowedPartition
 from logfs.log.followed import FollowedSegment
 from logfs.log.partition import LEADER_EPOCH, Partition
 from logfs.log.segment import Segment
+from logfs.store import retention
+from logfs.store.compactor import Compactor
 from logfs.store.groups import Groups
 from logfs.store.log_dir import LogDir
 from logfs.store.settings import Settings
@@ -93,12 +96,14 @@ class Store:
         self._failed_mtime: dict[str, int] = {}
         self._deletions: dict[Path, int] = {}
         self._progress = progress or (lambda *_: None)
+        self.compactor = Compactor(self)
         self.log_dirs = self._open_log_dirs(log_dirs)
         try:
             self.settings = Settings(self.disk, [log_dir.path for log_dir in self.log_dirs])
-            self._next_checkpoint_ms = (
+            self._next_checkpoint_ms = self._next_retention_ms = (
                 self.opened_ms + self.settings.broker_config.log_initial_task_delay_ms
             )
+            self._retained_version = self.settings.version
             self._next_expiration_ms = (
                 self.opened_ms
                 + self.settings.broker_config.producer_id_expiration_check_interval_ms
@@ -236,7 +241,7 @@ class Store:
             clean,
             point,
             log_dir.log_starts.get(name, 0),
-            name in log_dir.cleaner_offsets,
+            log_dir.may_have_gaps(name),
             self.settings.broker_config.producer_id_expiration_ms,
         )
         config = self.settings.log_config(name.topic)
@@ -305,6 +310,7 @@ class Store:
             if parsed in log_dir.recovery_points or parsed in log_dir.log_starts:
                 # Of a partition that was deleted before the checkpoints could be written: not of this one.
                 self.write_checkpoints()
+            self._forget_cleaner_offset(log_dir, parsed)
             return partition
 
     def topic_id(self, topic: str) -> uuid.UUID | None:
@@ -334,7 +340,7 @@ class Store:
             self.disk.rename(partition.directory, doomed)
             partition.directory = doomed
             del self.partitions[name]
-            del self._homes[name]
+            self._forget_cleaner_offset(self._homes.pop(name), partition.name)
             self._deletions[doomed] = self.clock() + delay_ms
             if not any(other.topic == partition.topic for other in self.partitions.values()):
                 self.settings.remove_topic(partition.topic)
@@ -356,7 +362,78 @@ class Store:
             changed = partition.truncate(offset)
             if changed:
                 self.write_checkpoints()
+                if (self.cleaner_offset(name) or 0) > partition.log_end_offset:
+                    self.set_cleaner_offset(partition, partition.active.base_offset)
             return changed
+
+    def delete_records(self, name: str, offset: int) -> int:
+        """Make the records below an offset unreadable, for good; the log start offset then (Kafka's DeleteRecords).
+
+        -1 means all there are. Going back changes nothing. Their segments go at the next `retain`. Raises
+        `OffsetOutOfRange` beyond the log end, `InvalidSetting` where `cleanup.policy` deletes nothing.
+        """
+        with self._lock:
+            partition = self[name]
+            if not partition.config.is_deleted:
+                raise InvalidSetting(
+                    f"{name}: cleanup.policy has no 'delete', so its records are not deleted by offset"
+                )
+            partition.advance_log_start(partition.log_end_offset if offset == -1 else offset)
+            self.write_checkpoints()
+            self._next_retention_ms = 0
+            return partition.log_start_offset
+
+    def retention_plan(self, name: str) -> retention.Plan:
+        """What `retain` would do to a partition now, and why; nothing is done."""
+        partition = self[name]
+        start, overrides = (
+            partition.log_start_offset,
+            self.settings.topic_overrides(partition.topic),
+        )
+        config = None if self._homes[name].is_brokers and not overrides else partition.config
+        return retention.plan(partition.segments, config, start, self.clock())
+
+    def retain(self, names: Iterable[str] | None = None) -> int:
+        """Drop every segment that has had its time (kafka-storage 7), of these partitions or all; how many."""
+        with self._lock:
+            chosen = (
+                [n for n in self.partitions if not self[n].is_paused] if names is None else names
+            )
+            plans = {name: self.retention_plan(name) for name in chosen}
+            plans = {name: plan for name, plan in plans.items() if plan}
+            for name, plan in plans.items():
+                self.partitions[name].advance_log_start(plan.log_start_offset)
+            if plans:
+                # Before a name changes: after a crash in between, nothing that was dropped may come back.
+                self.write_checkpoints()
+            for name, plan in plans.items():
+                self.partitions[name].drop_oldest(len(plan.expired))
+                for segment, reason in plan.expired:
+                    logger.info("%s: dropped: %s", segment.path, reason)
+            return sum(len(plan.expired) for plan in plans.values())
+
+    # Compaction: `compactor` does it, and here is what it has to be remembered by.
+
+    def compact(self, name: str, *, roll: bool = False) -> None:
+        """Compact a partition now; see `Compactor.compact`, which also tells of its progress."""
+        self._check_writable(name)
+        self.compactor.compact(name, roll=roll)
+
+    def cleaner_offset(self, name: str) -> int | None:
+        """The offset up to which a partition was compacted; None if it never was (kafka-storage 8.9)."""
+        return self._homes[name].cleaner_offsets.get(self[name].name)
+
+    def set_cleaner_offset(self, partition: Partition, offset: int) -> None:
+        """Note that a partition was compacted up to an offset; one that was deleted meanwhile is passed over."""
+        with self._lock:
+            if self.partitions.get(partition.name.directory) is partition:
+                log_dir = self._homes[partition.name.directory]
+                log_dir.write_cleaner_offsets({**log_dir.cleaner_offsets, partition.name: offset})
+
+    def _forget_cleaner_offset(self, log_dir: LogDir, name: TopicPartition) -> None:
+        if name in log_dir.cleaner_offsets:
+            known = log_dir.cleaner_offsets
+            log_dir.write_cleaner_offsets({n: o for n, o in known.items() if n != name})
 
     def home(self, name: str) -> Path:
         """The log directory that a partition lies in."""
@@ -417,15 +494,20 @@ class Store:
         before, self._failed_mtime[directory] = self._failed_mtime.get(directory), mtime
         return before is not None and before != mtime
 
-    def upkeep(self) -> None:
-        """Do what is due by now: flushes, checkpoints, the removal of deleted partitions. May take long.
+    def upkeep(self, *, compaction: bool = True) -> None:
+        """Do what is due by now: flushes, checkpoints, retention, removals, and compaction. May take long.
 
-        For a store that only reads, this is `refresh`.
+        For a store that only reads, this is `refresh`. Without `compaction`, which takes longest, that is left to who
+        calls `compactor.run_due` in another thread.
         """
         if self.read_only:
             self.refresh()
             return
-        now = self.clock()
+        self._upkeep(self.clock())
+        if compaction:
+            self.compactor.run_due()
+
+    def _upkeep(self, now: int) -> None:
         for partition in list(self.partitions.values()):
             if partition.flush_overdue(now):
                 try:
@@ -444,6 +526,12 @@ class Store:
             )
             with self._lock:
                 self.write_checkpoints()
+        if now >= self._next_retention_ms or self.settings.version != self._retained_version:
+            self._next_retention_ms = now + broker.log_retention_check_interval_ms
+            self._retained_version = self.settings.version
+            self.retain()
+        for partition in list(self.partitions.values()):
+            partition.remove_dropped(now)
         for path in [path for path, due in self._deletions.items() if due <= now]:
             self._remove_directory(path)
             del self._deletions[path]

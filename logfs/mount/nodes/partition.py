@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from logfs.errors import InvalidName
 from logfs.mount.nodes.append import AppendFile, EnvelopeAppendFile
 from logfs.mount.nodes.base import READ_BITS, Context, Directory, Node, PartitionAccess, Stat
 from logfs.mount.nodes.config import TopicConfigDirectory
@@ -34,6 +35,9 @@ _FOLDERS = {
     "groups": GroupsDirectory,
 }
 _STATUS = "status.json"
+_LOG_START = "log-start-offset"
+_CTL = "ctl"
+_COMMANDS = ("compact", "retain", "roll", "pause", "resume")
 
 
 class PartitionDirectory(PartitionAccess, Directory):
@@ -85,10 +89,68 @@ class PartitionDirectory(PartitionAccess, Directory):
             return _FOLDERS[name](context, name, self, reader, modes)
         if name == _STATUS:
             return GeneratedFile(context, name, self, self._status, access=self._status_access)
+        if name == _LOG_START:
+            return GeneratedFile(
+                context, name, self, self._log_start, self._delete_records, self._log_start_access
+            )
+        if name == _CTL:
+            return GeneratedFile(context, name, self, self._doing, self._command, self._ctl_access)
         return None
 
     def names(self) -> Iterator[str]:
-        yield from (*_APPENDS, *_TEXTS, *_FOLDERS, _STATUS)
+        yield from (*_APPENDS, *_TEXTS, *_FOLDERS, _STATUS, _LOG_START, _CTL)
+
+    def _log_start(self) -> bytes:
+        return b"%d\n" % self.partition.log_start_offset
+
+    def _delete_records(self, text: str) -> None:
+        try:
+            offset = int(text)
+        except ValueError:
+            raise InvalidName(
+                f"{text!r} is no offset: write the first that stays readable, or -1 for the log end"
+            ) from None
+        self.context.store.delete_records(self.partition.name.directory, offset)
+
+    def _doing(self) -> bytes:
+        """What upkeep does with the partition, in words, a line each."""
+        store, name = self.context.store, self.name
+        lines = ["paused" if self.partition.is_paused else "upkeep"]
+        if f"compacting {name}" in store.background:
+            lines.append("compacting")
+        elif store.compactor.is_requested(name):
+            lines.append("compaction is asked for")
+        if self.partition.config.is_compacted:
+            dirty = store.compactor.plan(name)
+            lines.append(
+                f"dirty from offset {dirty.dirty.first_dirty}, {dirty.cleanable_bytes} bytes, "
+                f"ratio {dirty.ratio:.3f}"
+            )
+        if self.partition.uncleanable is not None:
+            lines.append(f"not compacted: {self.partition.uncleanable}")
+        return "".join(f"{line}\n" for line in lines).encode()
+
+    def _command(self, text: str) -> None:
+        """Do what is written: `compact` goes on in the background, the others are done when this returns."""
+        self.partition.check_may_block()
+        store = self.context.store
+        self.partition.check_appendable()
+        if text == "compact":
+            store.compactor.request(self.name)
+        elif text == "retain":
+            store.retain([self.name])
+        elif text == "roll":
+            self.partition.roll(store.clock())
+        elif text in ("pause", "resume"):
+            self.partition.is_paused = text == "pause"
+        else:
+            raise InvalidName(f"{text!r} is no command: write one of {', '.join(_COMMANDS)}")
+
+    def _ctl_access(self) -> Access:
+        return self.modes.get(_CTL, 0o644)
+
+    def _log_start_access(self) -> Access:
+        return self.modes.get(_LOG_START, 0o644)
 
     def _status(self) -> bytes:
         return orjson.dumps(partition_status(self.partition), option=orjson.OPT_INDENT_2) + b"\n"

@@ -1,0 +1,33 @@
+"""`logfs delete-records`: make the records below an offset unreadable, for good."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logfs.cli.common import add_target, open_for_writing
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """TARGET and the offset."""
+    add_target(parser)
+    parser.add_argument(
+        "--before",
+        type=int,
+        required=True,
+        metavar="OFFSET",
+        help="the first offset that stays readable; -1 for the log end",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Raise the log start offset, and drop the segments that lie below it."""
+    store, partition = open_for_writing(arguments.target)
+    with store:
+        name = partition.name.directory
+        start = store.delete_records(name, arguments.before)
+        store.retain()
+        print(f"{name}: starts at {start}")
+    return 0

@@ -1,0 +1,48 @@
+"""`logfs retain`: drop the segments that have had their time, or tell which would go and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logfs.cli.common import add_log_dirs, recovery_progress
+
+if TYPE_CHECKING:
+    import argparse
+
+    from logfs.store.store import Store
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Log directories, and whether only to look."""
+    add_log_dirs(parser)
+    parser.add_argument(
+        "-n",
+        "--dry-run",
+        action="store_true",
+        help="drop nothing; works beside a mount or a broker",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Say what goes and why, and of each partition why its oldest record stays."""
+    from logfs.store.store import Store
+
+    with Store(
+        arguments.log_dirs, read_only=arguments.dry_run, progress=recovery_progress()
+    ) as store:
+        for name in store:
+            _explain(store, name, dry_run=arguments.dry_run)
+        if not arguments.dry_run:
+            store.retain()
+    return 0
+
+
+def _explain(store: Store, name: str, *, dry_run: bool) -> None:
+    plan = store.retention_plan(name)
+    word = "would go" if dry_run else "goes"
+    print(name)
+    for segment, reason in plan.expired:
+        offsets = f"{segment.base_offset}..{segment.next_offset}"
+        print(f"  {segment.path.name} ({offsets}, {segment.size_bytes} bytes) {word}: {reason}")
+    if plan.stays:
+        print(f"  {store[name].segments[len(plan.expired)].path.name} stays: {plan.stays}")

@@ -1,0 +1,371 @@
+"""The compiled loops of compaction: where each key was seen last, which records survive, the batches they make.
+
+As the loops of `logfs.format.kernels`: each is one pass without the GIL, allocates nothing, and has a plain twin in
+the tests (`tests/test_offset_map.py`, `tests/test_cleaner.py`). The rules are those of kafka-storage 8.2 to 8.7.
+
+A row of `spans` is what `kernels.decode_spans` takes: start, end, record count, base offset, base timestamp.
+`slots` is uint64[n, 3], an open-addressing table of (hash, hash, offset + 1), where 0 means an empty slot; at least
+one is always empty. `secret` is uint64[2].
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from logfs.format.kernels import (
+    ATTRIBUTES,
+    BAD_KEY,
+    BAD_LENGTH,
+    BAD_VARINT,
+    MAX_TIMESTAMP,
+    POSITION,
+    SIZE,
+    SPAN_COUNT,
+    SPAN_START,
+    get_varint,
+    kernel,
+    put_varint,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Bytes = NDArray[np.uint8]
+    Int64s = NDArray[np.int64]
+    UInt64s = NDArray[np.uint64]
+
+GOOD = 0
+# What put_keys says of a key that found no room.
+FULL = 1
+
+# What becomes of the records of a batch: none stays, all stay, those with a newer value go (and, with EXPIRED, also
+# those whose value is null).
+DROP, KEEP, SIFT, SIFT_EXPIRED = 0, 1, 2, 3
+
+# What becomes of a batch: nothing is left, its bytes as they are, its bare header, or what survives of it.
+GONE, COPIED, EMPTIED, FILTERED = 0, 1, 2, 3
+
+# The most that a rewritten record grows by: a longer timestamp delta, and a longer length for that.
+GROWTH = 16
+
+
+# SipHash-2-4 with 128 bits, of Aumasson and Bernstein: nobody who does not know the secret can make keys collide.
+
+
+@kernel
+def _sip_round(
+    v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64
+) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
+    v0 += v1
+    v2 += v3
+    v1 = (v1 << np.uint64(13)) | (v1 >> np.uint64(51))
+    v3 = (v3 << np.uint64(16)) | (v3 >> np.uint64(48))
+    v1 ^= v0
+    v3 ^= v2
+    v0 = (v0 << np.uint64(32)) | (v0 >> np.uint64(32))
+    v2 += v1
+    v0 += v3
+    v1 = (v1 << np.uint64(17)) | (v1 >> np.uint64(47))
+    v3 = (v3 << np.uint64(21)) | (v3 >> np.uint64(43))
+    v1 ^= v2
+    v3 ^= v0
+    v2 = (v2 << np.uint64(32)) | (v2 >> np.uint64(32))
+    return v0, v1, v2, v3
+
+
+@kernel
+def _little_endian(data: Bytes, position: int, size: int) -> np.uint64:
+    value = np.uint64(0)
+    for index in range(size):
+        value |= np.uint64(data[np.uint64(position + index)]) << np.uint64(8 * index)
+    return value
+
+
+@kernel
+def hash_key(data: Bytes, start: int, length: int, secret: UInt64s) -> tuple[np.uint64, np.uint64]:
+    """The 128-bit hash of data[start : start + length], as two little-endian words."""
+    v0 = secret[0] ^ np.uint64(0x736F6D6570736575)
+    v1 = secret[1] ^ np.uint64(0x646F72616E646F6D) ^ np.uint64(0xEE)
+    v2 = secret[0] ^ np.uint64(0x6C7967656E657261)
+    v3 = secret[1] ^ np.uint64(0x7465646279746573)
+    whole = length & ~7
+    for at in range(start, start + whole, 8):
+        word = _little_endian(data, at, 8)
+        v3 ^= word
+        v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
+        v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
+        v0 ^= word
+    word = (np.uint64(length & 255) << np.uint64(56)) | _little_endian(
+        data, start + whole, length - whole
+    )
+    v3 ^= word
+    v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
+    v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
+    v0 ^= word
+    v2 ^= np.uint64(0xEE)
+    for _ in range(4):
+        v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
+    first = v0 ^ v1 ^ v2 ^ v3
+    v1 ^= np.uint64(0xDD)
+    for _ in range(4):
+        v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
+    return first, v0 ^ v1 ^ v2 ^ v3
+
+
+@kernel
+def find_slot(slots: UInt64s, first: np.uint64, second: np.uint64) -> np.int64:
+    """The slot of a hash, or the empty one where it belongs."""
+    size = len(slots)
+    at = np.int64(((first >> np.uint64(32)) * np.uint64(size)) >> np.uint64(32))
+    while slots[at, 2] != 0 and not (slots[at, 0] == first and slots[at, 1] == second):
+        at += np.int64(1)
+        if at == size:
+            at = np.int64(0)
+    return at
+
+
+@kernel
+def _skip_to_key(data: Bytes, position: int, end: int) -> tuple[int, int, int, int, int]:
+    """Of the record at a position: its end, timestamp delta, where that ends, offset delta, where the key begins.
+
+    The last is a BAD_ code, and nothing else is true, where the bytes break the format.
+    """
+    body, position = get_varint(data, position, end, 5)
+    if position < 0:
+        return 0, 0, 0, 0, BAD_VARINT
+    record_end = position + body
+    if body < 6 or record_end > end:
+        return 0, 0, 0, 0, BAD_LENGTH
+    timestamp_delta, rest = get_varint(data, position + 1, record_end, 10)
+    if rest < 0:
+        return 0, 0, 0, 0, BAD_VARINT
+    offset_delta, position = get_varint(data, rest, record_end, 5)
+    return record_end, timestamp_delta, rest, offset_delta, position
+
+
+@kernel
+def put_keys(
+    data: Bytes,
+    spans: Int64s,
+    first_offset: int,
+    secret: UInt64s,
+    slots: UInt64s,
+    used: int,
+    limit: int,
+) -> tuple[int, int, int, int]:
+    """Note the offset of each record that has a key and lies at or beyond `first_offset`, in offset order.
+
+    Stops before the record whose key would be the one more than `limit`. Returns (spans done, slots used, the last
+    offset that was noted or -1, GOOD or FULL or a BAD_ code of the span that was not done).
+    """
+    latest = -1
+    for number in range(len(spans)):
+        position = spans[number, 0]
+        end = spans[number, 1]
+        for _ in range(spans[number, 2]):
+            record_end, _, _, delta, position = _skip_to_key(data, position, end)
+            if position < 0:
+                return number, used, latest, position
+            length, position = get_varint(data, position, record_end, 5)
+            if position < 0 or length < -1 or position + max(length, 0) > record_end:
+                return number, used, latest, BAD_KEY
+            offset = spans[number, 3] + delta
+            if length >= 0 and offset >= first_offset:
+                first, second = hash_key(data, position, length, secret)
+                slot = find_slot(slots, first, second)
+                if slots[slot, 2] == 0:
+                    if used >= limit:
+                        return number, used, latest, FULL
+                    used += 1
+                    slots[slot, 0] = first
+                    slots[slot, 1] = second
+                slots[slot, 2] = np.uint64(offset + 1)
+                latest = offset
+            position = record_end
+        if position != end:
+            return number, used, latest, BAD_LENGTH
+    return len(spans), used, latest, GOOD
+
+
+@kernel
+def sift_records(
+    data: Bytes,
+    spans: Int64s,
+    verdicts: Bytes,
+    latest: int,
+    secret: UInt64s,
+    slots: UInt64s,
+    keep: Bytes,
+    kept: Int64s,
+    nulls: Int64s,
+) -> int:
+    """Say of each record of several batches whether it stays: keep[i] is 1 or 0, records counted over all spans.
+
+    verdicts[n] is DROP, KEEP, SIFT or SIFT_EXPIRED. What lies beyond offset `latest`, where the table ends, stays.
+    kept[n] and nulls[n] become the number of survivors of a span, and of those whose value is null. Returns
+    len(spans), or the number of a span whose records break the format.
+    """
+    row = 0
+    for number in range(len(spans)):
+        verdict = verdicts[number]
+        position = spans[number, 0]
+        end = spans[number, 1]
+        survivors = 0
+        without_value = 0
+        if verdict == DROP:
+            # Nothing of it is looked at, so it need not be sound, nor unpacked.
+            for _ in range(spans[number, 2]):
+                keep[row] = 0
+                row += 1
+            continue
+        for _ in range(spans[number, 2]):
+            record_end, _, _, delta, position = _skip_to_key(data, position, end)
+            if position < 0:
+                return number
+            length, position = get_varint(data, position, record_end, 5)
+            if position < 0 or length < -1 or position + max(length, 0) > record_end:
+                return number
+            value, after = get_varint(data, position + max(length, 0), record_end, 5)
+            if after < 0 or value < -1 or after + max(value, 0) > record_end:
+                return number
+            offset = spans[number, 3] + delta
+            stays = verdict == KEEP
+            if verdict >= SIFT:
+                stays = offset > latest
+                if not stays and length >= 0 and (value >= 0 or verdict == SIFT):
+                    first, second = hash_key(data, position, length, secret)
+                    slot = find_slot(slots, first, second)
+                    stays = np.uint64(offset) + np.uint64(1) >= slots[slot, 2]
+            keep[row] = stays
+            survivors += stays
+            without_value += stays and value < 0
+            row += 1
+            position = record_end
+        if position != end:
+            return number
+        kept[number] = survivors
+        nulls[number] = without_value
+    return len(spans)
+
+
+@kernel
+def _varlong_size(value: int) -> int:
+    zigzag = np.uint64((value << 1) ^ (value >> 63))
+    size = 1
+    while zigzag >= np.uint64(128):
+        zigzag >>= np.uint64(7)
+        size += 1
+    return size
+
+
+@kernel
+def filter_records(
+    data: Bytes,
+    span: Int64s,
+    append_time: int,
+    keep: Bytes,
+    first: int,
+    has_base: bool,
+    base: int,
+    out: Bytes,
+    position: int,
+) -> tuple[int, int, int]:
+    """Write the records of one span with keep[first + i] set to `out` at `position`; they are known to be sound.
+
+    Timestamp deltas are made to count from `base`, or without one from the first survivor. `append_time` is that of
+    all records, or -1 where each has its own. Returns (position behind, base timestamp, the greatest timestamp).
+    """
+    at = span[0]
+    end = span[1]
+    greatest = -1
+    for row in range(first, first + span[2]):
+        record_end, delta, rest, _, _ = _skip_to_key(data, at, end)
+        at = record_end
+        if not keep[row]:
+            continue
+        timestamp = append_time if append_time >= 0 else span[4] + delta
+        if not has_base:
+            has_base = True
+            base = timestamp
+        greatest = max(greatest, timestamp)
+        length = record_end - rest
+        position = put_varint(out, position, 1 + _varlong_size(timestamp - base) + length)
+        out[position] = 0
+        position = put_varint(out, position + 1, timestamp - base)
+        out[position : position + length] = data[rest:record_end]
+        position += length
+    return position, base, greatest
+
+
+@kernel
+def _put_big_endian(out: Bytes, position: int, size: int, value: int) -> None:
+    for index in range(size):
+        out[position + index] = np.uint8((value >> (8 * (size - 1 - index))) & 255)
+
+
+@kernel
+def write_batches(
+    data: Bytes,
+    rows: Int64s,
+    actions: Bytes,
+    with_base: Bytes,
+    bases: Int64s,
+    keep: Bytes,
+    kept: Int64s,
+    out: Bytes,
+    rewritten: Int64s,
+) -> tuple[int, int]:
+    """Write what is left of scanned batches (rows of `kernels.scan_batches`) that need no unpacking.
+
+    actions[n] is GONE, COPIED, EMPTIED or FILTERED; a filtered batch has the delete horizon bases[n] where
+    with_base[n] is set. `keep` counts records over all rows. Returns (bytes written, how many batches have to be
+    sealed): of the latter, rewritten[i] is (start, end) in `out`; all but the CRC is there.
+    """
+    written = 0
+    count = 0
+    first = 0
+    for number in range(len(rows)):
+        row = rows[number]
+        action = actions[number]
+        start = row[POSITION]
+        if action == COPIED:
+            size = row[SIZE]
+            out[written : written + size] = data[start : start + size]
+            written += size
+        elif action != GONE:
+            out[written : written + 61] = data[start : start + 61]
+            position = written + 61
+            attributes = row[ATTRIBUTES] & 0x38
+            base = -1
+            survivors = 0
+            if action == FILTERED:
+                append_time = row[MAX_TIMESTAMP] if attributes & 8 else -1
+                horizon = with_base[number] != 0
+                position, base, greatest = filter_records(
+                    data,
+                    row[SPAN_START:],
+                    append_time,
+                    keep,
+                    first,
+                    horizon,
+                    bases[number],
+                    out,
+                    position,
+                )
+                survivors = kept[number]
+                if horizon:
+                    attributes |= 0x40
+                if not attributes & 8:
+                    _put_big_endian(out, written + 35, 8, greatest)
+            _put_big_endian(out, written + 8, 4, position - written - 12)
+            _put_big_endian(out, written + 21, 2, attributes)
+            _put_big_endian(out, written + 27, 8, base)
+            _put_big_endian(out, written + 57, 4, survivors)
+            rewritten[count, 0] = written
+            rewritten[count, 1] = position
+            count += 1
+            written = position
+        first += row[SPAN_COUNT]
+    return written, count

@@ -1,0 +1,253 @@
+"""One round of compaction of one partition: of each key, the newest record stays (kafka-storage 8.3 to 8.8).
+
+The round notes where each key of the dirty part was seen last, and then writes the log anew from its start up to
+there, several segments into one, and each such segment takes the place of the old ones by renames that recovery can
+finish or undo at any point. Readers and appenders go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from logfs.errors import LogfsError, PartitionFailed, Unsupported
+from logfs.format import names
+from logfs.format.batch import CONTROL_BIT
+from logfs.format.kernels import ATTRIBUTES, NEXT_OFFSET
+from logfs.format.text import NO_TEXT
+from logfs.log import sifter, spans
+from logfs.log.cleaning import Cleaned, CleaningAborted, Dirty
+from logfs.log.index import TimeEntry
+from logfs.log.offset_map import OffsetMap
+from logfs.log.rebuild import IndexBuilder
+from logfs.log.segment import MAX_RELATIVE_OFFSET, Segment, Tip
+from logfs.log.sifter import Rules, Sifter, Transactions
+from logfs.log.spans import Stretch
+from logfs.log.walk import Damage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from logfs.config import LogConfig
+    from logfs.log.partition import Partition
+
+    Spend = Callable[[int], None]
+
+logger = logging.getLogger(__name__)
+
+_MAX_SEGMENT_BYTES = 2**31 - 1
+
+
+def clean(
+    partition: Partition,
+    dirty: Dirty,
+    now_ms: int,
+    *,
+    memory_bytes: int,
+    load_factor: float = 0.9,
+    spend: Spend = lambda _: None,
+) -> Cleaned:
+    """Clean a log as far as its keys go into a map of so many bytes, of which a share is used.
+
+    `spend` is told every number of bytes that is read or written, may wait, and may raise to end the round: what was
+    replaced until then is good. Raises `CleaningAborted`, `Corrupt` for a damaged log, `Unsupported` for one of old
+    formats, `PartitionFailed` after a failed fsync or rename, and `OSError`.
+    """
+    return _Round(partition, dirty, now_ms, OffsetMap(memory_bytes, load_factor), spend).run()
+
+
+class _Round:
+    def __init__(
+        self, partition: Partition, dirty: Dirty, now_ms: int, known: OffsetMap, spend: Spend
+    ) -> None:
+        self.partition = partition
+        self.dirty = dirty
+        self.now_ms = now_ms
+        self.known = known
+        self.spend = spend
+        self.config = partition.config
+        if partition.recovery_point < dirty.first_uncleanable:
+            # A record that only the page cache holds must not take the place of one that is on the disk.
+            partition.flush()
+        self.segments = [
+            segment
+            for segment in partition.segments
+            if segment.base_offset < dirty.first_uncleanable
+        ]
+        self.contents = {segment: segment.content for segment in self.segments}
+
+    def run(self) -> Cleaned:
+        try:
+            return self._run()
+        except (CleaningAborted, PartitionFailed):
+            raise
+        except (LogfsError, OSError):
+            # Of a log that is gone, files are missing and bytes are odd: that is no error.
+            self._check(self.segments)
+            raise
+
+    def _run(self) -> Cleaned:
+        end = self._fill()
+        old = [segment for segment in self.segments if segment.base_offset < end]
+        bytes_before = sum(segment.size_bytes for segment in old)
+        with self.partition.lock:
+            producers = {
+                entry.producer_id: (entry.last_offset, entry.producer_epoch)
+                for entry in self.partition.producers.entries()
+            }
+        retention_ms = self.config.delete_retention_ms
+        rules = Rules(self.now_ms, retention_ms, self.dirty.first_uncleanable, producers)
+        transactions = self._transactions()
+        sieve = Sifter(self.known, transactions, rules)
+        new = [
+            self._clean_group(group, sieve, transactions)
+            for group in groups(old, self.config, self.dirty.first_uncleanable)
+        ]
+        bytes_after = sum(segment.size_bytes for segment in new)
+        return Cleaned(end, bytes_before, bytes_after, len(old), len(new))
+
+    def _transactions(self) -> Transactions:
+        return Transactions(
+            entry for segment in self.partition.segments for entry in segment.txn_index.entries
+        )
+
+    def _check(self, segments: Sequence[Segment]) -> None:
+        """Raise `CleaningAborted` unless these are still what they were when the round began."""
+        if any(segment.content is not self.contents[segment] for segment in segments):
+            raise CleaningAborted(f"{self.partition.directory}: was truncated while it was cleaned")
+        if not self.partition.holds(segments):
+            raise CleaningAborted(
+                f"{self.partition.directory}: was changed, closed or deleted while it was cleaned"
+            )
+
+    def _read(self, segment: Segment) -> Iterator[Stretch]:
+        """All batches of a segment; `Corrupt` where it is damaged."""
+        for found in spans.stretches(segment, 0, segment.base_offset):
+            self._check([segment])
+            if isinstance(found, Damage):
+                raise found.error(segment.path)
+            if not isinstance(found, Stretch):
+                position, batch = found
+                rows, _ = spans.scan(batch.data, batch.header.base_offset, gaps=True)
+                found = Stretch(position, batch.data, rows)
+            self.spend(len(found.data))
+            yield found
+
+    # The map (kafka-storage 8.3).
+
+    def _fill(self) -> int:
+        """Note the keys of the dirty part; the offset that the map ends at."""
+        transactions = self._transactions()
+        known = self.known
+        # With nothing dirty at all, tombstones whose time has come still go.
+        known.latest_offset = self.dirty.first_dirty - 1
+        for segment in self.segments:
+            if segment.next_offset <= self.dirty.first_dirty:
+                continue
+            for stretch in self._read(segment):
+                if not self._put(stretch, transactions):
+                    return known.latest_offset + 1
+            known.latest_offset = max(known.latest_offset, segment.next_offset - 1)
+        return known.latest_offset + 1
+
+    def _put(self, stretch: Stretch, transactions: Transactions) -> bool:
+        """Note the keys of a stretch; whether all of them found room."""
+        rows = stretch.rows
+        first_dirty = self.dirty.first_dirty
+        wanted = ~transactions.discarded(stretch) & (rows[:, ATTRIBUTES] & CONTROL_BIT == 0)
+        for part in sifter.parts(stretch, wanted):
+            done = part.first + self.known.put(part.data, part.spans, first_dirty)
+            if done:
+                last_offset = int(rows[done - 1, NEXT_OFFSET]) - 1
+                if last_offset >= first_dirty:
+                    self.known.latest_offset = max(self.known.latest_offset, last_offset)
+            if done < part.end:
+                return False
+        return True
+
+    # The new segments (kafka-storage 8.5 to 8.8).
+
+    def _clean_group(
+        self, group: Sequence[Segment], sieve: Sifter, transactions: Transactions
+    ) -> Segment:
+        partition = self.partition
+        base_offset = group[0].base_offset
+        new = Segment(partition.disk, partition.directory, base_offset, names.CLEANED)
+        new.gaps = True
+        new.next_base = group[-1].next_base
+        try:
+            self._discard(new)
+            transactions.kept.clear()
+            self._write(new, group, sieve)
+            self._index(new)
+            for entry in transactions.kept:
+                new.txn_index.append(entry)
+            new.flush(indexes=True)
+            partition.disk.set_mtime(new.path, group[-1].mtime_ms())
+            new.close()
+            partition.replace(group, new, lambda: self._check(group))
+            self.segments = self.segments[len(group) :]
+        except PartitionFailed:
+            # Some of its files have their new names: recovery finishes that.
+            raise
+        except BaseException:
+            self._discard(new)
+            raise
+        return new
+
+    def _discard(self, new: Segment) -> None:
+        for path in new.files:
+            self.partition.disk.unlink(path)
+
+    def _write(self, new: Segment, group: Sequence[Segment], sieve: Sifter) -> None:
+        disk = self.partition.disk
+        file = disk.open(new.path, write=True, create=True)
+        size = 0
+        for segment in group:
+            for stretch in self._read(segment):
+                for left in sieve.sift(stretch):
+                    length = memoryview(left).nbytes
+                    if size + length > _MAX_SEGMENT_BYTES:
+                        raise Unsupported(f"{new.path}: would be larger than a segment can be")
+                    if length:
+                        disk.write(file, size, left)
+                        self.spend(length)
+                    size += length
+        file.close()
+        new.resume(Tip(size, new.base_offset, NO_TEXT), TimeEntry(-1, new.base_offset))
+
+    def _index(self, new: Segment) -> None:
+        size = new.size_bytes
+        builder = IndexBuilder(new, self.config, self.now_ms)
+        for found in spans.survey(new, 0, new.base_offset):
+            if isinstance(found, Damage):
+                raise found.error(new.path)
+            builder.note(found)
+        new.resume(Tip(size, builder.end, builder.text), builder.max_entry)
+        new.finish()
+
+
+def groups(
+    segments: Sequence[Segment], config: LogConfig, first_uncleanable: int
+) -> Iterator[list[Segment]]:
+    """Which neighbours become one segment: as many as the topic's limits allow (kafka-storage 8.4)."""
+    limits = (config.segment_bytes, config.segment_index_bytes, config.segment_index_bytes)
+    ends = [segment.base_offset for segment in segments[1:]] + [first_uncleanable][: len(segments)]
+    group: list[Segment] = []
+    for segment, end in zip(segments, ends, strict=True):
+        if group:
+            sizes = zip(*map(_sizes, (*group, segment)), strict=True)
+            fits = all(sum(each) <= limit for each, limit in zip(sizes, limits, strict=True))
+            reach = end - 1 - group[0].base_offset
+            if not fits or (segment.size_bytes and reach > MAX_RELATIVE_OFFSET):
+                yield group
+                group = []
+        group.append(segment)
+    if group:
+        yield group
+
+
+def _sizes(segment: Segment) -> tuple[int, int, int]:
+    """Bytes of the log, and of the entries of the indexes that Kafka has."""
+    offset_index, time_index, _ = segment.indexes
+    return segment.size_bytes, offset_index.size_bytes, time_index.size_bytes

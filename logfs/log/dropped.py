@@ -1,0 +1,63 @@
+"""Segments that have left a log, by retention or compaction, until their files go (kafka-storage 7)."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.format import names
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from logfs.log.files import Disk
+    from logfs.log.segment import Segment
+    from logfs.log.snapshots import Snapshots
+
+
+class Dropped(NamedTuple):
+    """A segment that has left the log: when its files go, who may still read them, and where they are."""
+
+    due_ms: int
+    base_offset: int
+    segment: weakref.ref[Segment]
+    paths: Sequence[Path]
+
+
+class DroppedSegments:
+    """The dropped segments of one partition. Not for two threads at a time."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._dropped: list[Dropped] = []
+
+    def move_away(
+        self, segments: Sequence[Segment], snapshots: Snapshots, due_ms: int, kept: int = -1
+    ) -> None:
+        """Rename segments' files, and snapshots but for that at offset `kept`, until their delay is over.
+
+        The directory is for the caller to sync.
+        """
+        bases = {segment.base_offset for segment in segments}
+        # Their names are needed again: what had them before has to go now.
+        self._unlink([gone for gone in self._dropped if gone.base_offset in bases])
+        for segment in segments:
+            moved = segment.move(names.DELETED)
+            if segment.base_offset != kept:
+                moved += snapshots.move_away(segment.base_offset)
+            gone = Dropped(due_ms, segment.base_offset, weakref.ref(segment), moved)
+            self._dropped.append(gone)
+
+    def remove(self, now_ms: int) -> None:
+        """Unlink the files whose delay is over; who reads one of them keeps it open."""
+        self._unlink([gone for gone in self._dropped if gone.due_ms <= now_ms])
+
+    def _unlink(self, due: Sequence[Dropped]) -> None:
+        for gone in due:
+            segment = gone.segment()
+            if segment is not None:
+                segment.hold_open()
+            for path in gone.paths:
+                self._disk.unlink(path)
+            self._dropped.remove(gone)

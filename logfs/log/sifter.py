@@ -1,0 +1,296 @@
+"""What compaction leaves of the batches that go by: which records and headers survive, and the bytes they make.
+
+The rules are kafka-storage 8.5 to 8.7; whole stretches of batches are judged at once, and what is untouched is copied
+as it lies in the file.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from logfs.errors import Corrupt
+from logfs.format import compression, sieve
+from logfs.format.batch import (
+    CODEC_MASK,
+    CONTROL_BIT,
+    DELETE_HORIZON_BIT,
+    HEADER_SIZE,
+    LOG_APPEND_TIME_BIT,
+    TRANSACTIONAL_BIT,
+    Batch,
+    reseal,
+    seal,
+)
+from logfs.format.control import ControlType, end_of_transaction
+from logfs.format.kernels import (
+    ATTRIBUTES,
+    NEXT_OFFSET,
+    POSITION,
+    PRODUCER_ID,
+    SIZE,
+    SPAN_BASE_TIMESTAMP,
+    SPAN_COUNT,
+    SPAN_START,
+)
+from logfs.format.record import SMALLEST_RECORD
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+    from typing_extensions import Buffer
+
+    from logfs.format.aborted import AbortedTransaction
+    from logfs.log.offset_map import OffsetMap
+    from logfs.log.spans import Stretch
+
+_KEPT_BITS = 0x7F
+
+
+class Transactions:
+    """What of transactions is seen while a log goes by, from its start (Kafka's CleanedTransactionMetadata).
+
+    `kept` are the aborted transactions whose markers stay: the new segment's transaction index.
+    """
+
+    def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
+        self.kept: list[AbortedTransaction] = []
+        self._aborted = sorted(aborted, key=lambda each: each.first_offset)
+        self._next = 0
+        self._open_aborted: dict[int, tuple[AbortedTransaction, bool]] = {}
+        self._open_committed: set[int] = set()
+
+    def discarded(self, stretch: Stretch) -> NDArray[np.bool_]:
+        """Which batches hold the data of an aborted transaction, or a marker of one that has no data left."""
+        data, rows = stretch.data, stretch.rows
+        found = np.zeros(len(rows), np.bool_)
+        attributes = rows[:, ATTRIBUTES]
+        for number in np.flatnonzero(attributes & (TRANSACTIONAL_BIT | CONTROL_BIT)).tolist():
+            self._begin(int(rows[number, NEXT_OFFSET]) - 1)
+            if attributes[number] & CONTROL_BIT:
+                found[number] = self._end(Batch.parse(data, int(rows[number, POSITION])))
+            else:
+                found[number] = self._data(int(rows[number, PRODUCER_ID]))
+        return found
+
+    def _begin(self, last_offset: int) -> None:
+        while self._next < len(self._aborted):
+            entry = self._aborted[self._next]
+            if entry.first_offset > last_offset:
+                return
+            self._open_aborted.setdefault(entry.producer_id, (entry, False))
+            self._next += 1
+
+    def _data(self, producer_id: int) -> bool:
+        found = self._open_aborted.get(producer_id)
+        if found is None:
+            self._open_committed.add(producer_id)
+            return False
+        self._open_aborted[producer_id] = found[0], True
+        return True
+
+    def _end(self, batch: Batch) -> bool:
+        if not batch.header.record_count:
+            return True
+        marker = end_of_transaction(batch)
+        if marker is None:
+            return False
+        producer_id = batch.header.producer_id
+        if marker.control_type is ControlType.ABORT:
+            entry, seen = self._open_aborted.pop(producer_id, (None, False))
+            if entry is not None and seen:
+                self.kept.append(entry)
+            return not seen
+        was_seen = producer_id in self._open_committed
+        self._open_committed.discard(producer_id)
+        return not was_seen
+
+
+class Part(NamedTuple):
+    """Neighbours of a stretch, [first, end): their bytes, unpacked, and a span of them for each."""
+
+    first: int
+    end: int
+    data: NDArray[np.uint8]
+    spans: NDArray[np.int64]
+
+
+def parts(stretch: Stretch, wanted: NDArray[np.bool_]) -> Iterator[Part]:
+    """A stretch in runs that need no unpacking, and the batches between them, unpacked, one by one.
+
+    A batch that is not wanted is not unpacked, and has a span without records. Raises `Corrupt`.
+    """
+    rows = stretch.rows
+    array: NDArray[np.uint8] = np.frombuffer(stretch.data, np.uint8)
+    packed = (rows[:, ATTRIBUTES] & CODEC_MASK != 0) & (rows[:, SPAN_COUNT] != 0) & wanted
+    spans = np.ascontiguousarray(rows[:, SPAN_START:])
+    spans[~wanted, 2] = 0
+    spans[~wanted, 1] = spans[~wanted, 0]
+    room = spans[:, 1] - spans[:, 0]
+    if ((spans[:, 2] < 0) | (~packed & (spans[:, 2] * SMALLEST_RECORD > room))).any():
+        raise Corrupt("a batch's records do not fit in its bytes")
+    first = 0
+    for number in [*np.flatnonzero(packed).tolist(), len(rows)]:
+        if number > first:
+            yield Part(first, number, array, spans[first:number])
+        if number < len(rows):
+            payload = Batch.parse(stretch.data, int(rows[number, POSITION])).payload
+            span = spans[number : number + 1].copy()
+            span[0, :2] = 0, len(payload)
+            yield Part(number, number + 1, np.frombuffer(payload, np.uint8), span)
+        first = number + 1
+
+
+class Rules(NamedTuple):
+    """What one round of cleaning goes by. Times in ms; `producers`: the last offset (-1) and epoch of each."""
+
+    now_ms: int
+    delete_retention_ms: int
+    first_uncleanable: int
+    producers: Mapping[int, tuple[int, int]]
+
+
+class Sifter:
+    """Makes of stretches of a log what is left of them."""
+
+    def __init__(self, known: OffsetMap, transactions: Transactions, rules: Rules) -> None:
+        self._known = known
+        self._transactions = transactions
+        self._rules = rules
+        self._last_offsets = np.array([last for last, _ in rules.producers.values()], np.int64)
+
+    def sift(self, stretch: Stretch) -> Iterator[Buffer]:
+        """The bytes that stay of a stretch, in order. Raises `Corrupt` for a batch that cannot be decoded."""
+        attributes = stretch.rows[:, ATTRIBUTES]
+        control = attributes & CONTROL_BIT != 0
+        discarded = self._transactions.discarded(stretch)
+        has_horizon = attributes & DELETE_HORIZON_BIT != 0
+        expired = has_horizon & (stretch.rows[:, SPAN_BASE_TIMESTAMP] <= self._rules.now_ms)
+        verdicts = np.where(expired, sieve.SIFT_EXPIRED, sieve.SIFT).astype(np.uint8)
+        verdicts[control] = sieve.KEEP
+        verdicts[discarded & (~control | expired)] = sieve.DROP
+        retained = self._retained(stretch, control)
+        for part in parts(stretch, verdicts != sieve.DROP):
+            here = slice(part.first, part.end)
+            counts = part.spans[:, 2]
+            keep = np.empty(int(counts.sum()), np.uint8)
+            kept = np.zeros(len(counts), np.int64)
+            nulls = np.zeros(len(counts), np.int64)
+            done = sieve.sift_records(
+                part.data,
+                part.spans,
+                verdicts[here],
+                self._known.latest_offset,
+                self._known.secret,
+                self._known.slots,
+                keep,
+                kept,
+                nulls,
+            )
+            if done < len(counts):
+                raise Corrupt(f"batch {part.spans[done, 3]}: its records are malformed")
+            starts_clock = ((nulls > 0) | (discarded & control)[here]) & ~has_horizon[here]
+            starts_clock &= kept > 0
+            actions = np.where(kept == 0, sieve.GONE, sieve.FILTERED).astype(np.uint8)
+            actions[(kept == 0) & retained[here]] = sieve.EMPTIED
+            actions[(kept > 0) & (kept == counts) & ~starts_clock] = sieve.COPIED
+            yield self._write(stretch, part, actions, starts_clock, keep, kept)
+
+    def _retained(self, stretch: Stretch, control: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Of which batches at least a header stays: a producer's last one, and the one that the round ends with."""
+        rows = stretch.rows
+        retained: NDArray[np.bool_] = rows[:, NEXT_OFFSET] == self._rules.first_uncleanable
+        producers = self._rules.producers
+        last = rows[:, NEXT_OFFSET] - 1
+        mine = (rows[:, PRODUCER_ID] >= 0) & (np.isin(last, self._last_offsets) | control)
+        for number in np.flatnonzero(mine).tolist():
+            known = producers.get(int(rows[number, PRODUCER_ID]))
+            if known is None:
+                continue
+            offset, epoch = known
+            if offset >= 0:
+                retained[number] |= offset == last[number]
+            elif control[number]:
+                header = Batch.parse(stretch.data, int(rows[number, POSITION])).header
+                retained[number] |= epoch == header.producer_epoch
+        return retained
+
+    def _write(
+        self,
+        stretch: Stretch,
+        part: Part,
+        actions: NDArray[np.uint8],
+        starts_clock: NDArray[np.bool_],
+        keep: NDArray[np.uint8],
+        kept: NDArray[np.int64],
+    ) -> Buffer:
+        rows = np.ascontiguousarray(stretch.rows[part.first : part.end])
+        rows[:, SPAN_COUNT] = part.spans[:, 2]
+        horizon = self._rules.now_ms + self._rules.delete_retention_ms
+        bases = np.where(starts_clock, horizon, rows[:, SPAN_BASE_TIMESTAMP])
+        with_base = starts_clock | (rows[:, ATTRIBUTES] & DELETE_HORIZON_BIT != 0)
+        if actions[0] == sieve.FILTERED and rows[0, ATTRIBUTES] & CODEC_MASK:
+            base = int(bases[0]) if with_base[0] else None
+            batch = Batch.parse(stretch.data, int(rows[0, POSITION]))
+            return _packed(batch, part, base, keep, int(kept[0]))
+        copied = actions == sieve.COPIED
+        if copied.all() and len(rows):
+            # A run as it lies there; a scan leaves nothing between two batches.
+            return stretch.data[int(rows[0, POSITION]) : int(rows[-1, POSITION] + rows[-1, SIZE])]
+        size = int(rows[actions != sieve.GONE, SIZE].sum()) + sieve.GROWTH * int(kept.sum())
+        out = np.empty(size, np.uint8)
+        rewritten = np.empty((int((~copied & (actions != sieve.GONE)).sum()), 2), np.int64)
+        written, count = sieve.write_batches(
+            np.frombuffer(stretch.data, np.uint8),
+            rows,
+            actions,
+            with_base.astype(np.uint8),
+            bases,
+            keep,
+            kept,
+            out,
+            rewritten,
+        )
+        view = out[:written].data
+        for start, end in rewritten[:count].tolist():
+            reseal(view[start:end])
+        return view
+
+
+def _packed(
+    batch: Batch, part: Part, base: int | None, keep: NDArray[np.uint8], kept: int
+) -> bytearray:
+    """What survives of a compressed batch, compressed again at the codec's default level."""
+    header = batch.header
+    attributes = header.attributes & _KEPT_BITS
+    late = bool(attributes & LOG_APPEND_TIME_BIT)
+    payload = np.empty(len(part.data) + sieve.GROWTH * kept, np.uint8)
+    size, base_timestamp, greatest = sieve.filter_records(
+        part.data,
+        part.spans[0],
+        header.max_timestamp if late else -1,
+        keep,
+        0,
+        base is not None,
+        base or 0,
+        payload,
+        0,
+    )
+    data = bytearray(HEADER_SIZE)
+    data += compression.compress(header.codec, payload[:size].data, None)
+    seal(
+        data,
+        attributes=attributes | (0 if base is None else DELETE_HORIZON_BIT),
+        base_offset=header.base_offset,
+        last_offset_delta=header.last_offset_delta,
+        base_timestamp=base_timestamp,
+        max_timestamp=header.max_timestamp if late else greatest,
+        record_count=kept,
+        leader_epoch=header.partition_leader_epoch,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+    )
+    return data
