@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from logfs.errors import Unsupported
 from logfs.format.batch import Batch
 from logfs.format.builder import BatchFormat, build_records
 from logfs.format.compression import Codec
@@ -17,13 +18,14 @@ from logfs.log.cleaning import Cleaned, CleaningAborted, Dirty
 from logfs.log.offset_map import SLOT_BYTES, OffsetMap
 from logfs.log.sifter import Rules, Sifter, Transactions
 from logfs.log.spans import Stretch
+from logfs.store.store import Store
+from tests.legacy_encoder import Old, message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from logfs.log.partition import Partition
-    from logfs.store.store import Store
     from tests.conftest import Clock
 
 NAME = "orders-0"
@@ -186,6 +188,26 @@ def test_compressed_batches_are_cleaned_as_others(
     assert {batch.header.codec for batch in batches} == {Codec[codec.upper()]}
     assert [batch.header.last_offset_delta for batch in batches] == [3, 3, 3, 3, 3, 3, 1]
     assert batches[-1].header.delete_horizon_ms == clock() + DAY
+
+
+def test_old_formats_are_left_alone(log_dir: Path, clock: Clock) -> None:
+    """A log with messages of magic 1 is refused, and nothing of it is lost."""
+    with Store(log_dir, clock=clock) as store:
+        set_topic(store, cleanup_policy="compact")
+        store.set_cleaner_offset(store.create(NAME), 0)
+        directory = store[NAME].directory
+    old = b"".join(message(1, Old(n, b"%d" % n, b"k", T)) for n in range(3))
+    (directory / f"{0:020}.log").write_bytes(old)
+    with Store(log_dir, clock=clock, recover=True) as store:
+        orders = store[NAME]
+        put(orders, ("k", "new"))
+        roll(orders, clock)
+        before = shown(orders)
+        assert len(before) == 4
+        with pytest.raises(Unsupported, match="magic 1"):
+            run(orders, clock)
+        assert shown(orders) == before
+        assert not [name for name in files(orders) if name.endswith((".cleaned", ".deleted"))]
 
 
 def test_size_trimmed_for_preallocated_and_compacted_topic(

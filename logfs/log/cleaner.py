@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import LogfsError, PartitionFailed, Unsupported
 from logfs.format import names
-from logfs.format.batch import CONTROL_BIT
+from logfs.format.batch import CONTROL_BIT, MAGIC
 from logfs.format.kernels import ATTRIBUTES, NEXT_OFFSET
 from logfs.format.text import NO_TEXT
 from logfs.log import sifter, spans
@@ -128,6 +128,11 @@ class _Round:
                 raise found.error(segment.path)
             if not isinstance(found, Stretch):
                 position, batch = found
+                if batch.header.magic != MAGIC:
+                    raise Unsupported(
+                        f"{segment.path}: holds messages of magic {batch.header.magic}, which are read but not "
+                        "compacted"
+                    )
                 rows, _ = spans.scan(batch.data, batch.header.base_offset, gaps=True)
                 found = Stretch(position, batch.data, rows)
             self.spend(len(found.data))
