@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logfs.errors import Corrupt
-from logfs.format import envelope, text
+from logfs.format import checkpoint, envelope, text
 from logfs.format.batch import MAGIC, Batch
 from logfs.format.compression import Codec, compress, mend_lz4_header
 from logfs.format.legacy import LegacyBatch, parse_batch
@@ -27,6 +27,7 @@ from logfs.log.reader import EARLIEST, LATEST, MAX_TIMESTAMP
 from logfs.log.view import TextView, offset_of_last
 from logfs.log.walk import DamagedRange
 from logfs.store.check import Severity, check
+from logfs.store.log_dir import CLEANER_OFFSETS
 from logfs.store.store import Store
 from tests.conftest import assert_clean
 from tests.legacy_encoder import CREATE, LATE, NONE, Old, as_read, message, stored, wrapper
@@ -555,7 +556,9 @@ def test_a_compacted_log(log_dir: Path, clock: Clock) -> None:
     data = wrapper(1, Codec.SNAPPY, rows[0], base=0) + wrapper(1, Codec.LZ4, rows[1], base=7)
     data += message(1, Old(20, b"e", b"o"))
     raw_partition(log_dir, {log(0): data})
-    (log_dir / "orders@p").write_text("cleanup.policy=compact\n")
+    # What a cleaner leaves: its checkpoint tells that offsets may be missing.
+    cleaned = checkpoint.format_offsets({TopicPartition("orders", 0): 0})
+    (log_dir / CLEANER_OFFSETS).write_bytes(cleaned)
     for _ in range(2):
         with Store(log_dir, clock=clock) as store:
             orders = store[NAME]

@@ -148,6 +148,8 @@ def test_mkdir_of_a_good_name(shared: Mount, name: str) -> None:
         "segments",
         "config",
         "groups",
+        "log-start-offset",
+        "ctl",
         "status.json",
     }
     below = set(os.listdir(shared.log_dirs[0] / name))
@@ -550,6 +552,8 @@ def test_the_filesystem_about_itself(shared: Mount, topic: Path) -> None:
         "segments",
         "config",
         "groups",
+        "log-start-offset",
+        "ctl",
         "status.json",
     ):
         assert name in readme

@@ -386,11 +386,9 @@ class Store:
     def retention_plan(self, name: str) -> retention.Plan:
         """What `retain` would do to a partition now, and why; nothing is done."""
         partition = self[name]
-        start, overrides = (
-            partition.log_start_offset,
-            self.settings.topic_overrides(partition.topic),
-        )
-        config = None if self._homes[name].is_brokers and not overrides else partition.config
+        overrides = self.settings.topic_overrides(partition.topic)
+        config = partition.config if overrides or not self._homes[name].is_brokers else None
+        start = partition.log_start_offset
         return retention.plan(partition.segments, config, start, self.clock())
 
     def retain(self, names: Iterable[str] | None = None) -> int:
