@@ -40,6 +40,22 @@ ROOT = Path(logfs.__file__).parents[1]
 
 _numbers = count()
 
+# What a partition directory shows (docs/filesystem.md).
+FILES = {
+    "append",
+    "append.jsonl",
+    "records",
+    "records.jsonl",
+    "offsets",
+    "time",
+    "segments",
+    "config",
+    "groups",
+    "log-start-offset",
+    "ctl",
+    "status.json",
+}
+
 
 @pytest.fixture(scope="module")
 def public() -> Iterator[Path]:
@@ -138,20 +154,7 @@ def test_mkdir_of_a_bad_name(shared: Mount, name: str | bytes) -> None:
 def test_mkdir_of_a_good_name(shared: Mount, name: str) -> None:
     """mkdir creates a partition with every file of the contract, and Kafka's own files below."""
     directory = shared.partition(name)
-    assert set(os.listdir(directory)) == {
-        "append",
-        "append.jsonl",
-        "records",
-        "records.jsonl",
-        "offsets",
-        "time",
-        "segments",
-        "config",
-        "groups",
-        "log-start-offset",
-        "ctl",
-        "status.json",
-    }
+    assert set(os.listdir(directory)) == FILES
     below = set(os.listdir(shared.log_dirs[0] / name))
     assert {"00000000000000000000.log", "partition.metadata"} <= below
     assert name in os.listdir(shared.path)
@@ -544,18 +547,7 @@ def test_the_filesystem_about_itself(shared: Mount, topic: Path) -> None:
     assert set(os.listdir(own)) == {"README", "status.json", "metrics", "errors", "config"}
     readme = (own / "README").read_text()
     assert 20 <= len(readme.splitlines()) <= 40
-    for name in (
-        "append",
-        "records",
-        "offsets",
-        "time",
-        "segments",
-        "config",
-        "groups",
-        "log-start-offset",
-        "ctl",
-        "status.json",
-    ):
+    for name in FILES:
         assert name in readme
     status = orjson.loads((own / "status.json").read_bytes())
     assert status["version"] == logfs.__version__
