@@ -328,13 +328,15 @@ class Sent(NamedTuple):
 class Expected:
     """What must, and what may, be in a partition; `exists` None if it may be there or not.
 
-    `missing` are offsets that may have no record, though the log has them: compaction is at work.
+    `missing` are offsets that may have no record, though the log has them: compaction is at work. `leaving` were
+    durable and are being dropped: they are there or gone, and not damaged.
     """
 
     exists: bool | None
     durable: dict[int, Sent]
     allowed: dict[int, frozenset[Sent]]
     missing: frozenset[int]
+    leaving: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -361,6 +363,8 @@ class Workload:
         # Offsets that are being dropped, and those that are gone for good.
         self.going: dict[str, set[int]] = {}
         self.gone: dict[str, set[int]] = {}
+        # Those that are being dropped and were durable.
+        self.leaving: dict[str, set[int]] = {}
         self.exists: dict[str, bool | None] = {}
         self.configs: dict[str, list[dict[str, str]]] = {}
         self.failures: list[Exception] = []
@@ -376,6 +380,7 @@ class Workload:
                 dict(self.durable[name]),
                 {offset: frozenset(sent) for offset, sent in self.allowed[name].items()},
                 self._missing(name),
+                frozenset(self.leaving[name]),
             )
             for name, exists in self.exists.items()
         }
@@ -410,6 +415,7 @@ class Workload:
         self.allowed[name] = {}
         self.going[name] = set()
         self.gone[name] = set()
+        self.leaving[name] = set()
         self.exists[name] = None
         self._note()
         if self.step(lambda: self.store.create(name)):
@@ -468,6 +474,7 @@ class Workload:
     def _drop(self, name: str, going: set[int], action: Callable[[], object]) -> None:
         """Do something by which some offsets go for good: which of them, the log tells afterwards."""
         self.going[name] = going
+        self.leaving[name] = going & self.durable[name].keys()
         for offset in going:
             self.durable[name].pop(offset, None)
         self._note()
@@ -475,7 +482,7 @@ class Workload:
             left = {record.offset for record in self.store[name].read()}
             self.gone[name] = set(range(len(self.logs[name]))) - left
             assert self.gone[name] & going, "nothing was dropped"
-            self.going[name] = set()
+            self.going[name] = self.leaving[name] = set()
             self._settle(name)
 
     def compact(self, name: str) -> None:
@@ -918,6 +925,8 @@ def hold(found: dict[str, Observed], oracle: Oracle) -> None:
         shown = found[name]
         unexplained = shown.missing - expected.missing
         assert not unexplained, f"{name}: offsets {sorted(unexplained)} are missing in silence"
+        torn = shown.damaged & expected.leaving
+        assert not torn, f"{name}: offsets {sorted(torn)} were to be dropped, and are damaged"
         for offset, sent in expected.durable.items():
             assert shown.records.get(offset) == sent, f"{name}: offset {offset} was durable"
         for offset, sent in shown.records.items():

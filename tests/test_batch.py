@@ -293,7 +293,9 @@ def test_golden_f_and_i_are_what_is_left_of_a_batch_without_records() -> None:
 
 
 def test_an_empty_header_drops_codec_and_horizon_and_keeps_the_flags() -> None:
-    """Codec and delete horizon go, timestamp type and transactional and control bits stay (kafka-storage 2.6)."""
+    """Codec and delete horizon go, timestamp type and transactional and control bits stay
+    (kafka-storage 2.6, 14.3 item 39).
+    """
     for attributes, kept in ((0x44, 0), (0x4C, 0x08), (0x73, 0x30), (0x7F & ~7, 0x38)):
         data = bytearray(D[Codec.ZSTD])
         batch_module.HEADER.pack_into(data, 0, *parse_header(data)._replace(attributes=attributes))

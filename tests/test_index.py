@@ -119,7 +119,7 @@ def test_an_untrimmed_file_is_all_entries(tmp_path: Path) -> None:
 
 
 def test_resizing_keeps_the_entries(tmp_path: Path) -> None:
-    """Growing and shrinking lose no entry, and never cut below them (kafka-storage 14.2: testResize)."""
+    """Growing and shrinking lose no entry, and never cut below them (kafka-storage 14.2 item 32)."""
     for index, slot in ((offsets(tmp_path, 4), 8), (times(tmp_path, 4), 12)):
         for n in range(3):
             index.append(50 + n, n) if slot == 8 else index.maybe_append(n, 50 + n)
@@ -257,8 +257,8 @@ def test_time_lookups(tmp_path: Path) -> None:
 
 
 def test_a_full_time_index_takes_only_the_closing_entry(tmp_path: Path) -> None:
-    """The last slot is reserved: full at max - 1, one closing entry fits (kafka-storage 14.2:
-    testAppend, testIsFull).
+    """The last slot is reserved: full at max - 1, one closing entry fits (kafka-storage 14.2
+    items 30, 32).
     """
     index = times(tmp_path, slots=5)
     for n in range(4):

@@ -299,7 +299,7 @@ def test_a_full_index_rolls_the_log(store: Store, orders: Partition) -> None:
 
 
 def test_an_explicit_roll_begins_at_the_end(orders: Partition) -> None:
-    """A roll starts a segment at the log end; an empty one stays as it is (kafka-storage 4.2, 14.6 item 73)."""
+    """A roll starts a segment at the log end; an empty one stays as it is (kafka-storage 4.2, 14.6 items 73, 98)."""
     orders.roll(0)
     assert bases(orders) == [0]
     orders.append([b"a", b"b"])
@@ -1023,6 +1023,36 @@ def test_a_brokers_cleaner_leaves_gaps_and_no_damage(log_dir: Path, clock: Clock
         assert offsets(orders) == [4, 15]
         assert orders.offset_for_time(10) == (4, 10, 0)
         assert orders.offset_for_time(11) is None
+
+
+def test_the_last_record_before_a_gap_is_found_at_once(
+    log_dir: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many offsets compaction took: no step for each of them."""
+    gap = 10**9
+    many = b"".join(raw_batch([Record(b"v" * 100, b"k")], number) for number in range(200))
+    marker = bytearray(E_COMMIT)
+    assign_offset(marker, gap - 1, 0)
+    raw_partition(log_dir, {log(0): many, log(gap - 1): bytes(marker), log(gap): b""})
+    (log_dir / "cleaner-offset-checkpoint").write_bytes(f"0\n1\norders 0 {gap}\n".encode())
+    with Store(log_dir, clock=clock) as store:
+        orders = store[NAME]
+        assert orders.log_end_offset == gap
+        looks = 0
+        read = store.disk.read
+
+        def counted(*arguments: object) -> bytes:
+            nonlocal looks
+            looks += 1
+            return read(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(store.disk, "read", counted)
+        assert orders.last_offset() == 199
+        assert looks < 20
+        monkeypatch.undo()
+        # Of what is left nothing is a record.
+        orders.advance_log_start(200)
+        assert orders.last_offset() is None
 
 
 def test_a_batch_with_missing_records_answers_none_for_them(log_dir: Path, clock: Clock) -> None:

@@ -315,6 +315,7 @@ def test_a_bad_snapshot_is_dropped_and_the_log_tells(log_dir: Path, damage: byte
 
 
 def test_snapshots_beyond_the_end_and_strays_go(log_dir: Path) -> None:
+    """Of those at no segment's base only the newest stays, if it lies above all bases (14.5, 62, 66)."""
     with Store(log_dir, clock=lambda: NOW) as store:
         orders = store.create(NAME)
         for number in range(4):
@@ -382,6 +383,7 @@ def test_a_repetition_may_roll(store: Store) -> None:
 
 
 def test_a_store_without_snapshots_that_was_closed_cleanly_gets_empty_ones(log_dir: Path) -> None:
+    """As from a release that wrote none: for the last two bases and the log end (14.6, 74)."""
     with Store(log_dir, clock=lambda: NOW) as store:
         orders = store.create(NAME)
         orders.append([b"a"])

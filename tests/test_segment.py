@@ -248,7 +248,7 @@ def test_a_segment_without_timestamps_rolls_by_the_clock(tmp_path: Path) -> None
 
 
 def test_an_empty_segment_never_rolls_by_time(tmp_path: Path) -> None:
-    """However old it is (kafka-storage 4.1, 14.6 item 70)."""
+    """However old it is: it has no first timestamp (kafka-storage 4.1, 14.1 item 21, 14.6 item 70)."""
     segment = fresh(tmp_path, 0)
     assert not rolls(segment, 70, 0, 10**15, NOW + 10**12, segment_ms=1)
 

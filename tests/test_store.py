@@ -355,7 +355,7 @@ def test_a_failed_opening_gives_back_what_it_took(
 
 
 def test_we_exclude_others_as_a_broker_does(log_dir: Path, clock: Clock) -> None:
-    """While a store is open, lockf of another process fails; afterwards the file is gone (kafka-storage 1.8)."""
+    """While a store is open, lockf of others fails; then the file goes (kafka-storage 1.8, 14.7 item 112)."""
     command = [sys.executable, "-c", HOLDER, str(log_dir / ".lock")]
     with Store(log_dir, clock=clock):
         done = subprocess.run(command, input="", capture_output=True, text=True, check=False)

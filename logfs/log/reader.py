@@ -50,6 +50,23 @@ def _is_any(header: Header) -> bool:
     return True
 
 
+def _last_batch_before(segment: Segment, offset: int) -> Batch | None:
+    """The last batch of a segment that begins before an offset; None if there is none. Raises `DamagedRange`."""
+    batch = segment.find_batch(offset - 1)
+    if batch is not None and batch.header.base_offset < offset:
+        return batch
+    # Compaction left a gap there: what lies before it is at or behind the index's entry.
+    before: Batch | Damage | None = None
+    for found in segment.walk(segment.position_of(offset - 1)):
+        first = found.first_offset if isinstance(found, Damage) else found[1].header.base_offset
+        if first >= offset:
+            break
+        before = found if isinstance(found, Damage) else found[1]
+    if isinstance(before, Damage):
+        raise before.error(segment.path)
+    return before
+
+
 class Reader:
     """An ordered list of segments, of which offsets in [log_start_offset, log_end_offset) are readable.
 
@@ -251,18 +268,21 @@ class Reader:
         return None
 
     def last_offset(self) -> int | None:
-        """The offset of the last record; None in an empty log."""
+        """The offset of the last record; None if there is none. Raises `DamagedRange` at damage behind it."""
         segments = self.segments
         shows = self.shown(segments)
         at = self.log_end_offset
         while at > self.log_start_offset:
             segment = self.segments_from(at - 1, segments)[0]
-            batch = segment.find_batch(at - 1)
-            if batch is not None and shows(batch.header) and batch.header.base_offset < at:
+            batch = _last_batch_before(segment, at)
+            if batch is None:
+                at = min(at - 1, segment.base_offset)
+                continue
+            if shows(batch.header):
                 offsets = [record.offset for record in batch.records() if record.offset < at]
                 if offsets:
-                    return max(offsets[-1], self.log_start_offset)
-            at = min(at - 1, batch.header.base_offset if batch is not None else at - 1)
+                    return offsets[-1] if offsets[-1] >= self.log_start_offset else None
+            at = batch.header.base_offset
         return None
 
     def offset_for_time(self, timestamp: int, *, shown: bool = False) -> OffsetAndTimestamp | None:
