@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from logfs.errors import OffsetOutOfRange
 from logfs.format import envelope
 from logfs.format.batch import assign_offset
 from logfs.format.builder import BatchFormat, build_records
 from logfs.format.names import TopicPartition
 from logfs.format.record import Record
 from logfs.format.text import View
-from logfs.log.view import TextView, offset_of_last
+from logfs.log.view import KEPT_BEHIND, NOBODY, TextView, offset_of_last
 from logfs.log.walk import DamagedRange
 from logfs.store.store import Store
 from tests.test_batch import E_COMMIT
@@ -212,6 +213,31 @@ def test_a_view_begins_at_the_log_start(store: Store) -> None:
     assert old.read(0, 1 << 20) == before
     orders.append([b"more"])
     assert old.read(0, 1 << 20) == before + b"more\n"
+
+
+@pytest.mark.parametrize(
+    ("passed", "first"), [(0, 0), (200, 23 - KEPT_BEHIND), (10**9, 101 - KEPT_BEHIND), (NOBODY, 90)]
+)
+def test_a_view_lets_go_of_what_left_the_log_behind_its_readers(
+    store: Store, passed: int, first: int
+) -> None:
+    """But for some segments behind them, and what is ahead of them; of what is kept nothing changes."""
+    orders = store.create(NAME)
+    text = orders.text(View.LINES)
+    for number in range(100):
+        orders.append([b"%08d" % number])
+        orders.roll(number)
+    whole = text.read(0, 1000)
+    text.let_go(passed)
+    orders.advance_log_start(90)
+    for _ in range(90):
+        orders.drop_oldest(1)
+    assert text.segments[0].base_offset == first
+    assert text.size == 900
+    assert text.read(first * 9, 1000) == whole[first * 9 :]
+    if first:
+        with pytest.raises(OffsetOutOfRange, match="open the file anew"):
+            text.read(0, 10)
 
 
 def test_truncation_is_a_new_generation(store: Store) -> None:

@@ -181,6 +181,10 @@ class CommittedText:
                 break
         return b"".join(parts)
 
+    def let_go(self, position: int) -> None:
+        """See `Text.let_go`: the same byte lies further on in the text of all records."""
+        self._all.let_go(position)
+
     def _settle(self) -> int:
         """Find the holes up to the last stable offset; the size of the text up to there."""
         stable = self._reader.log_end_offset

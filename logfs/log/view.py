@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from logfs.errors import Corrupt
+from logfs.errors import Corrupt, LogfsError, OffsetOutOfRange
 from logfs.format import envelope, text
 from logfs.format.text import TextSize, View
 from logfs.log import spans
@@ -31,6 +33,10 @@ _AHEAD_BYTES = 1024 * 1024
 _CACHE_BYTES = 32 * 1024 * 1024
 # Rendering up to so much is done where it is asked for, unless it has to be unpacked.
 INLINE_BYTES = _AHEAD_BYTES
+# How many segments a view keeps that have left the log and that its readers have passed: one may look back a little.
+KEPT_BEHIND = 16
+# What has been passed where there is no reader.
+NOBODY = sys.maxsize
 
 
 class Piece(NamedTuple):
@@ -62,6 +68,9 @@ class Block(NamedTuple):
     def piece(self, at: int) -> Piece:
         """The piece that holds a byte of it."""
         return next(piece for piece in self.pieces if piece.start <= at < piece.end)
+
+
+_NO_BLOCK = Block(None, [Piece(0, 0, None)], 0)
 
 
 class BlockCache:
@@ -117,14 +126,21 @@ class Text(Protocol):
         file; with `up_to_damage`, only if the first is.
         """
 
+    def let_go(self, position: int) -> None:
+        """Say that readers have passed a byte of the view, so that what left the log before it need not be kept.
+
+        Of the segments there, the last `KEPT_BEHIND` stay all the same, unless `NOBODY` reads. A read before them is
+        `OffsetOutOfRange`.
+        """
+
 
 class TextView:
     """The records from offset `start` on, up to `end` or to wherever the log has got, as one text.
 
     Byte 0 is the first byte of the first record at or behind `start`. The view only grows: it holds on to the
-    segments it began with, so that what it showed once it can show again after they left the log (rule 4). A
-    view whose partition has another `generation` than its own still grows, but a new one would begin elsewhere.
-    Any thread; a thread that must not wait gets `WouldBlock` and asks again from another.
+    segments it began with, so that what it showed once it can show again after they left the log (rule 4), unless
+    its readers `let_go`. A view whose partition has another `generation` than its own still grows, but a new one
+    would begin elsewhere. Any thread; a thread that must not wait gets `WouldBlock` and asks again from another.
     """
 
     def __init__(
@@ -136,18 +152,21 @@ class TextView:
         self._prefix = envelope.prefix(log.name) if view is View.ENVELOPES else b""
         first = log.log_start_offset if start is None else max(start, log.log_start_offset)
         # The segments that the view has reached, and where in its text each of them starts.
-        # In pairs: who reads beside an append must not find one without the other.
+        # In pairs: who reads beside an append must not find one without the other. It grows in place, and is replaced
+        # where its beginning goes.
         self._segments: list[tuple[int, Segment]] = []
         # Those that it will come to, as far as it has looked.
         self._ahead: list[Segment] = []
         self._extending = threading.Lock()
+        # The byte that readers have passed, as far as they have said so.
+        self._passed = 0
         with self._extending:
             # First: from here on the view is told before a segment leaves the log.
             log.watch(self)
             reached, *self._ahead = log.segments_from(first)
             self._segments.append((0, reached))
         # Replaced whole, so that any thread may look at it.
-        self._last_block = Block(None, [Piece(0, 0, None)], 0)
+        self._last_block = _NO_BLOCK
         self._end_offset = end
         self._fixed_size: int | None = None
         self.first_offset = first
@@ -182,8 +201,14 @@ class TextView:
         at = position + self._origin
         stop = at + size
         while at < stop:
-            number = bisect_right(self._segments, at, key=lambda pair: pair[0]) - 1
-            start, segment = self._segments[number]
+            segments = self._segments
+            number = bisect_right(segments, at, key=lambda pair: pair[0]) - 1
+            if number < 0:
+                raise OffsetOutOfRange(
+                    f"{self.log.name.directory}: byte {at - self._origin} of this view was read and has left "
+                    "the log since; open the file anew"
+                )
+            start, segment = segments[number]
             piece = self._piece(segment, at - start)
             if piece.data is None:
                 assert piece.damage is not None
@@ -195,15 +220,43 @@ class TextView:
             at += len(taken)
         return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
 
+    def let_go(self, position: int) -> None:
+        """See `Text.let_go`."""
+        self._passed = position
+        if position == NOBODY:
+            self._last_block = _NO_BLOCK
+
+    def _drop_passed(self) -> None:
+        """Let go of the segments that have left the log and that readers have passed, but for the last few."""
+        if self._origin is None:
+            return
+        self._take_ahead()
+        segments = self._segments
+        passed = self._passed + self._origin
+        kept = 1 if self._passed == NOBODY else KEPT_BEHIND
+        gone = 0
+        while gone + kept < len(segments) and segments[gone + kept][0] <= passed:
+            segment = segments[gone][1]
+            if self.log.segments_from(segment.base_offset)[0] is segment:
+                break
+            gone += 1
+        if gone:
+            self._segments = segments[gone:]
+            self._last_block = _NO_BLOCK
+
     # Positions.
 
     def _text(self, size: TextSize) -> int:
         return size.size(self.view, len(self._prefix))
 
     def pin(self) -> None:
-        """Hold on to every segment that the log has now; any of them may leave it."""
+        """Hold on to every segment that the log has now: any of them may leave it."""
         with self._extending:
             self._look_ahead()
+            if self._passed:
+                # What cannot be measured is kept: no reader's trouble is to hold up who drops a segment.
+                with suppress(LogfsError, OSError):
+                    self._drop_passed()
 
     @property
     def segments(self) -> Sequence[Segment]:
@@ -223,10 +276,13 @@ class TextView:
             return
         with self.log.disk.hold(self._extending):
             self._look_ahead()
-            while self._ahead:
-                start, last = self._segments[-1]
-                start += self._text(last.tip.text)
-                self._segments.append((start, self._ahead.pop(0)))
+            self._take_ahead()
+
+    def _take_ahead(self) -> None:
+        while self._ahead:
+            start, last = self._segments[-1]
+            start += self._text(last.tip.text)
+            self._segments.append((start, self._ahead.pop(0)))
 
     def position_of(self, offset: int) -> int:
         """The byte at which the records from `offset` on begin."""
@@ -242,10 +298,11 @@ class TextView:
 
     def _position_of(self, offset: int) -> int:
         """The byte, counted from the first segment's start, where the records from `offset` on begin."""
-        number = bisect_right(self._segments, offset, key=lambda pair: pair[1].base_offset) - 1
+        segments = self._segments
+        number = bisect_right(segments, offset, key=lambda pair: pair[1].base_offset) - 1
         if number < 0:
-            return 0
-        start, segment = self._segments[number]
+            return segments[0][0]
+        start, segment = segments[number]
         return start + self._before(segment, offset)
 
     def _before(self, segment: Segment, offset: int) -> int:

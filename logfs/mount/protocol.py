@@ -26,7 +26,7 @@ from logfs.mount.nodes.base import (
     PartitionAccess,
     Symlink,
 )
-from logfs.mount.nodes.record import RecordFile, RecordHandle
+from logfs.mount.nodes.record import RecordHandle
 from logfs.mount.nodes.text import TextFile
 from logfs.mount.steady import SteadySizes
 
@@ -119,7 +119,7 @@ class Operations(pyfuse3.Operations):
         """Count that the kernel was told of a node."""
         self._nodes[node.inode] = node
         self._lookups[node.inode] = self._lookups.get(node.inode, 0) + 1
-        if isinstance(node, RecordFile):
+        if node.is_fleeting:
             self._fleeting[node.inode] = None
             self._fleeting.move_to_end(node.inode)
             if len(self._fleeting) > _FLEETING:

@@ -63,6 +63,8 @@ class Node:
     inode: int = 0
     # How long the kernel may keep the name and the attributes without asking, in seconds.
     entry_timeout: float = 0
+    # One of very many names: the kernel is asked to forget those that were looked up longest ago.
+    is_fleeting = False
     attr_timeout: float = 0
 
     def __init__(self, context: Context, name: str, parent: Directory | None) -> None:

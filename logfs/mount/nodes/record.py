@@ -34,6 +34,7 @@ class RecordFile(PartitionAccess, File):
 
     allowed_bits = READ_BITS
     attr_timeout = 3600.0
+    is_fleeting = True
     entry_timeout = 1.0
     # Whether the kernel was given the content with an open.
     is_handed_over = False

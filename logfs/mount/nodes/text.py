@@ -6,6 +6,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from logfs.format.text import View
+from logfs.log.view import NOBODY
 from logfs.mount.nodes.base import (
     READ_BITS,
     Caller,
@@ -55,7 +56,11 @@ class TextFile(PartitionAccess, File):
         self.partition = partition
         self.modes = modes
         self.mode_name = mode_name
+        # There are two texts of a partition, and any number of ranges.
+        self.is_fleeting = name != mode_name
         self.view = partition.text(view_of(name), start, end)
+        self.handles: set[TextHandle] = set()
+        self.let_go()
 
     @property
     def is_current(self) -> bool:
@@ -75,6 +80,10 @@ class TextFile(PartitionAccess, File):
         self.refuse_writing(flags)
         return TextHandle(self)
 
+    def let_go(self) -> None:
+        """Have the view keep no more of what left the log than its slowest reader may want."""
+        self.view.let_go(min((handle.position for handle in [*self.handles]), default=NOBODY))
+
 
 class TextHandle(Handle):
     """An open text file. What was shown once never changes, so the kernel's pages stay good."""
@@ -83,7 +92,19 @@ class TextHandle(Handle):
 
     def __init__(self, node: TextFile) -> None:
         super().__init__(node)
-        self._view = node.view
+        self._file = node
+        # Where the last read began that the kernel had to ask for.
+        self.position = 0
+        node.handles.add(self)
+        node.let_go()
+        node.let_go()
 
     def read(self, position: int, size: int) -> bytes:
-        return self._view.read(position, size)
+        data = self._file.view.read(position, size)
+        self.position = position
+        self._file.let_go()
+        return data
+
+    def release(self) -> None:
+        self._file.handles.discard(self)
+        self._file.let_go()
