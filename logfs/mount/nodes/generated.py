@@ -58,7 +58,7 @@ class GeneratedFile(File):
     def open(self, flags: int, caller: Caller) -> Handle:
         if flags & (os.O_WRONLY | os.O_RDWR) and self._write is None:
             raise refuse(errno.EPERM, f"{self.path}: can only be read")
-        return GeneratedHandle(self, writing=bool(flags & (os.O_WRONLY | os.O_RDWR)))
+        return GeneratedHandle(self)
 
     def truncate(self, size: int) -> None:
         if self._write is None:
@@ -80,12 +80,15 @@ class GeneratedFile(File):
 
 
 class GeneratedHandle(Handle):
-    """An open generated file."""
+    """An open generated file. Neither a write nor a read goes by what the kernel believes the file to hold.
 
-    def __init__(self, node: GeneratedFile, *, writing: bool) -> None:
+    Else a reader would find the file empty while a shell's `>` truncates it, and two readers share their pages.
+    """
+
+    direct_io = True
+
+    def __init__(self, node: GeneratedFile) -> None:
         super().__init__(node)
-        # A write must reach us as it is, whatever the kernel believes the file to hold.
-        self.direct_io = writing
         self._node = node
         self._bytes = node.content()
         node.opened(1)
