@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 from typing import TYPE_CHECKING
 
@@ -41,6 +43,9 @@ class SegmentsDirectory(PartitionFolder):
             if entry.is_file(follow_symlinks=False) and not entry.name.endswith(_HIDDEN):
                 yield entry.name
 
+    def is_current(self, node: Node) -> bool:
+        return not isinstance(node, SegmentFile) or node.is_current
+
     def segment(self, name: str) -> Segment | None:
         """The active segment, if the file is one of its; the files of the others are what they are."""
         active = self.partition.active
@@ -57,9 +62,24 @@ class SegmentFile(PartitionAccess, File):
         self._folder = parent
         self.modes = parent.modes
         self.mode_name = parent.name
+        self._disk = context.store.disk
+        self._real = parent.partition.directory / name
+        self._inode = self._disk.stat(self._real).st_ino
+        # Of those who read it: they see the file that they opened, whatever its name leads to now.
+        self.files: list[DiskFile] = []
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the name still leads to this file: compaction puts another one in its place."""
+        try:
+            return self._disk.stat(self._real).st_ino == self._inode
+        except FileNotFoundError:
+            return False
 
     def size(self) -> int:
         """The bytes that make sense to a reader now."""
+        if not self.is_current and self.files:
+            return self._disk.size(self.files[0])
         segment = self._folder.segment(self.name)
         if segment is not None:
             if self.name.endswith(names.LOG):
@@ -67,19 +87,24 @@ class SegmentFile(PartitionAccess, File):
             for index in segment.indexes:
                 if index.path.name == self.name:
                     return index.size_bytes
-        return self.context.store.disk.stat(self._folder.partition.directory / self.name).st_size
+        return self._disk.stat(self._real).st_size
 
     def stat(self) -> Stat:
         self._folder.partition.refresh()
         access = self.access()
-        found = self.context.store.disk.stat(self._folder.partition.directory / self.name)
+        opened = self.files[:1]
+        found = self._disk.stat_file(opened[0]) if opened else self._disk.stat(self._real)
         mode = stat.S_IFREG | access.mode
         return Stat(mode, access.uid, access.gid, self.size(), found.st_mtime_ns)
 
     def open(self, flags: int, caller: Caller) -> Handle:
         self.refuse_writing(flags)
-        disk = self.context.store.disk
-        return SegmentHandle(self, disk.open(self._folder.partition.directory / self.name))
+        file = self._disk.open(self._real)
+        if self._disk.stat_file(file).st_ino != self._inode:
+            # Replaced since the name was looked up: the kernel looks again.
+            file.close()
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), self.path)
+        return SegmentHandle(self, file)
 
 
 class SegmentHandle(Handle):
@@ -90,13 +115,12 @@ class SegmentHandle(Handle):
         self._node = node
         self._file = file
         self._disk = node.context.store.disk
+        node.files.append(file)
 
     def read(self, position: int, size: int) -> bytes:
-        try:
-            end = self._node.size()
-        except FileNotFoundError:
-            end = self._disk.size(self._file)
+        end = self._node.size()
         return bytes(self._disk.read(self._file, position, max(min(size, end - position), 0)))
 
     def release(self) -> None:
+        self._node.files.remove(self._file)
         self._file.close()
