@@ -5,7 +5,7 @@ the tests (`tests/test_offset_map.py`, `tests/test_cleaner.py`). The rules are t
 
 A row of `spans` is what `kernels.decode_spans` takes: start, end, record count, base offset, base timestamp.
 `slots` is uint64[n, 3], an open-addressing table of (hash, hash, offset + 1), where 0 means an empty slot; at least
-one is always empty. `secret` is uint64[2].
+one is always empty. `secret` is uint64[2]. `scratch` is uint64[n, 4]: see `SCRATCH_SHAPE`.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ DROP, KEEP, SIFT, SIFT_EXPIRED = 0, 1, 2, 3
 
 # What becomes of a batch: nothing is left, its bytes as they are, its bare header, or what survives of it.
 GONE, COPIED, EMPTIED, FILTERED = 0, 1, 2, 3
+
+# Room for the hashes of so many records: few enough to stay in the nearest cache.
+SCRATCH_SHAPE = (128, 4)
 
 # The most that a rewritten record grows by: a longer timestamp delta, and a longer length for that.
 GROWTH = 16
@@ -154,39 +157,70 @@ def put_keys(
     slots: UInt64s,
     used: int,
     limit: int,
-) -> tuple[int, int, int, int]:
+    scratch: UInt64s,
+) -> tuple[int, int, np.int64, int]:
     """Note the offset of each record that has a key and lies at or beyond `first_offset`, in offset order.
 
     Stops before the record whose key would be the one more than `limit`. Returns (spans done, slots used, the last
     offset that was noted or -1, GOOD or FULL or a BAD_ code of the span that was not done).
     """
-    latest = -1
+    latest = np.int64(-1)
     for number in range(len(spans)):
         position = spans[number, 0]
         end = spans[number, 1]
-        for _ in range(spans[number, 2]):
-            record_end, _, _, delta, position = _skip_to_key(data, position, end)
-            if position < 0:
-                return number, used, latest, position
-            length, position = get_varint(data, position, record_end, 5)
-            if position < 0 or length < -1 or position + max(length, 0) > record_end:
-                return number, used, latest, BAD_KEY
-            offset = spans[number, 3] + delta
-            if length >= 0 and offset >= first_offset:
-                first, second = hash_key(data, position, length, secret)
-                slot = find_slot(slots, first, second)
+        left = spans[number, 2]
+        while left > 0:
+            block = min(left, len(scratch))
+            left -= block
+            count = 0
+            for _ in range(block):
+                record_end, _, _, delta, position = _skip_to_key(data, position, end)
+                if position < 0:
+                    return number, used, latest, position
+                length, position = get_varint(data, position, record_end, 5)
+                if position < 0 or length < -1 or position + max(length, 0) > record_end:
+                    return number, used, latest, BAD_KEY
+                offset = spans[number, 3] + delta
+                if length >= 0 and offset >= first_offset:
+                    first, second = hash_key(data, position, length, secret)
+                    scratch[count, 0] = first
+                    scratch[count, 1] = second
+                    scratch[count, 2] = np.uint64(offset + 1)
+                    count += 1
+                position = record_end
+            # One behind the other, so that the waits for memory overlap.
+            for index in range(count):
+                slot = find_slot(slots, scratch[index, 0], scratch[index, 1])
                 if slots[slot, 2] == 0:
                     if used >= limit:
                         return number, used, latest, FULL
                     used += 1
-                    slots[slot, 0] = first
-                    slots[slot, 1] = second
-                slots[slot, 2] = np.uint64(offset + 1)
-                latest = offset
-            position = record_end
+                    slots[slot, 0] = scratch[index, 0]
+                    slots[slot, 1] = scratch[index, 1]
+                slots[slot, 2] = scratch[index, 2]
+                latest = np.int64(scratch[index, 2]) - np.int64(1)
         if position != end:
             return number, used, latest, BAD_LENGTH
     return len(spans), used, latest, GOOD
+
+
+@kernel
+def _look_up(scratch: UInt64s, count: int, slots: UInt64s, keep: Bytes) -> tuple[int, int]:
+    """Keep the records that are the newest of their keys: one behind the other, so that the waits for memory overlap.
+
+    A row of `scratch` is hash, hash, offset + 1, and the number of the record, doubled, plus 1 if its value is null.
+    Returns (how many stay, how many of them have no value).
+    """
+    survivors = 0
+    without_value = 0
+    for index in range(count):
+        slot = find_slot(slots, scratch[index, 0], scratch[index, 1])
+        stays = scratch[index, 2] >= slots[slot, 2]
+        where = np.int64(scratch[index, 3])
+        keep[where >> 1] = stays
+        survivors += stays
+        without_value += stays and where & 1 != 0
+    return survivors, without_value
 
 
 @kernel
@@ -200,6 +234,7 @@ def sift_records(
     keep: Bytes,
     kept: Int64s,
     nulls: Int64s,
+    scratch: UInt64s,
 ) -> int:
     """Say of each record of several batches whether it stays: keep[i] is 1 or 0, records counted over all spans.
 
@@ -220,29 +255,38 @@ def sift_records(
                 keep[row] = 0
                 row += 1
             continue
-        for _ in range(spans[number, 2]):
-            record_end, _, _, delta, position = _skip_to_key(data, position, end)
-            if position < 0:
-                return number
-            length, position = get_varint(data, position, record_end, 5)
-            if position < 0 or length < -1 or position + max(length, 0) > record_end:
-                return number
-            value, after = get_varint(data, position + max(length, 0), record_end, 5)
-            if after < 0 or value < -1 or after + max(value, 0) > record_end:
-                return number
-            offset = spans[number, 3] + delta
-            stays = verdict == KEEP
-            if verdict >= SIFT:
-                stays = offset > latest
+        left = spans[number, 2]
+        while left > 0:
+            block = min(left, len(scratch))
+            left -= block
+            count = 0
+            for _ in range(block):
+                record_end, _, _, delta, position = _skip_to_key(data, position, end)
+                if position < 0:
+                    return number
+                length, position = get_varint(data, position, record_end, 5)
+                if position < 0 or length < -1 or position + max(length, 0) > record_end:
+                    return number
+                value, after = get_varint(data, position + max(length, 0), record_end, 5)
+                if after < 0 or value < -1 or after + max(value, 0) > record_end:
+                    return number
+                offset = spans[number, 3] + delta
+                stays = verdict == KEEP or offset > latest
                 if not stays and length >= 0 and (value >= 0 or verdict == SIFT):
                     first, second = hash_key(data, position, length, secret)
-                    slot = find_slot(slots, first, second)
-                    stays = np.uint64(offset) + np.uint64(1) >= slots[slot, 2]
-            keep[row] = stays
-            survivors += stays
-            without_value += stays and value < 0
-            row += 1
-            position = record_end
+                    scratch[count, 0] = first
+                    scratch[count, 1] = second
+                    scratch[count, 2] = np.uint64(offset + 1)
+                    scratch[count, 3] = np.uint64(row * 2 + (value < 0))
+                    count += 1
+                keep[row] = stays
+                survivors += stays
+                without_value += stays and value < 0
+                row += 1
+                position = record_end
+            more, nothing = _look_up(scratch, count, slots, keep)
+            survivors += more
+            without_value += nothing
         if position != end:
             return number
         kept[number] = survivors

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 
 def warm_up() -> None:
     """Compile the kernels, or load them from numba's cache; a second at the most when cached."""
@@ -28,3 +34,26 @@ def warm_up() -> None:
     kernels.scan_batches(data, 0, False, rows)
     spans = np.ascontiguousarray(rows[:, kernels.SPAN_START :])
     kernels.render_lines(data, spans, np.empty(32, np.uint8))
+    _warm_up_compaction(data, rows)
+
+
+def _warm_up_compaction(data: NDArray[np.uint8], rows: NDArray[np.int64]) -> None:
+    import numpy as np
+
+    from logfs.format import kernels, sieve
+
+    spans = np.ascontiguousarray(rows[:, kernels.SPAN_START :])
+    slots = np.zeros((4, 3), np.uint64)
+    secret = np.zeros(2, np.uint64)
+    # As it comes from `secrets`, which nobody may change.
+    secret.flags.writeable = False
+    scratch = np.empty(sieve.SCRATCH_SHAPE, np.uint64)
+    sieve.put_keys(data, spans, 0, secret, slots, 0, 3, scratch)
+    keep = np.empty(int(spans[0, 2]), np.uint8)
+    kept, nulls = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    verdicts = np.full(1, sieve.KEEP, np.uint8)
+    sieve.sift_records(data, spans, verdicts, -1, secret, slots, keep, kept, nulls, scratch)
+    actions = np.full(1, sieve.FILTERED, np.uint8)
+    with_base, bases = np.zeros(1, np.uint8), np.zeros(1, np.int64)
+    out, rewritten = np.empty(2 * len(data), np.uint8), np.empty((1, 2), np.int64)
+    sieve.write_batches(data, rows, actions, with_base, bases, keep, kept, out, rewritten)

@@ -36,6 +36,7 @@ class OffsetMap:
         self.secret = np.frombuffer(secrets.token_bytes(16), np.uint64)
         self.latest_offset = -1
         self._used = 0
+        self._scratch = np.empty(sieve.SCRATCH_SHAPE, np.uint64)
 
     def __len__(self) -> int:
         return self._used
@@ -47,7 +48,14 @@ class OffsetMap:
         Raises `Corrupt` for records that break the format.
         """
         done, self._used, latest, outcome = sieve.put_keys(
-            data, spans, first_offset, self.secret, self.slots, self._used, self.capacity
+            data,
+            spans,
+            first_offset,
+            self.secret,
+            self.slots,
+            self._used,
+            self.capacity,
+            self._scratch,
         )
         if outcome < 0:
             raise Corrupt(f"batch {spans[done, 3]}: its records are malformed")

@@ -159,6 +159,7 @@ class Sifter:
         self._known = known
         self._transactions = transactions
         self._rules = rules
+        self._scratch = np.empty(sieve.SCRATCH_SHAPE, np.uint64)
         self._last_offsets = np.array([last for last, _ in rules.producers.values()], np.int64)
 
     def sift(self, stretch: Stretch) -> Iterator[Buffer]:
@@ -188,6 +189,7 @@ class Sifter:
                 keep,
                 kept,
                 nulls,
+                self._scratch,
             )
             if done < len(counts):
                 raise Corrupt(f"batch {part.spans[done, 3]}: its records are malformed")
