@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
 import tempfile
-import threading
-import time
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs.errors import OffsetOutOfRange
 from logfs.format.record import Record
 from logfs.format.text import View
 from logfs.store.store import Store
@@ -23,8 +17,6 @@ from tests.crashdisk import fast_directory
 from tests.test_cleaner_transactions import Producer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from logfs.log.partition import Partition
 
 NAME = "orders-0"
@@ -185,114 +177,3 @@ def test_what_is_readable_is_what_a_dict_says(seed: int) -> None:
         machine.check()
         machine.store.close()
         assert_clean(machine.log_dir)
-
-
-class Crowd:
-    """Threads that append to a log, read it and keep it up, all at once; the first error of any ends them."""
-
-    APPENDERS = 4
-    ROUNDS = 60
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.log = store[NAME]
-        self.appended = threading.Event()
-        self.errors: list[BaseException] = []
-        self.rounds = 0
-        self.counts = [0] * self.APPENDERS
-
-    def run(self) -> None:
-        appenders = [partial(self.append, number) for number in range(self.APPENDERS)]
-        writing = [self.thread(work) for work in appenders]
-        others = [self.thread(work) for work in (self.tail, self.look, self.keep)]
-        for thread in (*others, *writing):
-            thread.start()
-        for thread in writing:
-            thread.join()
-        self.appended.set()
-        for thread in others:
-            thread.join()
-        if self.errors:
-            raise self.errors[0]
-
-    def thread(self, work: Callable[[], None]) -> threading.Thread:
-        def guarded() -> None:
-            try:
-                work()
-            except BaseException as error:
-                self.errors.append(error)
-
-        return threading.Thread(target=guarded)
-
-    def append(self, number: int) -> None:
-        while self.rounds < self.ROUNDS and not self.errors:
-            count = self.counts[number]
-            key = b"%d-%d" % (number, count % 7)
-            self.log.append([Record(b"%d %d" % (number, count), key), Record(b"-", b"all")])
-            self.counts[number] += 1
-            # Locks are not fair: who lets go of one and takes it at once again starves the others.
-            time.sleep(0.0005)
-
-    def tail(self) -> None:
-        """A text that began before everything shows everything, whatever has left the log since."""
-        view = self.log.text(View.LINES)
-        parts = []
-        seen = 0
-        while True:
-            last = self.appended.is_set()
-            size = view.size
-            assert size >= seen
-            parts.append(view.read(seen, size - seen))
-            seen = size
-            if last:
-                break
-            time.sleep(0.002)
-        lines = [line.split() for line in b"".join(parts).splitlines() if line != b"-"]
-        for number in range(self.APPENDERS):
-            counts = [int(count) for writer, count in lines if int(writer) == number]
-            assert counts == list(range(self.counts[number]))
-
-    def look(self) -> None:
-        """Ranges and lookups somewhere in the log answer, in order."""
-        chosen = random.Random(1)
-        while not self.appended.is_set():
-            start, end = self.log.log_start_offset, self.log.log_end_offset
-            time.sleep(0.002)
-            offset = chosen.randrange(start, end + 1)
-            text = self.log.text(View.LINES, offset, min(offset + 50, end))
-            assert len(text.read(0, text.size)) == text.size
-            with suppress(OffsetOutOfRange):
-                # Retention may have been faster.
-                found = [record.offset for record in self.log.read(offset, offset + 200)]
-                assert found == sorted(set(found))
-                assert not found or found[0] >= offset
-
-    def keep(self) -> None:
-        """Rolls, compaction, retention and removals, one after the other."""
-        while not self.appended.is_set():
-            self.store.compact(NAME, roll=True)
-            if self.rounds % 3 == 2:
-                self.store.delete_records(NAME, self.log.active.base_offset)
-                self.store.retain()
-            self.store.upkeep(compaction=False)
-            self.rounds += 1
-
-
-def test_readers_and_appenders_go_on_beside_rolls_retention_and_compaction(log_dir: Path) -> None:
-    """A tail misses nothing and sees nothing twice, ranges and lookups answer, and no descriptor is left over."""
-    with Store(log_dir) as store:
-        for name, value in (
-            ("cleanup.policy", "compact,delete"),
-            ("segment.bytes", "6000"),
-            ("file.delete.delay.ms", "0"),
-        ):
-            store.settings.set_topic("orders", name, value)
-        log = store.create(NAME)
-        store.compact(NAME)
-        before = len(os.listdir("/proc/self/fd"))
-        Crowd(store).run()
-        assert log.segments[0].base_offset > 0
-        store.upkeep(compaction=False)
-        after = len(os.listdir("/proc/self/fd"))
-        # A segment has its log and three indexes, and some are held by what was read last.
-        assert after - before <= 4 * (len(log.segments) + 4)
