@@ -11,12 +11,19 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from tests.kafka.distribution import Distribution
 
 # Quick to start and small: the tests run next to it, on few processors.
-JVM = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Dfile.encoding=UTF-8"]
+JVM = (
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Xshare:auto",
+    "-Dfile.encoding=UTF-8",
+    "-Xmx512m",
+)
 
 
 CALL_SECONDS = 180
@@ -33,11 +40,11 @@ class KafkaError(Exception):
 class Helper:
     """A JVM with Kafka's clients and tools. It ends with its standard input, so with us at the latest."""
 
-    def __init__(self, kafka: Distribution, log: Path) -> None:
+    def __init__(self, kafka: Distribution, log: Path, jvm: Sequence[str] = JVM) -> None:
         self.log = log
         class_path = os.pathsep.join([kafka.helper, kafka.broker])
         quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
-        options = [*JVM, "-Xmx512m", quiet, f"-Doracle.tools={kafka.tools}", "-cp", class_path]
+        options = [*jvm, quiet, f"-Doracle.tools={kafka.tools}", "-cp", class_path]
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
                 ["java", *options, "oracle.Oracle"],

@@ -21,6 +21,7 @@ import org.apache.kafka.common.utils.Time;
 import org.apache.kafka.server.common.RequestLocal;
 import org.apache.kafka.server.util.Scheduler;
 import org.apache.kafka.storage.internals.log.AppendOrigin;
+import org.apache.kafka.storage.internals.log.Cleaner;
 import org.apache.kafka.storage.internals.log.CleanerConfig;
 import org.apache.kafka.storage.internals.log.LogAppendInfo;
 import org.apache.kafka.storage.internals.log.LogCleaner;
@@ -28,9 +29,12 @@ import org.apache.kafka.storage.internals.log.LogConfig;
 import org.apache.kafka.storage.internals.log.LogDirFailureChannel;
 import org.apache.kafka.storage.internals.log.LogManager;
 import org.apache.kafka.storage.internals.log.LogStartOffsetIncrementReason;
+import org.apache.kafka.storage.internals.log.LogToClean;
 import org.apache.kafka.storage.internals.log.ProducerStateManagerConfig;
+import org.apache.kafka.storage.internals.log.SkimpyOffsetMap;
 import org.apache.kafka.storage.internals.log.UnifiedLog;
 import org.apache.kafka.storage.internals.log.VerificationGuard;
+import org.apache.kafka.storage.internals.utils.Throttler;
 import org.apache.kafka.storage.log.metrics.BrokerTopicStats;
 
 /** Kafka's storage classes without a broker: the log of one partition in a directory, and a clock that is set. */
@@ -40,6 +44,9 @@ final class Storage {
     // A marker may have the epoch of its transaction, as of version 2 it must have a later one.
     private static final short TRANSACTION_VERSION = 1;
     private static final int DAY_MS = 86_400_000;
+    // What a broker gives its one cleaner by default: log.cleaner.io.buffer.size, for reading and writing.
+    private static final int IO_BYTES = 512 * 1024 / 2;
+    private static final int MAX_IO_BYTES = 1024 * 1024 + 12;
 
     private final Clock clock = new Clock();
     private final LogManager manager;
@@ -180,9 +187,33 @@ final class Storage {
                 step.get(1).longValue(), LogStartOffsetIncrementReason.ClientRecordDeletion);
             case "clock" -> clock.now = step.get(1).longValue();
             case "expire" -> log.removeExpiredProducers(clock.now);
+            case "clean" -> {
+                return clean(step.get(1).intValue(), step.get(2).doubleValue());
+            }
+            case "retain" -> {
+                return retain();
+            }
             default -> throw new IllegalArgumentException("no such step: " + step);
         }
         return List.of();
+    }
+
+    /** One round of the cleaner over all that is sealed: the nanoseconds of it, and the offset it got to. */
+    private List<Long> clean(int memoryBytes, double loadFactor) throws Exception {
+        Throttler none = new Throttler(Double.MAX_VALUE, 300, "cleaner-io", "bytes", clock);
+        Cleaner cleaner = new Cleaner(
+            0, new SkimpyOffsetMap(memoryBytes), IO_BYTES, MAX_IO_BYTES, loadFactor, none, clock, partition -> {});
+        LogToClean everything = new LogToClean(log, log.logStartOffset(), log.activeSegment().baseOffset(), false);
+        long start = System.nanoTime();
+        long end = cleaner.clean(everything).getKey();
+        return List.of(System.nanoTime() - start, end);
+    }
+
+    /** Retention: the nanoseconds of it, and how many segments went. */
+    private List<Long> retain() throws Exception {
+        long start = System.nanoTime();
+        long count = log.deleteOldSegments();
+        return List.of(System.nanoTime() - start, count);
     }
 
     private List<Long> append(MemoryRecords records, AppendOrigin origin) throws Exception {
