@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from logfs.errors import InvalidStore
 
@@ -34,6 +34,17 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
+def _describe(work: dict[str, Any]) -> str:
+    """A line on something that is going on."""
+    text = f"{work['what']} {work['name']}"
+    if work["phase"]:
+        text += f", {work['phase']}"
+    if work["total_bytes"]:
+        share = min(work["done_bytes"] / work["total_bytes"], 1)
+        text += f": {share:.0%} of {work['total_bytes']} bytes"
+    return text
+
+
 def _print(mount: str, *, json: bool) -> int:
     import orjson
 
@@ -56,5 +67,5 @@ def _print(mount: str, *, json: bool) -> int:
     for name, reason in status["offline"].items():
         print(f"  offline     {name}: {reason}")
     for work in status["background"]:
-        print(f"  doing       {work}")
+        print(f"  doing       {_describe(work)}")
     return 1 if status["offline"] else 0

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from logfs.store.upkeep import HELD_UP
+
 if TYPE_CHECKING:
     from logfs.log.partition import Partition
     from logfs.store.store import Store
+    from logfs.store.upkeep import Work
 
 
 def partition_status(partition: Partition) -> dict[str, Any]:
@@ -56,6 +59,46 @@ def _first_timestamp(partition: Partition) -> int:
     return -1 if record is None or record.timestamp is None else record.timestamp
 
 
+def work_status(work: Work) -> dict[str, Any]:
+    """Something that is going on: with what, since when (ms since the epoch), and how far it is (bytes)."""
+    return {
+        "what": work.what,
+        "name": work.name,
+        "since_ms": work.since_ms,
+        "phase": work.phase,
+        "done_bytes": work.done_bytes,
+        "total_bytes": work.total_bytes,
+    }
+
+
+def upkeep_status(store: Store) -> dict[str, Any]:
+    """What upkeep did last, and what is due next; times in ms since the epoch."""
+    keeper = store.keeper
+    return {
+        "paused": keeper.is_paused,
+        "last_run_ms": keeper.last_run_ms,
+        "last_run_seconds": round(keeper.last_run_seconds, 6),
+        "next_due_ms": {task.value: due for task, due in keeper.next_due().items()},
+        "waiting_after_errors": [f"{task.value} {name}".strip() for task, name in keeper.backoff],
+    }
+
+
+def upkeep_text(store: Store) -> str:
+    """The same in words, a line each."""
+    keeper = store.keeper
+    lines = ["paused" if keeper.is_paused else "upkeep"]
+    lines += [str(work) for work in list(store.background)]
+    for task, due_ms in keeper.next_due().items():
+        if keeper.is_paused and task in HELD_UP:
+            lines.append(f"{task.value}: paused")
+        else:
+            seconds = max(due_ms - store.clock(), 0) / 1000
+            lines.append(f"{task.value}: due in {seconds:.0f} s")
+    for task, name in keeper.backoff:
+        lines.append(f"{task.value}{' of ' if name else ''}{name} has failed and is tried again")
+    return "".join(f"{line}\n" for line in lines)
+
+
 def store_status(store: Store) -> dict[str, Any]:
     """The whole of a store, without what each partition says of itself."""
     return {
@@ -64,7 +107,8 @@ def store_status(store: Store) -> dict[str, Any]:
         "uptime_ms": store.clock() - store.opened_ms,
         "partitions": len(store.partitions),
         "offline": {name: str(reason) for name, reason in sorted(store.offline.items())},
-        "background": store.background,
+        "upkeep": upkeep_status(store),
+        "background": [work_status(work) for work in list(store.background)],
     }
 
 
