@@ -567,7 +567,7 @@ def test_the_filesystem_about_itself(shared: Mount, topic: Path) -> None:
     (topic / "append").write_bytes(b"a\nb\n")
     metrics = (own / "metrics").read_text()
     label = f'{{topic="{topic.name.removesuffix("-0")}",partition="0"}}'
-    assert f"kafka_log_log_log_end_offset{label} 2\n" in metrics
+    assert f"kafka_log_log_logendoffset{label} 2\n" in metrics
     for line in metrics.splitlines():
         assert line.startswith("# ") or len(line.rsplit(" ", 1)) == 2
         assert line.startswith("# ") or float(line.rsplit(" ", 1)[1]) >= 0

@@ -418,7 +418,8 @@ class Partition(Reader):
         if end_offset <= self.recovery_point and not directory_is_dirty:
             return self.recovery_point
         try:
-            self._sync(segments, directory_is_dirty)
+            with self.disk.flush_times.timed():
+                self._sync(segments, directory_is_dirty)
         except OSError as error:
             raise self._fail("an fsync failed", error) from error
         self.flushes += 1

@@ -71,12 +71,13 @@ class Compactor:
         self._stopped = threading.Event()
         # Since when the logs wait to be looked at.
         self.timer = Timer(store.opened_ms, 0)
-        # Since the store was opened: rounds, and of each log what the last one did.
+        # Since the store was opened: rounds, what the last one of each log did, and whether an error ended `run_due`.
         self.rounds = 0
         self.aborted = 0
         self.bytes_read = 0
         self.bytes_written = 0
         self.last: dict[str, Result] = {}
+        self.is_dead = False
         # Asked for, and whether the active segment is to be rolled before.
         self._wanted: dict[str, bool] = {}
 
@@ -116,6 +117,14 @@ class Compactor:
 
         While upkeep is paused, only what was asked for.
         """
+        try:
+            self._run_due()
+        except BaseException:
+            self.is_dead = True
+            raise
+        self.is_dead = False
+
+    def _run_due(self) -> None:
         while self._wanted and not self._stopped.is_set():
             name, roll = self._wanted.popitem()
             if name in self._store:

@@ -1,4 +1,4 @@
-"""What a store and its partitions say of themselves: for status files, metrics and the command line."""
+"""What a store and its partitions say of themselves: for status files and the command line."""
 
 from __future__ import annotations
 
@@ -110,52 +110,3 @@ def store_status(store: Store) -> dict[str, Any]:
         "upkeep": upkeep_status(store),
         "background": [work_status(work) for work in list(store.background)],
     }
-
-
-_METRICS = (
-    ("kafka_log_log_size", "gauge", "Bytes of the .log files of a partition."),
-    ("kafka_log_log_num_log_segments", "gauge", "Segments of a partition."),
-    ("kafka_log_log_log_start_offset", "gauge", "The first readable offset of a partition."),
-    ("kafka_log_log_log_end_offset", "gauge", "The next offset of a partition."),
-    ("logfs_recovery_point", "gauge", "The first offset not known to be on the disk."),
-    ("logfs_appended_records_total", "counter", "Records appended since the store was opened."),
-    ("logfs_appended_bytes_total", "counter", "Bytes of batches appended since then."),
-    ("logfs_flushes_total", "counter", "Successful flushes since then."),
-    ("logfs_partition_failed", "gauge", "1 if a write or an fsync failed and appends are refused."),
-)
-
-
-def metrics(store: Store, more: dict[str, float] | None = None) -> bytes:
-    """Prometheus text, with Kafka's names where Kafka has the metric; `more` are gauges without labels."""
-    samples: dict[str, list[str]] = {name: [] for name, _, _ in _METRICS}
-    for _, partition in sorted(store.partitions.items()):
-        labels = f'{{topic="{partition.topic}",partition="{partition.partition}"}}'
-        values = (
-            partition.size_bytes,
-            len(partition.segments),
-            partition.log_start_offset,
-            partition.log_end_offset,
-            partition.recovery_point,
-            partition.appended_records,
-            partition.appended_bytes,
-            partition.flushes,
-            int(partition.failure is not None),
-        )
-        for (metric, _, _), value in zip(_METRICS, values, strict=True):
-            samples[metric].append(f"{metric}{labels} {value}\n")
-    out = []
-    for name, kind, text in _METRICS:
-        out.append(f"# HELP {name} {text}\n# TYPE {name} {kind}\n")
-        out += samples[name]
-    gauges: dict[str, float] = {
-        "logfs_uptime_seconds": (store.clock() - store.opened_ms) / 1000,
-        "kafka_log_log_manager_offline_log_directory_count": 0,
-        "kafka_log_log_cleaner_manager_uncleanable_partitions_count": sum(
-            partition.uncleanable is not None for partition in store.partitions.values()
-        ),
-        "logfs_offline_partitions": len(store.offline),
-        **(more or {}),
-    }
-    for name, gauge in gauges.items():
-        out.append(f"# TYPE {name} gauge\n{name} {gauge}\n")
-    return "".join(out).encode()

@@ -87,6 +87,8 @@ class Store:
         self.partitions: dict[str, Partition] = {}
         self.offline: dict[str, LogfsError | OSError] = {}
         self.opened_ms = clock()
+        self.recovered_bytes = 0
+        self.loading_seconds = 0.0
         # What is being done in the background, for those who watch.
         self.background: list[Work] = []
         self.groups = Groups(self)
@@ -106,8 +108,10 @@ class Store:
         try:
             self.settings = Settings(self.disk, [log_dir.path for log_dir in self.log_dirs])
             self.keeper = Keeper(self, self._lock)
+            began = time.monotonic()
             for log_dir in self.log_dirs:
                 self._load(log_dir)
+            self.loading_seconds = time.monotonic() - began
         except BaseException:
             for log_dir in self.log_dirs:
                 log_dir.close()
@@ -252,6 +256,7 @@ class Store:
         def report(size: int) -> None:
             nonlocal done
             done += size
+            self.recovered_bytes += size
             self._progress(name.directory, done, total)
 
         def load() -> recovery.Loaded:

@@ -11,12 +11,14 @@ import orjson
 
 from logfs.errors import InvalidName, NotWritable
 from logfs.mount.errnos import refuse
+from logfs.mount.metering import families
 from logfs.mount.nodes.base import Caller, Context, Directory, Node, Stat
 from logfs.mount.nodes.config import BrokerConfigDirectory
 from logfs.mount.nodes.generated import GeneratedFile
 from logfs.mount.nodes.partition import PartitionDirectory
+from logfs.store.metrics import metrics
 from logfs.store.modes import Access, Modes
-from logfs.store.status import metrics, store_status, upkeep_text
+from logfs.store.status import store_status, upkeep_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,8 +133,7 @@ class SelfDirectory(Directory):
         return orjson.dumps(status, option=orjson.OPT_INDENT_2) + b"\n"
 
     def _metrics(self) -> bytes:
-        errors = {"logfs_errors_total": float(self.context.errors.count)}
-        return metrics(self.context.store, errors)
+        return metrics(self.context.store, families(self.context.errors))
 
 
 def _readme() -> bytes:

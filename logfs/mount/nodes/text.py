@@ -84,6 +84,9 @@ class TextHandle(Handle):
     def __init__(self, node: TextFile) -> None:
         super().__init__(node)
         self._view = node.view
+        self._traffic = node.partition.traffic
 
     def read(self, position: int, size: int) -> bytes:
-        return self._view.read(position, size)
+        data = self._view.read(position, size)
+        self._traffic.bytes_out += len(data)
+        return data
