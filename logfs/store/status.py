@@ -8,12 +8,14 @@ from logfs.store.upkeep import HELD_UP
 
 if TYPE_CHECKING:
     from logfs.log.partition import Partition
+    from logfs.store.compactor import Result
+    from logfs.store.retainer import Retained
     from logfs.store.store import Store
     from logfs.store.upkeep import Work
 
 
-def partition_status(partition: Partition) -> dict[str, Any]:
-    """Offsets, sizes (bytes), segments and times (ms) of a partition."""
+def partition_status(partition: Partition, store: Store | None = None) -> dict[str, Any]:
+    """Offsets, sizes (bytes), segments and times (ms) of a partition; of a store also what its upkeep does here."""
     config = partition.config
     segments = partition.segments
     return {
@@ -44,7 +46,48 @@ def partition_status(partition: Partition) -> dict[str, Any]:
         ],
         "torn": list(partition.torn),
         "failure": None if partition.failure is None else str(partition.failure),
+        **({} if store is None else _partition_upkeep(store, partition)),
     }
+
+
+def _partition_upkeep(store: Store, partition: Partition) -> dict[str, Any]:
+    """What upkeep did to a partition last and does now, and when it looks at it next (ms since the epoch)."""
+    name = partition.name.directory
+    works = [work_status(work) for work in list(store.background) if work.name == name]
+    due = {} if partition.is_paused or store.keeper.is_paused else _next_due(store)
+    cleaned, retained = store.compactor.last.get(name), store.retainer.last.get(name)
+    return {
+        "background": works,
+        "compaction_requested": store.compactor.is_requested(name),
+        "last_cleaning": cleaned and _cleaning(cleaned),
+        "last_retention": retained and _retention(retained),
+        "next_due_ms": due,
+    }
+
+
+def _cleaning(done: Result) -> dict[str, Any]:
+    return {
+        "when_ms": done.when_ms,
+        "seconds": round(done.seconds, 3),
+        "bytes_before": done.cleaned.bytes_before,
+        "bytes_after": done.cleaned.bytes_after,
+        "segments_before": done.cleaned.segments_before,
+        "segments_after": done.cleaned.segments_after,
+        "clean_up_to": done.cleaned.first_dirty,
+    }
+
+
+def _retention(done: Retained) -> dict[str, Any]:
+    return {
+        "when_ms": done.when_ms,
+        "segments": done.segments,
+        "bytes": done.size_bytes,
+        "log_start_offset": done.log_start_offset,
+    }
+
+
+def _next_due(store: Store) -> dict[str, int]:
+    return {task.value: due_ms for task, due_ms in store.keeper.next_due().items()}
 
 
 def _first_timestamp(partition: Partition) -> int:
@@ -78,8 +121,10 @@ def upkeep_status(store: Store) -> dict[str, Any]:
         "paused": keeper.is_paused,
         "last_run_ms": keeper.last_run_ms,
         "last_run_seconds": round(keeper.last_run_seconds, 6),
-        "next_due_ms": {task.value: due for task, due in keeper.next_due().items()},
+        "next_due_ms": _next_due(store),
         "waiting_after_errors": [f"{task.value} {name}".strip() for task, name in keeper.backoff],
+        "last_retention": {n: _retention(done) for n, done in sorted(store.retainer.last.items())},
+        "last_cleaning": {n: _cleaning(done) for n, done in sorted(store.compactor.last.items())},
     }
 
 
@@ -104,6 +149,7 @@ def store_status(store: Store) -> dict[str, Any]:
     return {
         "log_dirs": [str(log_dir.path) for log_dir in store.log_dirs],
         "read_only": store.read_only,
+        "now_ms": store.clock(),
         "uptime_ms": store.clock() - store.opened_ms,
         "partitions": len(store.partitions),
         "offline": {name: str(reason) for name, reason in sorted(store.offline.items())},

@@ -152,7 +152,8 @@ class PartitionDirectory(PartitionAccess, Directory):
         return self.modes.get(_LOG_START, 0o644)
 
     def _status(self) -> bytes:
-        return orjson.dumps(partition_status(self.partition), option=orjson.OPT_INDENT_2) + b"\n"
+        status = partition_status(self.partition, self.context.store)
+        return orjson.dumps(status, option=orjson.OPT_INDENT_2) + b"\n"
 
     def _status_access(self) -> Access:
         return self.modes.get(_STATUS, READ_BITS)
