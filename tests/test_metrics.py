@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
 import os
 import re
+import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from logfs.errors import Corrupt
@@ -315,3 +320,126 @@ def test_a_read_that_fails_counts(mount: Mount) -> None:
     log.write_bytes(whole)
     found = Scrape((mount.path / ".logfs/metrics").read_text())
     assert found("kafka_server_brokertopicmetrics_failedfetchrequests_total", topic="orders") >= 1
+
+
+# The documents.
+
+MONITORING = (DOCS / "monitoring.md").read_text()
+METRIC = re.compile(r"\b(?:kafka|logfs|process)_[a-z0-9_]+\b")
+
+
+@pytest.fixture
+def everything(mount: Mount) -> Scrape:
+    """A scrape of a mount on which each family has a sample."""
+    keys = mount.partition("keys-0")
+    (keys / "config/cleanup.policy").write_text("compact")
+    (mount.path / ".logfs/config/log.cleaner.io.max.bytes.per.second").write_text("50000")
+    with (keys / "append.jsonl").open("wb") as append:
+        for number in range(20):
+            append.write(b'{"key":"%d","value":"%s"}\n' % (number, b"x" * 10_000))
+    (keys / "groups/billing").write_text("0")
+    with pytest.raises(OSError, match="Invalid argument"):
+        (keys / "append").write_bytes(b"no key\n")
+    (keys / "ctl").write_text("roll")
+    (keys / "ctl").write_text("compact")
+    path = mount.path / ".logfs/metrics"
+    wait_for(lambda: "logfs_background_total_bytes{" in path.read_text())
+    wait_for(lambda: "logfs_upkeep_last_run_timestamp_seconds" in path.read_text())
+    text = path.read_text()
+    (keys / "config/cleanup.policy").write_text("delete")
+    return Scrape(text)
+
+
+def expressions(found: object) -> list[str]:
+    """All that stands under `expr`, `query` or `definition` in a document."""
+    if isinstance(found, dict):
+        texts = [str(found[key]) for key in ("expr", "definition") if key in found]
+        return texts + [text for value in found.values() for text in expressions(value)]
+    if isinstance(found, list):
+        return [text for value in found for text in expressions(value)]
+    return []
+
+
+def test_the_documents_name_what_is_given(everything: Scrape) -> None:
+    """Each metric of dashboard and alerts is given, with the labels that they ask for; the table has them all."""
+    board = json.loads((DOCS / "grafana/logfs.json").read_text())
+    alerts = yaml.safe_load((DOCS / "alerts.yml").read_text())
+    labels: dict[str, set[str]] = {}
+    for sample in everything.samples:
+        labels.setdefault(sample.name, set()).update({*sample.labels, "instance", "job"})
+    found = [*expressions(board), *expressions(alerts)]
+    assert len(found) > 50
+    for text in found:
+        names = METRIC.findall(text)
+        assert names, text
+        assert {*names} <= {*labels}, text
+        asked = re.findall(r"([a-z_]+)(?:=~|!=|=)\"", text)
+        for group in re.findall(r"by \(([^)]*)\)", text):
+            asked += group.split(", ")
+        assert {*asked} <= set().union(*(labels[name] for name in names)), text
+    rows = re.findall(
+        r"^\| `([a-z0-9_]+)` \| (\w+) \| ([a-z, ]*) \| (.+) \|$", MONITORING, re.MULTILINE
+    )
+    given = {
+        (family.name + "_total" * (family.type == "counter"), family.type, family.documentation)
+        for family in everything.families
+    }
+    assert {(name, kind, text) for name, kind, _, text in rows} == given
+    for name, kind, told, _ in rows:
+        sample = f"{name}_count" if kind == "histogram" else name
+        assert {*filter(None, told.split(", "))} | {"instance", "job"} == labels[sample], name
+
+
+def test_the_dashboard_is_whole() -> None:
+    """Panels have ids and places of their own, and every one asks the data source that is chosen."""
+    board = json.loads((DOCS / "grafana/logfs.json").read_text())
+    panels = board["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert place["x"] + place["w"] <= 24
+        assert not taken & cells, panel["title"]
+        taken |= cells
+        if panel["type"] != "row":
+            sources = [panel["datasource"], *(each["datasource"] for each in panel["targets"])]
+            assert all(each["uid"] == "${datasource}" for each in sources)
+    variables = {each["name"]: each["type"] for each in board["templating"]["list"]}
+    assert variables == {"datasource": "datasource", "instance": "query", "topic": "query"}
+
+
+def test_every_alert_is_explained() -> None:
+    rules = [
+        rule
+        for group in yaml.safe_load((DOCS / "alerts.yml").read_text())["groups"]
+        for rule in group["rules"]
+    ]
+    for rule in rules:
+        assert {*rule} <= {"alert", "expr", "for", "labels", "annotations"}
+        assert {*rule["annotations"]} == {"summary", "description"}
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+        assert rule["expr"].count("(") == rule["expr"].count(")")
+    told = re.findall(r"\bLogfs[A-Za-z]+\b", MONITORING)
+    assert sorted(told) == sorted(rule["alert"] for rule in rules)
+
+
+def test_a_server_on_the_loopback_device_serves_the_file(mount: Mount) -> None:
+    """As docs/monitoring.md has it: all that a scrape needs."""
+    mount.partition("orders-0")
+    words = ["-m", "http.server", "--bind", "127.0.0.1", "--directory", str(mount.path / ".logfs")]
+    with subprocess.Popen(
+        [sys.executable, "-u", *words, "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as server:
+        try:
+            assert server.stdout is not None
+            port = re.search(rb"port (\d+)", server.stdout.readline())[1].decode()  # type: ignore[index]
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+                found = Scrape(answer.read())
+        finally:
+            server.terminate()
+    assert found("kafka_log_log_logendoffset", topic="orders", partition="0") == 0
