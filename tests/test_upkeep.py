@@ -141,6 +141,19 @@ def test_a_task_that_fails_as_a_whole_backs_off_and_the_rest_is_done(
     assert len(calls) == 6
 
 
+def test_what_was_deleted_waits_for_nothing(
+    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = old_segment(store, clock, "orders-0")
+    monkeypatch.setattr(orders, "advance_log_start", lambda _: 1 / 0)
+    clock.now_ms += 8 * 24 * HOUR
+    store.upkeep()
+    assert [*store.keeper.backoff] == [(Task.RETENTION, "orders-0")]
+    store.delete("orders-0")
+    store.upkeep()
+    assert not [*store.keeper.backoff]
+
+
 def test_each_action_is_one_line(
     store: Store, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -65,7 +65,7 @@ def _print(source: Source, *, json: bool) -> int:
     print(f"  partitions  {status['partitions']}")
     for name, reason in status["offline"].items():
         print(f"  offline     {name}: {reason}")
-    if not status["read_only"]:
+    if status["upkeep"] and not status["read_only"]:
         _print_upkeep(status)
     return 1 if status["offline"] else 0
 

@@ -210,7 +210,7 @@ def _summary(watched: Source, look: Look, found: Sequence[Row]) -> str:
     text += f", {sum(row.records or 0 for row in found):.0f} records/s, {rate:.2f} MB/s in"
     if status["offline"]:
         text += f", {len(status['offline'])} offline"
-    return text + (", upkeep paused" if status["upkeep"]["paused"] else "")
+    return text + (", upkeep paused" if (status["upkeep"] or {}).get("paused") else "")
 
 
 def _print_once(watched: Source, arguments: argparse.Namespace) -> None:

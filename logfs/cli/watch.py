@@ -61,6 +61,9 @@ class Mount:
 
         own = Path(self.name) / ".logfs"
         status = orjson.loads((own / "status.json").read_bytes())
+        if "upkeep" not in status:
+            # A daemon that was started from an older release, and tells less.
+            status |= {"upkeep": None, "background": []}
         return Look(status, parse_metrics((own / "metrics").read_text()))
 
     def close(self) -> None:

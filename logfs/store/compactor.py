@@ -179,13 +179,13 @@ class Compactor:
         configs: dict[str, LogConfig] = {}
 
         def look(name: str, partition: Partition) -> None:
-            plans[name] = self.plan(name)
-            configs[name] = partition.config
+            if partition.config.is_compacted:
+                plans[name] = self.plan(name)
+                configs[name] = partition.config
 
         for name, partition in list(self._store.partitions.items()):
             if (
-                partition.config.is_compacted
-                and partition.uncleanable is None
+                partition.uncleanable is None
                 and partition.failure is None
                 and not partition.is_paused
                 and name not in passed

@@ -69,8 +69,9 @@ class Retainer:
                 plans[name] = plan
 
         with self._lock:
-            chosen = [n for n in store if n in store and not store[n].is_paused]
-            for name in chosen if names is None else names:
+            if names is None:
+                names = [name for name, each in store.partitions.items() if not each.is_paused]
+            for name in names:
                 attempt(name, partial(look, name))
             if plans:
                 # Before a name changes: after a crash in between, nothing that was dropped may come back.

@@ -112,6 +112,9 @@ class Store:
             for log_dir in self.log_dirs:
                 self._load(log_dir)
             self.loading_seconds = time.monotonic() - began
+            if self.recovered_bytes:
+                seconds = self.loading_seconds
+                logger.info("recovered: %d bytes read in %.1f s", self.recovered_bytes, seconds)
         except BaseException:
             for log_dir in self.log_dirs:
                 log_dir.close()

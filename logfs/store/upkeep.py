@@ -19,7 +19,7 @@ from logfs.store import rolling
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterator, Mapping
     from pathlib import Path
 
     from logfs.config import BrokerConfig
@@ -136,6 +136,12 @@ class Backoff:
         """Forget its failures."""
         self._failed.pop((task, name), None)
 
+    def keep(self, names: Container[str]) -> None:
+        """Forget the failures with all but these, which are not to be tried again."""
+        for task, name in self:
+            if name and name not in names:
+                self.worked(task, name)
+
 
 # The act.
 
@@ -199,6 +205,9 @@ class Keeper:
             now_ms = store.clock()
             self._timers[task] = Timer(now_ms)
             self._attempt(task, "", partial(self._acts[task], now_ms))
+        # Of what was deleted, or has failed for good, nothing waits any more.
+        alive = {name for name, each in list(store.partitions.items()) if each.failure is None}
+        self.backoff.keep(alive | {path.name for path in list(store.deletions)})
         self.last_run_ms, self.last_run_seconds = store.clock(), time.monotonic() - began
 
     @contextmanager
@@ -291,8 +300,9 @@ class Keeper:
     def _remove(self, now_ms: int) -> None:
         for name, partition in self._partitions():
             self._attempt(Task.REMOVAL, name, partial(self._remove_files, name, partition, now_ms))
-        deletions = self._store.deletions
-        for path in [path for path, due_ms in deletions.items() if due_ms <= now_ms]:
+        for path, due_ms in list(self._store.deletions.items()):
+            if due_ms > now_ms:
+                continue
             self._attempt(Task.REMOVAL, path.name, partial(self._remove_directory, path))
 
     def _remove_files(self, name: str, partition: Partition, now_ms: int) -> None:
