@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 # Classes of twice the time each, of which the first ends at 1.024 us.
 _UNIT_BITS = 10
-_CLASSES = 40
+_CLASSES = 64
 _FIRST_SHOWN = 3
 _LAST_SHOWN = 24
 

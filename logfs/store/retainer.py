@@ -55,9 +55,10 @@ class Retainer:
         return retention.plan(partition.segments, config, start, store.clock())
 
     def retain(self, names: Iterable[str] | None = None, attempt: Attempt = _do) -> int:
-        """Drop every segment that has had its time, of these partitions or of all that are not paused; how many.
+        """Drop every segment that has had its time, of these partitions or all; how many.
 
-        What concerns one partition is done by `attempt`, which may keep its errors from the others.
+        All are those that are neither paused nor failed. What concerns one partition is done by `attempt`, which may
+        keep its errors from the others.
         """
         store = self._store
         plans: dict[str, Plan] = {}
@@ -70,7 +71,11 @@ class Retainer:
 
         with self._lock:
             if names is None:
-                names = [name for name, each in store.partitions.items() if not each.is_paused]
+                names = [
+                    name
+                    for name, each in store.partitions.items()
+                    if not each.is_paused and each.failure is None
+                ]
             for name in names:
                 attempt(name, partial(look, name))
             if plans:

@@ -116,7 +116,7 @@ class PartitionDirectory(PartitionAccess, Directory):
         """What upkeep does with the partition, in words, a line each."""
         store, name = self.context.store, self.name
         lines = ["paused" if self.partition.is_paused else "upkeep"]
-        lines += [str(work) for work in store.background if work.name == name]
+        lines += [str(work) for work in list(store.background) if work.name == name]
         if store.compactor.is_requested(name):
             lines.append("compaction is asked for")
         if self.partition.config.is_compacted:
