@@ -162,6 +162,7 @@ class LogConfig:
     flush_messages: int = _default("flush.messages")
     flush_ms: int = _default("flush.ms")
     index_interval_bytes: int = _default("index.interval.bytes")
+    logfs_roll_quiet: str = _default("logfs.roll.quiet")
     max_compaction_lag_ms: int = _default("max.compaction.lag.ms")
     max_message_bytes: int = _default("max.message.bytes")
     message_timestamp_after_max_ms: int = _default(AFTER_MAX_MS)

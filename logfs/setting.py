@@ -1,5 +1,7 @@
 """Kafka's storage settings: their names, types, ranges, defaults and synonyms (kafka-storage 11).
 
+Those whose names begin with `logfs.` are our own, and no broker knows them.
+
 What text is in force, and as which value, is the business of `logfs.config`.
 """
 
@@ -211,7 +213,7 @@ _VERSION = Pattern(r"[0-9]+(\.[0-9]+){1,3}(-IV[0-9]+)?", "a version such as 3.0-
 _MAX = str(LONG_MAX)
 
 # fmt: off
-# Every row of kafka-storage 11.1, with the defaults of section 15 where a release changed them:
+# Every row of kafka-storage 11.1, and ours, with the defaults of section 15 where a release changed them:
 # a row's facts on its first line, below them its meaning, then its synonyms.
 _TOPIC_ROWS = (
     _row(LIST, "cleanup.policy", "delete", _POLICIES,
@@ -319,6 +321,11 @@ _TOPIC_ROWS = (
     _row(BOOLEAN, "unclean.leader.election.enable", "false", None,
          "Whether a replica that lags may become leader.",
          "unclean.leader.election.enable"),
+    # Ours.
+    _row(STRING, "logfs.roll.quiet", "auto", Words(("auto", "always", "never")),
+         "Whether segment.ms also rolls a segment that nobody appends to; Kafka never does. auto:"
+         " unless a broker also uses the directory.",
+         "logfs.roll.quiet"),
 )
 
 # The synonyms that differ from their topic-level setting in unit, range or default, and the rows of

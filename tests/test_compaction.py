@@ -251,7 +251,8 @@ def test_an_error_takes_one_log_out_and_the_others_go_on(
     store: Store, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is said in the log and in the status, and a round that works takes it back."""
-    from logfs.store.status import metrics, partition_status
+    from logfs.store.metrics import metrics
+    from logfs.store.status import partition_status
 
     bad, good = store.create("orders-0"), store.create("orders-1")
     fill(bad, clock, 2)
@@ -264,7 +265,9 @@ def test_an_error_takes_one_log_out_and_the_others_go_on(
     assert len(keys_of(good)) == 5
     assert "orders-0: is not compacted: " in caplog.text
     assert "offsets 0 to 0 are damaged" in partition_status(bad)["uncleanable"]
-    assert b"uncleanable_partitions_count 1\n" in metrics(store)
+    label = f'logdirectory="{store.log_dirs[0].path}"'
+    count = f"kafka_log_logcleanermanager_uncleanable_partitions_count{{{label}}} 1\n"
+    assert count.encode() in metrics(store)
     path.write_bytes(whole)
     clock.now_ms += BACKOFF
     store.upkeep()

@@ -150,7 +150,9 @@ LOG_CONFIG_NUMBERS = TOPIC_RANGES.keys() - NOT_STORAGE
 def test_every_topic_setting_of_the_reference_is_known():
     """The table has the reference's rows, with their types, defaults and synonyms in order."""
     assert [
-        (s.name, s.type.value, s.default, " ".join(s.synonyms)) for s in TOPIC_SETTINGS.values()
+        (s.name, s.type.value, s.default, " ".join(s.synonyms))
+        for s in TOPIC_SETTINGS.values()
+        if not s.name.startswith("logfs.")
     ] == TOPIC_ROWS
 
 

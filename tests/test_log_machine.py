@@ -149,9 +149,13 @@ class LogMachine(RuleBasedStateMachine):
     def truncate(self, share: float) -> None:
         offset = int(share * self.end)
         changed = offset < self.end
+        first = self.log.segments[0].base_offset
         assert self.store.truncate(NAME, offset) == changed
         while self.end > offset:
-            self.batches.pop()
+            last = self.batches.pop()
+            if offset < first and self.end < offset:
+                # Of a batch that retention took, nothing is left that could go whole: the log ends at the offset.
+                self.batches.append(last[: offset - self.end])
         if changed:
             # A batch goes whole, so the log may end before the offset.
             self.log_start = self.written_start = min(self.log_start, offset, self.end)

@@ -542,9 +542,16 @@ def test_status_of_a_partition(topic: Path) -> None:
 
 
 def test_the_filesystem_about_itself(shared: Mount, topic: Path) -> None:
-    """`.logfs/` has a README, status.json, metrics and errors, and a plain ls does not show it."""
+    """`.logfs/` has a README, status.json, metrics, errors and ctl, and a plain ls does not show it."""
     own = shared.path / ".logfs"
-    assert set(os.listdir(own)) == {"README", "status.json", "metrics", "errors", "config"}
+    assert set(os.listdir(own)) == {
+        "README",
+        "status.json",
+        "metrics",
+        "errors",
+        "config",
+        "ctl",
+    }
     readme = (own / "README").read_text()
     assert 20 <= len(readme.splitlines()) <= 40
     for name in FILES:
@@ -560,7 +567,7 @@ def test_the_filesystem_about_itself(shared: Mount, topic: Path) -> None:
     (topic / "append").write_bytes(b"a\nb\n")
     metrics = (own / "metrics").read_text()
     label = f'{{topic="{topic.name.removesuffix("-0")}",partition="0"}}'
-    assert f"kafka_log_log_log_end_offset{label} 2\n" in metrics
+    assert f"kafka_log_log_logendoffset{label} 2\n" in metrics
     for line in metrics.splitlines():
         assert line.startswith("# ") or len(line.rsplit(" ", 1)) == 2
         assert line.startswith("# ") or float(line.rsplit(" ", 1)[1]) >= 0

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 COMMANDS = {
     "mount": "mount log directories as a filesystem",
     "umount": "unmount, and wait until everything is safely closed",
-    "status": "what a mount is doing",
+    "status": "what a mount or a log directory is doing",
+    "top": "a live table of partitions",
     "create": "make a partition",
     "delete": "delete a partition",
     "delete-records": "make the records below an offset unreadable",

@@ -41,7 +41,7 @@ def _explain(store: Store, name: str, *, dry_run: bool) -> None:
     plan = store.retention_plan(name)
     word = "would go" if dry_run else "goes"
     print(name)
-    for segment, reason in plan.expired:
+    for segment, _, reason in plan.expired:
         offsets = f"{segment.base_offset}..{segment.next_offset}"
         print(f"  {segment.path.name} ({offsets}, {segment.size_bytes} bytes) {word}: {reason}")
     if plan.stays:

@@ -1,60 +1,99 @@
-"""`logfs status`: what a mount, or all mounts, are doing."""
+"""`logfs status`: what a mount, or all mounts, or a log directory, are doing."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from logfs.errors import InvalidStore
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
+
+    from logfs.cli.watch import Source
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The mountpoint."""
-    parser.add_argument("mountpoint", type=Path, nargs="?", help="a mount; without it, all of them")
+    """What to look at, and the form."""
+    parser.add_argument(
+        "target", type=Path, nargs="?", help="a mount or a log directory; without it, all mounts"
+    )
     parser.add_argument("--json", action="store_true", help="the status.json of each")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print it; exit code 1 if a mount is dead or something in it is offline."""
-    from logfs.mount.table import fuse_mounts
+    from logfs.cli.watch import Mount, mounts, source
 
-    if arguments.mountpoint is not None:
-        mounts = [os.path.abspath(arguments.mountpoint)]
-        if mounts[0] not in fuse_mounts():
-            raise InvalidStore(f"{mounts[0]}: nothing of ours is mounted here")
-    else:
-        mounts = [path for path, source in fuse_mounts().items() if source == "logfs"]
+    wanted = arguments.target
     code = 0
-    for mount in mounts:
-        code |= _print(mount, json=arguments.json)
+    for each in map(Mount, mounts()) if wanted is None else [source(wanted)]:
+        try:
+            code |= _print(each, json=arguments.json)
+        finally:
+            each.close()
     return code
 
 
-def _print(mount: str, *, json: bool) -> int:
+def _print(source: Source, *, json: bool) -> int:
     import orjson
 
+    from logfs.cli.watch import Mount
+
+    path = source.name
+    is_mount = isinstance(source, Mount)
     try:
-        data = (Path(mount) / ".logfs/status.json").read_bytes()
+        look = source.look()
     except OSError as error:
-        print(f"{mount}: dead ({error.strerror}); 'logfs umount {mount}' clears it away")
+        if not is_mount:
+            raise
+        print(f"{path}: dead ({error.strerror}); 'logfs umount {path}' clears it away")
         return 1
+    status = look.status
     if json:
-        print(data.decode(), end="")
+        print(orjson.dumps(status, option=orjson.OPT_INDENT_2).decode())
         return 0
-    status = orjson.loads(data)
-    print(f"{mount}: logfs {status['version']}, pid {status['pid']}")
-    print(
-        f"  log dirs    {', '.join(status['log_dirs'])}{' (read-only)' if status['read_only'] else ''}"
-    )
-    print(f"  up          {status['uptime_ms'] / 1000:.0f} s")
+    if is_mount:
+        print(f"{path}: logfs {status['version']}, pid {status['pid']}")
+    else:
+        print(f"{path}: a log directory, looked at from outside")
+    dirs = ", ".join(status["log_dirs"])
+    print(f"  log dirs    {dirs}{' (read-only)' if status['read_only'] else ''}")
+    if is_mount:
+        print(f"  up          {status['uptime_ms'] / 1000:.0f} s")
+        print(f"  errors      {status['errors']} (see {os.path.join(path, '.logfs/errors')})")
     print(f"  partitions  {status['partitions']}")
-    print(f"  errors      {status['errors']} (see {mount}/.logfs/errors)")
     for name, reason in status["offline"].items():
         print(f"  offline     {name}: {reason}")
-    for work in status["background"]:
-        print(f"  doing       {work}")
+    if status["upkeep"] and not status["read_only"]:
+        _print_upkeep(status)
     return 1 if status["offline"] else 0
+
+
+def _print_upkeep(status: Mapping[str, Any]) -> None:
+    upkeep = status["upkeep"]
+    for work in status["background"]:
+        text = f"{work['what']} {work['name']}"
+        text += f", {work['phase']}" if work["phase"] else ""
+        if work["total_bytes"]:
+            share = min(work["done_bytes"] / work["total_bytes"], 1)
+            text += f": {share:.0%} of {work['total_bytes']} bytes"
+        print(f"  doing       {text}")
+    now_ms = status["now_ms"]
+    due = ", ".join(
+        f"{task} in {max(due_ms - now_ms, 0) / 1000:.0f} s"
+        for task, due_ms in upkeep["next_due_ms"].items()
+    )
+    print(f"  upkeep      {'paused' if upkeep['paused'] else due}")
+    for piece in upkeep["waiting_after_errors"]:
+        print(f"  failed      {piece}; is tried again (see the daemon's log)")
+    for name, done in upkeep["last_retention"].items():
+        print(
+            f"  retention   {name}: {done['segments']} segments, {done['bytes']} bytes dropped "
+            f"{(now_ms - done['when_ms']) / 1000:.0f} s ago"
+        )
+    for name, done in upkeep["last_cleaning"].items():
+        print(
+            f"  compaction  {name}: {done['bytes_before']} bytes became {done['bytes_after']} "
+            f"{(now_ms - done['when_ms']) / 1000:.0f} s ago, in {done['seconds']:.1f} s"
+        )

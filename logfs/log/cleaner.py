@@ -46,25 +46,34 @@ def clean(
     memory_bytes: int,
     load_factor: float = 0.9,
     spend: Spend = lambda _: None,
+    begin: Callable[[str], None] = lambda _: None,
 ) -> Cleaned:
     """Clean a log as far as its keys go into a map of so many bytes, of which a share is used.
 
     `spend` is told every number of bytes that is read or written, may wait, and may raise to end the round: what was
-    replaced until then is good. Raises `CleaningAborted`, `Corrupt` for a damaged log, `Unsupported` for one of old
-    formats, `PartitionFailed` after a failed fsync or rename, and `OSError`.
+    replaced until then is good. `begin` is told what comes next, in words. Raises `CleaningAborted`, `Corrupt` for
+    damage, `Unsupported` for a log of old formats, `PartitionFailed` after a failed fsync or rename, and `OSError`.
     """
-    return _Round(partition, dirty, now_ms, OffsetMap(memory_bytes, load_factor), spend).run()
+    known = OffsetMap(memory_bytes, load_factor)
+    return _Round(partition, dirty, now_ms, known, spend, begin).run()
 
 
 class _Round:
     def __init__(
-        self, partition: Partition, dirty: Dirty, now_ms: int, known: OffsetMap, spend: Spend
+        self,
+        partition: Partition,
+        dirty: Dirty,
+        now_ms: int,
+        known: OffsetMap,
+        spend: Spend,
+        begin: Callable[[str], None],
     ) -> None:
         self.partition = partition
         self.dirty = dirty
         self.now_ms = now_ms
         self.known = known
         self.spend = spend
+        self.begin = begin
         self.config = partition.config
         if partition.recovery_point < dirty.first_uncleanable:
             # A record that only the page cache holds must not take the place of one that is on the disk.
@@ -87,7 +96,9 @@ class _Round:
             raise
 
     def _run(self) -> Cleaned:
+        self.begin("noting keys")
         end = self._fill()
+        self.begin("writing")
         old = [segment for segment in self.segments if segment.base_offset < end]
         bytes_before = sum(segment.size_bytes for segment in old)
         with self.partition.lock:
@@ -104,7 +115,8 @@ class _Round:
             for group in groups(old, self.config, self.dirty.first_uncleanable)
         ]
         bytes_after = sum(segment.size_bytes for segment in new)
-        return Cleaned(end, bytes_before, bytes_after, len(old), len(new))
+        share = len(self.known) / len(self.known.slots)
+        return Cleaned(end, bytes_before, bytes_after, len(old), len(new), share)
 
     def _transactions(self) -> Transactions:
         return Transactions(

@@ -22,10 +22,14 @@ class Dirty(NamedTuple):
 
 
 class Cleaned(NamedTuple):
-    """What a round has done: where the log is dirty from now on, and what it had and has in bytes and segments."""
+    """What a round has done: where the log is dirty from now on, and what it had and has in bytes and segments.
+
+    `map_share` is how full its map of keys was, from 0 to 1.
+    """
 
     first_dirty: int
     bytes_before: int
     bytes_after: int
     segments_before: int
     segments_after: int
+    map_share: float

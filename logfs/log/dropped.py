@@ -49,9 +49,11 @@ class DroppedSegments:
             gone = Dropped(due_ms, segment.base_offset, weakref.ref(segment), moved)
             self._dropped.append(gone)
 
-    def remove(self, now_ms: int) -> None:
-        """Unlink the files whose delay is over; who reads one of them keeps it open."""
-        self._unlink([gone for gone in self._dropped if gone.due_ms <= now_ms])
+    def remove(self, now_ms: int) -> int:
+        """Unlink the files whose delay is over; who reads one of them keeps it open. Of how many segments."""
+        due = [gone for gone in self._dropped if gone.due_ms <= now_ms]
+        self._unlink(due)
+        return len(due)
 
     def _unlink(self, due: Sequence[Dropped]) -> None:
         for gone in due:

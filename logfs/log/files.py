@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from logfs.errors import NotWritable, OffsetOutOfRange
+from logfs.log.timing import Durations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,6 +73,8 @@ class Disk:
         self._loop_thread = -1
         # Held by who opens a file by a name that may change, and by who changes it.
         self.naming = threading.RLock()
+        # How long it took to make logs durable.
+        self.flush_times = Durations()
 
     def forbid_blocking(self) -> None:
         """From now on a `read` in the calling thread raises `WouldBlock` rather than wait for the disk."""

@@ -98,6 +98,7 @@ class Partition(Reader):
         self.is_paused = False
         self.appended_records = 0
         self.appended_bytes = 0
+        self.appended_ms: int | None = None
         self.flushes = 0
         self._get_config = config
         self._clock = clock
@@ -334,6 +335,7 @@ class Partition(Reader):
         self.last_timestamp = timestamp
         self.appended_records += count
         self.appended_bytes += size
+        self.appended_ms = now_ms
         if self._unflushed_since_ms is None:
             self._unflushed_since_ms = now_ms
 
@@ -416,7 +418,8 @@ class Partition(Reader):
         if end_offset <= self.recovery_point and not directory_is_dirty:
             return self.recovery_point
         try:
-            self._sync(segments, directory_is_dirty)
+            with self.disk.flush_times.timed():
+                self._sync(segments, directory_is_dirty)
         except OSError as error:
             raise self._fail("an fsync failed", error) from error
         self.flushes += 1
@@ -590,7 +593,7 @@ class Partition(Reader):
             self.segments = (*self.segments[:number], new, *after)
             self.generation += 1
 
-    def remove_dropped(self, now_ms: int) -> None:
-        """Unlink the files of dropped segments whose delay is over; who reads one of them keeps it open."""
+    def remove_dropped(self, now_ms: int) -> int:
+        """Unlink the files of dropped segments whose delay is over, of how many; who reads one keeps it open."""
         with self.lock:
-            self._dropped.remove(now_ms)
+            return self._dropped.remove(now_ms)

@@ -67,6 +67,17 @@ def _last_batch_before(segment: Segment, offset: int) -> Batch | None:
     return before
 
 
+class Traffic:
+    """What was read through a mount and what failed there, for metrics: counts since the opening."""
+
+    __slots__ = ("bytes_out", "failed_appends", "failed_reads")
+
+    def __init__(self) -> None:
+        self.bytes_out = 0
+        self.failed_appends = 0
+        self.failed_reads = 0
+
+
 class Reader:
     """An ordered list of segments, of which offsets in [log_start_offset, log_end_offset) are readable.
 
@@ -91,6 +102,7 @@ class Reader:
         # Changes when bytes of the text views cease to be what they were: see `logfs.log.view`.
         self.generation = 0
         self.disk = disk
+        self.traffic = Traffic()
         self._views: weakref.WeakSet[TextView] = weakref.WeakSet()
         self._viewing = threading.Lock()
 

@@ -425,13 +425,14 @@ class Segment:
         held = self.size_bytes
         if held > config.segment_bytes - size:
             return True
-        if held and self._waited_ms(max_timestamp, now_ms) > self._max_ms(config):
+        if held and self._waited_ms(max_timestamp, now_ms) > self.max_ms(config):
             return True
         if self._indexes_are_full:
             return True
         return not 0 <= last_offset - self.base_offset <= MAX_RELATIVE_OFFSET
 
-    def _max_ms(self, config: LogConfig) -> int:
+    def max_ms(self, config: LogConfig) -> int:
+        """How old it may get, its own jitter taken off (kafka-storage 4.1)."""
         limit = config.segment_ms
         if config.is_compacted:
             limit = min(limit, config.max_compaction_lag_ms)

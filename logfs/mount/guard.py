@@ -10,15 +10,33 @@ from __future__ import annotations
 import errno
 import functools
 import inspect
+import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyfuse3
 import trio
 
+from logfs.log.timing import Durations
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 _Class = TypeVar("_Class", bound=type)
+
+
+class Requests:
+    """The requests of one kind: how long they took, and which errno how many of them ended with."""
+
+    __slots__ = ("errors", "times")
+
+    def __init__(self) -> None:
+        self.times = Durations()
+        self.errors: Counter[int] = Counter()
+
+
+# By the name of the handler. One process has one mount, for that is all that pyfuse3 can serve.
+REQUESTS: dict[str, Requests] = {}
 
 # What each handler must return; None for those whose answer carries nothing.
 RETURNS: dict[str, type | tuple[type, ...]] = {
@@ -59,12 +77,16 @@ def guarded(operations: _Class) -> _Class:
 
 def _guard(name: str, handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     expected = RETURNS.get(name, type(None))
+    requests = REQUESTS.setdefault(name, Requests())
+    note, now_ns = requests.times.note, time.perf_counter_ns
 
     @functools.wraps(handler)
     async def reply(self: Any, *arguments: Any) -> Any:
+        began = now_ns()
         try:
             result = await handler(self, *arguments)
             if isinstance(result, expected) and _can_be_sent(name, result):
+                note(now_ns() - began)
                 return result
             error: Exception = TypeError(f"{name} returned {result!r}")
         except trio.Cancelled:
@@ -73,6 +95,8 @@ def _guard(name: str, handler: Callable[..., Awaitable[Any]]) -> Callable[..., A
             error = caught
         number = error.errno if isinstance(error, pyfuse3.FUSEError) else None
         number = number or _errno(self, name, arguments, error)
+        note(now_ns() - began)
+        requests.errors[number] += 1
         if name in _UNANSWERED:
             return None
         raise pyfuse3.FUSEError(number)

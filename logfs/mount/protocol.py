@@ -16,7 +16,7 @@ import trio
 from logfs.log.files import WouldBlock
 from logfs.mount.errnos import refuse
 from logfs.mount.guard import guarded
-from logfs.mount.nodes.append import AppendHandle
+from logfs.mount.nodes.append import AppendFile, AppendHandle
 from logfs.mount.nodes.base import (
     Caller,
     Directory,
@@ -26,7 +26,8 @@ from logfs.mount.nodes.base import (
     PartitionAccess,
     Symlink,
 )
-from logfs.mount.nodes.record import RecordHandle
+from logfs.mount.nodes.folder import PartitionFolder
+from logfs.mount.nodes.record import RecordFile, RecordHandle
 from logfs.mount.nodes.text import TextFile
 from logfs.mount.steady import SteadySizes
 
@@ -81,7 +82,20 @@ class Operations(pyfuse3.Operations):
 
     def failed(self, name: str, arguments: tuple[Any, ...], error: Exception) -> int:
         """The errno of an error, remembered with its path for `.logfs/errors`."""
-        return self.context.errors.note(self._path_of(name, arguments), error)
+        number = self.context.errors.note(self._path_of(name, arguments), error)
+        if number != errno.ENOENT:
+            self._count_failure(name, arguments)
+        return number
+
+    def _count_failure(self, name: str, arguments: tuple[Any, ...]) -> None:
+        """Count what failed with the partition that it was about."""
+        key = arguments[0] if arguments else None
+        handle = self._handles.get(key) if name in _BY_HANDLE and isinstance(key, int) else None
+        node = handle.node if handle else self._nodes.get(key) if isinstance(key, int) else None
+        if isinstance(node, AppendFile):
+            node.partition.traffic.failed_appends += 1
+        elif name in _READS and isinstance(node, (TextFile, RecordFile, PartitionFolder)):
+            node.partition.traffic.failed_reads += 1
 
     def _path_of(self, name: str, arguments: tuple[Any, ...]) -> str:
         key = arguments[0] if arguments else None
@@ -500,6 +514,7 @@ class Operations(pyfuse3.Operations):
         raise refuse(errno.EPERM, f"{self._node(inode).path}: attributes are the record's own")
 
 
+_READS = frozenset({"lookup", "getattr", "open", "read", "readlink"})
 _BY_HANDLE = frozenset({"read", "write", "flush", "fsync", "release", "readdir", "releasedir"})
 _STATVFS = (
     "f_bsize",

@@ -18,7 +18,7 @@ import pyfuse3
 import trio
 
 import logfs
-from logfs.errors import InvalidStore, LogfsError
+from logfs.errors import InvalidStore
 from logfs.log.committed import Isolation
 from logfs.mount.errnos import ErrorLog
 from logfs.mount.nodes.base import Context
@@ -37,6 +37,7 @@ FILESYSTEM = "logfs"
 # an unrelated stat wait for seconds).
 _MAX_TASKS = 400
 _UPKEEP_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 60.0
 # How often a store that only reads looks at what others have done. Who asks for a size or a name looks himself.
 _REFRESH_SECONDS = 0.5
 _READ_AHEAD_KB = 1024
@@ -219,7 +220,8 @@ async def _upkeep(work: Callable[[], None], interval: float) -> None:
         try:
             await trio.to_thread.run_sync(work)
             # Of very many partitions, no more than a tenth of the time.
-            pause = max(interval, 10 * (trio.current_time() - began))
-        except (LogfsError, OSError) as error:
-            logger.error("upkeep: %s", error)
-            pause = min(pause * 2, 60.0)
+            pause = min(max(interval, 10 * (trio.current_time() - began)), _LONGEST_PAUSE_SECONDS)
+        except Exception as error:
+            # What fails by itself backs off by itself: this is what nobody thought of, and must not end the mount.
+            logger.exception("upkeep: %r", error)
+            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)

@@ -24,12 +24,15 @@ class Log(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How dirty a log is: what a round would clean, in offsets and in bytes, and whether it has waited too long."""
+    """How dirty a log is: what a round would clean, in offsets and in bytes, and for how long it has waited.
+
+    `delay_ms` is the time since its oldest dirty batch should have been cleaned by `max.compaction.lag.ms`.
+    """
 
     dirty: Dirty
     clean_bytes: int
     cleanable_bytes: int
-    is_overdue: bool
+    delay_ms: int
 
     @property
     def ratio(self) -> float:
@@ -39,7 +42,7 @@ class Plan(NamedTuple):
 
     def is_due(self, config: LogConfig) -> bool:
         """Whether the log is dirty enough, or has been dirty for long enough."""
-        overdue = self.is_overdue and self.cleanable_bytes > 0
+        overdue = self.delay_ms > 0 and self.cleanable_bytes > 0
         return overdue or self.ratio > config.min_cleanable_dirty_ratio
 
 
@@ -55,8 +58,8 @@ def plan(log: Log, now_ms: int) -> Plan:
     cleanable = sum(segment.size_bytes for segment in dirty if segment.base_offset < bound)
     clean = sum(segment.size_bytes for segment in sealed if segment.base_offset < first_dirty)
     times = [time for segment in dirty if (time := segment.first_timestamp) > 0]
-    is_overdue = bool(times) and min(times) < now_ms - log.config.max_compaction_lag_ms
-    return Plan(Dirty(first_dirty, bound), clean, cleanable, is_overdue)
+    delay_ms = max(now_ms - log.config.max_compaction_lag_ms - min(times, default=now_ms), 0)
+    return Plan(Dirty(first_dirty, bound), clean, cleanable, delay_ms)
 
 
 def _first_dirty(log: Log) -> int:

@@ -6,19 +6,22 @@ import logging
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from logfs.errors import InvalidSetting, LogfsError
+from logfs.errors import InvalidSetting, InvalidStore, LogfsError
 from logfs.log.cleaning import Cleaned, CleaningAborted
 from logfs.log.files import NO_SPACE
 from logfs.store import compaction
+from logfs.store.upkeep import Task, Timer, due
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from logfs.config import LogConfig
     from logfs.log.partition import Partition
     from logfs.store.compaction import Plan
     from logfs.store.store import Store
+    from logfs.store.upkeep import Work
 
     Progress = Callable[[int], None]
 
@@ -50,6 +53,15 @@ class Throttle:
             self._wait(self._paid_until - now)
 
 
+class Result(NamedTuple):
+    """What a round did: when it ended (ms since the epoch), how long it took, and how many bytes it read."""
+
+    when_ms: int
+    seconds: float
+    bytes_read: int
+    cleaned: Cleaned
+
+
 class Compactor:
     """Compacts the logs of a store. Any thread may ask; one round runs at a time, in the thread that calls."""
 
@@ -57,7 +69,15 @@ class Compactor:
         self._store = store
         self._running = threading.Lock()
         self._stopped = threading.Event()
-        self._next_ms = 0
+        # Since when the logs wait to be looked at.
+        self.timer = Timer(store.opened_ms, 0)
+        # Since the store was opened: rounds, what the last one of each log did, and whether an error ended `run_due`.
+        self.rounds = 0
+        self.aborted = 0
+        self.bytes_read = 0
+        self.bytes_written = 0
+        self.last: dict[str, Result] = {}
+        self.is_dead = False
         # Asked for, and whether the active segment is to be rolled before.
         self._wanted: dict[str, bool] = {}
 
@@ -69,6 +89,12 @@ class Compactor:
         """Have a log compacted at the next `run_due`, whatever its dirty ratio; raises as `compact`."""
         self._check(name)
         self._wanted[name] = roll
+
+    def request_all(self) -> None:
+        """Have every log compacted whose `cleanup.policy` says so."""
+        for name, partition in list(self._store.partitions.items()):
+            if partition.config.is_compacted and partition.failure is None:
+                self._wanted.setdefault(name, False)
 
     def is_requested(self, name: str) -> bool:
         """Whether a log waits for what `request` asked."""
@@ -87,20 +113,37 @@ class Compactor:
         return compaction.plan(log, self._store.clock())
 
     def run_due(self) -> None:
-        """Do what was asked for, and then, every `log.cleaner.backoff.ms`, the dirtiest logs until none is due."""
+        """Do what was asked for, and then, every `log.cleaner.backoff.ms`, the dirtiest logs until none is due.
+
+        While upkeep is paused, only what was asked for.
+        """
+        try:
+            self._run_due()
+        except BaseException:
+            self.is_dead = True
+            raise
+        self.is_dead = False
+
+    def _run_due(self) -> None:
         while self._wanted and not self._stopped.is_set():
             name, roll = self._wanted.popitem()
             if name in self._store:
                 self._try(name, partial(self.compact, name, roll=roll))
-        broker = self._store.settings.broker_config
-        if not broker.log_cleaner_enable or self._store.clock() < self._next_ms:
+        store = self._store
+        broker = store.settings.broker_config
+        is_paused = store.keeper.is_paused or not broker.log_cleaner_enable
+        timers = {Task.COMPACTION: self.timer}
+        if not due(timers, broker, store.clock(), is_paused=is_paused):
             return
         passed: set[str] = set()
-        while not self._stopped.is_set() and (dirtiest := self._dirtiest(passed)) is not None:
+        while not self._stopped.is_set() and not store.keeper.is_paused:
+            dirtiest = self._dirtiest(passed)
+            if dirtiest is None:
+                break
             # Each log once: a round that could not get on would otherwise be chosen again at once.
             passed.add(dirtiest)
             self._try(dirtiest, partial(self._round, dirtiest))
-        self._next_ms = self._store.clock() + broker.log_cleaner_backoff_ms
+        self.timer = Timer(store.clock())
 
     def compact(
         self, name: str, *, roll: bool = False, progress: Progress | None = None
@@ -132,31 +175,43 @@ class Compactor:
             )
 
     def _dirtiest(self, passed: set[str]) -> str | None:
-        partitions = {
-            name: partition
-            for name, partition in list(self._store.partitions.items())
-            if partition.config.is_compacted
-            and partition.uncleanable is None
-            and partition.failure is None
-            and not partition.is_paused
-            and name not in passed
-        }
-        plans = {name: self.plan(name) for name in partitions}
-        return compaction.choose(plans, {name: p.config for name, p in partitions.items()})
+        plans: dict[str, Plan] = {}
+        configs: dict[str, LogConfig] = {}
+
+        def look(name: str, partition: Partition) -> None:
+            if partition.config.is_compacted:
+                plans[name] = self.plan(name)
+                configs[name] = partition.config
+
+        for name, partition in list(self._store.partitions.items()):
+            if (
+                partition.uncleanable is None
+                and partition.failure is None
+                and not partition.is_paused
+                and name not in passed
+            ):
+                self._try(name, partial(look, name, partition))
+        return compaction.choose(plans, configs)
 
     def _try(self, name: str, work: Callable[[], object]) -> None:
         """Do something to one log; what goes wrong with it does not keep the others from being compacted."""
         partition = self._store.partitions.get(name)
+        reason: LogfsError | OSError
         try:
             work()
         except CleaningAborted as error:
             logger.info("%s", error)
-        except (LogfsError, OSError) as error:
-            logger.error("%s: is not compacted: %s", name, error)
+        except Exception as error:
+            if isinstance(error, LogfsError | OSError):
+                logger.error("%s: is not compacted: %s", name, error)
+                reason = error
+            else:
+                logger.exception("%s: is not compacted", name)
+                reason = InvalidStore(f"{name}: cannot be compacted: {error!r}")
             if partition is not None and not (
                 isinstance(error, OSError) and error.errno in NO_SPACE
             ):
-                partition.uncleanable = error
+                partition.uncleanable = reason
 
     def _round(self, name: str, progress: Progress | None = None) -> Cleaned:
         with self._running:
@@ -166,14 +221,24 @@ class Compactor:
             if store.cleaner_offset(name) is None:
                 # Before offsets are missing for the first time: it is by this that loading knows.
                 store.set_cleaner_offset(partition, plan.dirty.first_dirty)
-            store.background.append(f"compacting {name}")
-            try:
-                cleaned = self._clean(partition, plan, progress)
-            finally:
-                store.background.remove(f"compacting {name}")
+            began = time.monotonic()
+            # What is read: the dirty part for its keys, then all of it; what is written may be as much.
+            total = 2 * plan.clean_bytes + 3 * plan.cleanable_bytes
+            with store.keeper.doing("compacting", name, total) as work:
+                try:
+                    cleaned = self._clean(partition, plan, work, progress)
+                except CleaningAborted:
+                    self.aborted += 1
+                    raise
             store.set_cleaner_offset(partition, cleaned.first_dirty)
             partition.uncleanable = None
             partition.cleaned_ms = store.clock()
+            read = max(work.done_bytes - cleaned.bytes_after, 0)
+            seconds = time.monotonic() - began
+            self.last[name] = Result(store.clock(), seconds, read, cleaned)
+            self.rounds += 1
+            self.bytes_read += read
+            self.bytes_written += cleaned.bytes_after
             logger.info(
                 "%s: compacted up to offset %d: %d bytes in %d segments became %d in %d",
                 name,
@@ -185,13 +250,19 @@ class Compactor:
             )
             return cleaned
 
-    def _clean(self, partition: Partition, plan: Plan, progress: Progress | None) -> Cleaned:
+    def _clean(
+        self, partition: Partition, plan: Plan, work: Work, progress: Progress | None
+    ) -> Cleaned:
         from logfs.log.cleaner import clean
 
         broker = self._store.settings.broker_config
         throttle = Throttle(broker.log_cleaner_io_max_bytes_per_second, self._stopped.wait)
 
+        def begin(phase: str) -> None:
+            work.phase = phase
+
         def spend(size: int) -> None:
+            work.done_bytes += size
             if progress is not None:
                 progress(size)
             throttle.spend(size)
@@ -208,4 +279,5 @@ class Compactor:
             // max(broker.log_cleaner_threads, 1),
             load_factor=broker.log_cleaner_io_buffer_load_factor,
             spend=spend,
+            begin=begin,
         )

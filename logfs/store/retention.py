@@ -6,7 +6,8 @@ start offset, what exceeds `retention.bytes`, what is older than `retention.ms`.
 
 from __future__ import annotations
 
-from itertools import pairwise
+from enum import Enum
+from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.format.times import format_time
@@ -18,10 +19,19 @@ if TYPE_CHECKING:
     from logfs.log.segment import Segment
 
 
+class Cause(Enum):
+    """Which of the three passes a segment goes by."""
+
+    START = "log-start-offset"
+    SIZE = "retention.bytes"
+    TIME = "retention.ms"
+
+
 class Expired(NamedTuple):
     """A segment that goes, and why, in words."""
 
     segment: Segment
+    cause: Cause
     reason: str
 
 
@@ -49,9 +59,9 @@ def plan(
     """
     expired = [*_below_start(segments, log_start_offset)]
     if config is not None and config.is_deleted:
-        for reasons in (_too_large, _too_old):
+        for cause, reasons in ((Cause.SIZE, _too_large), (Cause.TIME, _too_old)):
             left = segments[len(expired) :]
-            expired += map(Expired, left, reasons(left, config, now_ms))
+            expired += map(Expired, left, repeat(cause), reasons(left, config, now_ms))
     left = segments[len(expired) :]
     return Plan(expired, _why_it_stays(left, config, now_ms) if left else "")
 
@@ -60,7 +70,9 @@ def _below_start(segments: Sequence[Segment], log_start_offset: int) -> Iterator
     for segment, following in pairwise(segments):
         if following.base_offset > log_start_offset:
             return
-        yield Expired(segment, f"it lies below the log start offset {log_start_offset}")
+        yield Expired(
+            segment, Cause.START, f"it lies below the log start offset {log_start_offset}"
+        )
 
 
 def _too_large(segments: Sequence[Segment], config: LogConfig, now_ms: int) -> Iterator[str]:

@@ -1,16 +1,21 @@
-"""What a store and its partitions say of themselves: for status files, metrics and the command line."""
+"""What a store and its partitions say of themselves: for status files and the command line."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from logfs.store.upkeep import HELD_UP
+
 if TYPE_CHECKING:
     from logfs.log.partition import Partition
+    from logfs.store.compactor import Result
+    from logfs.store.retainer import Retained
     from logfs.store.store import Store
+    from logfs.store.upkeep import Work
 
 
-def partition_status(partition: Partition) -> dict[str, Any]:
-    """Offsets, sizes (bytes), segments and times (ms) of a partition."""
+def partition_status(partition: Partition, store: Store | None = None) -> dict[str, Any]:
+    """Offsets, sizes (bytes), segments and times (ms) of a partition; of a store also what its upkeep does here."""
     config = partition.config
     segments = partition.segments
     return {
@@ -41,7 +46,48 @@ def partition_status(partition: Partition) -> dict[str, Any]:
         ],
         "torn": list(partition.torn),
         "failure": None if partition.failure is None else str(partition.failure),
+        **({} if store is None else _partition_upkeep(store, partition)),
     }
+
+
+def _partition_upkeep(store: Store, partition: Partition) -> dict[str, Any]:
+    """What upkeep did to a partition last and does now, and when it looks at it next (ms since the epoch)."""
+    name = partition.name.directory
+    works = [work_status(work) for work in list(store.background) if work.name == name]
+    due = {} if partition.is_paused or store.keeper.is_paused else _next_due(store)
+    cleaned, retained = store.compactor.last.get(name), store.retainer.last.get(name)
+    return {
+        "background": works,
+        "compaction_requested": store.compactor.is_requested(name),
+        "last_cleaning": cleaned and _cleaning(cleaned),
+        "last_retention": retained and _retention(retained),
+        "next_due_ms": due,
+    }
+
+
+def _cleaning(done: Result) -> dict[str, Any]:
+    return {
+        "when_ms": done.when_ms,
+        "seconds": round(done.seconds, 3),
+        "bytes_before": done.cleaned.bytes_before,
+        "bytes_after": done.cleaned.bytes_after,
+        "segments_before": done.cleaned.segments_before,
+        "segments_after": done.cleaned.segments_after,
+        "clean_up_to": done.cleaned.first_dirty,
+    }
+
+
+def _retention(done: Retained) -> dict[str, Any]:
+    return {
+        "when_ms": done.when_ms,
+        "segments": done.segments,
+        "bytes": done.size_bytes,
+        "log_start_offset": done.log_start_offset,
+    }
+
+
+def _next_due(store: Store) -> dict[str, int]:
+    return {task.value: due_ms for task, due_ms in store.keeper.next_due().items()}
 
 
 def _first_timestamp(partition: Partition) -> int:
@@ -56,62 +102,57 @@ def _first_timestamp(partition: Partition) -> int:
     return -1 if record is None or record.timestamp is None else record.timestamp
 
 
+def work_status(work: Work) -> dict[str, Any]:
+    """Something that is going on: with what, since when (ms since the epoch), and how far it is (bytes)."""
+    return {
+        "what": work.what,
+        "name": work.name,
+        "since_ms": work.since_ms,
+        "phase": work.phase,
+        "done_bytes": work.done_bytes,
+        "total_bytes": work.total_bytes,
+    }
+
+
+def upkeep_status(store: Store) -> dict[str, Any]:
+    """What upkeep did last, and what is due next; times in ms since the epoch."""
+    keeper = store.keeper
+    return {
+        "paused": keeper.is_paused,
+        "last_run_ms": keeper.last_run_ms,
+        "last_run_seconds": round(keeper.last_run_seconds, 6),
+        "next_due_ms": _next_due(store),
+        "waiting_after_errors": [f"{task.value} {name}".strip() for task, name in keeper.backoff],
+        "last_retention": {n: _retention(done) for n, done in sorted(store.retainer.last.items())},
+        "last_cleaning": {n: _cleaning(done) for n, done in sorted(store.compactor.last.items())},
+    }
+
+
+def upkeep_text(store: Store) -> str:
+    """The same in words, a line each."""
+    keeper = store.keeper
+    lines = ["paused" if keeper.is_paused else "upkeep"]
+    lines += [str(work) for work in list(store.background)]
+    for task, due_ms in keeper.next_due().items():
+        if keeper.is_paused and task in HELD_UP:
+            lines.append(f"{task.value}: paused")
+        else:
+            seconds = max(due_ms - store.clock(), 0) / 1000
+            lines.append(f"{task.value}: due in {seconds:.0f} s")
+    for task, name in keeper.backoff:
+        lines.append(f"{task.value}{' of ' if name else ''}{name} has failed and is tried again")
+    return "".join(f"{line}\n" for line in lines)
+
+
 def store_status(store: Store) -> dict[str, Any]:
     """The whole of a store, without what each partition says of itself."""
     return {
         "log_dirs": [str(log_dir.path) for log_dir in store.log_dirs],
         "read_only": store.read_only,
+        "now_ms": store.clock(),
         "uptime_ms": store.clock() - store.opened_ms,
         "partitions": len(store.partitions),
         "offline": {name: str(reason) for name, reason in sorted(store.offline.items())},
-        "background": store.background,
+        "upkeep": upkeep_status(store),
+        "background": [work_status(work) for work in list(store.background)],
     }
-
-
-_METRICS = (
-    ("kafka_log_log_size", "gauge", "Bytes of the .log files of a partition."),
-    ("kafka_log_log_num_log_segments", "gauge", "Segments of a partition."),
-    ("kafka_log_log_log_start_offset", "gauge", "The first readable offset of a partition."),
-    ("kafka_log_log_log_end_offset", "gauge", "The next offset of a partition."),
-    ("logfs_recovery_point", "gauge", "The first offset not known to be on the disk."),
-    ("logfs_appended_records_total", "counter", "Records appended since the store was opened."),
-    ("logfs_appended_bytes_total", "counter", "Bytes of batches appended since then."),
-    ("logfs_flushes_total", "counter", "Successful flushes since then."),
-    ("logfs_partition_failed", "gauge", "1 if a write or an fsync failed and appends are refused."),
-)
-
-
-def metrics(store: Store, more: dict[str, float] | None = None) -> bytes:
-    """Prometheus text, with Kafka's names where Kafka has the metric; `more` are gauges without labels."""
-    samples: dict[str, list[str]] = {name: [] for name, _, _ in _METRICS}
-    for _, partition in sorted(store.partitions.items()):
-        labels = f'{{topic="{partition.topic}",partition="{partition.partition}"}}'
-        values = (
-            partition.size_bytes,
-            len(partition.segments),
-            partition.log_start_offset,
-            partition.log_end_offset,
-            partition.recovery_point,
-            partition.appended_records,
-            partition.appended_bytes,
-            partition.flushes,
-            int(partition.failure is not None),
-        )
-        for (metric, _, _), value in zip(_METRICS, values, strict=True):
-            samples[metric].append(f"{metric}{labels} {value}\n")
-    out = []
-    for name, kind, text in _METRICS:
-        out.append(f"# HELP {name} {text}\n# TYPE {name} {kind}\n")
-        out += samples[name]
-    gauges: dict[str, float] = {
-        "logfs_uptime_seconds": (store.clock() - store.opened_ms) / 1000,
-        "kafka_log_log_manager_offline_log_directory_count": 0,
-        "kafka_log_log_cleaner_manager_uncleanable_partitions_count": sum(
-            partition.uncleanable is not None for partition in store.partitions.values()
-        ),
-        "logfs_offline_partitions": len(store.offline),
-        **(more or {}),
-    }
-    for name, gauge in gauges.items():
-        out.append(f"# TYPE {name} gauge\n{name} {gauge}\n")
-    return "".join(out).encode()

@@ -25,11 +25,12 @@ from logfs.log.follow import FollowedPartition
 from logfs.log.followed import FollowedSegment
 from logfs.log.partition import LEADER_EPOCH, Partition
 from logfs.log.segment import Segment
-from logfs.store import retention
 from logfs.store.compactor import Compactor
 from logfs.store.groups import Groups
 from logfs.store.log_dir import LogDir
+from logfs.store.retainer import Retainer
 from logfs.store.settings import Settings
+from logfs.store.upkeep import Keeper, Task
 
 if TYPE_CHECKING:
     import os
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from logfs.config import LogConfig
+    from logfs.store import retention
+    from logfs.store.upkeep import Work
 
     Progress = Callable[[str, int, int], None]
 
@@ -84,8 +87,10 @@ class Store:
         self.partitions: dict[str, Partition] = {}
         self.offline: dict[str, LogfsError | OSError] = {}
         self.opened_ms = clock()
-        # What upkeep is doing, and since when, for those who watch.
-        self.background: list[str] = []
+        self.recovered_bytes = 0
+        self.loading_seconds = 0.0
+        # What is being done in the background, for those who watch.
+        self.background: list[Work] = []
         self.groups = Groups(self)
         self._lock = threading.RLock()
         self._only = only
@@ -94,22 +99,22 @@ class Store:
         # Of a store that only reads: the directories' inode numbers, and when one that is offline was changed last.
         self._inodes: dict[str, int] = {}
         self._failed_mtime: dict[str, int] = {}
-        self._deletions: dict[Path, int] = {}
+        # The directories of deleted partitions, and from when on they may go.
+        self.deletions: dict[Path, int] = {}
         self._progress = progress or (lambda *_: None)
         self.compactor = Compactor(self)
+        self.retainer = Retainer(self, self._lock)
         self.log_dirs = self._open_log_dirs(log_dirs)
         try:
             self.settings = Settings(self.disk, [log_dir.path for log_dir in self.log_dirs])
-            self._next_checkpoint_ms = self._next_retention_ms = (
-                self.opened_ms + self.settings.broker_config.log_initial_task_delay_ms
-            )
-            self._retained_version = self.settings.version
-            self._next_expiration_ms = (
-                self.opened_ms
-                + self.settings.broker_config.producer_id_expiration_check_interval_ms
-            )
+            self.keeper = Keeper(self, self._lock)
+            began = time.monotonic()
             for log_dir in self.log_dirs:
                 self._load(log_dir)
+            self.loading_seconds = time.monotonic() - began
+            if self.recovered_bytes:
+                seconds = self.loading_seconds
+                logger.info("recovered: %d bytes read in %.1f s", self.recovered_bytes, seconds)
         except BaseException:
             for log_dir in self.log_dirs:
                 log_dir.close()
@@ -204,7 +209,7 @@ class Store:
                 continue
             path = log_dir.path / entry.name
             if kind is DirectoryKind.DELETED and not self.read_only:
-                self._deletions[path] = self.clock()
+                self.deletions[path] = self.clock()
             elif kind is DirectoryKind.NORMAL and name.topic != "__cluster_metadata":
                 found.append((name, path, entry.inode()))
         return sorted(found)
@@ -254,6 +259,7 @@ class Store:
         def report(size: int) -> None:
             nonlocal done
             done += size
+            self.recovered_bytes += size
             self._progress(name.directory, done, total)
 
         def load() -> recovery.Loaded:
@@ -341,7 +347,7 @@ class Store:
             partition.directory = doomed
             del self.partitions[name]
             self._forget_cleaner_offset(self._homes.pop(name), partition.name)
-            self._deletions[doomed] = self.clock() + delay_ms
+            self.deletions[doomed] = self.clock() + delay_ms
             if not any(other.topic == partition.topic for other in self.partitions.values()):
                 self.settings.remove_topic(partition.topic)
             self.write_checkpoints()
@@ -380,37 +386,18 @@ class Store:
                 )
             partition.advance_log_start(partition.log_end_offset if offset == -1 else offset)
             self.write_checkpoints()
-            self._next_retention_ms = 0
+            self.keeper.ask(Task.RETENTION)
             return partition.log_start_offset
+
+    # `retainer` and `compactor` do it; here is what has to be remembered of a compaction.
 
     def retention_plan(self, name: str) -> retention.Plan:
         """What `retain` would do to a partition now, and why; nothing is done."""
-        partition = self[name]
-        overrides = self.settings.topic_overrides(partition.topic)
-        config = partition.config if overrides or not self._homes[name].is_brokers else None
-        start = partition.log_start_offset
-        return retention.plan(partition.segments, config, start, self.clock())
+        return self.retainer.plan(name)
 
     def retain(self, names: Iterable[str] | None = None) -> int:
         """Drop every segment that has had its time (kafka-storage 7), of these partitions or all; how many."""
-        with self._lock:
-            chosen = (
-                [n for n in self.partitions if not self[n].is_paused] if names is None else names
-            )
-            plans = {name: self.retention_plan(name) for name in chosen}
-            plans = {name: plan for name, plan in plans.items() if plan}
-            for name, plan in plans.items():
-                self.partitions[name].advance_log_start(plan.log_start_offset)
-            if plans:
-                # Before a name changes: after a crash in between, nothing that was dropped may come back.
-                self.write_checkpoints()
-            for name, plan in plans.items():
-                self.partitions[name].drop_oldest(len(plan.expired))
-                for segment, reason in plan.expired:
-                    logger.info("%s: dropped: %s", segment.path, reason)
-            return sum(len(plan.expired) for plan in plans.values())
-
-    # Compaction: `compactor` does it, and here is what it has to be remembered by.
+        return self.retainer.retain(names)
 
     def compact(self, name: str, *, roll: bool = False) -> None:
         """Compact a partition now; see `Compactor.compact`, which also tells of its progress."""
@@ -436,6 +423,10 @@ class Store:
     def home(self, name: str) -> Path:
         """The log directory that a partition lies in."""
         return self._homes[name].path
+
+    def is_brokers(self, name: str) -> bool:
+        """Whether a broker also uses the directory that a partition lies in."""
+        return self._homes[name].is_brokers
 
     def _check_writable(self, name: str) -> None:
         if self.read_only:
@@ -493,7 +484,7 @@ class Store:
         return before is not None and before != mtime
 
     def upkeep(self, *, compaction: bool = True) -> None:
-        """Do what is due by now: flushes, checkpoints, retention, removals, and compaction. May take long.
+        """Do what is due by now (see `logfs.store.upkeep`). May take long; what fails is logged and tried again.
 
         For a store that only reads, this is `refresh`. Without `compaction`, which takes longest, that is left to who
         calls `compactor.run_due` in another thread.
@@ -501,38 +492,9 @@ class Store:
         if self.read_only:
             self.refresh()
             return
-        self._upkeep(self.clock())
+        self.keeper.run_due()
         if compaction:
             self.compactor.run_due()
-
-    def _upkeep(self, now: int) -> None:
-        for partition in list(self.partitions.values()):
-            if partition.flush_overdue(now):
-                try:
-                    partition.flush()
-                except LogfsError as error:
-                    logger.error("%s", error)
-        broker = self.settings.broker_config
-        if now >= self._next_expiration_ms:
-            self._next_expiration_ms = now + broker.producer_id_expiration_check_interval_ms
-            for partition in list(self.partitions.values()):
-                partition.expire_producers(now, broker.producer_id_expiration_ms)
-        if now >= self._next_checkpoint_ms:
-            self._next_checkpoint_ms = now + min(
-                broker.log_flush_offset_checkpoint_interval_ms,
-                broker.log_flush_start_offset_checkpoint_interval_ms,
-            )
-            with self._lock:
-                self.write_checkpoints()
-        if now >= self._next_retention_ms or self.settings.version != self._retained_version:
-            self._next_retention_ms = now + broker.log_retention_check_interval_ms
-            self._retained_version = self.settings.version
-            self.retain()
-        for partition in list(self.partitions.values()):
-            partition.remove_dropped(now)
-        for path in [path for path, due in self._deletions.items() if due <= now]:
-            self._remove_directory(path)
-            del self._deletions[path]
 
     def write_checkpoints(self) -> None:
         """Write the recovery points, log start offsets and high watermarks of every log directory."""
@@ -554,16 +516,6 @@ class Store:
             log_dir.write_recovery_points(points)
             log_dir.write_high_watermarks(points)
             log_dir.write_log_starts(starts)
-
-    def _remove_directory(self, path: Path) -> None:
-        """Remove a deleted partition's directory, one level deep: partitions have no subdirectories."""
-        try:
-            for entry in list(self.disk.scan(path)):
-                self.disk.unlink(path / entry.name)
-            self.disk.rmdir(path)
-            logger.info("%s: removed", path)
-        except OSError as error:
-            logger.error("%s: could not be removed: %s", path, error)
 
     def close(self) -> None:
         """Flush and close everything; the clean-shutdown marker is written only where it is true.

@@ -116,9 +116,8 @@ class PartitionDirectory(PartitionAccess, Directory):
         """What upkeep does with the partition, in words, a line each."""
         store, name = self.context.store, self.name
         lines = ["paused" if self.partition.is_paused else "upkeep"]
-        if f"compacting {name}" in store.background:
-            lines.append("compacting")
-        elif store.compactor.is_requested(name):
+        lines += [str(work) for work in list(store.background) if work.name == name]
+        if store.compactor.is_requested(name):
             lines.append("compaction is asked for")
         if self.partition.config.is_compacted:
             dirty = store.compactor.plan(name)
@@ -153,7 +152,8 @@ class PartitionDirectory(PartitionAccess, Directory):
         return self.modes.get(_LOG_START, 0o644)
 
     def _status(self) -> bytes:
-        return orjson.dumps(partition_status(self.partition), option=orjson.OPT_INDENT_2) + b"\n"
+        status = partition_status(self.partition, self.context.store)
+        return orjson.dumps(status, option=orjson.OPT_INDENT_2) + b"\n"
 
     def _status_access(self) -> Access:
         return self.modes.get(_STATUS, READ_BITS)

@@ -113,6 +113,7 @@ class RecordHandle(Handle):
         super().__init__(node)
         self.file = node
         self.content = node.content(node.record)
+        node.partition.traffic.bytes_out += len(self.content)
         node.forget_record()
 
     def read(self, position: int, size: int) -> bytes:

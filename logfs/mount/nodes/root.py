@@ -9,18 +9,22 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from logfs.errors import InvalidName, NotWritable
 from logfs.mount.errnos import refuse
+from logfs.mount.metering import families
 from logfs.mount.nodes.base import Caller, Context, Directory, Node, Stat
 from logfs.mount.nodes.config import BrokerConfigDirectory
 from logfs.mount.nodes.generated import GeneratedFile
 from logfs.mount.nodes.partition import PartitionDirectory
+from logfs.store.metrics import metrics
 from logfs.store.modes import Access, Modes
-from logfs.store.status import metrics, store_status
+from logfs.store.status import store_status, upkeep_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SELF = ".logfs"
+_COMMANDS = ("compact", "retain", "checkpoint", "pause", "resume")
 
 
 class RootDirectory(Directory):
@@ -91,10 +95,33 @@ class SelfDirectory(Directory):
             "metrics": self._metrics,
             "errors": self.context.errors.text,
         }
+        if name == "ctl":
+            return GeneratedFile(self.context, name, self, self._doing, self._command)
         return GeneratedFile(self.context, name, self, makers[name]) if name in makers else None
 
     def names(self) -> Iterator[str]:
-        yield from ("README", "config", "errors", "metrics", "status.json")
+        yield from ("README", "config", "ctl", "errors", "metrics", "status.json")
+
+    def _doing(self) -> bytes:
+        """What upkeep does, and what is due next, in words, a line each."""
+        return upkeep_text(self.context.store).encode()
+
+    def _command(self, text: str) -> None:
+        """Do what is written for all partitions; `compact` goes on in the background."""
+        store = self.context.store
+        store.disk.check_may_block()
+        if store.read_only:
+            raise NotWritable(f"{self.path}/ctl: the store is open read-only")
+        if text in ("pause", "resume"):
+            store.keeper.is_paused = text == "pause"
+        elif text == "retain":
+            store.retain()
+        elif text == "compact":
+            store.compactor.request_all()
+        elif text == "checkpoint":
+            store.keeper.checkpoint()
+        else:
+            raise InvalidName(f"{text!r} is no command: write one of {', '.join(_COMMANDS)}")
 
     def _status(self) -> bytes:
         status = {
@@ -106,8 +133,7 @@ class SelfDirectory(Directory):
         return orjson.dumps(status, option=orjson.OPT_INDENT_2) + b"\n"
 
     def _metrics(self) -> bytes:
-        errors = {"logfs_errors_total": float(self.context.errors.count)}
-        return metrics(self.context.store, errors)
+        return metrics(self.context.store, families(self.context.errors))
 
 
 def _readme() -> bytes:

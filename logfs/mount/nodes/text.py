@@ -97,10 +97,10 @@ class TextHandle(Handle):
         self.position = 0
         node.handles.add(self)
         node.let_go()
-        node.let_go()
 
     def read(self, position: int, size: int) -> bytes:
         data = self._file.view.read(position, size)
+        self._file.partition.traffic.bytes_out += len(data)
         self.position = position
         self._file.let_go()
         return data

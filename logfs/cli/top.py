@@ -1,0 +1,304 @@
+"""`logfs top`: a live table of the partitions of a mount or a log directory."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.cli.watch import source
+from logfs.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from logfs.cli.watch import Look, Source
+
+_IN = "kafka_server_brokertopicmetrics_messagesin_total"
+_BYTES_IN = "kafka_server_brokertopicmetrics_bytesin_total"
+_BYTES_OUT = "kafka_server_brokertopicmetrics_bytesout_total"
+
+
+class Row(NamedTuple):
+    """One partition: bytes, counts, offsets, and rates a second; None where there is nothing to tell."""
+
+    name: str
+    size: float
+    segments: float
+    start: float
+    end: float
+    records: float | None = None
+    bytes_in: float | None = None
+    bytes_out: float | None = None
+    dirty: float | None = None
+    lag: float | None = None
+    state: str = ""
+
+
+# By which the rows can be sorted, the letter that does it in the live table, and which comes first.
+SORTS: Mapping[str, tuple[str, Callable[[Row], float]]] = {
+    "size": ("s", lambda row: -row.size),
+    "records": ("r", lambda row: -(row.records or 0)),
+    "in": ("i", lambda row: -(row.bytes_in or 0)),
+    "out": ("o", lambda row: -(row.bytes_out or 0)),
+    "dirty": ("d", lambda row: -(row.dirty or 0)),
+    "lag": ("l", lambda row: -(row.lag or 0)),
+    "segments": ("g", lambda row: -row.segments),
+    "name": ("n", lambda row: 0),
+}
+_HEADINGS = (
+    "PARTITION",
+    "SIZE",
+    "SEGMENTS",
+    "START",
+    "END",
+    "REC/S",
+    "MB/S IN",
+    "MB/S OUT",
+    "DIRTY",
+    "LAG",
+    "STATE",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to look at, how often, and how it is shown."""
+    parser.add_argument(
+        "target",
+        type=Path,
+        nargs="?",
+        help="a mount or a log directory; without it, the only mount",
+    )
+    keys = ", ".join(f"{name} ({letter})" for name, (letter, _) in SORTS.items())
+    parser.add_argument(
+        "--sort", default="in", metavar="KEY", help=f"{keys}; the letter does it live"
+    )
+    parser.add_argument("-n", "--rows", type=int, metavar="N", help="show the first N partitions")
+    parser.add_argument(
+        "--interval", type=float, default=2.0, metavar="SECONDS", help="how often to look (2)"
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="print one plain table, as in a pipe, and end"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show it until q or Ctrl-C, or once."""
+    if arguments.sort not in SORTS:
+        raise InvalidSetting(f"--sort {arguments.sort!r}: give one of {', '.join(SORTS)}")
+    if not 0.05 <= arguments.interval <= 3600:
+        raise InvalidSetting(f"--interval {arguments.interval}: give seconds from 0.05 to 3600")
+    if arguments.rows is not None and arguments.rows < 1:
+        raise InvalidSetting(f"-n {arguments.rows}: give a number of partitions, 1 or more")
+    watched = source(arguments.target)
+    try:
+        if arguments.once or not (sys.stdout.isatty() and sys.stdin.isatty()):
+            _print_once(watched, arguments)
+        else:
+            _Live(watched, arguments).run()
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        watched.close()
+    return 0
+
+
+# The table.
+
+
+def rows(before: Look, after: Look, seconds: float) -> list[Row]:
+    """The partitions as they are after, with the rates since before; those that are offline come last."""
+    work = {each["name"]: each["what"] for each in after.status["background"]}
+    lags: dict[tuple[tuple[str, str], ...], float] = {}
+    for labels, lag in after.metrics.get("logfs_group_lag", {}).items():
+        lags[labels[1:]] = max(lags.get(labels[1:], 0), lag)
+    # A directory that somebody else writes has no counters: there the files tell.
+    is_followed = bool(after.status["read_only"])
+
+    found = []
+    for labels, size in after.metrics.get("kafka_log_log_size", {}).items():
+
+        def value(name: str, look: Look = after, key: object = labels) -> float | None:
+            return look.metrics.get(name, {}).get(key)  # type: ignore[call-overload,no-any-return]
+
+        def rate(name: str) -> float | None:
+            new, old = value(name), value(name, before)
+            if new is None or old is None:
+                return None
+            return max(new - old, 0) / seconds
+
+        name = "-".join(text for _, text in labels)
+        states = [word for word in ("failed", "paused") if value(f"logfs_partition_{word}")]
+        if value("logfs_damaged_ranges"):
+            states.append("damaged")
+        if name in work:
+            states.append(work[name])
+        found.append(
+            Row(
+                name,
+                size,
+                value("kafka_log_log_numlogsegments") or 0,
+                value("kafka_log_log_logstartoffset") or 0,
+                value("kafka_log_log_logendoffset") or 0,
+                rate("kafka_log_log_logendoffset" if is_followed else _IN),
+                rate("kafka_log_log_size" if is_followed else _BYTES_IN),
+                None if is_followed else rate(_BYTES_OUT),
+                value("logfs_cleaner_dirty_ratio"),
+                lags.get(labels),
+                ",".join(states),
+            )
+        )
+    return found + [Row(name, 0, 0, 0, 0, state="offline") for name in after.status["offline"]]
+
+
+def table(found: Sequence[Row], sort: str, count: int | None) -> list[str]:
+    """The lines of the table, its heading first."""
+    chosen = sorted(sorted(found, key=lambda row: row.name), key=SORTS[sort][1])[:count]
+    cells = [
+        _HEADINGS,
+        *(
+            (
+                row.name,
+                _size(row.size),
+                f"{row.segments:.0f}",
+                f"{row.start:.0f}",
+                f"{row.end:.0f}",
+                _optional(row.records, "{:.0f}"),
+                _optional(row.bytes_in and row.bytes_in / 1e6, "{:.2f}"),
+                _optional(row.bytes_out and row.bytes_out / 1e6, "{:.2f}"),
+                _optional(row.dirty, "{:.2f}"),
+                _optional(row.lag, "{:.0f}"),
+                row.state,
+            )
+            for row in chosen
+        ),
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    last = len(widths) - 1
+    return [
+        "  ".join(
+            text.ljust(width) if column in (0, last) else text.rjust(width)
+            for column, (text, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in cells
+    ]
+
+
+def _optional(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _size(size: float) -> str:
+    """Bytes in three digits and a letter, of 1024 each."""
+    for unit in ("B", "K", "M", "G"):
+        if size < 1000:
+            return f"{size:.0f}{unit}" if unit == "B" or size >= 100 else f"{size:.1f}{unit}"
+        size /= 1024
+    return f"{size:.1f}T"
+
+
+def _summary(watched: Source, look: Look, found: Sequence[Row]) -> str:
+    status = look.status
+    text = f"{watched.name}: {status['partitions']} partitions, {_size(sum(row.size for row in found))}"
+    rate = sum(row.bytes_in or 0 for row in found) / 1e6
+    text += f", {sum(row.records or 0 for row in found):.0f} records/s, {rate:.2f} MB/s in"
+    if status["offline"]:
+        text += f", {len(status['offline'])} offline"
+    return text + (", upkeep paused" if (status["upkeep"] or {}).get("paused") else "")
+
+
+def _print_once(watched: Source, arguments: argparse.Namespace) -> None:
+    before, began = watched.look(), time.monotonic()
+    time.sleep(arguments.interval)
+    after = watched.look()
+    found = rows(before, after, time.monotonic() - began)
+    print(_summary(watched, after, found))
+    print("\n".join(table(found, arguments.sort, arguments.rows)))
+
+
+# On a terminal.
+
+
+class _Live:
+    def __init__(self, watched: Source, arguments: argparse.Namespace) -> None:
+        self.watched = watched
+        self.interval = arguments.interval
+        self.rows = arguments.rows
+        self.sort = arguments.sort
+        self.found: list[Row] = []
+
+    def run(self) -> None:
+        before, seen = self.watched.look(), time.monotonic()
+        after = before
+        self.found = rows(before, after, 1)
+        with _terminal() as (keys, resized):
+            due = seen + self.interval
+            while True:
+                self._draw(after)
+                left = max(due - time.monotonic(), 0)
+                ready, _, _ = select.select([keys, resized], [], [], left)
+                if resized in ready:
+                    os.read(resized, 512)
+                if keys in ready and not self._press(os.read(keys, 64).decode("ascii", "replace")):
+                    return
+                if time.monotonic() >= due:
+                    after, now = self.watched.look(), time.monotonic()
+                    self.found = rows(before, after, now - seen)
+                    before, seen, due = after, now, now + self.interval
+
+    def _press(self, pressed: str) -> bool:
+        """Do what keys mean; whether to go on. An empty text is the end of the terminal."""
+        for name, (letter, _) in SORTS.items():
+            if letter in pressed:
+                self.sort = name
+        return bool(pressed) and "q" not in pressed
+
+    def _draw(self, look: Look) -> None:
+        # Not COLUMNS and LINES of the environment: they do not change with the terminal.
+        width, height = os.get_terminal_size(sys.stdout.fileno())
+        keys = " ".join(f"{letter}:{name}" for name, (letter, _) in SORTS.items())
+        head = [
+            _summary(self.watched, look, self.found),
+            f"q:quit  sort by {self.sort} ({keys})",
+            "",
+        ]
+        lines = head + table(self.found, self.sort, self.rows)
+        # Each line clears what is left of the old one, so that nothing flickers.
+        shown = "".join(f"{line[:width]}\x1b[K\n" for line in lines[: height - 1])
+        sys.stdout.write(f"\x1b[H{shown}\x1b[J")
+        sys.stdout.flush()
+
+
+@contextmanager
+def _terminal() -> Iterator[tuple[int, int]]:
+    """Take the terminal over, and give it back as it was, whatever happens; where keys and changes of size come."""
+    import termios
+    import tty
+
+    keys = sys.stdin.fileno()
+    saved = termios.tcgetattr(keys)
+    resized, wake = os.pipe()
+    os.set_blocking(wake, False)
+    old_wake = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    old_winch = signal.signal(signal.SIGWINCH, lambda *_: None)
+    old_term = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        tty.setcbreak(keys)
+        # Another screen, without a cursor.
+        sys.stdout.write("\x1b[?1049h\x1b[?25l\x1b[2J")
+        yield keys, resized
+    finally:
+        sys.stdout.write("\x1b[?25h\x1b[?1049l")
+        sys.stdout.flush()
+        termios.tcsetattr(keys, termios.TCSADRAIN, saved)
+        signal.signal(signal.SIGTERM, old_term)
+        signal.signal(signal.SIGWINCH, old_winch)
+        signal.set_wakeup_fd(old_wake)
+        os.close(resized)
+        os.close(wake)

@@ -1,0 +1,53 @@
+"""What a mount counts beside its store: requests, their errors and times, open files."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+from logfs.mount.guard import REQUESTS
+from logfs.store.metrics import COUNTER, GAUGE, HISTOGRAM, Family, Sample, histogram
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from logfs.mount.errnos import ErrorLog
+
+
+def families(errors: ErrorLog) -> Iterator[Family]:
+    """The metrics of this process's mount; operations that nobody has called are left out."""
+    seen = {name: requests for name, requests in REQUESTS.items() if sum(requests.times.counts)}
+    yield Family(
+        "logfs_request_seconds",
+        HISTOGRAM,
+        "Seconds that requests of the kernel took, by operation.",
+        [
+            sample
+            for name, requests in seen.items()
+            for sample in histogram({"operation": name}, requests.times)
+        ],
+    )
+    yield Family(
+        "logfs_request_errors_total",
+        COUNTER,
+        "Requests that were answered with an errno, by operation.",
+        [
+            Sample(count, {"operation": name, "errno": errno.errorcode.get(number, str(number))})
+            for name, requests in seen.items()
+            for number, count in list(requests.errors.items())
+        ],
+    )
+    text = "Errors given to callers, as .logfs/errors has them: without plain ENOENT."
+    yield Family("logfs_errors_total", COUNTER, text, [Sample(errors.count)])
+    text = "Files that are open on the mount."
+    yield Family("logfs_open_handles", GAUGE, text, [Sample(_open_handles())])
+
+
+def _open_handles() -> int:
+    """Each open that succeeded is followed by one release."""
+
+    def count(name: str) -> int:
+        return sum(REQUESTS[name].times.counts)
+
+    failed = REQUESTS["open"].errors.total() + REQUESTS["create"].errors.total()
+    return count("open") + count("create") - failed - count("release")

@@ -1,0 +1,415 @@
+"""What a store counts, as Prometheus text: with Kafka's names where Kafka has the metric.
+
+Kafka's metrics are beans; their names here are those that the usual rules of the JMX exporter make of them, so that
+dashboards and alerts for brokers find them: domain, type and name in lower case, joined by `_`; a counter `PerSec`
+ends in `_total` instead. What Kafka does not have begins with `logfs_`, and what every process has with `process_`.
+docs/monitoring.md has the table.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import LogfsError
+from logfs.store.retention import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from logfs.log.partition import Partition
+    from logfs.log.timing import Durations
+    from logfs.store.compaction import Plan
+    from logfs.store.store import Store
+
+GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
+
+
+class Sample(NamedTuple):
+    """One value; `suffix` is what a histogram's samples have behind the family's name."""
+
+    value: float
+    labels: Mapping[str, object] = {}
+    suffix: str = ""
+
+
+class Family(NamedTuple):
+    """The samples of one name, in the order in which they are written."""
+
+    name: str
+    kind: str
+    help: str
+    samples: Sequence[Sample]
+
+
+# The text format.
+
+
+def render(families: Iterable[Family]) -> bytes:
+    """The families in Prometheus' text format; those without samples are left out."""
+    out: list[str] = []
+    for name, kind, text, samples in families:
+        if samples:
+            text = text.replace("\\", "\\\\").replace("\n", "\\n")
+            out.append(f"# HELP {name} {text}\n# TYPE {name} {kind}\n")
+            out += [f"{name}{s.suffix}{_labels(s.labels)} {_number(s.value)}\n" for s in samples]
+    return "".join(out).encode()
+
+
+def _labels(labels: Mapping[str, object]) -> str:
+    pairs = ",".join(f'{name}="{_escaped(str(value))}"' for name, value in labels.items())
+    return f"{{{pairs}}}" if pairs else ""
+
+
+def _escaped(text: str) -> str:
+    # A path may hold bytes that are no UTF-8.
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    if value == float("inf"):
+        return "+Inf"
+    return repr(value)
+
+
+def histogram(labels: Mapping[str, object], times: Durations, unit: float = 1.0) -> list[Sample]:
+    """The samples of one histogram, of seconds times `unit`."""
+    buckets = list(times.buckets())
+    samples = [
+        Sample(count, {**labels, "le": _number(bound * unit)}, "_bucket")
+        for bound, count in buckets
+    ]
+    total = times.total_ns / 1e9 * unit
+    return [*samples, Sample(total, labels, "_sum"), Sample(buckets[-1][1], labels, "_count")]
+
+
+# What a store has.
+
+
+def metrics(store: Store, more: Iterable[Family] = ()) -> bytes:
+    """All that a store tells, and `more`. Any thread but the one that must not wait for the disk."""
+    store.disk.check_may_block()
+    plans = _plans(store)
+    return render(
+        [
+            *_logs([partition for _, partition in sorted(store.partitions.items())]),
+            _flushes(store),
+            *_dirty(store, plans),
+            *_cleaner(store, plans),
+            *_retention(store),
+            *_directories(store),
+            *_upkeep(store),
+            *_groups(store),
+            *more,
+            *_process(),
+        ]
+    )
+
+
+def _single(name: str, kind: str, text: str, value: float) -> Family:
+    return Family(name, kind, text, [Sample(value)])
+
+
+def _of(partition: Partition) -> dict[str, object]:
+    return {"topic": partition.topic, "partition": partition.partition}
+
+
+# Of each partition: the name, the help, and what gives the value.
+_LOGS: Sequence[tuple[str, str, Callable[[Partition], float]]] = (
+    ("kafka_log_log_size", "Bytes of the .log files of a partition.", lambda p: p.size_bytes),
+    ("kafka_log_log_numlogsegments", "Segments of a partition.", lambda p: len(p.segments)),
+    (
+        "kafka_log_log_logstartoffset",
+        "The first readable offset of a partition.",
+        lambda p: p.log_start_offset,
+    ),
+    ("kafka_log_log_logendoffset", "The next offset of a partition.", lambda p: p.log_end_offset),
+    (
+        "logfs_recovery_point",
+        "The first offset not known to be on the disk.",
+        lambda p: p.recovery_point,
+    ),
+    (
+        "logfs_partition_failed",
+        "1 if a write or an fsync failed and appends are refused until the next mount.",
+        lambda p: int(p.failure is not None),
+    ),
+    (
+        "logfs_partition_paused",
+        "1 if upkeep is to leave the partition alone.",
+        lambda p: int(p.is_paused),
+    ),
+    (
+        "logfs_damaged_ranges",
+        "Ranges of offsets that are known to be damaged and answer EIO.",
+        lambda p: sum(len(segment.damaged) for segment in p.segments),
+    ),
+)
+_TRAFFIC: Sequence[tuple[str, str, Callable[[Partition], float]]] = (
+    ("messagesin", "Records appended", lambda p: p.appended_records),
+    ("bytesin", "Bytes of batches appended", lambda p: p.appended_bytes),
+    ("bytesout", "Bytes given to readers of the mount", lambda p: p.traffic.bytes_out),
+    ("failedproducerequests", "Appends that failed", lambda p: p.traffic.failed_appends),
+    ("failedfetchrequests", "Reads that failed", lambda p: p.traffic.failed_reads),
+)
+
+
+def _logs(partitions: Sequence[Partition]) -> Iterator[Family]:
+    labels = [_of(partition) for partition in partitions]
+
+    def samples(value: Callable[[Partition], float]) -> list[Sample]:
+        return list(map(Sample, map(value, partitions), labels))
+
+    for name, text, value in _LOGS:
+        yield Family(name, GAUGE, text, samples(value))
+    for name, text, value in _TRAFFIC:
+        name = f"kafka_server_brokertopicmetrics_{name}_total"
+        yield Family(name, COUNTER, f"{text} since the store was opened.", samples(value))
+
+
+def _flushes(store: Store) -> Family:
+    samples = histogram({}, store.disk.flush_times, 1000)
+    text = "Milliseconds that it took to make logs durable (fsync)."
+    return Family("kafka_log_logflushstats_logflushrateandtimems", HISTOGRAM, text, samples)
+
+
+# Compaction.
+
+
+def _plans(store: Store) -> dict[str, Plan]:
+    """How dirty each compacted log is; those that cannot be looked at are left out."""
+    plans = {}
+    for name, partition in sorted(store.partitions.items()):
+        try:
+            if partition.config.is_compacted:
+                plans[name] = store.compactor.plan(name)
+        except (LogfsError, OSError):
+            continue
+    return plans
+
+
+def _dirty(store: Store, plans: Mapping[str, Plan]) -> Iterator[Family]:
+    rows = [
+        (_of(store.partitions[name]), plan)
+        for name, plan in plans.items()
+        if name in store.partitions
+    ]
+    yield Family(
+        "logfs_cleaner_dirty_ratio",
+        GAUGE,
+        "The share of a compacted log's sealed bytes that was not cleaned.",
+        [Sample(plan.ratio, labels) for labels, plan in rows],
+    )
+    yield Family(
+        "logfs_cleaner_cleanable_bytes",
+        GAUGE,
+        "Bytes of a compacted log that a round of cleaning would go through for their keys.",
+        [Sample(plan.cleanable_bytes, labels) for labels, plan in rows],
+    )
+
+
+def _cleaner(store: Store, plans: Mapping[str, Plan]) -> Iterator[Family]:
+    compactor = store.compactor
+    results = list(compactor.last.values())
+    read = sum(result.bytes_read for result in results)
+    written = sum(result.cleaned.bytes_after for result in results)
+    newest = max(results, key=lambda result: result.when_ms, default=None)
+    since = store.clock() - compactor.timer.since_ms
+    for kind, name, text, value in (
+        (
+            "logcleanermanager_max_dirty_percent",
+            GAUGE,
+            "The dirty ratio of the dirtiest log, in percent.",
+            int(100 * max((plan.ratio for plan in plans.values()), default=0)),
+        ),
+        (
+            "logcleanermanager_time_since_last_run_ms",
+            GAUGE,
+            "Milliseconds since logs were last looked at for one to clean.",
+            since,
+        ),
+        (
+            "logcleaner_cleaner_recopy_percent",
+            GAUGE,
+            "Bytes that the last round of each log wrote, in percent of what it read.",
+            int(100 * written / read) if read else 0,
+        ),
+        (
+            "logcleaner_max_buffer_utilization_percent",
+            GAUGE,
+            "How full the map of keys was in the last round.",
+            int(100 * newest.cleaned.map_share) if newest else 0,
+        ),
+        (
+            "logcleaner_max_clean_time_secs",
+            GAUGE,
+            "Seconds of the last round.",
+            round(newest.seconds, 3) if newest else 0,
+        ),
+        (
+            "logcleaner_max_compaction_delay_secs",
+            GAUGE,
+            "Seconds by which the most belated log exceeds max.compaction.lag.ms.",
+            max((plan.delay_ms for plan in plans.values()), default=0) // 1000,
+        ),
+        (
+            "logcleaner_deadthreadcount",
+            GAUGE,
+            "1 if an error that nobody thought of ended the last look at the logs.",
+            int(compactor.is_dead),
+        ),
+    ):
+        yield _single(f"kafka_log_{kind}", name, text, value)
+    for name, text, count in (
+        ("rounds", "Rounds of cleaning that were finished.", compactor.rounds),
+        ("aborted_rounds", "Rounds that were given up for the log had changed.", compactor.aborted),
+        ("read_bytes", "Bytes that rounds of cleaning read.", compactor.bytes_read),
+        ("written_bytes", "Bytes that rounds of cleaning wrote.", compactor.bytes_written),
+    ):
+        yield _single(f"logfs_cleaner_{name}_total", COUNTER, text, count)
+
+
+def _retention(store: Store) -> Iterator[Family]:
+    for name, text, counts in (
+        ("segments", "Segments that retention dropped, by reason.", store.retainer.segments),
+        ("bytes", "Bytes of these segments.", store.retainer.size_bytes),
+    ):
+        samples = [Sample(counts[cause], {"reason": cause.value}) for cause in Cause]
+        yield Family(f"logfs_retention_{name}_total", COUNTER, text, samples)
+
+
+# The store as a whole.
+
+
+def _directories(store: Store) -> Iterator[Family]:
+    directories = [str(log_dir.path) for log_dir in store.log_dirs]
+    uncleanable = [p for p in list(store.partitions.values()) if p.uncleanable is not None]
+
+    def each(name: str, text: str, values: Mapping[str, float]) -> Family:
+        samples = [Sample(value, {"logdirectory": path}) for path, value in values.items()]
+        return Family(name, GAUGE, text, samples)
+
+    at_home = {
+        path: [p for p in uncleanable if str(p.directory.parent) == path] for path in directories
+    }
+    prefix = "kafka_log_logcleanermanager_uncleanable_"
+    text = "Partitions that are not compacted since an error."
+    yield each(
+        f"{prefix}partitions_count", text, {path: len(found) for path, found in at_home.items()}
+    )
+    yield each(
+        f"{prefix}bytes",
+        "Bytes of these partitions.",
+        {path: sum(p.size_bytes for p in found) for path, found in at_home.items()},
+    )
+    # A store answers when all of it has been recovered.
+    text = "Logs that recovery has still to go through."
+    yield each("kafka_log_logmanager_remaininglogstorecover", text, dict.fromkeys(directories, 0))
+    text = "Segments that recovery has still to go through."
+    yield each(
+        "kafka_log_logmanager_remainingsegmentstorecover", text, dict.fromkeys(directories, 0)
+    )
+    free, size = {}, {}
+    for path in directories:
+        try:
+            found = os.statvfs(path)
+        except OSError:
+            continue
+        free[path] = found.f_bavail * found.f_frsize
+        size[path] = found.f_blocks * found.f_frsize
+    yield each("logfs_log_dir_free_bytes", "Bytes that the disk of a log directory has left.", free)
+    yield each("logfs_log_dir_size_bytes", "Bytes of the disk of a log directory.", size)
+    yield _single(
+        "kafka_log_logmanager_offlinelogdirectorycount",
+        GAUGE,
+        "Log directories that have failed.",
+        0,
+    )
+    yield _single(
+        "kafka_server_replicamanager_offlinereplicacount",
+        GAUGE,
+        "Partitions that could not be loaded, or whose log directory has failed.",
+        len(store.offline),
+    )
+    yield _single(
+        "kafka_server_replicamanager_partitioncount",
+        GAUGE,
+        "Partitions, without those that are offline.",
+        len(store.partitions),
+    )
+
+
+def _upkeep(store: Store) -> Iterator[Family]:
+    keeper = store.keeper
+    yield _single(
+        "logfs_uptime_seconds",
+        GAUGE,
+        "Seconds since the store was opened.",
+        (store.clock() - store.opened_ms) / 1000,
+    )
+    text = "Seconds that loading took, recovery included."
+    yield _single("logfs_loading_seconds", GAUGE, text, round(store.loading_seconds, 6))
+    text = "Bytes of .log files that recovery read at the opening."
+    yield _single("logfs_recovered_bytes", GAUGE, text, store.recovered_bytes)
+    if keeper.last_run_ms is not None:
+        text = "When upkeep looked last for what is due."
+        seconds = keeper.last_run_ms / 1000
+        yield _single("logfs_upkeep_last_run_timestamp_seconds", GAUGE, text, seconds)
+    text = "Seconds that the last run of upkeep took, compaction left out."
+    yield _single("logfs_upkeep_last_run_seconds", GAUGE, text, round(keeper.last_run_seconds, 6))
+    text = "Pieces of upkeep that failed."
+    yield _single("logfs_upkeep_failures_total", COUNTER, text, keeper.failures)
+    text = "Pieces of upkeep that wait after an error."
+    yield _single("logfs_upkeep_waiting", GAUGE, text, len(list(keeper.backoff)))
+    text = "1 if upkeep as a whole is paused."
+    yield _single("logfs_upkeep_paused", GAUGE, text, int(keeper.is_paused))
+    works = [(work, {"what": work.what, "name": work.name}) for work in list(store.background)]
+    text = "Bytes that something in the background has gone through."
+    done = [Sample(work.done_bytes, labels) for work, labels in works]
+    yield Family("logfs_background_done_bytes", GAUGE, text, done)
+    text = "Bytes that it is expected to go through, at most."
+    total = [Sample(work.total_bytes, labels) for work, labels in works]
+    yield Family("logfs_background_total_bytes", GAUGE, text, total)
+
+
+def _groups(store: Store) -> Iterator[Family]:
+    samples = []
+    try:
+        for group, name, commit in store.groups:
+            partition = store.partitions.get(name.directory)
+            if partition is not None:
+                labels = {"group": group, **_of(partition)}
+                samples.append(Sample(max(partition.log_end_offset - commit.offset, 0), labels))
+    except (LogfsError, OSError):
+        # What cannot be read now is said by the partitions of __consumer_offsets.
+        samples = []
+    text = "Records between the committed offset of a group and the log end."
+    yield Family("logfs_group_lag", GAUGE, text, samples)
+
+
+def _process() -> Iterator[Family]:
+    """The metrics that the client libraries of Prometheus give of every process, as far as /proc tells."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    tick, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    boot = next(
+        float(line.split()[1])
+        for line in Path("/proc/stat").read_text().splitlines()
+        if line.startswith("btime ")
+    )
+    for name, kind, text, value in (
+        ("cpu_seconds_total", COUNTER, "CPU time.", (int(fields[11]) + int(fields[12])) / tick),
+        ("virtual_memory_bytes", GAUGE, "Virtual memory.", int(fields[20])),
+        ("resident_memory_bytes", GAUGE, "Resident memory.", int(fields[21]) * page),
+        ("start_time_seconds", GAUGE, "When the process began.", boot + int(fields[19]) / tick),
+        ("open_fds", GAUGE, "Open file descriptors.", len(os.listdir("/proc/self/fd"))),
+        (
+            "max_fds",
+            GAUGE,
+            "File descriptors that may be open.",
+            resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        ),
+    ):
+        yield _single(f"process_{name}", kind, text, value)
