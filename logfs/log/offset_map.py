@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SLOT_BYTES = 24
 
+_VALUES_UNREAD = np.uint64(0)
+
 
 class OffsetMap:
     """The newest offset of each key. One writer, and then any number of readers.
@@ -47,7 +49,14 @@ class OffsetMap:
         Raises `Corrupt` for records that break the format.
         """
         done, self._used, latest, outcome = sieve.put_keys(
-            data, spans, first_offset, self.secret, self.slots, self._used, self.capacity
+            data,
+            spans,
+            first_offset,
+            self.secret,
+            self.slots,
+            self._used,
+            self.capacity,
+            _VALUES_UNREAD,
         )
         if outcome < 0:
             raise Corrupt(f"batch {spans[done, 3]}: its records are malformed")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from logfs.store.key_maps import readings
+
 if TYPE_CHECKING:
     from logfs.log.partition import Partition
     from logfs.store.store import Store
@@ -64,7 +66,7 @@ def store_status(store: Store) -> dict[str, Any]:
         "uptime_ms": store.clock() - store.opened_ms,
         "partitions": len(store.partitions),
         "offline": {name: str(reason) for name, reason in sorted(store.offline.items())},
-        "background": store.background,
+        "background": [*store.background, *readings(store)],
     }
 
 
