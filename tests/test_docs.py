@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from logfs.cli import COMMANDS
-from logfs.format import aborted, snapshot
+from logfs.format import aborted, key_table, snapshot
 from logfs.format.batch import HEADER, Header
 from logfs.format.group_record import OffsetCommit, OffsetKey
 from logfs.log.index import OffsetIndex, SparseIndex, TextIndex, TimeIndex
@@ -78,6 +78,19 @@ def test_format_md_describes_the_files_of_producers() -> None:
     rows = table("format.md", "Producer snapshot")
     assert tuple(row[1] for row in rows) == snapshot.ProducerEntry._fields
     assert layout(rows).format == snapshot.ENTRY.format
+
+
+def test_format_md_describes_the_key_map() -> None:
+    """The table "Key map" names the fields of the header that is written, at their positions."""
+    rows = table("format.md", "Key map")
+    anchor = key_table.Anchor(3, 4, 5, 6, 7)
+    header = key_table.TableHeader(0, 512, 1, 2, bytes(16), anchor)
+    packed = key_table.format_header(header, b"")
+    sizes = {"8 bytes": 8, "16 bytes": 16, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8}
+    ends = [int(position) + sizes[kind] for position, _, kind, _ in rows]
+    assert [0, *ends] == [*(int(position) for position, *_ in rows), len(packed)]
+    fields = [*header._fields[:-1], *anchor._fields, "crcs_crc", "header_crc"]
+    assert [field for _, field, _, _ in rows] == ["magic", "version", *fields]
 
 
 def test_filesystem_md_has_the_errno_table() -> None:

@@ -51,6 +51,7 @@ FILES = {
     "segments",
     "config",
     "groups",
+    "keys",
     "log-start-offset",
     "ctl",
     "status.json",

@@ -802,6 +802,7 @@ def test_du_and_ls(model: Model) -> None:
             "config",
             "ctl",
             "groups",
+            "keys",
             "log-start-offset",
             "offsets",
             "records",

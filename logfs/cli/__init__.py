@@ -29,7 +29,7 @@ COMMANDS = {
     "compact": "keep only the newest record of each key",
     "describe": "sizes and offsets of partitions",
     "append": "append lines or JSON envelopes",
-    "cat": "print records by offset, time or range",
+    "cat": "print records by offset, time, range or key",
     "tail": "print the last records, and follow",
     "dump": "print what is in .log, .snapshot and index files, as kafka-dump-log does",
     "check": "audit everything, and change nothing",

@@ -32,6 +32,12 @@ def add_form(parser: argparse.ArgumentParser) -> None:
     form.add_argument("-F", "--format", metavar="FORMAT", help=FORMAT_HELP)
 
 
+def print_record(record: Record, partition: Reader, arguments: argparse.Namespace) -> None:
+    """Print one record."""
+    _write(_shown(record, partition, arguments))
+    sys.stdout.flush()
+
+
 def print_records(
     partition: Reader, start: int, end: int | None, arguments: argparse.Namespace
 ) -> bool:

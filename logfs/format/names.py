@@ -18,6 +18,10 @@ TEXT_INDEX = ".textindex"
 """Ours alone: a third sparse index. Kafka ignores files with suffixes that it does not know."""
 SNAPSHOT = ".snapshot"
 
+# Ours, too, and one for each isolation level: where the newest record of each key is (`logfs.log.key_map`).
+KEY_MAP = "logfs.keys"
+COMMITTED_KEY_MAP = "logfs.keys.committed"
+
 # These follow one of the suffixes above: `<base>.log.deleted`.
 DELETED = ".deleted"
 CLEANED = ".cleaned"
@@ -177,7 +181,11 @@ def file_name(data: bytes, reserved: tuple[str, ...] = ()) -> str:
 
 def parse_file_name(name: str, reserved: tuple[str, ...] = ()) -> bytes | None:
     """The bytes that a name of `file_name` stands for; None for a name that it does not give."""
-    data = ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), name.encode())
+    try:
+        data = ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), name.encode())
+    except UnicodeEncodeError:
+        # Bytes that are not UTF-8 would be encoded.
+        return None
     data = b"" if name == "%" else data
     return data if file_name(data, reserved) == name else None
 

@@ -1,11 +1,13 @@
-"""The compiled loops of compaction: where each key was seen last, which records survive, the batches they make.
+"""The compiled loops of compaction and of key maps: where each key was seen last, which records survive, the batches
+they make.
 
 As the loops of `logfs.format.kernels`: each is one pass without the GIL, allocates nothing, and has a plain twin in
 the tests (`tests/test_offset_map.py`, `tests/test_cleaner.py`). The rules are those of kafka-storage 8.2 to 8.7.
 
 A row of `spans` is what `kernels.decode_spans` takes: start, end, record count, base offset, base timestamp.
 `slots` is uint64[n, 3], an open-addressing table of (hash, hash, offset + 1), where 0 means an empty slot; at least
-one is always empty. `secret` is uint64[2]. `scratch` is uint64[n, 4]: see `SCRATCH_SHAPE`.
+one is always empty. A key map also sets NULL_BIT of the last word where the newest value is null. `secret` is
+uint64[2]. `scratch` is uint64[n, 4]: see `SCRATCH_SHAPE`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from logfs.format.kernels import (
     ATTRIBUTES,
     BAD_KEY,
     BAD_LENGTH,
+    BAD_VALUE,
     BAD_VARINT,
     MAX_TIMESTAMP,
     POSITION,
@@ -39,6 +42,9 @@ if TYPE_CHECKING:
 GOOD = 0
 # What put_keys says of a key that found no room.
 FULL = 1
+
+# Of a slot's last word: the newest record of the key has no value. No offset + 1 reaches it.
+NULL_BIT = 1 << 63
 
 # What becomes of the records of a batch: none stays, all stay, those with a newer value go (and, with EXPIRED, also
 # those whose value is null).
@@ -158,11 +164,13 @@ def put_keys(
     used: int,
     limit: int,
     scratch: UInt64s,
+    null_bit: np.uint64,
 ) -> tuple[int, int, np.int64, int]:
     """Note the offset of each record that has a key and lies at or beyond `first_offset`, in offset order.
 
-    Stops before the record whose key would be the one more than `limit`. Returns (spans done, slots used, the last
-    offset that was noted or -1, GOOD or FULL or a BAD_ code of the span that was not done).
+    With `null_bit`, it is set in the words of those whose value is null; 0 leaves values unread. Stops before the
+    record whose key would be the one more than `limit`. Returns (spans done, slots used, the last offset that was
+    noted or -1, GOOD or FULL or a BAD_ code of the span that was not done).
     """
     latest = np.int64(-1)
     for number in range(len(spans)):
@@ -185,7 +193,14 @@ def put_keys(
                     first, second = hash_key(data, position, length, secret)
                     scratch[count, 0] = first
                     scratch[count, 1] = second
-                    scratch[count, 2] = np.uint64(offset + 1)
+                    word = np.uint64(offset + 1)
+                    if null_bit:
+                        value, position = get_varint(data, position + length, record_end, 5)
+                        if position < 0 or value < -1 or position + max(value, 0) > record_end:
+                            return number, used, latest, BAD_VALUE
+                        if value < 0:
+                            word |= null_bit
+                    scratch[count, 2] = word
                     count += 1
                 position = record_end
             # One behind the other, so that the waits for memory overlap.
@@ -198,7 +213,7 @@ def put_keys(
                     slots[slot, 0] = scratch[index, 0]
                     slots[slot, 1] = scratch[index, 1]
                 slots[slot, 2] = scratch[index, 2]
-                latest = np.int64(scratch[index, 2]) - np.int64(1)
+                latest = np.int64(scratch[index, 2] & ~null_bit) - np.int64(1)
         if position != end:
             return number, used, latest, BAD_LENGTH
     return len(spans), used, latest, GOOD
@@ -221,6 +236,25 @@ def _look_up(scratch: UInt64s, count: int, slots: UInt64s, keep: Bytes) -> tuple
         survivors += stays
         without_value += stays and where & 1 != 0
     return survivors, without_value
+
+
+@kernel
+def move_slots(old: UInt64s, slots: UInt64s) -> int:
+    """Put what is in one table into another of the same secret, over what that has of its keys; how many are new.
+
+    Tables are in the order of the hashes, more or less, so both are gone through from one end to the other.
+    """
+    added = 0
+    for number in range(len(old)):
+        word = old[number, 2]
+        if word != 0:
+            slot = find_slot(slots, old[number, 0], old[number, 1])
+            if slots[slot, 2] == 0:
+                added += 1
+                slots[slot, 0] = old[number, 0]
+                slots[slot, 1] = old[number, 1]
+            slots[slot, 2] = word
+    return added
 
 
 @kernel

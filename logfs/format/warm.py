@@ -48,7 +48,7 @@ def _warm_up_compaction(data: NDArray[np.uint8], rows: NDArray[np.int64]) -> Non
     # As it comes from `secrets`, which nobody may change.
     secret.flags.writeable = False
     scratch = np.empty(sieve.SCRATCH_SHAPE, np.uint64)
-    sieve.put_keys(data, spans, 0, secret, slots, 0, 3, scratch)
+    sieve.put_keys(data, spans, 0, secret, slots, 0, 3, scratch, np.uint64(0))
     keep = np.empty(int(spans[0, 2]), np.uint8)
     kept, nulls = np.zeros(1, np.int64), np.zeros(1, np.int64)
     verdicts = np.full(1, sieve.KEEP, np.uint8)

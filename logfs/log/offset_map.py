@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SLOT_BYTES = 24
 
+_VALUES_UNREAD = np.uint64(0)
+
 
 class OffsetMap:
     """The newest offset of each key. One writer, and then any number of readers.
@@ -56,6 +58,7 @@ class OffsetMap:
             self._used,
             self.capacity,
             self._scratch,
+            _VALUES_UNREAD,
         )
         if outcome < 0:
             raise Corrupt(f"batch {spans[done, 3]}: its records are malformed")

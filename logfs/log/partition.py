@@ -21,6 +21,7 @@ from logfs.format.builder import Built, build_lines, build_marker, build_records
 from logfs.format.control import ControlType, EndTransactionMarker
 from logfs.format.record import Record
 from logfs.format.text import TextSize
+from logfs.log import key_map
 from logfs.log.committed import CommittedReader, Isolation
 from logfs.log.dropped import DroppedSegments
 from logfs.log.files import NO_SPACE
@@ -506,6 +507,7 @@ class Partition(Reader):
 
     def _truncate(self, offset: int) -> None:
         now_ms = self._clock()
+        key_map.forget(self)
         kept = [segment for segment in self.segments if segment.base_offset <= offset]
         dropped = self.segments[len(kept) :]
         if not kept:

@@ -6,6 +6,7 @@ import threading
 import weakref
 from bisect import bisect_right
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import InvalidRecord, OffsetOutOfRange
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from logfs.format.record import Record
     from logfs.format.text import View
     from logfs.log.files import Disk
+    from logfs.log.key_map import KeyMap
     from logfs.log.recovery import Loaded
     from logfs.log.segment import Segment
     from logfs.log.view import Text
@@ -261,6 +263,17 @@ class Reader:
         ):
             return None
         return batch.record_at(offset)
+
+    @cached_property
+    def keys(self) -> KeyMap:
+        """Where the newest record of each key is."""
+        from logfs.log.key_map import KeyMap
+
+        return KeyMap(self)
+
+    def newest(self, key: bytes) -> Record | None:
+        """The newest record with a key; None if there is none, or its value is null: see `KeyMap.newest`."""
+        return self.keys.newest(key)
 
     def first_offset_from(self, offset: int) -> int | None:
         """The offset of the first record at or behind one; None if there is none."""

@@ -38,12 +38,12 @@ _VERSION = b"logfs text index 1"
 _TRAILER = struct.Struct(">I")
 
 
-def directory() -> Path | None:
-    """Where the cache is; None for a user without a home."""
+def directory(kind: str = "text") -> Path | None:
+    """Where the cache of a kind is; None for a user without a home."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(home):
         home = os.path.expanduser("~/.cache")
-    return Path(home, "logfs", "text") if os.path.isabs(home) else None
+    return Path(home, "logfs", kind) if os.path.isabs(home) else None
 
 
 def load(disk: Disk, log: File, index: TextIndex) -> bool:
@@ -77,7 +77,7 @@ def save(disk: Disk, log: File, index: TextIndex) -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         own.replace_file(path, entries + _TRAILER.pack(zlib.crc32(entries)))
-        _remove_oldest(own, path.parent)
+        remove_oldest(own, path.parent, LIMIT_BYTES)
         # From here on the entries are read when they are needed, and take no memory.
         index.take_file(own.open(path), len(entries) // index.entry.size)
     except OSError as error:
@@ -104,7 +104,8 @@ def _path(disk: Disk, log: File, index: TextIndex) -> Path | None:
     return home / digest.hexdigest()[:40]
 
 
-def _remove_oldest(disk: Disk, home: Path) -> None:
+def remove_oldest(disk: Disk, home: Path, limit_bytes: int) -> None:
+    """Remove the files of a cache directory that were unused for longest, until the others are no more than that."""
     found = []
     for entry in disk.scan(home):
         status = entry.stat(follow_symlinks=False)
@@ -112,7 +113,7 @@ def _remove_oldest(disk: Disk, home: Path) -> None:
             found.append((status.st_mtime_ns, status.st_size, entry.name))
     size = sum(size for _, size, _ in found)
     for _, length, name in sorted(found):
-        if size <= LIMIT_BYTES:
+        if size <= limit_bytes:
             break
         disk.unlink(home / name)
         size -= length

@@ -25,6 +25,7 @@ from logfs.mount.nodes.base import Context
 from logfs.mount.nodes.root import RootDirectory
 from logfs.mount.protocol import Operations
 from logfs.mount.table import Mounted, mounted_at
+from logfs.store import key_maps
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
@@ -178,6 +179,7 @@ async def _serve(store: Store, mountpoint: Path, ready: Callable[[], None]) -> N
         nursery.start_soon(_stop_on_signal)
         interval = _REFRESH_SECONDS if store.read_only else _UPKEEP_SECONDS
         nursery.start_soon(_upkeep, lambda: store.upkeep(compaction=False), interval)
+        nursery.start_soon(_upkeep, lambda: key_maps.keep_up(store), interval)
         if not store.read_only:
             # A round may take minutes, and nothing else is to wait for it.
             nursery.start_soon(_upkeep, store.compactor.run_due, _UPKEEP_SECONDS)

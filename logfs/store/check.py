@@ -15,6 +15,7 @@ from logfs.format import checkpoint
 from logfs.format.batch import MAGIC
 from logfs.format.snapshot import parse_snapshot
 from logfs.format.text import NO_TEXT
+from logfs.log import key_map
 from logfs.log.producers import Producers
 from logfs.log.recovery import TORN
 from logfs.log.spans import text_size
@@ -106,6 +107,7 @@ def _check_partition(store: Store, partition: Partition, report: Progress) -> It
         )
     clean = (store.home(partition.name.directory) / CLEAN_SHUTDOWN).exists()
     yield from _check_snapshots(partition)
+    yield from _check_key_maps(partition)
     producers = Producers()
     expected: int | None = None
     for segment in partition.segments:
@@ -126,6 +128,20 @@ def _check_partition(store: Store, partition: Partition, report: Progress) -> It
             directory,
             f"was durable up to offset {point}, and ends at {partition.log_end_offset}",
         )
+
+
+def _check_key_maps(partition: Partition) -> Iterator[Finding]:
+    """What the maps of `keys/` say is held against the whole log, where there are any."""
+    for reader in (partition, partition.committed):
+        path = key_map.file_path(reader)
+        try:
+            wrong = key_map.audit(reader)
+        except (LogfsError, OSError) as error:
+            text = str(error).removeprefix(f"{path}: ")
+            yield Finding(Severity.NOTE, path, f"{text}; it is made anew when it is needed")
+            continue
+        if wrong is not None:
+            yield Finding(Severity.ERROR, path, wrong)
 
 
 def _check_metadata(disk: Disk, directory: Path) -> Iterator[Finding]:

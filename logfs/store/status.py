@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from logfs.store.key_maps import readings
 from logfs.store.upkeep import HELD_UP
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def upkeep_text(store: Store) -> str:
     """The same in words, a line each."""
     keeper = store.keeper
     lines = ["paused" if keeper.is_paused else "upkeep"]
-    lines += [str(work) for work in list(store.background)]
+    lines += [str(work) for work in (*store.background, *readings(store))]
     for task, due_ms in keeper.next_due().items():
         if keeper.is_paused and task in HELD_UP:
             lines.append(f"{task.value}: paused")
@@ -154,5 +155,5 @@ def store_status(store: Store) -> dict[str, Any]:
         "partitions": len(store.partitions),
         "offline": {name: str(reason) for name, reason in sorted(store.offline.items())},
         "upkeep": upkeep_status(store),
-        "background": [work_status(work) for work in list(store.background)],
+        "background": [work_status(work) for work in (*store.background, *readings(store))],
     }

@@ -13,6 +13,7 @@ from logfs.mount.nodes.base import READ_BITS, Context, Directory, Node, Partitio
 from logfs.mount.nodes.config import TopicConfigDirectory
 from logfs.mount.nodes.generated import GeneratedFile
 from logfs.mount.nodes.groups import GroupsDirectory
+from logfs.mount.nodes.keys import KeysDirectory
 from logfs.mount.nodes.offsets import OffsetsDirectory
 from logfs.mount.nodes.segments import SegmentsDirectory
 from logfs.mount.nodes.text import TextFile
@@ -30,6 +31,7 @@ _TEXTS = ("records", "records.jsonl")
 _FOLDERS = {
     "offsets": OffsetsDirectory,
     "time": TimeDirectory,
+    "keys": KeysDirectory,
     "segments": SegmentsDirectory,
     "config": TopicConfigDirectory,
     "groups": GroupsDirectory,

@@ -27,7 +27,14 @@ if TYPE_CHECKING:
     from logfs.log.segment import Segment
 
 # What stays ours: a crash leaves these, and no copy of the log needs them.
-_HIDDEN = (".tmp", names.DELETED, names.CLEANED, names.SWAP)
+_HIDDEN = (
+    ".tmp",
+    names.DELETED,
+    names.CLEANED,
+    names.SWAP,
+    names.KEY_MAP,
+    names.COMMITTED_KEY_MAP,
+)
 
 
 class SegmentsDirectory(PartitionFolder):

@@ -1,0 +1,213 @@
+"""Two tables of keys and the offsets of their newest records: one in a file that never changes, one in memory.
+
+Both hold the hashes of keys under one secret, and no keys (see `logfs.log.offset_map`). They import the compiled
+kernels, so they are made where waiting is allowed.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from logfs.errors import Corrupt
+from logfs.format import key_table, sieve
+from logfs.format.key_table import BLOCK_BYTES, BLOCK_SLOTS, HEADER_BYTES, SLOT_BYTES, TableHeader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from logfs.format.key_table import Anchor
+    from logfs.log.files import Disk
+
+_FIRST_SLOTS = 1024
+_LOAD_FACTOR = 0.7
+_CHUNK_BLOCKS = 128
+
+
+class MemoryTable:
+    """A table that grows. One writer at a time; `get` may be asked meanwhile of what was put before."""
+
+    def __init__(self, secret: bytes, keys: int = 0) -> None:
+        """An empty table with room for so many keys."""
+        self.secret = np.frombuffer(secret, np.uint64)
+        self.slots: NDArray[np.uint64] = np.zeros((max(keys * 3 // 2, _FIRST_SLOTS), 3), np.uint64)
+        self.used = 0
+        self._scratch = np.empty(sieve.SCRATCH_SHAPE, np.uint64)
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory that it takes."""
+        return self.slots.nbytes
+
+    def put(self, data: NDArray[np.uint8], spans: NDArray[np.int64], first_offset: int) -> None:
+        """Take the keys of several batches at or beyond an offset; putting some again changes nothing.
+
+        `spans` is int64[batches, 5] as for `decode_columns`. Raises `Corrupt` for records that break the format.
+        """
+        while len(spans):
+            done, self.used, _, outcome = sieve.put_keys(
+                data,
+                spans,
+                first_offset,
+                self.secret,
+                self.slots,
+                self.used,
+                int(len(self.slots) * _LOAD_FACTOR),
+                self._scratch,
+                np.uint64(sieve.NULL_BIT),
+            )
+            if outcome < 0:
+                raise Corrupt(f"batch {spans[done, 3]}: its records are malformed")
+            if outcome == sieve.FULL:
+                self._grow()
+            spans = spans[done:]
+
+    def put_one(self, key: bytes, offset: int, *, is_null: bool) -> None:
+        """Take one key."""
+        if self.used >= int(len(self.slots) * _LOAD_FACTOR):
+            self._grow()
+        first, second = hash_key(key, self.secret)
+        slot = sieve.find_slot(self.slots, first, second)
+        self.used += int(self.slots[slot, 2] == 0)
+        self.slots[slot] = first, second, offset + 1 | (sieve.NULL_BIT if is_null else 0)
+
+    def put_table(self, slots: NDArray[np.uint64]) -> None:
+        """Take all of a table with the same secret that has room here."""
+        self.used += sieve.move_slots(slots, self.slots)
+
+    def get(self, first: np.uint64, second: np.uint64) -> int:
+        """The last word of a hash's slot, 0 if it has none."""
+        return int(self.slots[sieve.find_slot(self.slots, first, second), 2])
+
+    def _grow(self) -> None:
+        larger: NDArray[np.uint64] = np.zeros((len(self.slots) * 2, 3), np.uint64)
+        sieve.move_slots(self.slots, larger)
+        self.slots = larger
+
+
+def hash_key(key: bytes, secret: NDArray[np.uint64]) -> tuple[np.uint64, np.uint64]:
+    """The two words that a key is known by."""
+    first, second = sieve.hash_key(np.frombuffer(key, np.uint8), 0, len(key), secret)
+    return np.uint64(first), np.uint64(second)
+
+
+def warm_up() -> None:
+    """Compile what a small catch-up goes through, or load it from the cache, for it may run where nobody waits."""
+    table = MemoryTable(bytes(16))
+    table.get(*hash_key(b"", table.secret))
+    table.put(np.frombuffer(b"\0", np.uint8), np.zeros((1, 5), np.int64), 0)
+    table.put_table(table.slots)
+
+
+class FileTable:
+    """A table in a file. A lookup reads a block of it, or two, and checks what it reads."""
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        """Open it. Raises `Corrupt` for what is no table of ours, and `OSError`."""
+        self.path = path
+        self._disk = disk
+        self._file = disk.open(path)
+        self.size_bytes = disk.size(self._file)
+        head = disk.read(self._file, 0, HEADER_BYTES)
+        try:
+            self.header = key_table.parse_header(head, self.size_bytes)
+            start = HEADER_BYTES + self.header.slots * SLOT_BYTES
+            self._crcs = key_table.parse_crcs(
+                head, disk.read(self._file, start, self.size_bytes - start)
+            )
+        except Corrupt as error:
+            raise self._damaged(error) from None
+        self.secret = np.frombuffer(self.header.secret, np.uint64)
+
+    def get(self, disk: Disk, first: np.uint64, second: np.uint64) -> int:
+        """The last word of a hash's slot, 0 if it has none; `disk` is whose rules of waiting apply.
+
+        Raises `Corrupt` for a damaged block, `WouldBlock`, `OSError`.
+        """
+        low, high, count = int(first), int(second), self.header.slots
+        at = ((low >> 32) * count) >> 32
+        for _ in range(count // BLOCK_SLOTS + 1):
+            number, within = divmod(at, BLOCK_SLOTS)
+            data = disk.read(self._file, HEADER_BYTES + number * BLOCK_BYTES, BLOCK_BYTES)
+            self._check(number, data)
+            words = np.frombuffer(data, "<u8").reshape(-1, 3)[within:]
+            ends = np.flatnonzero(
+                (words[:, 2] == 0) | ((words[:, 0] == low) & (words[:, 1] == high))
+            )
+            if len(ends):
+                return int(words[ends[0], 2])
+            at = (number + 1) * BLOCK_SLOTS % count
+        raise self._damaged(Corrupt("no slot of it is empty"))
+
+    def chunks(self) -> Iterator[NDArray[np.uint64]]:
+        """All of it, checked, in order: uint64[n, 3] each. Raises `Corrupt`, `OSError`."""
+        for first in range(0, len(self._crcs), _CHUNK_BLOCKS):
+            count = min(_CHUNK_BLOCKS, len(self._crcs) - first)
+            start = HEADER_BYTES + first * BLOCK_BYTES
+            data = self._disk.read(self._file, start, count * BLOCK_BYTES)
+            for number in range(count):
+                self._check(first + number, data[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES])
+            yield np.frombuffer(data, np.uint64).reshape(-1, 3)
+
+    def _check(self, number: int, data: memoryview) -> None:
+        try:
+            key_table.check_block(data, self._crcs[number])
+        except Corrupt as error:
+            raise self._damaged(error) from None
+
+    def _damaged(self, error: Corrupt) -> Corrupt:
+        return Corrupt(f"{self.path}: {error}")
+
+
+class Coverage(NamedTuple):
+    """What a table covers: of which isolation level, up to which offset, and the last batch before it."""
+
+    isolation: int
+    end: int
+    anchor: Anchor
+
+
+def write_table(
+    disk: Disk,
+    path: Path,
+    temporary: Path,
+    parts: Iterable[NDArray[np.uint64]],
+    keys: int,
+    secret: bytes,
+    coverage: Coverage,
+) -> FileTable:
+    """Write a table of several, the later over the earlier, with `keys` of them at the most; durable when it returns.
+
+    It is written to `temporary`, and renamed at the end: a crash leaves the old file or the new. Raises `OSError`,
+    and what `parts` raises.
+    """
+    count = key_table.slots_for(keys)
+    size = key_table.file_bytes(count)
+    end = HEADER_BYTES + count * SLOT_BYTES
+    disk.unlink(temporary)
+    file = disk.open(temporary, write=True, create=True)
+    try:
+        disk.allocate(file, 0, size)
+        mapping = disk.map(file, size)
+        view = memoryview(mapping)[HEADER_BYTES:end]
+        slots = np.frombuffer(view, np.uint64).reshape(-1, 3)
+        used = sum(sieve.move_slots(part, slots) for part in parts)
+        crcs = key_table.format_crcs(view)
+        disk.sync_map(mapping)
+        header = TableHeader(coverage.isolation, count, used, coverage.end, secret, coverage.anchor)
+        disk.write(file, end, crcs)
+        disk.write(file, 0, key_table.format_header(header, crcs))
+        disk.sync(file)
+        disk.rename(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            disk.unlink(temporary)
+        raise
+    finally:
+        file.close()
+    return FileTable(disk, path)

@@ -1,0 +1,87 @@
+"""`keys/`: every key is a link to its newest record; `ls` shows the keys that were written last."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+from logfs.format.names import FILE_NAME_LENGTH, file_name, parse_file_name
+from logfs.log.recent_keys import recent_keys
+from logfs.mount.nodes.base import Context, Node, Symlink
+from logfs.mount.nodes.folder import PartitionFolder
+from logfs.mount.nodes.record import JSON
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from logfs.format.record import Record
+    from logfs.store.modes import Access
+
+# So many keys are listed; all of them resolve.
+_LISTED = 1000
+# The dot of this end is encoded in the names of keys: what has it is the link to an envelope.
+_RESERVED = (JSON,)
+
+
+class KeysDirectory(PartitionFolder):
+    """The newest record of each key."""
+
+    def find(self, name: str) -> Node | None:
+        key = parse_file_name(name.removesuffix(JSON), _RESERVED)
+        if key is None:
+            return None
+        record = self.partition.newest(key)
+        return None if record is None else KeyLink(self.context, name, self, key, record)
+
+    def is_current(self, node: Node) -> bool:
+        # Where a key leads may change with every append.
+        return False
+
+    def names(self) -> Iterator[str]:
+        self.partition.refresh()
+        for key in recent_keys(self.partition, _LISTED):
+            name = file_name(key, _RESERVED)
+            if len(name.encode()) <= FILE_NAME_LENGTH:
+                yield name
+
+
+class KeyLink(Symlink):
+    """A link to the newest record with a key, asked for anew whenever the log has changed."""
+
+    def __init__(
+        self, context: Context, name: str, parent: KeysDirectory, key: bytes, record: Record
+    ) -> None:
+        super().__init__(context, name, parent)
+        self._folder = parent
+        self._key = key
+        self._found = record, self._state()
+
+    def access(self) -> Access:
+        return self._folder.modes.get("")
+
+    def target(self) -> str:
+        suffix = JSON if self.name.endswith(JSON) else ""
+        return f"../offsets/{self._record().offset}{suffix}"
+
+    def timestamp(self) -> int:
+        timestamp = self._record().timestamp
+        return -1 if timestamp is None else timestamp
+
+    def _record(self) -> Record:
+        """The newest record now; ENOENT if there is none any more."""
+        self._folder.partition.refresh()
+        record, state = self._found
+        now = self._state()
+        if now != state:
+            found = self._folder.partition.newest(self._key)
+            if found is None:
+                raise OSError(errno.ENOENT, f"{self.path}: no record has that key any more")
+            record = found
+            self._found = record, now
+        return record
+
+    def _state(self) -> tuple[int, int, int]:
+        """What changes with the log."""
+        partition = self._folder.partition
+        log = partition.log
+        return log.generation, partition.log_start_offset, partition.log_end_offset

@@ -1,0 +1,36 @@
+"""The key maps that are in use: kept up in the background, and what is being read for them."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from logfs.errors import LogfsError
+from logfs.log import key_map
+from logfs.store.upkeep import Work
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from logfs.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+
+def keep_up(store: Store) -> None:
+    """Have each map that was asked for lately cover what its log has gained since; may take long."""
+    for name, partition in list(store.partitions.items()):
+        for keys in key_map.in_use(partition):
+            try:
+                keys.keep_up(store.clock())
+            except (LogfsError, OSError) as error:
+                logger.error("%s: its key map cannot be kept up: %s", name, error)
+
+
+def readings(store: Store) -> Iterator[Work]:
+    """The logs that are being read for their keys, and how far that is."""
+    for name, partition in sorted(store.partitions.items()):
+        for keys in key_map.in_use(partition):
+            progress = keys.progress
+            if progress is not None:
+                yield Work("reading keys of", name, store.clock(), "", *progress)
