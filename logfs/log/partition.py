@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
+from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from logfs.errors import (
     Corrupt,
@@ -22,6 +23,7 @@ from logfs.format.control import ControlType, EndTransactionMarker
 from logfs.format.record import Record
 from logfs.format.text import TextSize
 from logfs.log import key_map
+from logfs.log.appended import Appended, AppendedBatch
 from logfs.log.committed import CommittedReader, Isolation
 from logfs.log.dropped import DroppedSegments
 from logfs.log.files import NO_SPACE
@@ -31,7 +33,7 @@ from logfs.log.snapshots import replay
 from logfs.log.validator import batch_format, check_batch, check_record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from typing_extensions import Buffer
@@ -45,26 +47,6 @@ if TYPE_CHECKING:
 
 # The epoch that a log without a broker writes: constant, so that a flipped bit in it can be told.
 LEADER_EPOCH = 0
-
-
-class Appended(NamedTuple):
-    """What came of an append: the offsets given, how much of the input is in the log, and why it is not all.
-
-    `consumed` counts bytes of lines, or records. With nothing appended, `last_offset` is `first_offset` - 1.
-    """
-
-    first_offset: int
-    last_offset: int
-    consumed: int
-    refused: LogfsError | OSError | None
-
-
-class AppendedBatch(NamedTuple):
-    """Where a producer's batch is in the log; a `duplicate` was there already, with these offsets."""
-
-    first_offset: int
-    last_offset: int
-    duplicate: bool
 
 
 class Partition(Reader):
@@ -103,7 +85,7 @@ class Partition(Reader):
         self.flushes = 0
         self._get_config = config
         self._clock = clock
-        self._flush_lock = threading.Lock()
+        self._flush_lock = threading.RLock()
         self._directory_is_dirty = False
         self._unflushed_since_ms: int | None = None
         self._dropped = DroppedSegments(disk)
@@ -267,7 +249,7 @@ class Partition(Reader):
             try:
                 self.active.txn_index.append(self.producers.aborted(ended))
             except OSError as error:
-                raise self._fail("an aborted transaction could not be indexed", error) from error
+                raise self.fail("an aborted transaction could not be indexed", error) from error
         return AppendedBatch(done.first_offset, done.last_offset, duplicate=False)
 
     def _build_records(self, records: Sequence[Record], config: LogConfig, now_ms: int) -> Built:
@@ -333,9 +315,13 @@ class Partition(Reader):
         records, lines, envelopes = batch.text
         text = TextSize(records, lines, envelopes + offset_digits(base_offset, records))
         active.append(batch.data, last_offset, timestamp, text, config.index_interval_bytes)
+        self._note(count, size, timestamp, now_ms)
+
+    def _note(self, records: int, size_bytes: int, timestamp: int, now_ms: int) -> None:
+        """Count what was appended, and since when there is something to flush."""
         self.last_timestamp = timestamp
-        self.appended_records += count
-        self.appended_bytes += size
+        self.appended_records += records
+        self.appended_bytes += size_bytes
         self.appended_ms = now_ms
         if self._unflushed_since_ms is None:
             self._unflushed_since_ms = now_ms
@@ -345,18 +331,35 @@ class Partition(Reader):
         try:
             self.active.cut_back()
         except OSError as second:
-            return self._fail("a write failed and could not be undone", second)
+            return self.fail("a write failed and could not be undone", second)
         if error.errno in NO_SPACE:
             return error
-        return self._fail("a write failed", error)
+        return self.fail("a write failed", error)
 
-    def _fail(self, what: str, error: OSError) -> PartitionFailed:
+    def fail(self, what: str, error: OSError) -> PartitionFailed:
+        """Take nothing more (rule 7); the error that says so from now on."""
         self.failure = PartitionFailed(
             f"{self.directory}: {what} ({error}); what was fsynced before is safe, and nothing more is "
             "taken until the store is unmounted and mounted again, which recovers it"
         )
         self.failure.__cause__ = error
         return self.failure
+
+    # Commits: what they do here is in `logfs.log.staged`.
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nobody else appends, flushes, rolls or drops meanwhile."""
+        with self._flush_lock, self.lock:
+            yield
+
+    def take_in(
+        self, segments: tuple[Segment, ...], records: int, size_bytes: int, timestamp: int
+    ) -> None:
+        """Show what a commit has written into `segments`, all at once; `timestamp` is the last batch's."""
+        self._directory_is_dirty |= segments is not self.segments
+        self.segments = segments
+        self._note(records, size_bytes, timestamp, self._clock())
 
     def roll(self, now_ms: int) -> Segment:
         """Seal the active segment and start a new one at the log end offset (kafka-storage 4.2).
@@ -404,28 +407,25 @@ class Partition(Reader):
         Callers share: one that waited while another's sync covered its records returns at once. Raises
         `PartitionFailed` if this sync fails, or any write or sync failed before: never a retry.
         """
+        # Of the two locks, this one is always taken first.
         with self._flush_lock:
-            return self._flush()
-
-    def _flush(self) -> int:
-        """`flush`, for one at a time; of the two locks, `_flush_lock` is always taken first."""
-        if self.failure is not None:
-            raise self.failure
-        with self.lock:
-            end_offset = self.log_end_offset
-            segments = self.segments
-            directory_is_dirty, self._directory_is_dirty = self._directory_is_dirty, False
-            self._unflushed_since_ms = None
-        if end_offset <= self.recovery_point and not directory_is_dirty:
+            if self.failure is not None:
+                raise self.failure
+            with self.lock:
+                end_offset = self.log_end_offset
+                segments = self.segments
+                directory_is_dirty, self._directory_is_dirty = self._directory_is_dirty, False
+                self._unflushed_since_ms = None
+            if end_offset <= self.recovery_point and not directory_is_dirty:
+                return self.recovery_point
+            try:
+                with self.disk.flush_times.timed():
+                    self._sync(segments, directory_is_dirty)
+            except OSError as error:
+                raise self.fail("an fsync failed", error) from error
+            self.flushes += 1
+            self.recovery_point = max(self.recovery_point, end_offset)
             return self.recovery_point
-        try:
-            with self.disk.flush_times.timed():
-                self._sync(segments, directory_is_dirty)
-        except OSError as error:
-            raise self._fail("an fsync failed", error) from error
-        self.flushes += 1
-        self.recovery_point = max(self.recovery_point, end_offset)
-        return self.recovery_point
 
     def _sync(self, segments: Sequence[Segment], directory_is_dirty: bool) -> None:
         # A segment that was durable to its end has had its indexes closed since: it comes along.
@@ -446,7 +446,7 @@ class Partition(Reader):
             return True
         with self._flush_lock, self.lock:
             try:
-                self._flush()
+                self.flush()
                 if self.active.is_active:
                     self.active.finish()
                     self.active.flush(indexes=True)
@@ -456,7 +456,7 @@ class Partition(Reader):
             for segment in self.segments:
                 segment.close()
             self.failure = PartitionFailed(f"{self.directory}: {why}")
-            return True
+        return True
 
     def _keep_snapshot(self) -> None:
         """Make a snapshot at the log end that will survive: a clean start reads no log to learn of its producers."""
@@ -502,7 +502,7 @@ class Partition(Reader):
             try:
                 self._truncate(offset)
             except OSError as error:
-                raise self._fail("a truncation failed", error) from error
+                raise self.fail("a truncation failed", error) from error
             return True
 
     def _truncate(self, offset: int) -> None:
@@ -542,8 +542,7 @@ class Partition(Reader):
     def drop_oldest(self, count: int) -> None:
         """Let the oldest segments go: out of the log at once, their files after `file.delete.delay.ms`.
 
-        With all of them, an empty one takes over at the log end. That their offsets are gone has to be durable
-        before: see `advance_log_start` and the store's checkpoints.
+        With all of them, an empty one takes over at the log end. That their offsets are gone is durable before.
         """
         self.check_appendable()
         self._pin_views()
@@ -559,7 +558,7 @@ class Partition(Reader):
                 self._dropped.move_away(dropped, self.snapshots, due_ms)
                 self.disk.sync_directory(self.directory)
             except OSError as error:
-                raise self._fail("segments could not be renamed", error) from error
+                raise self.fail("segments could not be renamed", error) from error
 
     def holds(self, segments: Sequence[Segment]) -> bool:
         """Whether these are neighbours in the log, sealed ones all, and the log is in use."""
@@ -590,7 +589,7 @@ class Partition(Reader):
                 new.move("")
                 self.disk.sync_directory(self.directory)
             except OSError as error:
-                raise self._fail("a cleaned segment could not take its place", error) from error
+                raise self.fail("a cleaned segment could not take its place", error) from error
             after = self.segments[number + len(old) :]
             self.segments = (*self.segments[:number], new, *after)
             self.generation += 1

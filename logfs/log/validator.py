@@ -88,6 +88,27 @@ def check_batch(batch: Batch, config: LogConfig, now_ms: int, *, trusted: bool) 
     return built
 
 
+def check_staged(batch: Batch, config: LogConfig, now_ms: int) -> None:
+    """Refuse a batch of a staged file that `check_batch` would refuse, or would have to make anew.
+
+    It was made for the topic, and what it is made for cannot change any more. Raises as `check_batch`.
+    """
+    header = batch.header
+    _check_size(len(batch.data), config)
+    refused = _check_header(header._replace(base_offset=0), trusted=False)
+    if refused is None and header.producer_id >= 0:
+        refused = InvalidRecord("a batch with a producer id: what is staged has none")
+    codec = batch_format(config).codec
+    if refused is None and config.compression_type != "producer" and header.codec is not codec:
+        refused = InvalidRecord(
+            f"a batch with codec {header.codec.name.lower()}, and compression.type is "
+            f"{config.compression_type}: it was changed meanwhile, so stage the batch again"
+        )
+    refused = refused or _check_columns(batch.columns(), config, now_ms)
+    if refused is not None:
+        raise refused
+
+
 def _check_size(size: int, config: LogConfig) -> None:
     limit = min(config.max_message_bytes, config.segment_bytes)
     if size > limit:

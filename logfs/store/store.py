@@ -25,6 +25,7 @@ from logfs.log.follow import FollowedPartition
 from logfs.log.followed import FollowedSegment
 from logfs.log.partition import LEADER_EPOCH, Partition
 from logfs.log.segment import Segment
+from logfs.store.commit import Commits
 from logfs.store.compactor import Compactor
 from logfs.store.groups import Groups
 from logfs.store.log_dir import LogDir
@@ -34,11 +35,13 @@ from logfs.store.upkeep import Keeper, Task
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from types import TracebackType
 
     from logfs.config import LogConfig
+    from logfs.format.commits import StagedFile
     from logfs.store import retention
+    from logfs.store.commit import Committed
     from logfs.store.upkeep import Work
 
     Progress = Callable[[str, int, int], None]
@@ -69,14 +72,14 @@ class Store:
         clock: Callable[[], int] = now_ms,
         disk: Disk | None = None,
         progress: Progress | None = None,
-        only: str | None = None,
+        only: str | Collection[str] | None = None,
         recover: bool = False,
     ) -> None:
         """Open the store, and recover what was not closed cleanly.
 
         A missing log directory is made, unless `read_only`: then nothing below is written, locked or repaired.
-        `progress` is told (partition, bytes read, bytes in all) during recovery. `only` loads one partition and
-        leaves the others as they are; `recover` goes through recovery even where the last shutdown was clean.
+        `progress` is told (partition, bytes read, bytes in all) during recovery. `only` loads one or some partitions
+        and leaves the others as they are; `recover` goes through recovery even where the last shutdown was clean.
 
         Raises `StoreLocked` with the holder's pid, `InvalidStore`, `InvalidSetting` and `Corrupt` for settings
         files, and `OSError`.
@@ -93,7 +96,7 @@ class Store:
         self.background: list[Work] = []
         self.groups = Groups(self)
         self._lock = threading.RLock()
-        self._only = only
+        self._only = only if only is None else {only} if isinstance(only, str) else set(only)
         self._recover = recover
         self._homes: dict[str, LogDir] = {}
         # Of a store that only reads: the directories' inode numbers, and when one that is offline was changed last.
@@ -108,10 +111,12 @@ class Store:
         try:
             self.settings = Settings(self.disk, [log_dir.path for log_dir in self.log_dirs])
             self.keeper = Keeper(self, self._lock)
+            self.commits = Commits(self)
             began = time.monotonic()
             for log_dir in self.log_dirs:
                 self._load(log_dir)
             self.loading_seconds = time.monotonic() - began
+            self.commits.finish_at_opening()
             if self.recovered_bytes:
                 seconds = self.loading_seconds
                 logger.info("recovered: %d bytes read in %.1f s", self.recovered_bytes, seconds)
@@ -190,7 +195,7 @@ class Store:
         """Load every partition of a log directory (kafka-storage 5.1)."""
         for name, path, inode in self._scan(log_dir):
             self._inodes[name.directory] = inode
-            if self._only in (None, name.directory):
+            if self._only is None or name.directory in self._only:
                 self._load_partition(log_dir, name, path)
             else:
                 self._homes[name.directory] = log_dir
@@ -240,7 +245,8 @@ class Store:
             self.offline[name.directory] = reason
 
     def _open_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> Partition:
-        clean = log_dir.clean and not self._recover
+        changed = self.commits.take_stock(log_dir, name, path)
+        clean = log_dir.clean and not self._recover and not changed
         point = 0 if self._recover else log_dir.recovery_points.get(name, 0)
         start = recovery.Start(
             clean,
@@ -389,6 +395,10 @@ class Store:
             self.keeper.ask(Task.RETENTION)
             return partition.log_start_offset
 
+    def commit(self, writer: str, sequence: int, staged: Iterable[StagedFile]) -> Committed:
+        """Append batches that were staged for several partitions, all or none and only once; see `Commits.commit`."""
+        return self.commits.commit(writer, sequence, staged)
+
     # `retainer` and `compactor` do it; here is what has to be remembered of a compaction.
 
     def retention_plan(self, name: str) -> retention.Plan:
@@ -423,6 +433,10 @@ class Store:
     def home(self, name: str) -> Path:
         """The log directory that a partition lies in."""
         return self._homes[name].path
+
+    def is_known(self, name: str) -> bool:
+        """Whether there is a partition of that name, loaded or not."""
+        return name in self._homes
 
     def is_brokers(self, name: str) -> bool:
         """Whether a broker also uses the directory that a partition lies in."""
@@ -462,7 +476,8 @@ class Store:
                 self.offline.pop(directory, None)
                 del self._homes[directory]
         for directory, (name, path, inode) in found.items():
-            if directory not in self._homes and self._only in (None, directory):
+            is_wanted = self._only is None or directory in self._only
+            if directory not in self._homes and is_wanted:
                 self._inodes[directory] = inode
                 self._load_partition(log_dir, name, path)
             elif self._homes.get(directory, log_dir) is not log_dir:
