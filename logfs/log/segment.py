@@ -411,7 +411,7 @@ class Segment:
         self._tip = Tip(position + size, last_offset + 1, tip.text.plus(text))
 
     def adopt(self, batches: Sequence[BatchInfo], interval_bytes: int) -> None:
-        """Take in batches that stand behind the tip, all at once; an index without room for its entries is sparser."""
+        """Take in batches that stand behind the tip, all at once; an index without room for entries is sparser."""
         tip = self.tip
         for batch in batches:
             last_offset = batch.next_offset - 1

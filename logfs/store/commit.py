@@ -122,12 +122,13 @@ class Commits:
         for file in files:
             if file.record_count:
                 by_partition.setdefault(file.partition, []).append(file)
+        for name in sorted(by_partition):
+            store[name].check_appendable()
         home = self._home_of(writer, min(by_partition, default=None))
         measures = {}
         parts = []
         for name in sorted(by_partition):
             partition = store[name]
-            partition.check_appendable()
             chosen = tuple(by_partition[name])
             measures[name] = measure(
                 self._disk, partition.directory, chosen, partition.config, store.clock()
