@@ -6,39 +6,34 @@ import logging
 import threading
 import time
 import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logfs.errors import (
     InvalidSetting,
-    InvalidStore,
     LogfsError,
     NotWritable,
     PartitionExists,
     UnknownPartition,
 )
 from logfs.format import checkpoint, names
-from logfs.format.names import DirectoryKind, TopicPartition
-from logfs.log import follow, recovery
-from logfs.log.files import Disk, Gone, ReadOnlyDisk
-from logfs.log.follow import FollowedPartition
-from logfs.log.followed import FollowedSegment
+from logfs.log import recovery
+from logfs.log.files import Disk, ReadOnlyDisk
 from logfs.log.partition import LEADER_EPOCH, Partition
-from logfs.log.segment import Segment
 from logfs.store import retention
 from logfs.store.compactor import Compactor
 from logfs.store.groups import Groups
-from logfs.store.log_dir import LogDir
+from logfs.store.loading import Loader, open_log_dirs
 from logfs.store.settings import Settings
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
     from types import TracebackType
 
-    from logfs.config import LogConfig
-
-    Progress = Callable[[str, int, int], None]
+    from logfs.format.names import TopicPartition
+    from logfs.store.loading import Progress
+    from logfs.store.log_dir import LogDir
 
 logger = logging.getLogger(__name__)
 
@@ -88,16 +83,13 @@ class Store:
         self.background: list[str] = []
         self.groups = Groups(self)
         self._lock = threading.RLock()
-        self._only = only
-        self._recover = recover
-        self._homes: dict[str, LogDir] = {}
-        # Of a store that only reads: the directories' inode numbers, and when one that is offline was changed last.
-        self._inodes: dict[str, int] = {}
-        self._failed_mtime: dict[str, int] = {}
-        self._deletions: dict[Path, int] = {}
-        self._progress = progress or (lambda *_: None)
+        # Which log directory each partition is in, those that are offline or were not loaded too.
+        self.homes: dict[str, LogDir] = {}
+        # Directories that are to be removed, and when.
+        self.deletions: dict[Path, int] = {}
+        self._loader = Loader(self, progress or (lambda *_: None), only=only, recover=recover)
         self.compactor = Compactor(self)
-        self.log_dirs = self._open_log_dirs(log_dirs)
+        self.log_dirs = open_log_dirs(self.disk, log_dirs)
         try:
             self.settings = Settings(self.disk, [log_dir.path for log_dir in self.log_dirs])
             self._next_checkpoint_ms = self._next_retention_ms = (
@@ -109,7 +101,7 @@ class Store:
                 + self.settings.broker_config.producer_id_expiration_check_interval_ms
             )
             for log_dir in self.log_dirs:
-                self._load(log_dir)
+                self._loader.load(log_dir)
         except BaseException:
             for log_dir in self.log_dirs:
                 log_dir.close()
@@ -147,128 +139,6 @@ class Store:
     def __len__(self) -> int:
         return len(self.partitions)
 
-    # Opening.
-
-    def _open_log_dirs(
-        self, log_dirs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
-    ) -> list[LogDir]:
-        if isinstance(log_dirs, (str, bytes)) or not hasattr(log_dirs, "__iter__"):
-            log_dirs = [log_dirs]
-        paths = [Path(path).absolute() for path in log_dirs]
-        if not paths:
-            raise InvalidStore("a store needs at least one log directory")
-        if len({path.resolve() for path in paths}) < len(paths):
-            raise InvalidStore("the same log directory is named twice")
-        opened: list[LogDir] = []
-        try:
-            for path in paths:
-                self._check_log_dir(path)
-                opened.append(LogDir(self.disk, path))
-        except BaseException:
-            for log_dir in opened:
-                log_dir.close()
-            raise
-        return opened
-
-    def _check_log_dir(self, path: Path) -> None:
-        if path.is_dir():
-            return
-        if self.disk.exists(path):
-            raise InvalidStore(f"{path}: is not a directory")
-        if self.read_only:
-            raise InvalidStore(f"{path}: there is no such log directory to open read-only")
-        for parent in [*reversed(path.parents), path]:
-            if not self.disk.exists(parent):
-                self.disk.mkdir(parent)
-
-    def _load(self, log_dir: LogDir) -> None:
-        """Load every partition of a log directory (kafka-storage 5.1)."""
-        for name, path, inode in self._scan(log_dir):
-            self._inodes[name.directory] = inode
-            if self._only in (None, name.directory):
-                self._load_partition(log_dir, name, path)
-            else:
-                self._homes[name.directory] = log_dir
-
-    def _scan(self, log_dir: LogDir) -> list[tuple[TopicPartition, Path, int]]:
-        """The partitions of a log directory with their inode numbers; what is to be deleted is noted."""
-        found: list[tuple[TopicPartition, Path, int]] = []
-        for entry in self.disk.scan(log_dir.path):
-            if not entry.is_dir(follow_symlinks=False):
-                continue
-            try:
-                kind, name = names.classify_directory(entry.name)
-            except LogfsError:
-                # lost+found and the like: a broker refuses the whole directory, a reader need not.
-                logger.info("%s: is not a partition, left alone", entry.path)
-                continue
-            path = log_dir.path / entry.name
-            if kind is DirectoryKind.DELETED and not self.read_only:
-                self._deletions[path] = self.clock()
-            elif kind is DirectoryKind.NORMAL and name.topic != "__cluster_metadata":
-                found.append((name, path, entry.inode()))
-        return sorted(found)
-
-    def _load_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> None:
-        if name.directory in self._homes:
-            other = self._homes[name.directory].path
-            raise InvalidStore(
-                f"{name.directory} is in two log directories: {other}, {log_dir.path}"
-            )
-        self._homes[name.directory] = log_dir
-        try:
-            self.partitions[name.directory] = self._open_partition(log_dir, name, path)
-        except (FileNotFoundError, Gone) as error:
-            if not self.read_only:
-                raise
-            # Somebody else is deleting it, or was quicker than we: the next refresh looks again.
-            logger.info("%s: changed while it was loaded: %s", path, error)
-            del self._homes[name.directory]
-            log_dir.look_again()
-        except (LogfsError, OSError) as error:
-            logger.error("%s: offline: %s", path, error)
-            self.offline[name.directory] = error
-        except Exception as error:
-            # Whatever a hostile file may provoke, the other partitions are not to suffer from it.
-            reason = InvalidStore(f"{path}: cannot be loaded: {error!r}")
-            logger.exception("%s: offline", path)
-            self.offline[name.directory] = reason
-
-    def _open_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> Partition:
-        clean = log_dir.clean and not self._recover
-        point = 0 if self._recover else log_dir.recovery_points.get(name, 0)
-        start = recovery.Start(
-            clean,
-            point,
-            log_dir.log_starts.get(name, 0),
-            log_dir.may_have_gaps(name),
-            self.settings.broker_config.producer_id_expiration_ms,
-        )
-        config = self.settings.log_config(name.topic)
-        total = 0
-        if not clean and not log_dir.live:
-            logs = (e for e in self.disk.scan(path) if e.name.endswith(names.LOG))
-            total = sum(entry.stat(follow_symlinks=False).st_size for entry in logs)
-        done = 0
-
-        def report(size: int) -> None:
-            nonlocal done
-            done += size
-            self._progress(name.directory, done, total)
-
-        def load() -> recovery.Loaded:
-            if log_dir.live:
-                return follow.load(self.disk, path, start)
-            kind = FollowedSegment if self.read_only else Segment
-            return recovery.load(self.disk, path, config, start, self.clock(), report, kind)
-
-        def get_config() -> LogConfig:
-            return self.settings.log_config(name.topic)
-
-        if self.read_only:
-            return FollowedPartition(self.disk, path, name, get_config, self.clock, load)
-        return Partition(self.disk, path, name, get_config, self.clock, load())
-
     # Partitions.
 
     def create(self, name: str) -> Partition:
@@ -279,10 +149,10 @@ class Store:
         parsed = names.parse_directory(name)
         self._check_writable(name)
         with self._lock:
-            if name in self._homes:
+            if name in self.homes:
                 raise PartitionExists(f"{name}: the partition exists")
             counts = [
-                sum(home is log_dir for home in self._homes.values()) for log_dir in self.log_dirs
+                sum(home is log_dir for home in self.homes.values()) for log_dir in self.log_dirs
             ]
             log_dir = self.log_dirs[counts.index(min(counts))]
             path = log_dir.path / name
@@ -305,7 +175,7 @@ class Store:
             partition = Partition(
                 self.disk, path, parsed, lambda: self.settings.log_config(topic), self.clock, loaded
             )
-            self._homes[name] = log_dir
+            self.homes[name] = log_dir
             self.partitions[name] = partition
             if parsed in log_dir.recovery_points or parsed in log_dir.log_starts:
                 # Of a partition that was deleted before the checkpoints could be written: not of this one.
@@ -340,8 +210,8 @@ class Store:
             self.disk.rename(partition.directory, doomed)
             partition.directory = doomed
             del self.partitions[name]
-            self._forget_cleaner_offset(self._homes.pop(name), partition.name)
-            self._deletions[doomed] = self.clock() + delay_ms
+            self._forget_cleaner_offset(self.homes.pop(name), partition.name)
+            self.deletions[doomed] = self.clock() + delay_ms
             if not any(other.topic == partition.topic for other in self.partitions.values()):
                 self.settings.remove_topic(partition.topic)
             self.write_checkpoints()
@@ -387,7 +257,7 @@ class Store:
         """What `retain` would do to a partition now, and why; nothing is done."""
         partition = self[name]
         overrides = self.settings.topic_overrides(partition.topic)
-        config = partition.config if overrides or not self._homes[name].is_brokers else None
+        config = partition.config if overrides or not self.homes[name].is_brokers else None
         start = partition.log_start_offset
         return retention.plan(partition.segments, config, start, self.clock())
 
@@ -419,13 +289,13 @@ class Store:
 
     def cleaner_offset(self, name: str) -> int | None:
         """The offset up to which a partition was compacted; None if it never was (kafka-storage 8.9)."""
-        return self._homes[name].cleaner_offsets.get(self[name].name)
+        return self.homes[name].cleaner_offsets.get(self[name].name)
 
     def set_cleaner_offset(self, partition: Partition, offset: int) -> None:
         """Note that a partition was compacted up to an offset; one that was deleted meanwhile is passed over."""
         with self._lock:
             if self.partitions.get(partition.name.directory) is partition:
-                log_dir = self._homes[partition.name.directory]
+                log_dir = self.homes[partition.name.directory]
                 log_dir.write_cleaner_offsets({**log_dir.cleaner_offsets, partition.name: offset})
 
     def _forget_cleaner_offset(self, log_dir: LogDir, name: TopicPartition) -> None:
@@ -435,7 +305,7 @@ class Store:
 
     def home(self, name: str) -> Path:
         """The log directory that a partition lies in."""
-        return self._homes[name].path
+        return self.homes[name].path
 
     def _check_writable(self, name: str) -> None:
         if self.read_only:
@@ -454,43 +324,12 @@ class Store:
         with self._lock:
             for log_dir in self.log_dirs:
                 if log_dir.has_changed():
-                    self._refresh_names(log_dir)
+                    self._loader.refresh(log_dir)
         for name, partition in list(self.partitions.items()):
             try:
                 partition.refresh()
             except (LogfsError, OSError) as error:
                 logger.error("%s: cannot be followed: %s", name, error)
-
-    def _refresh_names(self, log_dir: LogDir) -> None:
-        """Drop the partitions that have left a log directory, load the new ones, and take the checkpoint."""
-        found = {name.directory: (name, path, inode) for name, path, inode in self._scan(log_dir)}
-        for directory in [d for d, home in self._homes.items() if home is log_dir]:
-            inode = found[directory][2] if directory in found else None
-            if inode != self._inodes.get(directory) or self._may_work_now(directory, log_dir):
-                self.partitions.pop(directory, None)
-                self.offline.pop(directory, None)
-                del self._homes[directory]
-        for directory, (name, path, inode) in found.items():
-            if directory not in self._homes and self._only in (None, directory):
-                self._inodes[directory] = inode
-                self._load_partition(log_dir, name, path)
-            elif self._homes.get(directory, log_dir) is not log_dir:
-                # On its way from one log directory to another: it is in both for a moment.
-                log_dir.look_again()
-        for partition in self.partitions.values():
-            if isinstance(partition, FollowedPartition) and partition.directory.name in found:
-                partition.follow_log_start(log_dir.log_starts.get(partition.name, 0))
-
-    def _may_work_now(self, directory: str, log_dir: LogDir) -> bool:
-        """Whether a partition that could not be loaded has been changed since."""
-        if directory not in self.offline:
-            return False
-        try:
-            mtime = self.disk.stat(log_dir.path / directory).st_mtime_ns
-        except FileNotFoundError:
-            return True
-        before, self._failed_mtime[directory] = self._failed_mtime.get(directory), mtime
-        return before is not None and before != mtime
 
     def upkeep(self, *, compaction: bool = True) -> None:
         """Do what is due by now: flushes, checkpoints, retention, removals, and compaction. May take long.
@@ -530,21 +369,21 @@ class Store:
             self.retain()
         for partition in list(self.partitions.values()):
             partition.remove_dropped(now)
-        for path in [path for path, due in self._deletions.items() if due <= now]:
+        for path in [path for path, due in self.deletions.items() if due <= now]:
             self._remove_directory(path)
-            del self._deletions[path]
+            del self.deletions[path]
 
     def write_checkpoints(self) -> None:
         """Write the recovery points, log start offsets and high watermarks of every log directory."""
         for log_dir in self.log_dirs:
-            here = [p for n, p in self.partitions.items() if self._homes[n] is log_dir]
+            here = [p for n, p in self.partitions.items() if self.homes[n] is log_dir]
             points = {partition.name: partition.recovery_point for partition in here}
             starts = {
                 partition.name: partition.log_start_offset
                 for partition in here
                 if partition.log_start_offset > partition.segments[0].base_offset
             }
-            for directory, home in self._homes.items():
+            for directory, home in self.homes.items():
                 # Offline, or not loaded: what was known of it stays known.
                 if home is log_dir and directory not in self.partitions:
                     name = names.parse_directory(directory)
@@ -584,13 +423,13 @@ class Store:
 
     def _close_partitions(self, log_dirs: list[LogDir]) -> None:
         dirty = {
-            id(self._homes[name])
+            id(self.homes[name])
             for name, partition in self.partitions.items()
             if not partition.close()
         }
-        dirty |= {id(self._homes[name]) for name in self.offline}
+        dirty |= {id(self.homes[name]) for name in self.offline}
         # Those that were not looked at are as clean as they were.
-        unseen = {id(home) for name, home in self._homes.items() if name not in self.partitions}
+        unseen = {id(home) for name, home in self.homes.items() if name not in self.partitions}
         dirty |= {id(log_dir) for log_dir in log_dirs if not log_dir.clean} & unseen
         self.log_dirs = log_dirs
         self.write_checkpoints()
