@@ -53,8 +53,10 @@ def _print(mount: str, *, json: bool) -> int:
     print(f"  up          {status['uptime_ms'] / 1000:.0f} s")
     print(f"  partitions  {status['partitions']}")
     print(f"  errors      {status['errors']} (see {mount}/.logfs/errors)")
+    for path, reason in status["offline_log_dirs"].items():
+        print(f"  failed      {path}: {reason}")
     for name, reason in status["offline"].items():
         print(f"  offline     {name}: {reason}")
     for work in status["background"]:
         print(f"  doing       {work}")
-    return 1 if status["offline"] else 0
+    return 1 if status["offline"] or status["offline_log_dirs"] else 0

@@ -348,6 +348,10 @@ class Partition(Reader):
         return self._fail("a write failed", error)
 
     def _fail(self, what: str, error: OSError) -> PartitionFailed:
+        if self.disk.failure is not None:
+            # It is not this partition alone.
+            self.failure = self.disk.failure
+            return self.failure
         self.failure = PartitionFailed(
             f"{self.directory}: {what} ({error}); what was fsynced before is safe, and nothing more is "
             "taken until the store is unmounted and mounted again, which recovers it"

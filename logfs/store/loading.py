@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,6 @@ from logfs.log.segment import Segment
 from logfs.store.log_dir import LogDir
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterable
 
     from logfs.config import LogConfig
@@ -30,11 +31,14 @@ logger = logging.getLogger(__name__)
 
 
 def open_log_dirs(
-    disk: Disk, log_dirs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+    disk: Disk,
+    log_dirs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    failed: Callable[[LogDir], object],
 ) -> list[LogDir]:
     """Open log directories; a missing one is made if the disk is writable.
 
-    Raises `InvalidStore`, `StoreLocked` and `OSError`.
+    One that cannot be used is among them with its `failure`, as long as another can; `failed` is told of each then
+    and later. Raises `InvalidStore`, `StoreLocked` and, where none works, `OSError`.
     """
     if isinstance(log_dirs, (str, bytes)) or not hasattr(log_dirs, "__iter__"):
         log_dirs = [log_dirs]
@@ -44,10 +48,19 @@ def open_log_dirs(
     if len({path.resolve() for path in paths}) < len(paths):
         raise InvalidStore("the same log directory is named twice")
     opened: list[LogDir] = []
+    broken: OSError | None = None
     try:
         for path in paths:
-            _check_log_dir(disk, path)
-            opened.append(LogDir(disk, path))
+            opened.append(log_dir := LogDir(disk, path, failed))
+            try:
+                _check_log_dir(disk, path)
+                log_dir.open()
+            except OSError as error:
+                broken = broken or error
+                log_dir.close()
+                log_dir.disk.fail(error)
+        if broken is not None and all(log_dir.failure for log_dir in opened):
+            raise broken
     except BaseException:
         for log_dir in opened:
             log_dir.close()
@@ -56,7 +69,7 @@ def open_log_dirs(
 
 
 def _check_log_dir(disk: Disk, path: Path) -> None:
-    if path.is_dir():
+    if disk.exists(path) and stat.S_ISDIR(os.stat(path).st_mode):
         return
     if disk.exists(path):
         raise InvalidStore(f"{path}: is not a directory")
@@ -84,7 +97,14 @@ class Loader:
 
     def load(self, log_dir: LogDir) -> None:
         """Load every partition of a log directory (kafka-storage 5.1)."""
-        for name, path, inode in self._scan(log_dir):
+        try:
+            found = self._scan(log_dir)
+        except OSError as error:
+            # Which partitions are in it, nobody can tell.
+            log_dir.disk.fail(error)
+            return
+        log_dir.is_known = True
+        for name, path, inode in found:
             self._inodes[name.directory] = inode
             if self._only in (None, name.directory):
                 self._load_partition(log_dir, name, path)
@@ -94,7 +114,7 @@ class Loader:
     def _scan(self, log_dir: LogDir) -> list[tuple[TopicPartition, Path, int]]:
         """The partitions of a log directory with their inode numbers; what is to be deleted is noted."""
         found: list[tuple[TopicPartition, Path, int]] = []
-        for entry in self._store.disk.scan(log_dir.path):
+        for entry in log_dir.disk.scan(log_dir.path):
             if not entry.is_dir(follow_symlinks=False):
                 continue
             try:
@@ -148,7 +168,7 @@ class Loader:
         config = self._store.settings.log_config(name.topic)
         total = 0
         if not clean and not log_dir.live:
-            logs = (e for e in self._store.disk.scan(path) if e.name.endswith(names.LOG))
+            logs = (e for e in log_dir.disk.scan(path) if e.name.endswith(names.LOG))
             total = sum(entry.stat(follow_symlinks=False).st_size for entry in logs)
         done = 0
 
@@ -159,20 +179,18 @@ class Loader:
 
         def load() -> recovery.Loaded:
             if log_dir.live:
-                return follow.load(self._store.disk, path, start)
+                return follow.load(log_dir.disk, path, start)
             kind = FollowedSegment if self._store.read_only else Segment
             return recovery.load(
-                self._store.disk, path, config, start, self._store.clock(), report, kind
+                log_dir.disk, path, config, start, self._store.clock(), report, kind
             )
 
         def get_config() -> LogConfig:
             return self._store.settings.log_config(name.topic)
 
         if self._store.read_only:
-            return FollowedPartition(
-                self._store.disk, path, name, get_config, self._store.clock, load
-            )
-        return Partition(self._store.disk, path, name, get_config, self._store.clock, load())
+            return FollowedPartition(log_dir.disk, path, name, get_config, self._store.clock, load)
+        return Partition(log_dir.disk, path, name, get_config, self._store.clock, load())
 
     def refresh(self, log_dir: LogDir) -> None:
         """Drop the partitions that have left a log directory, load the new ones, and take the checkpoint."""
@@ -199,7 +217,7 @@ class Loader:
         if directory not in self._store.offline:
             return False
         try:
-            mtime = self._store.disk.stat(log_dir.path / directory).st_mtime_ns
+            mtime = log_dir.disk.stat(log_dir.path / directory).st_mtime_ns
         except FileNotFoundError:
             return True
         before, self._failed_mtime[directory] = self._failed_mtime.get(directory), mtime

@@ -60,6 +60,11 @@ def store_status(store: Store) -> dict[str, Any]:
     """The whole of a store, without what each partition says of itself."""
     return {
         "log_dirs": [str(log_dir.path) for log_dir in store.log_dirs],
+        "offline_log_dirs": {
+            str(log_dir.path): str(log_dir.failure)
+            for log_dir in store.log_dirs
+            if log_dir.failure is not None
+        },
         "read_only": store.read_only,
         "uptime_ms": store.clock() - store.opened_ms,
         "partitions": len(store.partitions),
@@ -105,7 +110,7 @@ def metrics(store: Store, more: dict[str, float] | None = None) -> bytes:
         out += samples[name]
     gauges: dict[str, float] = {
         "logfs_uptime_seconds": (store.clock() - store.opened_ms) / 1000,
-        "kafka_log_log_manager_offline_log_directory_count": 0,
+        "kafka_log_log_manager_offline_log_directory_count": len(store.failed),
         "kafka_log_log_cleaner_manager_uncleanable_partitions_count": sum(
             partition.uncleanable is not None for partition in store.partitions.values()
         ),

@@ -23,6 +23,7 @@ from logfs.store import retention
 from logfs.store.compactor import Compactor
 from logfs.store.groups import Groups
 from logfs.store.loading import Loader, open_log_dirs
+from logfs.store.log_dir import FirstError
 from logfs.store.settings import Settings
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from logfs.errors import LogDirFailed
     from logfs.format.names import TopicPartition
     from logfs.store.loading import Progress
     from logfs.store.log_dir import LogDir
@@ -89,9 +91,10 @@ class Store:
         self.deletions: dict[Path, int] = {}
         self._loader = Loader(self, progress or (lambda *_: None), only=only, recover=recover)
         self.compactor = Compactor(self)
-        self.log_dirs = open_log_dirs(self.disk, log_dirs)
+        self.log_dirs: list[LogDir] = []
+        self.log_dirs = open_log_dirs(self.disk, log_dirs, self._log_dir_failed)
         try:
-            self.settings = Settings(self.disk, [log_dir.path for log_dir in self.log_dirs])
+            self.settings = Settings([(log_dir.disk, log_dir.path) for log_dir in self.log_dirs])
             self._next_checkpoint_ms = self._next_retention_ms = (
                 self.opened_ms + self.settings.broker_config.log_initial_task_delay_ms
             )
@@ -100,8 +103,10 @@ class Store:
                 self.opened_ms
                 + self.settings.broker_config.producer_id_expiration_check_interval_ms
             )
-            for log_dir in self.log_dirs:
+            for log_dir in self.working:
                 self._loader.load(log_dir)
+            if not self.working:
+                raise self.failed[0]
         except BaseException:
             for log_dir in self.log_dirs:
                 log_dir.close()
@@ -139,6 +144,58 @@ class Store:
     def __len__(self) -> int:
         return len(self.partitions)
 
+    # Log directories that fail.
+
+    @property
+    def working(self) -> list[LogDir]:
+        """The log directories that work."""
+        return [log_dir for log_dir in self.log_dirs if log_dir.failure is None]
+
+    @property
+    def failed(self) -> list[LogDirFailed]:
+        """Why each of the others does not."""
+        return [log_dir.failure for log_dir in self.log_dirs if log_dir.failure is not None]
+
+    def _log_dir_failed(self, log_dir: LogDir) -> None:
+        """Take all partitions of a log directory offline (Kafka's handleLogDirFailure).
+
+        Called with whatever locks the thread holds that met the error, so it waits for none: from now on the
+        partitions refuse everything, and `offline` names them as soon as nobody holds the store.
+        """
+        for name, partition in list(self.partitions.items()):
+            if self.homes.get(name) is log_dir:
+                partition.failure = log_dir.failure
+        if self._lock.acquire(blocking=False):
+            try:
+                self._settle_failures()
+            finally:
+                self._lock.release()
+
+    def _settle_failures(self) -> None:
+        here = {name: self.homes[name].failure for name in self.partitions}
+        lost = {name: failure for name, failure in here.items() if failure is not None}
+        if lost:
+            self.offline = {**self.offline, **lost}
+            # Replaced whole: the one who met the error may be walking through it.
+            self.partitions = {n: p for n, p in self.partitions.items() if n not in lost}
+
+    def check_log_dirs(self) -> None:
+        """Notice the log directories that were unmounted or replaced, and those that have failed since."""
+        for log_dir in self.log_dirs:
+            log_dir.check_in_place()
+        with self._lock:
+            self._settle_failures()
+
+    def _emptiest(self) -> LogDir:
+        """The log directory for a new partition: of those that work, the one that has the fewest."""
+        self.check_log_dirs()
+        for log_dir in self.log_dirs:
+            if log_dir.failure is not None and (not self.working or not log_dir.is_known):
+                # What was never read may have a partition of that very name: then there would be two of it.
+                raise log_dir.failure
+        homes = list(self.homes.values())
+        return min(self.working, key=lambda log_dir: sum(home is log_dir for home in homes))
+
     # Partitions.
 
     def create(self, name: str) -> Partition:
@@ -151,18 +208,16 @@ class Store:
         with self._lock:
             if name in self.homes:
                 raise PartitionExists(f"{name}: the partition exists")
-            counts = [
-                sum(home is log_dir for home in self.homes.values()) for log_dir in self.log_dirs
-            ]
-            log_dir = self.log_dirs[counts.index(min(counts))]
+            log_dir = self._emptiest()
+            disk = log_dir.disk
             path = log_dir.path / name
-            self.disk.mkdir(path)
+            disk.mkdir(path)
             topic_id = self.topic_id(parsed.topic) or checkpoint.random_uuid()
-            self.disk.replace_file(
+            disk.replace_file(
                 path / PARTITION_METADATA, checkpoint.format_partition_metadata(topic_id)
             )
             loaded = recovery.load(
-                self.disk,
+                disk,
                 path,
                 self.settings.log_config(parsed.topic),
                 recovery.Start(clean=True),
@@ -170,10 +225,10 @@ class Store:
             )
             # A leader notes its epoch before any record (kafka-storage 10.1), and nobody has to wait for it later.
             loaded.epochs.assign(LEADER_EPOCH, 0)
-            self.disk.sync_directory(path)
+            disk.sync_directory(path)
             topic = parsed.topic
             partition = Partition(
-                self.disk, path, parsed, lambda: self.settings.log_config(topic), self.clock, loaded
+                disk, path, parsed, lambda: self.settings.log_config(topic), self.clock, loaded
             )
             self.homes[name] = log_dir
             self.partitions[name] = partition
@@ -187,8 +242,8 @@ class Store:
         """The id that all partitions of a topic share (kafka-storage 1.5); None if no file tells it."""
         for partition in self.partitions.values():
             path = partition.directory / PARTITION_METADATA
-            if partition.topic == topic and self.disk.exists(path):
-                return checkpoint.parse_partition_metadata(self.disk.read_file(path))
+            if partition.topic == topic and partition.disk.exists(path):
+                return checkpoint.parse_partition_metadata(partition.disk.read_file(path))
         return None
 
     def delete(self, name: str) -> None:
@@ -201,13 +256,15 @@ class Store:
         with self._lock:
             partition = self.partitions.get(name)
             if partition is None:
+                if name in self.offline and self.homes[name].failure is not None:
+                    raise self.offline[name]
                 raise UnknownPartition(f"{name}: no such partition")
             delay_ms = partition.config.file_delete_delay_ms
             partition.close("the partition is deleted")
             doomed = partition.directory.with_name(
                 names.deleted_directory(partition.name, uuid.uuid4().hex)
             )
-            self.disk.rename(partition.directory, doomed)
+            partition.disk.rename(partition.directory, doomed)
             partition.directory = doomed
             del self.partitions[name]
             self._forget_cleaner_offset(self.homes.pop(name), partition.name)
@@ -269,15 +326,20 @@ class Store:
             )
             plans = {name: self.retention_plan(name) for name in chosen}
             plans = {name: plan for name, plan in plans.items() if plan}
+            errors = FirstError()
             for name, plan in plans.items():
-                self.partitions[name].advance_log_start(plan.log_start_offset)
+                with errors:
+                    self[name].advance_log_start(plan.log_start_offset)
             if plans:
                 # Before a name changes: after a crash in between, nothing that was dropped may come back.
-                self.write_checkpoints()
-            for name, plan in plans.items():
-                self.partitions[name].drop_oldest(len(plan.expired))
-                for segment, reason in plan.expired:
-                    logger.info("%s: dropped: %s", segment.path, reason)
+                with errors:
+                    self.write_checkpoints()
+            for name, plan in plans.items() if errors.only_of_log_dirs else ():
+                with errors:
+                    self[name].drop_oldest(len(plan.expired))
+                    for segment, reason in plan.expired:
+                        logger.info("%s: dropped: %s", segment.path, reason)
+            errors.throw()
             return sum(len(plan.expired) for plan in plans.values())
 
     # Compaction: `compactor` does it, and here is what it has to be remembered by.
@@ -340,6 +402,7 @@ class Store:
         if self.read_only:
             self.refresh()
             return
+        self.check_log_dirs()
         self._upkeep(self.clock())
         if compaction:
             self.compactor.run_due()
@@ -374,32 +437,42 @@ class Store:
             del self.deletions[path]
 
     def write_checkpoints(self) -> None:
-        """Write the recovery points, log start offsets and high watermarks of every log directory."""
-        for log_dir in self.log_dirs:
-            here = [p for n, p in self.partitions.items() if self.homes[n] is log_dir]
-            points = {partition.name: partition.recovery_point for partition in here}
-            starts = {
-                partition.name: partition.log_start_offset
-                for partition in here
-                if partition.log_start_offset > partition.segments[0].base_offset
-            }
-            for directory, home in self.homes.items():
-                # Offline, or not loaded: what was known of it stays known.
-                if home is log_dir and directory not in self.partitions:
-                    name = names.parse_directory(directory)
-                    points[name] = log_dir.recovery_points.get(name, 0)
-                    if name in log_dir.log_starts:
-                        starts[name] = log_dir.log_starts[name]
-            log_dir.write_recovery_points(points)
-            log_dir.write_high_watermarks(points)
-            log_dir.write_log_starts(starts)
+        """Write the recovery points, log start offsets and high watermarks of every log directory that works.
+
+        Where one cannot be written the others are, before the error is raised.
+        """
+        errors = FirstError()
+        for log_dir in self.working:
+            with errors:
+                self._write_checkpoints(log_dir)
+        errors.throw()
+
+    def _write_checkpoints(self, log_dir: LogDir) -> None:
+        here = [p for n, p in self.partitions.items() if self.homes[n] is log_dir]
+        points = {partition.name: partition.recovery_point for partition in here}
+        starts = {
+            partition.name: partition.log_start_offset
+            for partition in here
+            if partition.log_start_offset > partition.segments[0].base_offset
+        }
+        for directory, home in self.homes.items():
+            # Offline, or not loaded: what was known of it stays known.
+            if home is log_dir and directory not in self.partitions:
+                name = names.parse_directory(directory)
+                points[name] = log_dir.recovery_points.get(name, 0)
+                if name in log_dir.log_starts:
+                    starts[name] = log_dir.log_starts[name]
+        log_dir.write_recovery_points(points)
+        log_dir.write_high_watermarks(points)
+        log_dir.write_log_starts(starts)
 
     def _remove_directory(self, path: Path) -> None:
         """Remove a deleted partition's directory, one level deep: partitions have no subdirectories."""
+        (disk,) = (log_dir.disk for log_dir in self.log_dirs if log_dir.path == path.parent)
         try:
-            for entry in list(self.disk.scan(path)):
-                self.disk.unlink(path / entry.name)
-            self.disk.rmdir(path)
+            for entry in list(disk.scan(path)):
+                disk.unlink(path / entry.name)
+            disk.rmdir(path)
             logger.info("%s: removed", path)
         except OSError as error:
             logger.error("%s: could not be removed: %s", path, error)
@@ -410,7 +483,9 @@ class Store:
         Closing twice is harmless.
         """
         with self._lock:
-            log_dirs, self.log_dirs = self.log_dirs, []
+            log_dirs = self.log_dirs
+            for log_dir in log_dirs:
+                log_dir.check_in_place()
             try:
                 if self.read_only:
                     for partition in self.partitions.values():
@@ -418,6 +493,7 @@ class Store:
                 else:
                     self._close_partitions(log_dirs)
             finally:
+                self.log_dirs = []
                 for log_dir in log_dirs:
                     log_dir.close()
 
@@ -431,9 +507,11 @@ class Store:
         # Those that were not looked at are as clean as they were.
         unseen = {id(home) for name, home in self.homes.items() if name not in self.partitions}
         dirty |= {id(log_dir) for log_dir in log_dirs if not log_dir.clean} & unseen
-        self.log_dirs = log_dirs
-        self.write_checkpoints()
-        self.log_dirs = []
+        errors = FirstError()
         for log_dir in log_dirs:
-            if id(log_dir) not in dirty:
-                log_dir.mark_clean()
+            if log_dir.failure is None:
+                with errors:
+                    self._write_checkpoints(log_dir)
+                    if id(log_dir) not in dirty:
+                        log_dir.mark_clean()
+        errors.throw()

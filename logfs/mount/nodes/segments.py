@@ -37,7 +37,7 @@ class SegmentsDirectory(PartitionFolder):
         return None
 
     def names(self) -> Iterator[str]:
-        for entry in self.context.store.disk.scan(self.partition.directory):
+        for entry in self.partition.disk.scan(self.partition.directory):
             if entry.is_file(follow_symlinks=False) and not entry.name.endswith(_HIDDEN):
                 yield entry.name
 
@@ -67,18 +67,20 @@ class SegmentFile(PartitionAccess, File):
             for index in segment.indexes:
                 if index.path.name == self.name:
                     return index.size_bytes
-        return self.context.store.disk.stat(self._folder.partition.directory / self.name).st_size
+        return self._folder.partition.disk.stat(
+            self._folder.partition.directory / self.name
+        ).st_size
 
     def stat(self) -> Stat:
         self._folder.partition.refresh()
         access = self.access()
-        found = self.context.store.disk.stat(self._folder.partition.directory / self.name)
+        found = self._folder.partition.disk.stat(self._folder.partition.directory / self.name)
         mode = stat.S_IFREG | access.mode
         return Stat(mode, access.uid, access.gid, self.size(), found.st_mtime_ns)
 
     def open(self, flags: int, caller: Caller) -> Handle:
         self.refuse_writing(flags)
-        disk = self.context.store.disk
+        disk = self._folder.partition.disk
         return SegmentHandle(self, disk.open(self._folder.partition.directory / self.name))
 
 
