@@ -53,10 +53,12 @@ def _print(mount: str, *, json: bool) -> int:
     print(f"  up          {status['uptime_ms'] / 1000:.0f} s")
     print(f"  partitions  {status['partitions']}")
     print(f"  errors      {status['errors']} (see {mount}/.logfs/errors)")
-    for path, reason in status["offline_log_dirs"].items():
+    # A daemon that was started before this release does not tell.
+    failed = status.get("offline_log_dirs", {})
+    for path, reason in failed.items():
         print(f"  failed      {path}: {reason}")
     for name, reason in status["offline"].items():
         print(f"  offline     {name}: {reason}")
     for work in status["background"]:
         print(f"  doing       {work}")
-    return 1 if status["offline"] or status["offline_log_dirs"] else 0
+    return 1 if status["offline"] or failed else 0
