@@ -451,9 +451,10 @@ class Workload:
             self.allowed[name].setdefault(offset, set()).add(record)
         self._note()
         records = [Record(value, key) for key, value in pairs]
-        self.step(lambda: self.store[name].append(records))
+        partition = self.store[name]
+        self.step(lambda: partition.append(records))
         # A write of several batches may stop half-way: the log itself knows how far it got.
-        done = self.store[name].log_end_offset - first
+        done = partition.log_end_offset - first
         assert done in (0, len(sent)) or len(sent) > 1
         self.logs[name] += sent[:done]
 
@@ -528,12 +529,13 @@ class Workload:
         for gone in [known for known in self.durable[name] if known >= offset]:
             del self.durable[name][gone]
         self._note()
+        partition = self.store[name]
         if self.step(lambda: self.store.truncate(name, offset)):
             for gone in [known for known in self.allowed[name] if known >= offset]:
                 del self.allowed[name][gone]
-        if self.store[name].failure is None:
+        if partition.failure is None:
             # The checkpoints may have failed, and not the truncation.
-            del self.logs[name][self.store[name].log_end_offset :]
+            del self.logs[name][partition.log_end_offset :]
         self._note()
 
     def delete(self, name: str) -> None:

@@ -98,6 +98,32 @@ def create_and_delete(work: Workload) -> None:
     work.flush("a-0")
 
 
+def deleting(work: Workload) -> None:
+    work.create("a-0")
+    work.create("b-0")
+    for number in range(4):
+        work.append("a-0", line(number) * 3)
+        work.append("b-0", line(number))
+    work.flush("a-0")
+    work.flush("b-0")
+    work.checkpoint()
+    work.roll("a-0")
+    work.append("a-0", b"unflushed")
+    work.delete("a-0")
+    work.create("a-0")
+    work.append("a-0", b"another history")
+    work.flush("a-0")
+    work.checkpoint()
+    work.delete("b-0")
+    work.delete("a-0")
+    work.close()
+    work.reopen()
+    work.create("a-0")
+    work.append("a-0", b"the third", b"and last")
+    work.flush("a-0")
+    work.upkeep(100_000)
+
+
 def settings_change(work: Workload) -> None:
     work.create("a-0")
     work.append("a-0", b"one")
@@ -183,6 +209,7 @@ WORKLOADS: dict[str, Callable[[Workload], None]] = {
         rolling,
         rolling_without_flush,
         create_and_delete,
+        deleting,
         settings_change,
         truncating,
         closing,

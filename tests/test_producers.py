@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from logfs.log.partition import AppendedBatch, Partition
+    from logfs.log.appended import AppendedBatch
+    from logfs.log.partition import Partition
 
 NAME = "orders-0"
 NOW = 1_700_000_000_000

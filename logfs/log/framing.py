@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import InvalidEnvelope, LogfsError, RecordTooLarge
 from logfs.format import envelope
-from logfs.log.partition import Appended
+from logfs.log.appended import Appended
 
 if TYPE_CHECKING:
     from logfs.log.partition import Partition

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from logfs.errors import (
     Corrupt,
@@ -22,6 +22,7 @@ from logfs.format.control import ControlType, EndTransactionMarker
 from logfs.format.record import Record
 from logfs.format.text import TextSize
 from logfs.log import key_map
+from logfs.log.appended import Appended, AppendedBatch
 from logfs.log.committed import CommittedReader, Isolation
 from logfs.log.dropped import DroppedSegments
 from logfs.log.files import NO_SPACE
@@ -45,26 +46,6 @@ if TYPE_CHECKING:
 
 # The epoch that a log without a broker writes: constant, so that a flipped bit in it can be told.
 LEADER_EPOCH = 0
-
-
-class Appended(NamedTuple):
-    """What came of an append: the offsets given, how much of the input is in the log, and why it is not all.
-
-    `consumed` counts bytes of lines, or records. With nothing appended, `last_offset` is `first_offset` - 1.
-    """
-
-    first_offset: int
-    last_offset: int
-    consumed: int
-    refused: LogfsError | OSError | None
-
-
-class AppendedBatch(NamedTuple):
-    """Where a producer's batch is in the log; a `duplicate` was there already, with these offsets."""
-
-    first_offset: int
-    last_offset: int
-    duplicate: bool
 
 
 class Partition(Reader):
@@ -351,6 +332,10 @@ class Partition(Reader):
         return self._fail("a write failed", error)
 
     def _fail(self, what: str, error: OSError) -> PartitionFailed:
+        if self.disk.failure is not None:
+            # It is not this partition alone.
+            self.failure = self.disk.failure
+            return self.failure
         self.failure = PartitionFailed(
             f"{self.directory}: {what} ({error}); what was fsynced before is safe, and nothing more is "
             "taken until the store is unmounted and mounted again, which recovers it"

@@ -22,6 +22,7 @@ from logfs.mount.nodes.folder import PartitionFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from logfs.log.files import File as DiskFile
     from logfs.log.segment import Segment
@@ -46,7 +47,7 @@ class SegmentsDirectory(PartitionFolder):
         return None
 
     def names(self) -> Iterator[str]:
-        for entry in self.context.store.disk.scan(self.partition.directory):
+        for entry in self.partition.disk.scan(self.partition.directory):
             if entry.is_file(follow_symlinks=False) and not entry.name.endswith(_HIDDEN):
                 yield entry.name
 
@@ -69,11 +70,14 @@ class SegmentFile(PartitionAccess, File):
         self._folder = parent
         self.modes = parent.modes
         self.mode_name = parent.name
-        self._disk = context.store.disk
-        self._real = parent.partition.directory / name
+        self._disk = parent.partition.disk
         self._inode = self._disk.stat(self._real).st_ino
         # Of those who read it: they see the file that they opened, whatever its name leads to now.
         self.files: list[DiskFile] = []
+
+    @property
+    def _real(self) -> Path:
+        return self._folder.partition.directory / self.name
 
     @property
     def is_current(self) -> bool:
@@ -121,7 +125,7 @@ class SegmentHandle(Handle):
         super().__init__(node)
         self._node = node
         self._file = file
-        self._disk = node.context.store.disk
+        self._disk = node.partition.disk
         node.files.append(file)
 
     def read(self, position: int, size: int) -> bytes:
