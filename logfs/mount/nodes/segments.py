@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from logfs.log.files import Disk
     from logfs.log.files import File as DiskFile
     from logfs.log.segment import Segment
 
@@ -115,17 +116,17 @@ class SegmentFile(PartitionAccess, File):
             # Replaced since the name was looked up: the kernel looks again.
             file.close()
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), self.path)
-        return SegmentHandle(self, file)
+        return SegmentHandle(self, file, self._disk)
 
 
 class SegmentHandle(Handle):
     """An open real file; the descriptor outlives the file's deletion by retention."""
 
-    def __init__(self, node: SegmentFile, file: DiskFile) -> None:
+    def __init__(self, node: SegmentFile, file: DiskFile, disk: Disk) -> None:
         super().__init__(node)
         self._node = node
         self._file = file
-        self._disk = node.partition.disk
+        self._disk = disk
         node.files.append(file)
 
     def read(self, position: int, size: int) -> bytes:
