@@ -102,11 +102,11 @@ def plan(
         for part in _parts(name, readers[name], first, end, piece_bytes)
     ]
     most = options.max_records_per_partition
-    if most is not None:
+    if most is not None and parts:
         # As in Kafka's source, one range of one partition each.
         cut = (_cut(part, most) for part in parts)
         return [Split([part]) for some in cut for part in some]
-    if options.min_partitions is not None and len(parts) < options.min_partitions:
+    if options.min_partitions is not None and 0 < len(parts) < options.min_partitions:
         records = sum(part.piece.end_offset - part.piece.first_offset for part in parts)
         each = max(-(-records // options.min_partitions), 1)
         return [Split([part]) for some in parts for part in _cut(some, each)]
@@ -145,7 +145,8 @@ def _packed(parts: Sequence[Part], split_bytes: int) -> Iterator[Split]:
             split, size = [], 0
         split.append(part)
         size += part.piece.bytes
-    if split:
+    if split or not parts:
+        # Of a plan without splits Spark makes one of its own, of which nothing is known here.
         yield Split(split)
 
 
