@@ -30,9 +30,7 @@ class OffsetMap:
     `latest_offset` is the last offset that the map knows all about, -1 before the first.
     """
 
-    def __init__(
-        self, memory_bytes: int, load_factor: float, most_keys: int = _MOST_KEYS
-    ) -> None:
+    def __init__(self, memory_bytes: int, load_factor: float, most_keys: int = _MOST_KEYS) -> None:
         """Room for as many keys as go into the share `load_factor` of so much memory; at least for one.
 
         No more memory is taken than `most_keys` need: hashes lie everywhere in it, and numpy has it in huge pages,

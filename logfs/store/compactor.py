@@ -234,7 +234,8 @@ class Compactor:
                 except CleaningAborted:
                     self.aborted += 1
                     raise
-            store.set_cleaner_offset(partition, cleaned.first_dirty)
+                # Who sees no round going on sees what the last one has done.
+                store.set_cleaner_offset(partition, cleaned.first_dirty)
             partition.uncleanable = None
             partition.cleaned_ms = store.clock()
             read = max(work.done_bytes - cleaned.bytes_after, 0)
