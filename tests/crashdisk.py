@@ -458,6 +458,20 @@ class Workload:
         assert done in (0, len(sent)) or len(sent) > 1
         self.logs[name] += sent[:done]
 
+    def look(self, name: str, *keys: bytes) -> None:
+        """Ask for the newest record of each key, which may write a file of them."""
+        if name not in self.store:
+            return
+        newest = {sent.key: sent for sent in self.logs[name]}
+        for key in keys:
+            expected = newest[key].value if key in newest else None
+
+            def ask(key: bytes = key, expected: bytes | None = expected) -> None:
+                found = self.store[name].newest(key)
+                assert (found and found.value) == expected, f"{name}: key {key!r}: {found}"
+
+            self.step(ask)
+
     def flush(self, name: str) -> None:
         """Make durable what is there."""
         if name in self.store and self.step(lambda: self.store[name].flush()):
@@ -855,6 +869,7 @@ def observe(partition: Partition) -> Observed:
         records[offset] = Sent(record.value, record.timestamp, record.key)
     _read_in_order(partition, records, damaged, missing, start, end)
     _read_as_text(partition, records, damaged)
+    _read_by_key(partition, records, damaged)
     # As Kafka's, a lookup ends at a segment that holds nothing: it goes by its file's time.
     if not damaged and all(segment.size_bytes for segment in partition.segments[:-1]):
         for offset, sent in records.items():
@@ -907,6 +922,19 @@ def _read_as_text(partition: Partition, records: dict[int, Sent], damaged: set[i
         parts.append(part)
         at += len(part)
     assert b"".join(parts) == b"".join((records[o].value or b"") + b"\n" for o in sorted(records))
+
+
+def _read_by_key(partition: Partition, records: dict[int, Sent], damaged: set[int]) -> None:
+    """The newest record of a key is the one that reading in order comes to last, if damage hides no newer one."""
+    newest = {sent.key: offset for offset, sent in sorted(records.items()) if sent.key is not None}
+    for key, offset in newest.items():
+        try:
+            found = partition.newest(key)
+        except DamagedRange:
+            assert damaged
+            continue
+        expected = None if records[offset].value is None else offset
+        assert damaged or (found and found.offset) == expected, f"key {key!r}: {found}"
 
 
 def observe_store(store: Store) -> dict[str, Observed]:

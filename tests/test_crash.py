@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logfs.format.batch import Batch
-from logfs.log import recovery
+from logfs.log import key_map, recovery
 from logfs.log.files import Disk
 from logfs.log.index import SparseIndex
 from logfs.log.partition import Partition
@@ -36,6 +36,13 @@ def _quiet() -> Iterator[None]:
     logger.setLevel(logging.CRITICAL + 1)
     yield
     logger.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def _small_key_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is written for every three keys."""
+    monkeypatch.setattr(key_map, "SMALLEST_BYTES", 1)
+    monkeypatch.setattr(key_map, "MEMORY_KEYS", 3)
 
 
 def line(number: int) -> bytes:
@@ -201,6 +208,29 @@ def compacting(work: Workload) -> None:
     work.compact("a-0")
 
 
+def looking_up(work: Workload) -> None:
+    work.create("a-0")
+    for number in range(6):
+        pairs = [(b"%d" % each, line(number)) for each in range(number, number + 3)]
+        work.put("a-0", *pairs)
+        work.look("a-0", b"0", b"%d" % number, b"nobody's")
+        if number % 3 == 1:
+            work.flush("a-0")
+    work.put("a-0", (b"2", None), (b"a", b"one"), (b"b", b"two"))
+    work.look("a-0", b"2", b"a")
+    work.flush("a-0")
+    work.truncate("a-0", 12)
+    work.put("a-0", *[(b"again %d" % each, line(each)) for each in range(4)])
+    work.look("a-0", b"a", b"again 3")
+    work.close()
+    work.reopen()
+    work.look("a-0", b"again 0", b"4")
+    work.put("a-0", *[(b"new %d" % each, line(each)) for each in range(3)])
+    work.look("a-0", b"new 1", b"again 1")
+    work.put("a-0", *[(b"newer %d" % each, b"unflushed") for each in range(3)])
+    work.look("a-0", b"newer 1")
+
+
 WORKLOADS: dict[str, Callable[[Workload], None]] = {
     workload.__name__: workload
     for workload in (
@@ -215,6 +245,7 @@ WORKLOADS: dict[str, Callable[[Workload], None]] = {
         closing,
         retaining,
         compacting,
+        looking_up,
     )
 }
 
@@ -401,6 +432,11 @@ def _tip_before_write(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Partition, "flush", flush)
 
 
+def _any_key_map_is_believed(patch: pytest.MonkeyPatch) -> None:
+    """The file of keys outlives the records that it covers."""
+    patch.setattr(key_map.KeyMap, "_is_anchored", lambda self, anchor: True)
+
+
 MUTANTS = (
     (_flush_without_fsync, one_by_one),
     (_flush_without_directory, rolling),
@@ -416,6 +452,7 @@ MUTANTS = (
     (_swap_without_directory, compacting),
     (_cleaned_without_fsync, compacting),
     (_dropped_without_checkpoint, retaining),
+    (_any_key_map_is_believed, looking_up),
 )
 
 

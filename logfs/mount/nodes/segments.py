@@ -65,6 +65,8 @@ class SegmentFile(PartitionAccess, File):
     """One real file. Of an active segment's it shows what is written, not the room that is preallocated."""
 
     allowed_bits = READ_BITS
+    # Nobody asks again for the name of a segment that is gone.
+    is_fleeting = True
 
     def __init__(self, context: Context, name: str, parent: SegmentsDirectory) -> None:
         super().__init__(context, name, parent)
