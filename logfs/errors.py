@@ -79,6 +79,13 @@ class PartitionFailed(LogfsError):
     """
 
 
+class LogDirFailed(PartitionFailed, OSError):
+    """A storage error in a log directory, or its end: everything in it is offline until the store is opened again.
+
+    As Kafka's KafkaStorageException. It has no errno of its own, so that nobody takes it for a full disk.
+    """
+
+
 # These errors can be returned when bytes on the disk, or from a caller, are not what they should be.
 
 

@@ -468,9 +468,10 @@ class Workload:
             self.allowed[name].setdefault(offset, set()).add(record)
         self._note()
         records = [Record(value, key) for key, value in pairs]
-        self.step(lambda: self.store[name].append(records))
+        partition = self.store[name]
+        self.step(lambda: partition.append(records))
         # A write of several batches may stop half-way: the log itself knows how far it got.
-        done = self.store[name].log_end_offset - first
+        done = partition.log_end_offset - first
         assert done in (0, len(sent)) or len(sent) > 1
         self.logs[name] += sent[:done]
 
@@ -511,6 +512,20 @@ class Workload:
             assert self.store.commit(again.writer, again.sequence, staged).already
 
         self.step(send)
+
+    def look(self, name: str, *keys: bytes) -> None:
+        """Ask for the newest record of each key, which may write a file of them."""
+        if name not in self.store:
+            return
+        newest = {sent.key: sent for sent in self.logs[name]}
+        for key in keys:
+            expected = newest[key].value if key in newest else None
+
+            def ask(key: bytes = key, expected: bytes | None = expected) -> None:
+                found = self.store[name].newest(key)
+                assert (found and found.value) == expected, f"{name}: key {key!r}: {found}"
+
+            self.step(ask)
 
     def flush(self, name: str) -> None:
         """Make durable what is there."""
@@ -583,12 +598,13 @@ class Workload:
         for gone in [known for known in self.durable[name] if known >= offset]:
             del self.durable[name][gone]
         self._note()
+        partition = self.store[name]
         if self.step(lambda: self.store.truncate(name, offset)):
             for gone in [known for known in self.allowed[name] if known >= offset]:
                 del self.allowed[name][gone]
-        if self.store[name].failure is None:
+        if partition.failure is None:
             # The checkpoints may have failed, and not the truncation.
-            del self.logs[name][self.store[name].log_end_offset :]
+            del self.logs[name][partition.log_end_offset :]
         self._note()
 
     def delete(self, name: str) -> None:
@@ -908,6 +924,7 @@ def observe(partition: Partition) -> Observed:
         records[offset] = Sent(record.value, record.timestamp, record.key)
     _read_in_order(partition, records, damaged, missing, start, end)
     _read_as_text(partition, records, damaged)
+    _read_by_key(partition, records, damaged)
     # As Kafka's, a lookup ends at a segment that holds nothing: it goes by its file's time.
     if not damaged and all(segment.size_bytes for segment in partition.segments[:-1]):
         for offset, sent in records.items():
@@ -960,6 +977,19 @@ def _read_as_text(partition: Partition, records: dict[int, Sent], damaged: set[i
         parts.append(part)
         at += len(part)
     assert b"".join(parts) == b"".join((records[o].value or b"") + b"\n" for o in sorted(records))
+
+
+def _read_by_key(partition: Partition, records: dict[int, Sent], damaged: set[int]) -> None:
+    """The newest record of a key is the one that reading in order comes to last, if damage hides no newer one."""
+    newest = {sent.key: offset for offset, sent in sorted(records.items()) if sent.key is not None}
+    for key, offset in newest.items():
+        try:
+            found = partition.newest(key)
+        except DamagedRange:
+            assert damaged
+            continue
+        expected = None if records[offset].value is None else offset
+        assert damaged or (found and found.offset) == expected, f"key {key!r}: {found}"
 
 
 def observe_store(store: Store) -> dict[str, Observed]:

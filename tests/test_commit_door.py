@@ -32,7 +32,7 @@ def put(
     log_dir: Path, writer: str, sequence: int, wanted: dict[str, list[bytes]]
 ) -> list[StagedFile]:
     """Stage values as a task of another process does."""
-    settings = Settings(Disk(), [log_dir])
+    settings = Settings([(Disk(), log_dir)])
     return [
         stage(
             log_dir / name,

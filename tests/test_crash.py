@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logfs.format.batch import Batch
-from logfs.log import recovery, staged
+from logfs.log import key_map, recovery, staged
 from logfs.log.files import Disk
 from logfs.log.index import SparseIndex
 from logfs.log.partition import Partition
@@ -40,6 +40,13 @@ def _quiet() -> Iterator[None]:
     logger.setLevel(logging.CRITICAL + 1)
     yield
     logger.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def _small_key_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is written for every three keys."""
+    monkeypatch.setattr(key_map, "SMALLEST_BYTES", 1)
+    monkeypatch.setattr(key_map, "MEMORY_KEYS", 3)
 
 
 def line(number: int) -> bytes:
@@ -100,6 +107,32 @@ def create_and_delete(work: Workload) -> None:
     work.create("a-0")
     work.append("a-0", b"again")
     work.flush("a-0")
+
+
+def deleting(work: Workload) -> None:
+    work.create("a-0")
+    work.create("b-0")
+    for number in range(4):
+        work.append("a-0", line(number) * 3)
+        work.append("b-0", line(number))
+    work.flush("a-0")
+    work.flush("b-0")
+    work.checkpoint()
+    work.roll("a-0")
+    work.append("a-0", b"unflushed")
+    work.delete("a-0")
+    work.create("a-0")
+    work.append("a-0", b"another history")
+    work.flush("a-0")
+    work.checkpoint()
+    work.delete("b-0")
+    work.delete("a-0")
+    work.close()
+    work.reopen()
+    work.create("a-0")
+    work.append("a-0", b"the third", b"and last")
+    work.flush("a-0")
+    work.upkeep(100_000)
 
 
 def settings_change(work: Workload) -> None:
@@ -200,6 +233,29 @@ def committing_over_segments(work: Workload) -> None:
     work.commit("r", 0, {"a-0": tuple(b"c.%d" % n + b"x" * 60 for n in range(11))})
 
 
+def looking_up(work: Workload) -> None:
+    work.create("a-0")
+    for number in range(6):
+        pairs = [(b"%d" % each, line(number)) for each in range(number, number + 3)]
+        work.put("a-0", *pairs)
+        work.look("a-0", b"0", b"%d" % number, b"nobody's")
+        if number % 3 == 1:
+            work.flush("a-0")
+    work.put("a-0", (b"2", None), (b"a", b"one"), (b"b", b"two"))
+    work.look("a-0", b"2", b"a")
+    work.flush("a-0")
+    work.truncate("a-0", 12)
+    work.put("a-0", *[(b"again %d" % each, line(each)) for each in range(4)])
+    work.look("a-0", b"a", b"again 3")
+    work.close()
+    work.reopen()
+    work.look("a-0", b"again 0", b"4")
+    work.put("a-0", *[(b"new %d" % each, line(each)) for each in range(3)])
+    work.look("a-0", b"new 1", b"again 1")
+    work.put("a-0", *[(b"newer %d" % each, b"unflushed") for each in range(3)])
+    work.look("a-0", b"newer 1")
+
+
 WORKLOADS: dict[str, Callable[[Workload], None]] = {
     workload.__name__: workload
     for workload in (
@@ -208,6 +264,7 @@ WORKLOADS: dict[str, Callable[[Workload], None]] = {
         rolling,
         rolling_without_flush,
         create_and_delete,
+        deleting,
         settings_change,
         truncating,
         closing,
@@ -215,6 +272,7 @@ WORKLOADS: dict[str, Callable[[Workload], None]] = {
         compacting,
         committing,
         committing_over_segments,
+        looking_up,
     )
 }
 
@@ -455,6 +513,11 @@ def _stock_that_cuts_too_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(staged._Standing, "cut", lambda self, part: None)
 
 
+def _any_key_map_is_believed(patch: pytest.MonkeyPatch) -> None:
+    """The file of keys outlives the records that it covers."""
+    patch.setattr(key_map.KeyMap, "_is_anchored", lambda self, anchor: True)
+
+
 MUTANTS = (
     (_flush_without_fsync, one_by_one),
     (_flush_without_directory, rolling),
@@ -478,6 +541,7 @@ MUTANTS = (
     (_commit_without_a_look_back, committing),
     (_stock_that_cuts_too_late, committing_over_segments),
     (_dropped_without_checkpoint, retaining),
+    (_any_key_map_is_believed, looking_up),
 )
 
 

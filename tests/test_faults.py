@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs.errors import LogfsError, PartitionFailed
+from logfs.errors import LogDirFailed, LogfsError, PartitionFailed
 from logfs.log.files import Disk
 from logfs.log.partition import Partition
 from logfs.log.segment import Segment
+from logfs.log.watched import WatchedDisk
 from logfs.store.log_dir import CLEAN_SHUTDOWN
 from tests import crashdisk
 from tests.crashdisk import LOG, FaultDisk, Workload
@@ -183,7 +184,7 @@ def fail_next(work: Workload, kind: str, number: int, *, persistent: bool = Fals
 
 @pytest.mark.parametrize("kind", ["write", "sync", "sync_directory"])
 def test_after_an_io_error_nothing_is_taken_until_the_store_is_reopened(kind: str) -> None:
-    """EIO at a write or an fsync fails the partition for good; reopening recovers it."""
+    """EIO at a write or an fsync fails the log directory for good; reopening recovers it."""
     with crashdisk.scratch() as root:
         work = open_work(root, kind)
         try:
@@ -192,8 +193,9 @@ def test_after_an_io_error_nothing_is_taken_until_the_store_is_reopened(kind: st
             fail_next(work, kind, errno.EIO)
             work.append("a-0", b"perhaps")
             work.flush("a-0")
-            assert [type(error) for error in work.failures[:1]] == [PartitionFailed]
+            assert [type(error) for error in work.failures[:1]] == [LogDirFailed]
             assert partition.failure is not None
+            assert work.store.offline == {"a-0": partition.failure}
             syncs = [op.kind for op in work.disk.ops].count("sync")
             for _ in range(3):
                 with pytest.raises(PartitionFailed):
@@ -201,7 +203,8 @@ def test_after_an_io_error_nothing_is_taken_until_the_store_is_reopened(kind: st
                 with pytest.raises(PartitionFailed):
                     partition.append([b"no"])
             assert [op.kind for op in work.disk.ops].count("sync") == syncs, "fsync was tried again"
-            assert partition.record(0).value == b"durable"
+            with pytest.raises(LogDirFailed):
+                partition.record(0)
             work.close()
             assert not (root / LOG / CLEAN_SHUTDOWN).exists()
             oracle = work.disk.oracles[-1][1]
@@ -263,6 +266,7 @@ def _no_truncation_after_enospc(patch: pytest.MonkeyPatch) -> None:
 
 def _swallow_eio(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Partition, "_fail", lambda self, what, error: PartitionFailed(what))
+    patch.setattr(WatchedDisk, "fail", lambda self, reason: LogDirFailed(reason))
 
 
 def _retry_fsync(patch: pytest.MonkeyPatch) -> None:
@@ -303,6 +307,8 @@ def test_the_faults_catch_a_broken_engine(
         test_a_full_disk_leaves_the_partition_as_it_was(errno.ENOSPC)
         test_after_an_io_error_nothing_is_taken_until_the_store_is_reopened("sync")
         test_an_error_at_any_call_loses_nothing_that_was_acknowledged(errno.EIO, False)
+        # After EIO nothing can be tried again; after a full disk at an fsync somebody might.
+        test_an_error_at_any_call_loses_nothing_that_was_acknowledged(errno.ENOSPC, False)
 
     mutate(monkeypatch)
     with pytest.raises((AssertionError, pytest.fail.Exception)):

@@ -26,6 +26,7 @@ from logfs.log import key_map, recent_keys
 from logfs.log.committed import Isolation
 from logfs.store import key_maps
 from logfs.store.check import Severity, check
+from logfs.store.log_dir import CLEAN_SHUTDOWN
 from logfs.store.status import store_status
 from logfs.store.store import Store
 from tests.conftest import Clock, Mount, assert_clean, run
@@ -160,6 +161,23 @@ def test_the_file_serves_the_next_opening(log_dir: Path) -> None:
         assert offset_of(log, b"new") == 5000
         assert not seen
         assert map_file(log).stat().st_ino == written.st_ino
+
+
+@pytest.mark.parametrize("name", [names.KEY_MAP, names.COMMITTED_KEY_MAP])
+@pytest.mark.parametrize("clean", [True, False])
+def test_what_a_crash_left_of_a_file_goes_at_the_opening(
+    log_dir: Path, name: str, clean: bool
+) -> None:
+    with Store(log_dir) as store:
+        log = store.create(NAME)
+        log.append(pairs("a"))
+    left = log_dir / NAME / f"{name}.tmp"
+    left.write_bytes(b"half of it")
+    if not clean:
+        (log_dir / CLEAN_SHUTDOWN).unlink()
+    with Store(log_dir) as store:
+        assert not left.exists()
+        assert offset_of(store[NAME], b"a") == 0
 
 
 def test_nobody_who_does_not_look_pays(log_dir: Path) -> None:

@@ -152,6 +152,17 @@ def test_the_memory_is_what_it_was_given() -> None:
     assert known.capacity == 5033164
 
 
+def test_no_more_memory_is_taken_than_the_keys_need() -> None:
+    """A round over a few records touches no more than they need, and says how full all the memory is."""
+    known = OffsetMap(134217728, 0.9, 5)
+    assert known.slots.nbytes < 1024
+    data, spans = spans_of([b"%d" % number for number in range(5)])
+    assert known.put(data, spans, 0) == 1
+    assert known.share == 5 / 5592405
+    assert len(OffsetMap(2400, 0.9, 1000).slots) == 100
+    assert OffsetMap(2400, 0.0, 1000).capacity == 1
+
+
 def test_many_keys_find_their_places() -> None:
     """At a high load, over the end of the table and round."""
     keys = [b"%d" % number for number in range(20_000)]

@@ -36,13 +36,17 @@ def log_dirs(tmp_path):
     return dirs
 
 
+def settings_of(disk, log_dirs):
+    return Settings([(disk, path) for path in log_dirs])
+
+
 def contents(log_dir):
     return {path.name: path.read_bytes() for path in log_dir.iterdir()}
 
 
 def test_an_empty_store_has_the_defaults_and_no_files(log_dirs):
     """Reading settings, of any topic, writes nothing."""
-    settings = Settings(Disk(), log_dirs)
+    settings = settings_of(Disk(), log_dirs)
     assert settings.log_config("orders") == LogConfig()
     assert settings.broker_config == BrokerConfig()
     assert settings.topic_overrides("orders") == settings.broker_overrides == {}
@@ -51,17 +55,17 @@ def test_an_empty_store_has_the_defaults_and_no_files(log_dirs):
 
 def test_log_dirs_need_not_exist_to_be_read(tmp_path):
     """A log directory that is yet to be made holds no overrides."""
-    assert Settings(Disk(), [tmp_path / "new"]).log_config("orders") == LogConfig()
+    assert settings_of(Disk(), [tmp_path / "new"]).log_config("orders") == LogConfig()
 
 
 def test_a_change_is_in_force_at_once_and_after_reopening(log_dirs):
     """What was set, in canonical text, is what this and every later opening see."""
-    settings = Settings(Disk(), log_dirs)
+    settings = settings_of(Disk(), log_dirs)
     assert settings.log_config("orders").segment_bytes == 1 << 30
     settings.set_topic("orders", "segment.bytes", " 4096\n")
     settings.set_topic("orders", "cleanup.policy", "Compact,Delete")
     settings.set_broker("log.roll.hours", "2")
-    for opened in (settings, Settings(Disk(), log_dirs)):
+    for opened in (settings, settings_of(Disk(), log_dirs)):
         assert opened.topic_overrides("orders") == {
             "segment.bytes": "4096",
             "cleanup.policy": "compact,delete",
@@ -76,7 +80,7 @@ def test_a_change_is_in_force_at_once_and_after_reopening(log_dirs):
 @pytest.mark.parametrize("nothing", [None, "", "\n"])
 def test_undoing_a_change_brings_the_default_back(log_dirs, nothing):
     """None or a blank text removes an override, and with the last one the files."""
-    settings = Settings(Disk(), log_dirs)
+    settings = settings_of(Disk(), log_dirs)
     settings.set_topic("orders", "retention.ms", "1")
     settings.set_topic("orders", "segment.bytes", "100")
     settings.set_broker("log.retention.hours", "1")
@@ -87,17 +91,17 @@ def test_undoing_a_change_brings_the_default_back(log_dirs, nothing):
     settings.set_broker("log.retention.hours", nothing)
     assert settings.log_config("orders") == LogConfig()
     assert not any(contents(path) for path in log_dirs)
-    assert Settings(Disk(), log_dirs).log_config("orders") == LogConfig()
+    assert settings_of(Disk(), log_dirs).log_config("orders") == LogConfig()
 
 
 def test_a_removed_topic_starts_again_from_the_defaults(log_dirs):
     """Nothing of a deleted topic's settings is left for a later topic of its name."""
-    settings = Settings(Disk(), log_dirs)
+    settings = settings_of(Disk(), log_dirs)
     settings.set_topic("orders", "retention.ms", "1")
     settings.set_topic("others", "retention.ms", "2")
     settings.remove_topic("orders")
     settings.remove_topic("never-changed")
-    for opened in (settings, Settings(Disk(), log_dirs)):
+    for opened in (settings, settings_of(Disk(), log_dirs)):
         assert opened.log_config("orders") == LogConfig()
         assert opened.log_config("others").retention_ms == 2
 
@@ -107,7 +111,7 @@ def test_a_removed_topic_starts_again_from_the_defaults(log_dirs):
 
 def test_the_files_are_plain_and_equal_in_every_log_dir(log_dirs):
     """Kafka ignores plain files in a log directory; each directory has the same ones."""
-    settings = Settings(Disk(), log_dirs)
+    settings = settings_of(Disk(), log_dirs)
     settings.set_topic("orders", "segment.bytes", "100")
     settings.set_topic("orders", "cleanup.policy", "compact")
     settings.set_broker("log.segment.bytes", "200")
@@ -125,13 +129,13 @@ def test_the_files_are_plain_and_equal_in_every_log_dir(log_dirs):
 )
 def test_no_topic_name_can_collide(log_dirs, topic):
     """Topics named like a file, a temporary, or as long as can be, keep settings of their own."""
-    settings = Settings(Disk(), log_dirs)
+    settings = settings_of(Disk(), log_dirs)
     settings.set_broker("log.segment.bytes", "50")
     settings.set_topic(topic, "segment.bytes", "100")
     settings.set_topic("orders", "segment.bytes", "200")
     settings.set_topic("orders", "segment.bytes", "300")
     settings.set_broker("log.segment.bytes", "60")
-    reopened = Settings(Disk(), log_dirs)
+    reopened = settings_of(Disk(), log_dirs)
     sizes = {name: reopened.log_config(name).segment_bytes for name in (topic, "orders", "none")}
     assert sizes == {topic: 100, "orders": 300, "none": 60}
 
@@ -139,7 +143,7 @@ def test_no_topic_name_can_collide(log_dirs, topic):
 @pytest.mark.parametrize("topic", ["", "..", "a/b", "../a", "x" * 250, "a@p"])
 def test_a_name_that_no_topic_can_have_is_refused(log_dirs, topic):
     """No name leads to a file outside the log directories, or to another topic's."""
-    settings = Settings(Disk(), log_dirs)
+    settings = settings_of(Disk(), log_dirs)
     with pytest.raises(InvalidName):
         settings.topic_overrides(topic)
     with pytest.raises(InvalidName):
@@ -151,10 +155,10 @@ def test_a_name_that_no_topic_can_have_is_refused(log_dirs, topic):
 def test_the_first_log_dir_that_has_a_file_decides(log_dirs):
     """A log directory put before or after the others gets its copy with the next change."""
     first, second = log_dirs
-    Settings(Disk(), [second]).set_topic("orders", "segment.bytes", "100")
-    assert Settings(Disk(), log_dirs).log_config("orders").segment_bytes == 100
-    Settings(Disk(), [first]).set_topic("orders", "segment.bytes", "200")
-    settings = Settings(Disk(), log_dirs)
+    settings_of(Disk(), [second]).set_topic("orders", "segment.bytes", "100")
+    assert settings_of(Disk(), log_dirs).log_config("orders").segment_bytes == 100
+    settings_of(Disk(), [first]).set_topic("orders", "segment.bytes", "200")
+    settings = settings_of(Disk(), log_dirs)
     assert settings.log_config("orders").segment_bytes == 200
     settings.set_topic("orders", "retention.ms", "1")
     assert contents(first) == contents(second)
@@ -163,12 +167,12 @@ def test_the_first_log_dir_that_has_a_file_decides(log_dirs):
 def test_a_change_that_fails_half_way_has_not_happened(log_dirs):
     """When the deciding log directory cannot be written, the old value stays, now and later."""
     disk = CountingDisk()
-    settings = Settings(disk, log_dirs)
+    settings = settings_of(disk, log_dirs)
     settings.set_topic("orders", "segment.bytes", "100")
     disk.broken = log_dirs[0]
     with pytest.raises(OSError, match="no space"):
         settings.set_topic("orders", "segment.bytes", "200")
-    for opened in (settings, Settings(Disk(), log_dirs)):
+    for opened in (settings, settings_of(Disk(), log_dirs)):
         assert opened.log_config("orders").segment_bytes == 100
 
 
@@ -188,7 +192,7 @@ def test_a_change_that_fails_half_way_has_not_happened(log_dirs):
 )
 def test_a_refused_topic_change_changes_nothing(log_dirs, name, text, reason):
     """A refusal says what is allowed, and leaves the value in force and the files as they were."""
-    settings = Settings(Disk(), log_dirs)
+    settings = settings_of(Disk(), log_dirs)
     settings.set_broker("log.cleaner.max.compaction.lag.ms", "1000")
     settings.set_topic("orders", "min.compaction.lag.ms", "10")
     before = settings.log_config("orders"), [contents(path) for path in log_dirs]
@@ -210,10 +214,10 @@ def test_a_refused_topic_change_changes_nothing(log_dirs, name, text, reason):
 )
 def test_a_refused_broker_change_changes_nothing(log_dirs, name, text, reason):
     """A change that would break a topic, even one not yet read, is refused like any other."""
-    settings = Settings(Disk(), log_dirs)
+    settings = settings_of(Disk(), log_dirs)
     settings.set_topic("orders", "min.compaction.lag.ms", "10")
     settings.set_topic("short", "max.compaction.lag.ms", "5")
-    settings = Settings(Disk(), log_dirs)
+    settings = settings_of(Disk(), log_dirs)
     before = settings.broker_config, [contents(path) for path in log_dirs]
     with pytest.raises(InvalidSetting) as caught:
         settings.set_broker(name, text)
@@ -224,9 +228,9 @@ def test_a_refused_broker_change_changes_nothing(log_dirs, name, text, reason):
 
 def test_a_read_only_store_refuses_changes(log_dirs):
     """Read-only, settings can be read and not changed."""
-    Settings(Disk(), log_dirs).set_topic("orders", "segment.bytes", "100")
+    settings_of(Disk(), log_dirs).set_topic("orders", "segment.bytes", "100")
     before = [contents(path) for path in log_dirs]
-    settings = Settings(ReadOnlyDisk(), log_dirs)
+    settings = settings_of(ReadOnlyDisk(), log_dirs)
     with pytest.raises(NotWritable):
         settings.set_topic("orders", "segment.bytes", "200")
     with pytest.raises(NotWritable):
@@ -246,7 +250,7 @@ def test_a_damaged_file_is_named_with_its_line(log_dirs):
     """Bytes that are no properties are Corrupt, with the path and the line."""
     damaged = log_dirs[0] / "orders@p"
     damaged.write_bytes(b"segment.bytes=100\nretention.ms=\xff\n")
-    settings = Settings(Disk(), log_dirs)
+    settings = settings_of(Disk(), log_dirs)
     with pytest.raises(Corrupt) as caught:
         settings.log_config("orders")
     assert str(caught.value).startswith(f"{damaged}: line 2: ")
@@ -257,7 +261,7 @@ def test_a_file_that_says_what_cannot_be_is_named(log_dirs, line):
     """A setting that is unknown or not valid in a file is refused with the file's path."""
     edited = log_dirs[0] / "orders@p"
     edited.write_bytes(line + b"\n")
-    settings = Settings(Disk(), log_dirs)
+    settings = settings_of(Disk(), log_dirs)
     with pytest.raises(InvalidSetting, match="^" + str(edited) + ": segment.byt"):
         settings.log_config("orders")
 
@@ -266,7 +270,7 @@ def test_a_damaged_broker_file_is_found_at_once(log_dirs):
     """A store does not open on half of its broker-level settings."""
     (log_dirs[1] / "logfs.properties").write_bytes(b"log.segment.bytes=\\u00\n")
     with pytest.raises(Corrupt, match=r"logfs\.properties: line 1: "):
-        Settings(Disk(), log_dirs)
+        settings_of(Disk(), log_dirs)
 
 
 def test_one_broken_topic_does_not_hold_up_the_others(log_dirs):
@@ -274,7 +278,7 @@ def test_one_broken_topic_does_not_hold_up_the_others(log_dirs):
     (log_dirs[0] / "damaged@p").write_bytes(b"\xff")
     (log_dirs[0] / "no topic@p").write_bytes(b"")
     (log_dirs[0] / "contrary@p").write_bytes(b"min.compaction.lag.ms=2\nmax.compaction.lag.ms=1\n")
-    settings = Settings(Disk(), log_dirs)
+    settings = settings_of(Disk(), log_dirs)
     settings.set_broker("log.segment.bytes", "100")
     settings.set_topic("orders", "retention.ms", "1")
     assert settings.log_config("orders") == LogConfig(segment_bytes=100, retention_ms=1)
@@ -290,7 +294,7 @@ def test_one_broken_topic_does_not_hold_up_the_others(log_dirs):
 def test_settings_are_read_once(log_dirs):
     """A config is made once and then handed out, until something it depends on changes."""
     disk = CountingDisk()
-    settings = Settings(disk, log_dirs)
+    settings = settings_of(disk, log_dirs)
     config = settings.log_config("orders")
     reads = list(disk.reads)
     assert settings.log_config("orders") is config
@@ -303,7 +307,7 @@ def test_settings_are_read_once(log_dirs):
 
 def test_mappings_once_handed_out_never_change(log_dirs):
     """A reader keeps a whole and unchanging picture while the writer goes on."""
-    settings = Settings(Disk(), log_dirs)
+    settings = settings_of(Disk(), log_dirs)
     settings.set_topic("orders", "retention.ms", "1")
     topic, broker = settings.topic_overrides("orders"), settings.broker_overrides
     settings.set_topic("orders", "retention.ms", "2")
@@ -324,7 +328,7 @@ def test_a_slow_reader_does_not_bring_old_settings_back(log_dirs):
                 settings.set_topic("orders", "retention.ms", "2")
             return data
 
-    Settings(Disk(), log_dirs).set_topic("orders", "retention.ms", "1")
+    settings_of(Disk(), log_dirs).set_topic("orders", "retention.ms", "1")
     settings_changed = []
-    settings = Settings(SlowDisk(), log_dirs)
+    settings = settings_of(SlowDisk(), log_dirs)
     assert settings.log_config("orders").retention_ms == 2

@@ -9,6 +9,7 @@ from logfs.cli.common import add_log_dirs, recovery_progress
 if TYPE_CHECKING:
     import argparse
 
+    from logfs.store.log_dir import LogDir
     from logfs.store.store import Store
 
 
@@ -29,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
             _print_json(store, topics)
         else:
             _print_table(store, topics)
-        return 1 if store.offline else 0
+        return 1 if store.offline or store.failed else 0
 
 
 def _print_json(store: Store, topics: set[str] | None) -> None:
@@ -47,9 +48,17 @@ def _print_json(store: Store, topics: set[str] | None) -> None:
             for name in store
             if store.home(name) == log_dir.path and (topics is None or store[name].topic in topics)
         ]
-        log_dirs.append({"partitions": partitions, "error": None, "logDir": str(log_dir.path)})
+        log_dirs.append(
+            {"partitions": partitions, "error": _error(log_dir), "logDir": str(log_dir.path)}
+        )
     brokers = [{"broker": _broker_id(store), "logDirs": log_dirs}]
     print(orjson.dumps({"brokers": brokers, "version": 1}).decode())
+
+
+def _error(log_dir: LogDir) -> str | None:
+    """What Kafka's tool says of a log directory that has failed: the name of its exception."""
+    failed = log_dir.failure is not None
+    return "org.apache.kafka.common.errors.KafkaStorageException" if failed else None
 
 
 def _broker_id(store: Store) -> int:
@@ -57,10 +66,11 @@ def _broker_id(store: Store) -> int:
     from logfs.format import checkpoint
     from logfs.store.log_dir import META_PROPERTIES
 
-    path = store.log_dirs[0].path / META_PROPERTIES
-    if not store.disk.exists(path):
+    log_dir = store.working[0]
+    path = log_dir.path / META_PROPERTIES
+    if not log_dir.disk.exists(path):
         return 0
-    properties = checkpoint.parse_properties(store.disk.read_file(path))
+    properties = checkpoint.parse_properties(log_dir.disk.read_file(path))
     return int(properties.get("node.id", properties.get("broker.id", "0")))
 
 
@@ -89,5 +99,7 @@ def _print_table(store: Store, topics: set[str] | None) -> None:
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         print("  ".join(cells).rstrip())
+    for failure in store.failed:
+        print(failure)
     for name, reason in sorted(store.offline.items()):
         print(f"{name}  offline: {reason}")

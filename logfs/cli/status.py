@@ -63,11 +63,15 @@ def _print(source: Source, *, json: bool) -> int:
         print(f"  up          {status['uptime_ms'] / 1000:.0f} s")
         print(f"  errors      {status['errors']} (see {os.path.join(path, '.logfs/errors')})")
     print(f"  partitions  {status['partitions']}")
+    # A daemon that was started before this release does not tell.
+    failed = status.get("offline_log_dirs", {})
+    for directory, reason in failed.items():
+        print(f"  failed      {directory}: {reason}")
     for name, reason in status["offline"].items():
         print(f"  offline     {name}: {reason}")
     if status["upkeep"] and not status["read_only"]:
         _print_upkeep(status)
-    return 1 if status["offline"] else 0
+    return 1 if status["offline"] or failed else 0
 
 
 def _print_upkeep(status: Mapping[str, Any]) -> None:

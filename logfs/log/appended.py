@@ -1,4 +1,4 @@
-"""What comes of an append."""
+"""What an append gives back."""
 
 from __future__ import annotations
 

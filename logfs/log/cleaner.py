@@ -54,7 +54,8 @@ def clean(
     replaced until then is good. `begin` is told what comes next, in words. Raises `CleaningAborted`, `Corrupt` for
     damage, `Unsupported` for a log of old formats, `PartitionFailed` after a failed fsync or rename, and `OSError`.
     """
-    known = OffsetMap(memory_bytes, load_factor)
+    most_keys = max(dirty.first_uncleanable - dirty.first_dirty, 0)
+    known = OffsetMap(memory_bytes, load_factor, most_keys)
     return _Round(partition, dirty, now_ms, known, spend, begin).run()
 
 
@@ -115,7 +116,7 @@ class _Round:
             for group in groups(old, self.config, self.dirty.first_uncleanable)
         ]
         bytes_after = sum(segment.size_bytes for segment in new)
-        share = len(self.known) / len(self.known.slots)
+        share = self.known.share
         return Cleaned(end, bytes_before, bytes_after, len(old), len(new), share)
 
     def _transactions(self) -> Transactions:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
+    from logfs.errors import LogDirFailed
+
 # Errors of a full disk, quota or size limit: the disk itself is sound, so the partition may go on.
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -68,6 +70,8 @@ class Disk:
     """
 
     writable = True
+    # Why everything behind this door is offline: see `logfs.log.watched`.
+    failure: LogDirFailed | None = None
 
     def __init__(self) -> None:
         self._loop_thread = -1

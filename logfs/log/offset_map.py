@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SLOT_BYTES = 24
 
 _VALUES_UNREAD = np.uint64(0)
+_MOST_KEYS = 2**63
 
 
 class OffsetMap:
@@ -29,9 +30,14 @@ class OffsetMap:
     `latest_offset` is the last offset that the map knows all about, -1 before the first.
     """
 
-    def __init__(self, memory_bytes: int, load_factor: float) -> None:
-        """Room for as many keys as go into the share `load_factor` of so much memory; at least for one."""
-        count = max(memory_bytes // SLOT_BYTES, 2)
+    def __init__(self, memory_bytes: int, load_factor: float, most_keys: int = _MOST_KEYS) -> None:
+        """Room for as many keys as go into the share `load_factor` of so much memory; at least for one.
+
+        No more memory is taken than `most_keys` need: hashes lie everywhere in it, and numpy has it in huge pages,
+        so that a few dozen keys would touch most of the 128 MiB that a round may have.
+        """
+        self.room = max(memory_bytes // SLOT_BYTES, 2)
+        count = min(self.room, int(most_keys / max(load_factor, 1 / self.room)) + 2)
         self.slots: NDArray[np.uint64] = np.zeros((count, 3), np.uint64)
         # A search ends at an empty slot.
         self.capacity = min(max(int(count * load_factor), 1), count - 1)
@@ -42,6 +48,11 @@ class OffsetMap:
 
     def __len__(self) -> int:
         return self._used
+
+    @property
+    def share(self) -> float:
+        """How full all the memory is that the map might take, from 0 to 1."""
+        return self._used / self.room
 
     def put(self, data: NDArray[np.uint8], spans: NDArray[np.int64], first_offset: int) -> int:
         """Take the keys of several batches at or beyond an offset; how many batches, if not all found room.

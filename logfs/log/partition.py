@@ -115,7 +115,9 @@ class Partition(Reader):
         with self.lock:
             end = self.log_end_offset
             if known is None or self._producers_end > end:
-                known = self._producers = self._restore_producers(end)
+                known = self._producers = self.snapshots.restore(
+                    self.segments, self.log_start_offset, end, self._clock()
+                )
             else:
                 for segment in self.segments_from(self._producers_end):
                     replay(known, segment, self._producers_end, end)
@@ -338,6 +340,10 @@ class Partition(Reader):
 
     def fail(self, what: str, error: OSError) -> PartitionFailed:
         """Take nothing more (rule 7); the error that says so from now on."""
+        if self.disk.failure is not None:
+            # It is not this partition alone.
+            self.failure = self.disk.failure
+            return self.failure
         self.failure = PartitionFailed(
             f"{self.directory}: {what} ({error}); what was fsynced before is safe, and nothing more is "
             "taken until the store is unmounted and mounted again, which recovers it"
@@ -345,11 +351,9 @@ class Partition(Reader):
         self.failure.__cause__ = error
         return self.failure
 
-    # Commits: what they do here is in `logfs.log.staged`.
-
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Nobody else appends, flushes, rolls or drops meanwhile."""
+        """Nobody else appends, flushes, rolls or drops meanwhile: for a commit (`logfs.log.staged`)."""
         with self._flush_lock, self.lock:
             yield
 
@@ -524,12 +528,8 @@ class Partition(Reader):
         self.epochs.truncate_from_end(offset)
         for segment in dropped:
             self._remove(segment)
-        self._producers = self._restore_producers(offset)
+        self._producers = self.snapshots.restore(kept, self.log_start_offset, offset, now_ms)
         self.disk.sync_directory(self.directory)
-
-    def _restore_producers(self, end: int) -> Producers:
-        start = self.log_start_offset
-        return self.snapshots.restore(self.segments, start, end, self._clock())
 
     def _remove(self, segment: Segment) -> None:
         """Unlink a segment's files; who still reads it keeps its descriptors (rule 4)."""

@@ -50,6 +50,7 @@ _SEGMENT_FILES = (
     names.TXN_INDEX,
     names.TEXT_INDEX,
 )
+_UNFINISHED = {f"{names.KEY_MAP}.tmp", f"{names.COMMITTED_KEY_MAP}.tmp"}
 
 
 class Start(NamedTuple):
@@ -209,7 +210,10 @@ class _Loader:
         return end
 
     def _drop_orphans(self) -> None:
+        """Remove what a crash has left of files that were never whole, or lost their log."""
         files = set(self._files())
+        for name in files & _UNFINISHED:
+            self.disk.unlink(self.directory / name)
         for name in files:
             if name.endswith(_SEGMENT_FILES[1:]):
                 log = names.stem(names.parse_stem(name)) + names.LOG

@@ -261,7 +261,10 @@ class Operations(pyfuse3.Operations):
         return os.fsencode(await self._run(node.target))
 
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
-        path = self.context.store.log_dirs[0].path
+        store = self.context.store
+        if not store.working:
+            raise store.failed[0]
+        path = store.working[0].path
         below = await trio.to_thread.run_sync(os.statvfs, path, limiter=self._workers)
         answer = pyfuse3.StatvfsData()
         for field in _STATVFS:
@@ -397,6 +400,9 @@ class Operations(pyfuse3.Operations):
     async def _open(self, node: Node, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         if not isinstance(node, File):
             raise refuse(errno.EISDIR, f"{node.path}: is a directory")
+        if isinstance(node, PartitionAccess):
+            # Else the kernel's pages and our own blocks would go on answering.
+            node.modes.check_available()
         handle = await self._run(node.open, flags, _caller(ctx))
         number = self._new_handle()
         self._handles[number] = handle

@@ -29,7 +29,7 @@ from logfs.store import door, key_maps
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def run(
         # Closing the store waits for the disk, and nobody waits for this thread any more.
         store.disk.allow_blocking()
         if not store.read_only:
-            door.withdraw(store.disk, [log_dir.path for log_dir in store.log_dirs])
+            door.withdraw(store.working)
 
 
 def check_mountpoint(options: Options) -> Path:
@@ -183,8 +183,10 @@ async def _serve(store: Store, mountpoint: Path, ready: Callable[[], None]) -> N
         nursery.start_soon(_upkeep, lambda: store.upkeep(compaction=False), interval)
         nursery.start_soon(_upkeep, lambda: key_maps.keep_up(store), interval)
         if not store.read_only:
-            # A round may take minutes, and nothing else is to wait for it.
-            nursery.start_soon(_upkeep, store.compactor.run_due, _UPKEEP_SECONDS)
+            # A round may take minutes, and nothing else is to wait for it. Who asks for one need not wait either.
+            alarm = _Alarm()
+            store.compactor.wake = alarm.ring
+            nursery.start_soon(_upkeep, store.compactor.run_due, _UPKEEP_SECONDS, alarm.sleep)
         nursery.start_soon(_announce, store, mountpoint, ready)
         await pyfuse3.main(max_tasks=_MAX_TASKS)
         store.compactor.stop()
@@ -203,8 +205,7 @@ async def _announce(store: Store, mountpoint: Path, ready: Callable[[], None]) -
     await trio.to_thread.run_sync(os.stat, mountpoint)
     await trio.to_thread.run_sync(_raise_read_ahead, mountpoint)
     if not store.read_only:
-        log_dirs = [log_dir.path for log_dir in store.log_dirs]
-        await trio.to_thread.run_sync(door.announce, store.disk, log_dirs, mountpoint)
+        await trio.to_thread.run_sync(door.announce, store.working, mountpoint)
     ready()
 
 
@@ -218,11 +219,35 @@ def _raise_read_ahead(mountpoint: Path) -> None:
         logger.debug("%s: %s", knob, error)
 
 
-async def _upkeep(work: Callable[[], None], interval: float) -> None:
+class _Alarm:
+    """Ends a sleep of a task early, from any thread."""
+
+    def __init__(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        self._rung = trio.Event()
+
+    def ring(self) -> None:
+        """End the sleep that goes on, or else the next one."""
+        # After the end of the loop nobody sleeps any more.
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._rung.set)
+
+    async def sleep(self, seconds: float) -> None:
+        """So many seconds, or until it rings."""
+        with trio.move_on_after(seconds):
+            await self._rung.wait()
+        self._rung = trio.Event()
+
+
+async def _upkeep(
+    work: Callable[[], None],
+    interval: float,
+    sleep: Callable[[float], Awaitable[None]] = trio.sleep,
+) -> None:
     """Every so many seconds, in a thread, whatever is due; after an error, wait longer before the next try."""
     pause = interval
     while True:
-        await trio.sleep(pause)
+        await sleep(pause)
         began = trio.current_time()
         try:
             await trio.to_thread.run_sync(work)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from logfs.log.partition import Partition
     from logfs.log.producers import Transaction
     from logfs.log.segment import Segment
+    from logfs.store.log_dir import LogDir
 
     Progress = Callable[[str, int], None]
 
@@ -72,7 +73,7 @@ def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> 
     with Store(log_dirs, read_only=True) as store:
         for log_dir in store.log_dirs:
             yield from _check_files(store.disk, log_dir.path)
-            yield from _check_commits(store, log_dir.path)
+            yield from _check_commits(store, log_dir)
         for name, reason in sorted(store.offline.items()):
             yield Finding(Severity.ERROR, store.home(name) / name, f"cannot be loaded: {reason}")
         for name in store:
@@ -98,11 +99,11 @@ def _check_files(disk: Disk, log_dir: Path) -> Iterator[Finding]:
             yield Finding(Severity.ERROR, path, f"{error}; it is ignored, and recovery reads more")
 
 
-def _check_commits(store: Store, log_dir: Path) -> Iterator[Finding]:
+def _check_commits(store: Store, log_dir: LogDir) -> Iterator[Finding]:
     """The file of commits, and the staged files that a commit which is decided still needs."""
-    path = log_dir / commits.FILE_NAME
+    path = log_dir.path / commits.FILE_NAME
     try:
-        pending = read_commits(store.disk, log_dir).pending
+        pending = read_commits(log_dir.disk, log_dir.path).pending
     except (Corrupt, OSError) as error:
         yield Finding(Severity.ERROR, path, str(error))
         return
@@ -115,11 +116,11 @@ def _check_commits(store: Store, log_dir: Path) -> Iterator[Finding]:
         "directories for writing next does it ('logfs recover')",
     )
     for part in pending.parts:
-        if part.done or not store.is_known(part.partition):
+        if part.done or part.partition not in store.homes:
             continue
         for file in part.files:
             staged = store.home(part.partition) / part.partition / file.name
-            if not store.disk.exists(staged):
+            if not log_dir.disk.exists(staged):
                 yield Finding(Severity.ERROR, staged, "missing; a commit that is decided needs it")
 
 

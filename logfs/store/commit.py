@@ -17,6 +17,7 @@ from logfs.errors import (
     CommitPending,
     Corrupt,
     InvalidRecord,
+    LogDirFailed,
     LogfsError,
     NotWritable,
     PartitionFailed,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from logfs.format.names import TopicPartition
     from logfs.log.files import Disk
+    from logfs.log.partition import Partition
     from logfs.store.log_dir import LogDir
     from logfs.store.store import Store
 
@@ -61,16 +63,17 @@ class Commits:
     def __init__(self, store: Store) -> None:
         """Read what is known in the store's log directories."""
         self._store = store
-        self._disk: Disk = store.disk
         self._lock = threading.RLock()
-        self._known: dict[Path, CommitLog] = {}
-        self._unreadable: Corrupt | None = None
+        self._known: dict[LogDir, CommitLog] = {}
+        self._unreadable: LogfsError | None = None
         self._next_look_ms = store.opened_ms
         for log_dir in () if store.read_only else store.log_dirs:
             try:
-                self._known[log_dir.path] = read_commits(self._disk, log_dir.path)
-            except Corrupt as error:
+                self._known[log_dir] = read_commits(log_dir.disk, log_dir.path)
+            except (Corrupt, OSError) as error:
                 logger.error("%s", error)
+                self._unreadable = error if isinstance(error, Corrupt) else log_dir.failure
+            except LogDirFailed as error:
                 self._unreadable = error
 
     # What is known.
@@ -80,7 +83,7 @@ class Commits:
         known = [log.writers[writer].sequence for log in self._logs() if writer in log.writers]
         return max(known, default=None)
 
-    def pending(self) -> dict[Path, Pending]:
+    def pending(self) -> dict[LogDir, Pending]:
         """The commits that are decided and not done, by the log directory that says so."""
         return {path: log.pending for path, log in self._known.items() if log.pending is not None}
 
@@ -97,7 +100,7 @@ class Commits:
         as it was: `UnknownPartition`, `RecordTooLarge`, `InvalidRecord`, `Corrupt`, `PartitionFailed`, `OSError`.
         `CommitPending` comes after it: this commit, or one before it, is decided and waits for what the error says.
         """
-        self._disk.check_may_block()
+        self._store.disk.check_may_block()
         files = list(staged)
         if self._store.read_only:
             raise NotWritable(f"{writer}: the store is open read-only")
@@ -131,23 +134,23 @@ class Commits:
             partition = store[name]
             chosen = tuple(by_partition[name])
             measures[name] = measure(
-                self._disk, partition.directory, chosen, partition.config, store.clock()
+                partition.disk, partition.directory, chosen, partition.config, store.clock()
             )
-            where = "" if store.home(name) == home else str(store.home(name))
+            where = "" if store.homes[name] is home else str(store.home(name))
             parts.append(Part(name, chosen, 0, 0, 0, 0, log_dir=where))
             # The longest wait for the disk is over before the others have to wait for this.
             partition.flush()
         pending = Pending(writer, sequence, store.clock(), tuple(parts))
         return self._apply(home, pending, measures)
 
-    def _home_of(self, writer: str, name: str | None) -> Path:
+    def _home_of(self, writer: str, name: str | None) -> LogDir:
         """The log directory whose file tells of a writer: the one that does already, or its first partition's."""
-        known = [path for path, log in self._known.items() if writer in log.writers]
-        if known:
+        known = [home for home, log in self._known.items() if writer in log.writers]
+        if known and known[0].failure is None:
             return known[0]
-        return next(iter(self._known)) if name is None else self._store.home(name)
+        return self._store.working[0] if name is None else self._store.homes[name]
 
-    def _apply(self, home: Path, pending: Pending, measures: Mapping[str, Measures]) -> Committed:
+    def _apply(self, home: LogDir, pending: Pending, measures: Mapping[str, Measures]) -> Committed:
         """Decide, do and note a commit, while its partitions are held; or go on with one that is decided."""
         todo = [part for part in pending.parts if not part.done]
         with ExitStack() as stack:
@@ -179,7 +182,7 @@ class Commits:
             },
         )
 
-    def _land(self, home: Path, decided: Pending, landings: Sequence[Landing]) -> None:
+    def _land(self, home: LogDir, decided: Pending, landings: Sequence[Landing]) -> None:
         """Put the batches into the logs: first where nobody sees them, then all into view, then on the disk."""
         for landing in landings:
             try:
@@ -205,7 +208,7 @@ class Commits:
             except OSError as error:
                 landing.partition.fail("a write failed and could not be undone", error)
 
-    def _note(self, home: Path, done: Pending) -> None:
+    def _note(self, home: LogDir, done: Pending) -> None:
         """Remember that a commit is done. If that fails the commit stands all the same, and is noted later."""
         now_ms = self._store.clock()
         finished = replace(done, parts=tuple(replace(part, done=True) for part in done.parts))
@@ -218,7 +221,7 @@ class Commits:
         writers[done.writer] = Writer(done.sequence, done.time_ms)
         try:
             self._write(home, CommitLog(writers))
-        except OSError as error:
+        except (LogfsError, OSError) as error:
             # In memory, for as long as this store is open, the parts are done.
             self._known[home] = replace(known, pending=finished)
             logger.warning(
@@ -227,8 +230,8 @@ class Commits:
             return
         self._discard(file for part in done.parts for file in part.files)
 
-    def _write(self, home: Path, log: CommitLog) -> None:
-        self._disk.replace_file(home / commits.FILE_NAME, commits.format_commits(log))
+    def _write(self, home: LogDir, log: CommitLog) -> None:
+        home.disk.replace_file(home.path / commits.FILE_NAME, commits.format_commits(log))
         self._known[home] = log
 
     def _discard(self, files: Iterable[StagedFile]) -> None:
@@ -238,8 +241,8 @@ class Commits:
             if partition is None or "/" in file.name or not file.name.endswith(commits.STAGED):
                 continue
             try:
-                self._disk.unlink(partition.directory / file.name)
-            except OSError as error:
+                partition.disk.unlink(partition.directory / file.name)
+            except (LogfsError, OSError) as error:
                 logger.warning("%s: left for later: %s", partition.directory / file.name, error)
 
     # What was decided and not done.
@@ -253,27 +256,31 @@ class Commits:
                 measures = {}
                 for part in there.parts:
                     if not part.done:
-                        directory = self._store[part.partition].directory
-                        measures[part.partition] = measure(self._disk, directory, part.files)
+                        partition = self._store[part.partition]
+                        measures[part.partition] = measure(
+                            partition.disk, partition.directory, part.files
+                        )
                 logger.info("%s: doing commit %d", pending.writer, pending.sequence)
                 self._apply(home, there, measures)
 
-    def _present(self, home: Path, part: Part) -> Part | None:
+    def _present(self, home: LogDir, part: Part) -> Part | None:
         """A part that can be done; None if its partition was deleted. `CommitPending` if it is not in this store."""
         name = part.partition
         partition = self._store.partitions.get(name)
         if partition is not None:
-            is_there = any(self._disk.exists(partition.directory / f.name) for f in part.files)
+            is_there = any(
+                partition.disk.exists(partition.directory / file.name) for file in part.files
+            )
             if part.done or is_there or partition.log_end_offset >= part.base_offset:
                 return part
             # Of the same name, and made since.
-        elif self._store.is_known(name):
+        elif name in self._store.homes:
             raise CommitPending(
-                f"{home}: a commit into {name} is decided, which is not loaded here"
+                f"{home.path}: a commit into {name} is decided, which is not loaded here"
             )
-        elif part.log_dir and part.log_dir not in map(str, self._known):
+        elif part.log_dir and part.log_dir not in [str(known.path) for known in self._known]:
             raise CommitPending(
-                f"{home}: a commit into {name} is decided, and {part.log_dir} is not open: open the log "
+                f"{home.path}: a commit into {name} is decided, and {part.log_dir} is not open: open the log "
                 "directories together, which finishes it"
             )
         logger.warning("%s: was deleted before a commit into it was done", name)
@@ -308,7 +315,7 @@ class Commits:
             # Retention or a cleaner has been there since, so it was done.
             return replace(part, done=True)
         try:
-            return take_stock(self._disk, directory, part)
+            return take_stock(log_dir.disk, directory, part)
         except (FileNotFoundError, Corrupt) as error:
             logger.error(
                 "%s: a commit is decided, and what was staged is lost: %s", directory, error
@@ -330,13 +337,13 @@ class Commits:
         removed = 0
         with self._lock:
             for partition in list(self._store.partitions.values()):
-                for path in self._leftovers(partition.directory, now_ms):
-                    self._disk.unlink(path)
+                for path in self._leftovers(partition, now_ms):
+                    partition.disk.unlink(path)
                     logger.info("%s: removed: it is of no commit", path)
                     removed += 1
         return removed
 
-    def _leftovers(self, directory: Path, now_ms: int) -> list[Path]:
+    def _leftovers(self, partition: Partition, now_ms: int) -> list[Path]:
         wanted = {
             file.name
             for pending in self.pending().values()
@@ -345,11 +352,11 @@ class Commits:
         }
         writers = {name: writer for log in self._logs() for name, writer in log.writers.items()}
         found = []
-        for entry in self._disk.scan(directory):
+        for entry in partition.disk.scan(partition.directory):
             if not entry.name.endswith(commits.STAGED) or entry.name in wanted:
                 continue
-            path = directory / entry.name
-            age_ms = now_ms - self._disk.stat(path).st_mtime_ns // 1_000_000
+            path = partition.directory / entry.name
+            age_ms = now_ms - partition.disk.stat(path).st_mtime_ns // 1_000_000
             if age_ms > ORPHAN_MS or commits.is_over(entry.name, writers):
                 found.append(path)
         return found

@@ -80,6 +80,8 @@ class Compactor:
         self.is_dead = False
         # Asked for, and whether the active segment is to be rolled before.
         self._wanted: dict[str, bool] = {}
+        # Called, from any thread, when something was asked for: who calls `run_due` now and then may do so at once.
+        self.wake: Callable[[], None] = lambda: None
 
     def stop(self) -> None:
         """End the round that is running, if one is, and begin no other."""
@@ -89,12 +91,14 @@ class Compactor:
         """Have a log compacted at the next `run_due`, whatever its dirty ratio; raises as `compact`."""
         self._check(name)
         self._wanted[name] = roll
+        self.wake()
 
     def request_all(self) -> None:
         """Have every log compacted whose `cleanup.policy` says so."""
         for name, partition in list(self._store.partitions.items()):
             if partition.config.is_compacted and partition.failure is None:
                 self._wanted.setdefault(name, False)
+        self.wake()
 
     def is_requested(self, name: str) -> bool:
         """Whether a log waits for what `request` asked."""
@@ -230,7 +234,8 @@ class Compactor:
                 except CleaningAborted:
                     self.aborted += 1
                     raise
-            store.set_cleaner_offset(partition, cleaned.first_dirty)
+                # Who sees no round going on sees what the last one has done.
+                store.set_cleaner_offset(partition, cleaned.first_dirty)
             partition.uncleanable = None
             partition.cleaned_ms = store.clock()
             read = max(work.done_bytes - cleaned.bytes_after, 0)

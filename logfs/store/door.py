@@ -27,6 +27,8 @@ from logfs.store.store import Store
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from logfs.store.log_dir import LogDir
+
 logger = logging.getLogger(__name__)
 
 MOUNT_FILE = "logfs.mount"
@@ -53,20 +55,20 @@ class _NoAnswer(Exception):
     """The mount has gone away: nobody knows whether the commit was made."""
 
 
-def announce(disk: Disk, log_dirs: Sequence[Path], mountpoint: Path) -> None:
+def announce(log_dirs: Sequence[LogDir], mountpoint: Path) -> None:
     """Tell in the log directories where they are mounted."""
     told = orjson.dumps({"pid": os.getpid(), "mountpoint": str(mountpoint)}) + b"\n"
     for log_dir in log_dirs:
-        disk.replace_file(log_dir / MOUNT_FILE, told)
+        log_dir.disk.replace_file(log_dir.path / MOUNT_FILE, told)
 
 
-def withdraw(disk: Disk, log_dirs: Sequence[Path]) -> None:
+def withdraw(log_dirs: Sequence[LogDir]) -> None:
     """Take back what `announce` told."""
     for log_dir in log_dirs:
         try:
-            disk.unlink(log_dir / MOUNT_FILE)
-        except OSError as error:
-            logger.warning("%s: %s", log_dir / MOUNT_FILE, error)
+            log_dir.disk.unlink(log_dir.path / MOUNT_FILE)
+        except (LogfsError, OSError) as error:
+            logger.warning("%s: %s", log_dir.path / MOUNT_FILE, error)
 
 
 def find_door(disk: Disk, log_dir: Path) -> Path | None:
@@ -180,7 +182,7 @@ def _commit_directly(
         with suppress(Corrupt):
             pending = read_commits(Disk(), path).pending
             wanted |= {part.partition for part in pending.parts} if pending else set()
-    with Store(paths, only=wanted) as store:
+    with Store(paths, only=wanted.__contains__) as store:
         done = store.commit(writer, sequence, staged)
         try:
             store.commits.upkeep(store.clock())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import struct
 from pathlib import Path
@@ -17,6 +18,8 @@ from logfs.errors import StoreLocked
 
 if TYPE_CHECKING:
     from logfs.log.files import Disk, File
+
+logger = logging.getLogger(__name__)
 
 FILE_NAME = ".lock"
 
@@ -46,13 +49,25 @@ class Lock:
             raise StoreLocked(
                 f"{log_dir}: in use by {_describe(holder)}; stop it, or open the directory read-only"
             ) from None
-        _held[_identity(disk, self._path)] = self
+        found = disk.stat_file(self._file)
+        self.identity = found.st_dev, found.st_ino
+        _held[self.identity] = self
 
     def release(self) -> None:
-        """Give the lock back, and remove its file as a broker does."""
-        _held.pop(_identity(self._disk, self._path), None)
-        self._disk.unlink(self._path)
-        self._file.close()
+        """Give the lock back, and remove its file as a broker does, if it is still there and ours."""
+        try:
+            if self.is_in_place():
+                self._disk.unlink(self._path)
+        except OSError as error:
+            # The directory has failed: what matters is that the descriptor, and with it the lock, goes.
+            logger.warning("%s: is left behind: %s", self._path, error)
+        finally:
+            _held.pop(self.identity, None)
+            self._file.close()
+
+    def is_in_place(self) -> bool:
+        """Whether the file that is locked still has its name."""
+        return _identity(self._disk, self._path) == self.identity
 
 
 # What this process holds, by device and inode of the file. The system knows only processes: it would grant a second

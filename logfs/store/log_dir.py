@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from logfs.errors import Corrupt
+from logfs.errors import Corrupt, LogDirFailed, LogfsError
 from logfs.format import checkpoint
+from logfs.log.watched import WatchedDisk
 from logfs.store.lock import Lock, holder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import os
+    from collections.abc import Callable, Mapping
     from pathlib import Path
+    from types import TracebackType
 
     from logfs.format.names import TopicPartition
     from logfs.log.files import Disk
@@ -26,6 +29,39 @@ CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 META_PROPERTIES = "meta.properties"
 
 
+class FirstError:
+    """Does the same for several directories or partitions, whatever becomes of one: `with errors:`, then `throw`.
+
+    That a directory has failed is the last to be told: whoever works in the others need not stop for it.
+    """
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        # Nothing went wrong but for directories that have failed, in which nothing can be done any more.
+        self.only_of_log_dirs = True
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, (LogfsError, OSError)):
+            return False
+        if self.error is None or isinstance(self.error, LogDirFailed):
+            self.error = error
+        self.only_of_log_dirs &= isinstance(error, LogDirFailed)
+        return True
+
+    def throw(self) -> None:
+        """Raise the first error that there was, if there was one."""
+        if self.error is not None:
+            raise self.error
+
+
 class LogDir:
     """A directory of partition directories, locked for this process unless the disk is read-only.
 
@@ -33,10 +69,29 @@ class LogDir:
     the directory is opened for writing, so that a crash from then on counts as what it is.
     """
 
-    def __init__(self, disk: Disk, path: Path) -> None:
-        """Open the directory; `StoreLocked` if someone has it, `OSError` if it cannot be used."""
+    def __init__(
+        self, disk: Disk, path: Path, failed: Callable[[LogDir], object] = lambda _: None
+    ) -> None:
+        """Nothing is touched before `open`; `failed` is called once, if the directory ceases to work."""
         self.path = path
-        self._disk = disk
+        self.disk = WatchedDisk(disk, path, lambda: failed(self))
+        # As it was when it was opened: mode and owner are the mount's.
+        self.found: os.stat_result | None = None
+        self.live = self.clean = self.is_brokers = False
+        # Whether it was read which partitions are in it.
+        self.is_known = False
+        self.recovery_points: dict[TopicPartition, int] = {}
+        self.log_starts: dict[TopicPartition, int] = {}
+        self.cleaner_offsets: dict[TopicPartition, int] = {}
+        self._lock: Lock | None = None
+        self._broker_epoch = checkpoint.UNKNOWN_BROKER_EPOCH
+        self._unreadable: set[str] = set()
+        self._seen: int | None = None
+
+    def open(self) -> None:
+        """Lock the directory and read what is in it; `StoreLocked` if someone has it, `OSError` if it is unusable."""
+        disk, path = self.disk, self.path
+        self.found = disk.stat(path)
         self._lock = Lock(disk, path) if disk.writable else None
         # Somebody else has the directory and writes to it, while this process only reads.
         self.live = not disk.writable and holder(disk, path) is not None
@@ -44,27 +99,48 @@ class LogDir:
         # A broker keeps its topics' settings elsewhere: what is not in our own files is not known here.
         self.is_brokers = disk.exists(path / META_PROPERTIES)
         self._broker_epoch = self._read_broker_epoch()
-        self._unreadable: set[str] = set()
         self.recovery_points = self._read(RECOVERY_POINTS)
         self.log_starts = self._read(LOG_STARTS)
         # Tells which partitions a cleaner has been in: a broker keeps its topics' settings elsewhere.
         self.cleaner_offsets = self._read(CLEANER_OFFSETS)
-        self._seen: int | None = None
         if disk.writable and self.clean:
             disk.unlink(path / CLEAN_SHUTDOWN)
             disk.sync_directory(path)
+
+    @property
+    def failure(self) -> LogDirFailed | None:
+        """Why the directory and all that is in it is offline; None while it works."""
+        return self.disk.failure
+
+    def check_in_place(self) -> None:
+        """Fail if the directory or its lock is not the one that was opened: unmounted, moved away, replaced.
+
+        Whatever is written by name from then on would land under an empty mountpoint. Cheap: two calls of `stat`.
+        """
+        if self.failure is not None or self._lock is None:
+            return
+        try:
+            found = self.disk.stat(self.path)
+            before = self.found
+            assert before is not None, "opened"
+            if (found.st_dev, found.st_ino) != (before.st_dev, before.st_ino):
+                self.disk.fail("another directory is in its place; was it unmounted?")
+            elif not self._lock.is_in_place():
+                self.disk.fail("its .lock is gone or another's; was its content replaced?")
+        except OSError as error:
+            self.disk.fail(error)
 
     def has_changed(self) -> bool:
         """Whether a name in the directory may have come, gone or been replaced since the last time this was asked.
 
         Then what is known of it is brought up to date. For who only reads it; `OSError` if it cannot be read.
         """
-        found = self._disk.stat(self.path)
+        found = self.disk.stat(self.path)
         if found.st_mtime_ns == self._seen:
             return False
-        self._seen = found.st_mtime_ns if self._disk.is_settled(found) else None
-        self.live = holder(self._disk, self.path) is not None
-        self.clean = self._disk.exists(self.path / CLEAN_SHUTDOWN)
+        self._seen = found.st_mtime_ns if self.disk.is_settled(found) else None
+        self.live = holder(self.disk, self.path) is not None
+        self.clean = self.disk.exists(self.path / CLEAN_SHUTDOWN)
         self.recovery_points = self._read(RECOVERY_POINTS)
         self.log_starts = self._read(LOG_STARTS)
         return True
@@ -97,20 +173,20 @@ class LogDir:
     def mark_clean(self) -> None:
         """Promise that every file here needs no recovery (kafka-storage 5.6): the last thing before `close`."""
         marker = checkpoint.format_clean_shutdown(self._broker_epoch)
-        self._disk.replace_file(self.path / CLEAN_SHUTDOWN, marker)
+        self.disk.replace_file(self.path / CLEAN_SHUTDOWN, marker)
 
     def close(self) -> None:
         """Give the lock back."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
 
     def _read_broker_epoch(self) -> int:
         """The epoch of the broker that closed the directory: its controller asks it for that when it comes back."""
         if not self.clean:
             return checkpoint.UNKNOWN_BROKER_EPOCH
         try:
-            return checkpoint.parse_clean_shutdown(self._disk.read_file(self.path / CLEAN_SHUTDOWN))
+            return checkpoint.parse_clean_shutdown(self.disk.read_file(self.path / CLEAN_SHUTDOWN))
         except Corrupt as error:
             logger.warning("%s: %s; it counts all the same", self.path / CLEAN_SHUTDOWN, error)
             return checkpoint.UNKNOWN_BROKER_EPOCH
@@ -119,7 +195,7 @@ class LogDir:
         """A checkpoint; damage is tolerated as Kafka does, for recovery then merely has more to do."""
         path = self.path / name
         try:
-            return checkpoint.parse_offsets(self._disk.read_file(path))
+            return checkpoint.parse_offsets(self.disk.read_file(path))
         except FileNotFoundError:
             return {}
         except Corrupt as error:
@@ -130,4 +206,4 @@ class LogDir:
             return {}
 
     def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
-        self._disk.replace_file(self.path / name, checkpoint.format_offsets(offsets))
+        self.disk.replace_file(self.path / name, checkpoint.format_offsets(offsets))

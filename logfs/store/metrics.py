@@ -326,7 +326,7 @@ def _directories(store: Store) -> Iterator[Family]:
         "kafka_log_logmanager_offlinelogdirectorycount",
         GAUGE,
         "Log directories that have failed.",
-        0,
+        len(store.failed),
     )
     yield _single(
         "kafka_server_replicamanager_offlinereplicacount",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,7 +12,7 @@ from logfs.errors import Corrupt
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from logfs.log.files import Disk
+    from logfs.log.reader import Reader
 
 # A plain file in the partition directory: Kafka ignores what ends in none of its suffixes (kafka-storage 1.1).
 FILE_NAME = "logfs.modes"
@@ -35,11 +34,12 @@ class Modes:
     disk.
     """
 
-    def __init__(self, disk: Disk, directory: Path) -> None:
+    def __init__(self, partition: Reader) -> None:
         """`Corrupt` if the file is damaged."""
-        self._disk = disk
-        self._path = directory / FILE_NAME
-        found = os.stat(directory)
+        # Not its directory: the partition may move to another.
+        self._partition = partition
+        disk = partition.disk
+        found = disk.stat(partition.directory)
         self._default = Access(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
         self._set: dict[str, Access] = {}
         if disk.exists(self._path):
@@ -50,6 +50,15 @@ class Modes:
                 raise Corrupt(
                     f"{self._path}: {error}; remove the file to go back to defaults"
                 ) from None
+
+    @property
+    def _path(self) -> Path:
+        return self._partition.directory / FILE_NAME
+
+    def check_available(self) -> None:
+        """Raise `LogDirFailed` where the partition's log directory has failed."""
+        if self._partition.disk.failure is not None:
+            raise self._partition.disk.failure
 
     def get(self, name: str, allowed: int = 0o777) -> Access:
         """The access of a file; `allowed` are the bits that its kind can have at the most by default."""
@@ -63,5 +72,7 @@ class Modes:
         """Keep the access of a file, durably."""
         changed = {**self._set, name: access}
         content = {name: list(access) for name, access in changed.items()}
-        self._disk.replace_file(self._path, orjson.dumps(content, option=orjson.OPT_INDENT_2))
+        self._partition.disk.replace_file(
+            self._path, orjson.dumps(content, option=orjson.OPT_INDENT_2)
+        )
         self._set = changed

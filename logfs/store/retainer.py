@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.store import retention
+from logfs.store.log_dir import FirstError
 
 if TYPE_CHECKING:
     import threading
@@ -76,13 +77,18 @@ class Retainer:
                     for name, each in store.partitions.items()
                     if not each.is_paused and each.failure is None
                 ]
+            errors = FirstError()
             for name in names:
-                attempt(name, partial(look, name))
+                with errors:
+                    attempt(name, partial(look, name))
             if plans:
                 # Before a name changes: after a crash in between, nothing that was dropped may come back.
-                store.write_checkpoints()
-            for name, plan in plans.items():
-                attempt(name, partial(self._drop, name, plan))
+                with errors:
+                    store.write_checkpoints()
+            for name, plan in plans.items() if errors.only_of_log_dirs else ():
+                with errors:
+                    attempt(name, partial(self._drop, name, plan))
+            errors.throw()
             return sum(len(plan.expired) for plan in plans.values())
 
     def _drop(self, name: str, plan: Plan) -> None:

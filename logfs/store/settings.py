@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from logfs.config import BrokerConfig, LogConfig
-from logfs.errors import Corrupt, InvalidName, InvalidSetting
+from logfs.errors import Corrupt, InvalidName, InvalidSetting, LogDirFailed
 from logfs.format.checkpoint import format_meta_properties, parse_properties
 from logfs.format.names import check_topic
 from logfs.setting import broker_setting, topic_setting
@@ -49,9 +49,9 @@ class Settings:
     raises `InvalidName` for a name that no topic can have.
     """
 
-    def __init__(self, disk: Disk, log_dirs: Sequence[Path]) -> None:
-        self._disk = disk
-        self._log_dirs = tuple(log_dirs)
+    def __init__(self, log_dirs: Sequence[tuple[Disk, Path]]) -> None:
+        """Log directories, and the doors to them; one that has failed is left out."""
+        self._all_log_dirs = tuple(log_dirs)
         self._lock = threading.RLock()
         self._topics: dict[str, Mapping[str, str]] = {}
         self._log_configs: dict[str, tuple[Mapping[str, str], Mapping[str, str], LogConfig]] = {}
@@ -94,11 +94,12 @@ class Settings:
         """Change a topic's setting, durably and at once; None or a blank text undoes it.
 
         Raises `InvalidSetting`, before anything is written, for an unknown name, a text that is not
-        valid, or one that contradicts another setting.
+        valid, or one that contradicts another setting; `LogDirFailed` while a log directory is offline.
         """
         with self._lock:
             overrides = _changed(self.topic_overrides(topic), topic_setting(name), text)
             LogConfig.resolve(overrides, self._broker)
+            self._check_log_dirs()
             self._write(_topic_file(topic), overrides)
             self._topics[topic] = overrides
             self.version += 1
@@ -115,6 +116,7 @@ class Settings:
             LogConfig.resolve(_NOTHING, broker)
             for topic in self._changed_topics():
                 self._check_topic(topic, broker)
+            self._check_log_dirs()
             self._write(BROKER_FILE, broker)
             self._broker, self._broker_config = broker, config
             self.version += 1
@@ -125,11 +127,17 @@ class Settings:
             self._write(_topic_file(topic), _NOTHING)
             self._topics[topic] = _NOTHING
 
+    def _check_log_dirs(self) -> None:
+        """Refuse a change while a copy cannot be written: it may be the one that decides when it is back."""
+        for disk, _ in self._all_log_dirs:
+            if disk.failure is not None:
+                raise disk.failure
+
     def _changed_topics(self) -> set[str]:
         return {
             entry.name.removesuffix(TOPIC_SUFFIX)
-            for log_dir in self._log_dirs
-            for entry in self._disk.scan(log_dir)
+            for disk, log_dir in self._log_dirs()
+            for entry in disk.scan(log_dir)
             if entry.name.endswith(TOPIC_SUFFIX)
         }
 
@@ -145,14 +153,16 @@ class Settings:
 
     # The files.
 
-    def _copies(self, name: str) -> Iterator[Path]:
-        return (log_dir / name for log_dir in self._log_dirs)
+    def _log_dirs(self) -> Iterator[tuple[Disk, Path]]:
+        """Those that work, of which each is only known to work when it comes to it."""
+        return (each for each in self._all_log_dirs if each[0].failure is None)
 
     def _read(self, name: str, setting: Callable[[str], Setting]) -> Mapping[str, str]:
-        for path in self._copies(name):
+        for disk, log_dir in self._log_dirs():
+            path = log_dir / name
             try:
-                data = self._disk.read_file(path)
-            except FileNotFoundError:
+                data = disk.read_file(path)
+            except (FileNotFoundError, LogDirFailed):
                 continue
             try:
                 overrides = parse_properties(data)
@@ -167,12 +177,13 @@ class Settings:
 
     def _write(self, name: str, overrides: Mapping[str, str]) -> None:
         data = HEADER + format_meta_properties(overrides)
-        for path in reversed(tuple(self._copies(name))):
+        for disk, log_dir in reversed(tuple(self._log_dirs())):
+            path = log_dir / name
             if overrides:
-                self._disk.replace_file(path, data)
-            elif self._disk.exists(path):
-                self._disk.unlink(path)
-                self._disk.sync_directory(path.parent)
+                disk.replace_file(path, data)
+            elif disk.exists(path):
+                disk.unlink(path)
+                disk.sync_directory(log_dir)
 
 
 def _topic_file(topic: str) -> str:

@@ -149,6 +149,11 @@ def store_status(store: Store) -> dict[str, Any]:
     """The whole of a store, without what each partition says of itself."""
     return {
         "log_dirs": [str(log_dir.path) for log_dir in store.log_dirs],
+        "offline_log_dirs": {
+            str(log_dir.path): str(log_dir.failure)
+            for log_dir in store.log_dirs
+            if log_dir.failure is not None
+        },
         "read_only": store.read_only,
         "now_ms": store.clock(),
         "uptime_ms": store.clock() - store.opened_ms,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logfs.config import BrokerConfig
+    from logfs.log.files import Disk
     from logfs.log.partition import Partition
     from logfs.store.store import Store
 
@@ -301,19 +302,20 @@ class Keeper:
     def _remove(self, now_ms: int) -> None:
         for name, partition in self._partitions():
             self._attempt(Task.REMOVAL, name, partial(self._remove_files, name, partition, now_ms))
+        disks = {log_dir.path: log_dir.disk for log_dir in self._store.working}
         for path, due_ms in list(self._store.deletions.items()):
-            if due_ms > now_ms:
-                continue
-            self._attempt(Task.REMOVAL, path.name, partial(self._remove_directory, path))
+            disk = disks.get(path.parent)
+            if disk is not None and due_ms <= now_ms:
+                work = partial(self._remove_directory, disk, path)
+                self._attempt(Task.REMOVAL, path.name, work)
 
     def _remove_files(self, name: str, partition: Partition, now_ms: int) -> None:
         count = partition.remove_dropped(now_ms)
         if count:
             logger.info("%s: removed the files of %d dropped segments", name, count)
 
-    def _remove_directory(self, path: Path) -> None:
+    def _remove_directory(self, disk: Disk, path: Path) -> None:
         """Remove a deleted partition's directory, one level deep: partitions have no subdirectories."""
-        disk = self._store.disk
         if disk.exists(path):
             for entry in list(disk.scan(path)):
                 disk.unlink(path / entry.name)

@@ -279,7 +279,8 @@ def in_turns(chunks: list[list[int]], *sides: Callable[[int], None]) -> list[lis
     return found
 
 
-def _chunks(count: int, below: int) -> list[list[int]]:
+def numbers_below(count: int, below: int) -> list[list[int]]:
+    """So many numbers chosen at random, the same every time, in chunks for `in_turns`."""
     numbers = random.Random(5)
     return [[numbers.randrange(below) for _ in range(500)] for _ in range(count // 500)]
 
@@ -315,7 +316,7 @@ def offsets(bench: Bench) -> list[Result]:
         def peer(number: int) -> None:
             read_path(f"{null.partition}/offsets/{number}")
 
-        times = in_turns(_chunks(bench.pick(30_000, 6_000), count), ours, peer)
+        times = in_turns(numbers_below(bench.pick(30_000, 6_000), count), ours, peer)
     return _compared("offsets", "random offsets/N: open, read, close", times, 2.0, 1.5)
 
 
@@ -338,7 +339,7 @@ def time_links(bench: Bench) -> list[Result]:
             follow_time(f"{null.partition}/time/{FIRST_MS + number}")
 
         below = len(firsts) * STEP_MS
-        times = in_turns(_chunks(bench.pick(20_000, 4_000), below), ours, peer)
+        times = in_turns(numbers_below(bench.pick(20_000, 4_000), below), ours, peer)
     return _compared("time", "random time/T: readlink, open", times, None, 2.0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -24,6 +25,15 @@ if TYPE_CHECKING:
 READ_BITS = 0o444
 WRITE_BITS = 0o222
 DIRECTORY_BITS = 0o555
+
+
+def first_found(store: Store) -> os.stat_result:
+    """The first log directory that works, as it is; where none does any more, the first as it was."""
+    for log_dir in store.log_dirs:
+        with suppress(OSError):
+            return log_dir.disk.stat(log_dir.path)
+    (first, *_) = (log_dir.found for log_dir in store.log_dirs if log_dir.found is not None)
+    return first
 
 
 class Stat(NamedTuple):
@@ -86,7 +96,7 @@ class Node:
 
     def access(self) -> Access:
         """Permission bits and owner, by default those of the store's first log directory."""
-        found = os.stat(self.context.store.log_dirs[0].path)
+        found = first_found(self.context.store)
         return Access(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
 
     def set_access(self, access: Access) -> None:

@@ -6,6 +6,7 @@ import errno
 from typing import TYPE_CHECKING
 
 from logfs.format.names import FILE_NAME_LENGTH, file_name, parse_file_name
+from logfs.log.reader import OffsetAndTimestamp
 from logfs.log.recent_keys import recent_keys
 from logfs.mount.nodes.base import Context, Node, Symlink
 from logfs.mount.nodes.folder import PartitionFolder
@@ -48,40 +49,47 @@ class KeysDirectory(PartitionFolder):
 class KeyLink(Symlink):
     """A link to the newest record with a key, asked for anew whenever the log has changed."""
 
+    is_fleeting = True
+
     def __init__(
         self, context: Context, name: str, parent: KeysDirectory, key: bytes, record: Record
     ) -> None:
         super().__init__(context, name, parent)
         self._folder = parent
         self._key = key
-        self._found = record, self._state()
+        # Not the record itself: the kernel remembers names for as long as it has memory.
+        self._found = _place_of(record), self._state()
 
     def access(self) -> Access:
         return self._folder.modes.get("")
 
     def target(self) -> str:
         suffix = JSON if self.name.endswith(JSON) else ""
-        return f"../offsets/{self._record().offset}{suffix}"
+        return f"../offsets/{self._place().offset}{suffix}"
 
     def timestamp(self) -> int:
-        timestamp = self._record().timestamp
-        return -1 if timestamp is None else timestamp
+        return self._place().timestamp
 
-    def _record(self) -> Record:
-        """The newest record now; ENOENT if there is none any more."""
+    def _place(self) -> OffsetAndTimestamp:
+        """Of the newest record now; ENOENT if there is none any more."""
         self._folder.partition.refresh()
-        record, state = self._found
+        place, state = self._found
         now = self._state()
         if now != state:
             found = self._folder.partition.newest(self._key)
             if found is None:
                 raise OSError(errno.ENOENT, f"{self.path}: no record has that key any more")
-            record = found
-            self._found = record, now
-        return record
+            place = _place_of(found)
+            self._found = place, now
+        return place
 
     def _state(self) -> tuple[int, int, int]:
         """What changes with the log."""
         partition = self._folder.partition
         log = partition.log
         return log.generation, partition.log_start_offset, partition.log_end_offset
+
+
+def _place_of(record: Record) -> OffsetAndTimestamp:
+    timestamp = -1 if record.timestamp is None else record.timestamp
+    return OffsetAndTimestamp(record.offset, timestamp)

@@ -54,7 +54,7 @@ class PartitionDirectory(PartitionAccess, Directory):
     ) -> None:
         super().__init__(context, name, parent)
         self.partition = partition
-        self.modes = Modes(context.store.disk, partition.directory)
+        self.modes = Modes(partition)
         # One node each for as long as the partition lives, so that their inodes stay.
         self._children: dict[str, Node] = {}
 

@@ -12,7 +12,15 @@ import orjson
 from logfs.errors import InvalidName, NotWritable
 from logfs.mount.errnos import refuse
 from logfs.mount.metering import families
-from logfs.mount.nodes.base import Caller, Context, Directory, Node, Stat
+from logfs.mount.nodes.base import (
+    DIRECTORY_BITS,
+    Caller,
+    Context,
+    Directory,
+    Node,
+    Stat,
+    first_found,
+)
 from logfs.mount.nodes.commit import CommitFile
 from logfs.mount.nodes.config import BrokerConfigDirectory
 from logfs.mount.nodes.generated import GeneratedFile
@@ -23,6 +31,8 @@ from logfs.store.status import store_status, upkeep_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from logfs.errors import LogfsError
 
 SELF = ".logfs"
 _COMMANDS = ("compact", "retain", "checkpoint", "pause", "resume")
@@ -37,14 +47,16 @@ class RootDirectory(Directory):
         self._self = SelfDirectory(context, SELF, self)
 
     def stat(self) -> Stat:
-        store = self.context.store
-        found = store.disk.stat(store.log_dirs[0].path)
+        found = first_found(self.context.store)
         mode = stat.S_IFDIR | stat.S_IMODE(found.st_mode)
         return Stat(mode, found.st_uid, found.st_gid, 0, found.st_mtime_ns)
 
     def known(self, name: str) -> Node | None:
         if name == SELF:
             return self._self
+        if name in self.context.store.offline:
+            self._partitions.pop(name, None)
+            return super().known(name)
         known = self._partitions.get(name)
         if known is not None and known.partition is not self.context.store.partitions.get(name):
             # Deleted, and perhaps made again.
@@ -53,7 +65,13 @@ class RootDirectory(Directory):
         return known
 
     def find(self, name: str) -> Node | None:
-        return PartitionDirectory(self.context, name, self, self.context.store[name])
+        store = self.context.store
+        if name in store.offline:
+            return OfflineDirectory(self.context, name, self)
+        return PartitionDirectory(self.context, name, self, store[name])
+
+    def is_current(self, node: Node) -> bool:
+        return isinstance(node, OfflineDirectory) == (node.name in self.context.store.offline)
 
     def adopt(self, name: str, node: Node | None) -> Node:
         child = super().adopt(name, node)
@@ -63,7 +81,7 @@ class RootDirectory(Directory):
 
     def names(self) -> Iterator[str]:
         yield SELF
-        yield from self.context.store
+        yield from sorted({*self.context.store.partitions, *self.context.store.offline})
 
     def mkdir(self, name: str, mode: int, caller: Caller) -> None:
         """Create a partition, which belongs to who made it."""
@@ -71,13 +89,32 @@ class RootDirectory(Directory):
             raise refuse(errno.EEXIST, f"{self.path}{name}: is logfs' own")
         partition = self.context.store.create(name)
         access = Access(mode & ~caller.umask & 0o7777, caller.uid, caller.gid)
-        Modes(self.context.store.disk, partition.directory).set("", access)
+        Modes(partition).set("", access)
 
     def rmdir(self, name: str) -> None:
         """Delete a partition, as Kafka does."""
         if name == SELF:
             raise refuse(errno.EPERM, f"{self.path}{name}: is logfs' own")
         self.context.store.delete(name)
+
+
+class OfflineDirectory(Directory):
+    """A partition that cannot be loaded, or whose log directory has failed: to be seen, and no more."""
+
+    def stat(self) -> Stat:
+        assert self.parent is not None
+        found = self.parent.stat()
+        return found._replace(mode=stat.S_IFDIR | DIRECTORY_BITS)
+
+    def find(self, name: str) -> Node | None:
+        raise self._reason()
+
+    def names(self) -> Iterator[str]:
+        raise self._reason()
+
+    def _reason(self) -> LogfsError | OSError:
+        reason = self.context.store.offline.get(self.name)
+        return reason or OSError(errno.ESTALE, f"{self.path}: is back; look it up again")
 
 
 class SelfDirectory(Directory):

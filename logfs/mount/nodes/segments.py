@@ -22,7 +22,9 @@ from logfs.mount.nodes.folder import PartitionFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
+    from logfs.log.files import Disk
     from logfs.log.files import File as DiskFile
     from logfs.log.segment import Segment
 
@@ -46,7 +48,7 @@ class SegmentsDirectory(PartitionFolder):
         return None
 
     def names(self) -> Iterator[str]:
-        for entry in self.context.store.disk.scan(self.partition.directory):
+        for entry in self.partition.disk.scan(self.partition.directory):
             if entry.is_file(follow_symlinks=False) and not entry.name.endswith(_HIDDEN):
                 yield entry.name
 
@@ -63,17 +65,22 @@ class SegmentFile(PartitionAccess, File):
     """One real file. Of an active segment's it shows what is written, not the room that is preallocated."""
 
     allowed_bits = READ_BITS
+    # Nobody asks again for the name of a segment that is gone.
+    is_fleeting = True
 
     def __init__(self, context: Context, name: str, parent: SegmentsDirectory) -> None:
         super().__init__(context, name, parent)
         self._folder = parent
         self.modes = parent.modes
         self.mode_name = parent.name
-        self._disk = context.store.disk
-        self._real = parent.partition.directory / name
+        self._disk = parent.partition.disk
         self._inode = self._disk.stat(self._real).st_ino
         # Of those who read it: they see the file that they opened, whatever its name leads to now.
         self.files: list[DiskFile] = []
+
+    @property
+    def _real(self) -> Path:
+        return self._folder.partition.directory / self.name
 
     @property
     def is_current(self) -> bool:
@@ -111,17 +118,17 @@ class SegmentFile(PartitionAccess, File):
             # Replaced since the name was looked up: the kernel looks again.
             file.close()
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), self.path)
-        return SegmentHandle(self, file)
+        return SegmentHandle(self, file, self._disk)
 
 
 class SegmentHandle(Handle):
     """An open real file; the descriptor outlives the file's deletion by retention."""
 
-    def __init__(self, node: SegmentFile, file: DiskFile) -> None:
+    def __init__(self, node: SegmentFile, file: DiskFile, disk: Disk) -> None:
         super().__init__(node)
         self._node = node
         self._file = file
-        self._disk = node.context.store.disk
+        self._disk = disk
         node.files.append(file)
 
     def read(self, position: int, size: int) -> bytes:

@@ -63,6 +63,7 @@ class TimeDirectory(PartitionFolder):
 class TimeLink(Symlink):
     """A link to the record that a time stands for: the first of all, so no later record can take its place."""
 
+    is_fleeting = True
     entry_timeout = 1.0
     attr_timeout = 1.0
 

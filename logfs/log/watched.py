@@ -1,0 +1,125 @@
+"""The door to the disk as one log directory has it: it closes for good at the first storage error.
+
+What a device or a filesystem cannot do any more (EIO and its like) concerns all partitions of the directory, as in
+Kafka; a full disk, a missing file or damaged bytes do not.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from typing import TYPE_CHECKING, Any
+
+from logfs.errors import LogDirFailed
+from logfs.log.files import Disk
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+STORAGE_ERRORS = frozenset(
+    {
+        errno.EIO,
+        errno.EROFS,
+        errno.ENODEV,
+        errno.ENXIO,
+        errno.ESTALE,
+        errno.EUCLEAN,
+        errno.EREMOTEIO,
+        errno.ENOTCONN,
+        errno.ENOMEDIUM,
+        errno.ETIMEDOUT,
+    }
+)
+
+
+class WatchedDisk(Disk):
+    """Another `Disk`, for the files of one log directory; after `fail` every call raises `LogDirFailed`.
+
+    Any thread may call any method; what they raise besides is the other's. Descriptors that are open stay so.
+    """
+
+    def __init__(
+        self, disk: Disk, log_dir: Path, failed: Callable[[], object] = lambda: None
+    ) -> None:
+        """`failed` is called once, in the thread that met the error, with whatever locks it holds."""
+        super().__init__()
+        self.disk = disk
+        self.writable = disk.writable
+        self.naming = disk.naming
+        self.flush_times = disk.flush_times
+        self._log_dir = log_dir
+        self._failed = failed
+
+    def fail(self, reason: object) -> LogDirFailed:
+        """Close the door, if it is open; why it is closed."""
+        if self.failure is None:
+            self.failure = LogDirFailed(
+                f"{self._log_dir}: the log directory is offline: {reason}; mend the disk, then close the store (or "
+                "unmount) and open it again, which recovers what was fsynced"
+            )
+            logger.error("%s", self.failure)
+            self._failed()
+        return self.failure
+
+    def forbid_blocking(self) -> None:
+        self.disk.forbid_blocking()
+
+    def allow_blocking(self) -> None:
+        self.disk.allow_blocking()
+
+    def check_may_block(self) -> None:
+        self.disk.check_may_block()
+
+    def scan(self, path: Path) -> Iterator[os.DirEntry[str]]:
+        return iter(self.call(lambda: list(self.disk.scan(path))))
+
+    def call(self, work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Do something to the directory that may fail; `LogDirFailed` if it does, or did, by a storage error."""
+        if self.failure is not None:
+            raise self.failure
+        try:
+            return work(*arguments, **named)
+        except OSError as error:
+            if error.errno in STORAGE_ERRORS:
+                raise self.fail(error) from error
+            raise
+
+
+def _watched(name: str) -> Callable[..., Any]:
+    def method(self: WatchedDisk, *arguments: Any, **named: Any) -> Any:
+        return self.call(getattr(self.disk, name), *arguments, **named)
+
+    return method
+
+
+for _name in (
+    *(
+        "open",
+        "read",
+        "write",
+        "truncate",
+        "size",
+        "stat_file",
+        "sync",
+        "allocate",
+        "map",
+        "sync_map",
+    ),
+    *(
+        "rename",
+        "move",
+        "unlink",
+        "mkdir",
+        "rmdir",
+        "sync_directory",
+        "exists",
+        "stat",
+        "set_mtime",
+    ),
+    *("is_settled", "read_file", "replace_file"),
+):
+    setattr(WatchedDisk, _name, _watched(_name))

@@ -1,0 +1,228 @@
+"""Opening the log directories of a store, and loading the partitions that are in them (kafka-storage 5.1)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from logfs.errors import InvalidStore, LogfsError
+from logfs.format import names
+from logfs.format.names import DirectoryKind, TopicPartition
+from logfs.log import follow, recovery
+from logfs.log.files import Disk, Gone
+from logfs.log.follow import FollowedPartition
+from logfs.log.followed import FollowedSegment
+from logfs.log.partition import Partition
+from logfs.log.segment import Segment
+from logfs.store.log_dir import LogDir
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from logfs.config import LogConfig
+    from logfs.store.store import Store
+
+    # The name of a partition, or what says of each whether it is wanted.
+    Only = str | Callable[[str], bool]
+    Progress = Callable[[str, int, int], None]
+
+logger = logging.getLogger(__name__)
+
+
+def open_log_dirs(
+    disk: Disk,
+    log_dirs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    failed: Callable[[LogDir], object],
+) -> list[LogDir]:
+    """Open log directories; a missing one is made if the disk is writable.
+
+    One that cannot be used is among them with its `failure`, as long as another can; `failed` is told of each then
+    and later. Raises `InvalidStore`, `StoreLocked` and, where none works, `OSError`.
+    """
+    if isinstance(log_dirs, (str, bytes)) or not hasattr(log_dirs, "__iter__"):
+        log_dirs = [log_dirs]
+    paths = [Path(path).absolute() for path in log_dirs]
+    if not paths:
+        raise InvalidStore("a store needs at least one log directory")
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise InvalidStore("the same log directory is named twice")
+    opened: list[LogDir] = []
+    broken: OSError | None = None
+    try:
+        for path in paths:
+            opened.append(log_dir := LogDir(disk, path, failed))
+            try:
+                _check_log_dir(disk, path)
+                log_dir.open()
+            except OSError as error:
+                broken = broken or error
+                log_dir.close()
+                log_dir.disk.fail(error)
+        if broken is not None and all(log_dir.failure for log_dir in opened):
+            raise broken
+    except BaseException:
+        for log_dir in opened:
+            log_dir.close()
+        raise
+    return opened
+
+
+def _check_log_dir(disk: Disk, path: Path) -> None:
+    if disk.exists(path) and stat.S_ISDIR(os.stat(path).st_mode):
+        return
+    if disk.exists(path):
+        raise InvalidStore(f"{path}: is not a directory")
+    if not disk.writable:
+        raise InvalidStore(f"{path}: there is no such log directory to open read-only")
+    for parent in [*reversed(path.parents), path]:
+        if not disk.exists(parent):
+            disk.mkdir(parent)
+
+
+class Loader:
+    """Makes the partitions of a store of what lies in its log directories."""
+
+    def __init__(
+        self, store: Store, progress: Progress, *, only: Only | None, recover: bool
+    ) -> None:
+        """`only` loads one partition, or those it says yes to; `recover` recovers even after a clean shutdown."""
+        self._store = store
+        self._progress = progress
+        self._wanted = (lambda name: only in (None, name)) if not callable(only) else only
+        self._recover = recover
+        # Of a store that only reads: the directories' inode numbers, and when one that is offline was changed last.
+        self._inodes: dict[str, int] = {}
+        self._failed_mtime: dict[str, int] = {}
+
+    def load(self, log_dir: LogDir) -> None:
+        """Load every partition of a log directory (kafka-storage 5.1)."""
+        try:
+            found = self._scan(log_dir)
+        except OSError as error:
+            # Which partitions are in it, nobody can tell.
+            log_dir.disk.fail(error)
+            return
+        log_dir.is_known = True
+        for name, path, inode in found:
+            self._inodes[name.directory] = inode
+            if self._wanted(name.directory):
+                self._load_partition(log_dir, name, path)
+            else:
+                self._store.homes[name.directory] = log_dir
+
+    def _scan(self, log_dir: LogDir) -> list[tuple[TopicPartition, Path, int]]:
+        """The partitions of a log directory with their inode numbers; what is to be deleted is noted."""
+        found: list[tuple[TopicPartition, Path, int]] = []
+        for entry in log_dir.disk.scan(log_dir.path):
+            if not entry.is_dir(follow_symlinks=False):
+                continue
+            try:
+                kind, name = names.classify_directory(entry.name)
+            except LogfsError:
+                # lost+found and the like: a broker refuses the whole directory, a reader need not.
+                logger.info("%s: is not a partition, left alone", entry.path)
+                continue
+            path = log_dir.path / entry.name
+            if kind is DirectoryKind.DELETED and not self._store.read_only:
+                self._store.deletions[path] = self._store.clock()
+            elif kind is DirectoryKind.NORMAL and name.topic != "__cluster_metadata":
+                found.append((name, path, entry.inode()))
+        return sorted(found)
+
+    def _load_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> None:
+        if name.directory in self._store.homes:
+            other = self._store.homes[name.directory].path
+            raise InvalidStore(
+                f"{name.directory} is in two log directories: {other}, {log_dir.path}"
+            )
+        self._store.homes[name.directory] = log_dir
+        try:
+            self._store.partitions[name.directory] = self._open_partition(log_dir, name, path)
+        except (FileNotFoundError, Gone) as error:
+            if not self._store.read_only:
+                raise
+            # Somebody else is deleting it, or was quicker than we: the next refresh looks again.
+            logger.info("%s: changed while it was loaded: %s", path, error)
+            del self._store.homes[name.directory]
+            log_dir.look_again()
+        except (LogfsError, OSError) as error:
+            logger.error("%s: offline: %s", path, error)
+            self._store.offline[name.directory] = error
+        except Exception as error:
+            # Whatever a hostile file may provoke, the other partitions are not to suffer from it.
+            reason = InvalidStore(f"{path}: cannot be loaded: {error!r}")
+            logger.exception("%s: offline", path)
+            self._store.offline[name.directory] = reason
+
+    def _open_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> Partition:
+        changed = self._store.commits.take_stock(log_dir, name, path)
+        clean = log_dir.clean and not self._recover and not changed
+        point = 0 if self._recover else log_dir.recovery_points.get(name, 0)
+        start = recovery.Start(
+            clean,
+            point,
+            log_dir.log_starts.get(name, 0),
+            log_dir.may_have_gaps(name),
+            self._store.settings.broker_config.producer_id_expiration_ms,
+        )
+        config = self._store.settings.log_config(name.topic)
+        total = 0
+        if not clean and not log_dir.live:
+            logs = (e for e in log_dir.disk.scan(path) if e.name.endswith(names.LOG))
+            total = sum(entry.stat(follow_symlinks=False).st_size for entry in logs)
+        done = 0
+
+        def report(size: int) -> None:
+            nonlocal done
+            done += size
+            self._store.recovered_bytes += size
+            self._progress(name.directory, done, total)
+
+        def load() -> recovery.Loaded:
+            if log_dir.live:
+                return follow.load(log_dir.disk, path, start)
+            kind = FollowedSegment if self._store.read_only else Segment
+            return recovery.load(
+                log_dir.disk, path, config, start, self._store.clock(), report, kind
+            )
+
+        def get_config() -> LogConfig:
+            return self._store.settings.log_config(name.topic)
+
+        if self._store.read_only:
+            return FollowedPartition(log_dir.disk, path, name, get_config, self._store.clock, load)
+        return Partition(log_dir.disk, path, name, get_config, self._store.clock, load())
+
+    def refresh(self, log_dir: LogDir) -> None:
+        """Drop the partitions that have left a log directory, load the new ones, and take the checkpoint."""
+        found = {name.directory: (name, path, inode) for name, path, inode in self._scan(log_dir)}
+        for directory in [d for d, home in self._store.homes.items() if home is log_dir]:
+            inode = found[directory][2] if directory in found else None
+            if inode != self._inodes.get(directory) or self._may_work_now(directory, log_dir):
+                self._store.partitions.pop(directory, None)
+                self._store.offline.pop(directory, None)
+                del self._store.homes[directory]
+        for directory, (name, path, inode) in found.items():
+            if directory not in self._store.homes and self._wanted(directory):
+                self._inodes[directory] = inode
+                self._load_partition(log_dir, name, path)
+            elif self._store.homes.get(directory, log_dir) is not log_dir:
+                # On its way from one log directory to another: it is in both for a moment.
+                log_dir.look_again()
+        for partition in self._store.partitions.values():
+            if isinstance(partition, FollowedPartition) and partition.directory.name in found:
+                partition.follow_log_start(log_dir.log_starts.get(partition.name, 0))
+
+    def _may_work_now(self, directory: str, log_dir: LogDir) -> bool:
+        """Whether a partition that could not be loaded has been changed since."""
+        if directory not in self._store.offline:
+            return False
+        try:
+            mtime = log_dir.disk.stat(log_dir.path / directory).st_mtime_ns
+        except FileNotFoundError:
+            return True
+        before, self._failed_mtime[directory] = self._failed_mtime.get(directory), mtime
+        return before is not None and before != mtime
