@@ -234,16 +234,31 @@ class Commits:
         home.disk.replace_file(home.path / commits.FILE_NAME, commits.format_commits(log))
         self._known[home] = log
 
+    def discard(self, files: Iterable[StagedFile]) -> None:
+        """Remove staged files that nobody is going to commit; those of a commit that is decided stay."""
+        with self._lock:
+            # As the disk has it: a decision whose sync failed may be there all the same.
+            decided = [read_commits(home.disk, home.path).pending for home in self._known]
+            wanted = {
+                file
+                for pending in decided
+                if pending
+                for part in pending.parts
+                for file in part.files
+            }
+            self._discard(file for file in files if file not in wanted)
+
     def _discard(self, files: Iterable[StagedFile]) -> None:
         """Remove staged files; what cannot be removed is an orphan, which upkeep removes."""
         for file in files:
-            partition = self._store.partitions.get(file.partition)
-            if partition is None or "/" in file.name or not file.name.endswith(commits.STAGED):
+            home = self._store.homes.get(file.partition)
+            if home is None or "/" in file.name or not file.name.endswith(commits.STAGED):
                 continue
+            path = home.path / file.partition / file.name
             try:
-                partition.disk.unlink(partition.directory / file.name)
+                home.disk.unlink(path)
             except (LogfsError, OSError) as error:
-                logger.warning("%s: left for later: %s", partition.directory / file.name, error)
+                logger.warning("%s: left for later: %s", path, error)
 
     # What was decided and not done.
 

@@ -12,7 +12,7 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from logfs.store.log_dir import LogDir
+
+    LogDirs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 logger = logging.getLogger(__name__)
 
@@ -92,22 +94,39 @@ def find_door(disk: Disk, log_dir: Path) -> Path | None:
 # The words that pass the door.
 
 
-def format_request(writer: str, sequence: int, staged: Sequence[StagedFile]) -> bytes:
-    """The one line that asks for a commit."""
-    files = [[f.partition, f.name, f.size_bytes, f.record_count] for f in staged]
-    return orjson.dumps({"writer": writer, "sequence": sequence, "staged": files}) + b"\n"
+class Request(NamedTuple):
+    """What passes the door: staged files to commit, or, with `discards`, to remove."""
+
+    writer: str
+    sequence: int
+    staged: tuple[StagedFile, ...]
+    discards: bool = False
 
 
-def parse_request(line: bytes) -> tuple[str, int, list[StagedFile]]:
-    """Writer, sequence and files of a request; `InvalidRecord` if it is none."""
+def format_request(request: Request) -> bytes:
+    """The one line that asks for it."""
+    files = [[f.partition, f.name, f.size_bytes, f.record_count] for f in request.staged]
+    return orjson.dumps({**request._asdict(), "staged": files}) + b"\n"
+
+
+def parse_request(line: bytes) -> Request:
+    """What a line asks for; `InvalidRecord` if for nothing."""
     try:
         told = orjson.loads(line)
-        staged = [StagedFile(*file) for file in told["staged"]]
+        staged = tuple(StagedFile(*file) for file in told["staged"])
         if not isinstance(told["writer"], str) or not isinstance(told["sequence"], int):
             raise TypeError("writer is a text, sequence a number")
-        return told["writer"], told["sequence"], staged
+        return Request(told["writer"], told["sequence"], staged, told.get("discards", False))
     except (ValueError, KeyError, TypeError) as error:
         raise errors.InvalidRecord(f"this asks for no commit: {error}") from None
+
+
+def serve(store: Store, request: Request) -> Committed:
+    """Do what is asked for in a store that is open for writing."""
+    if not request.discards:
+        return store.commit(request.writer, request.sequence, request.staged)
+    store.commits.discard(request.staged)
+    return Committed(False, {})
 
 
 def format_answer(outcome: Committed | Exception) -> bytes:
@@ -135,7 +154,7 @@ def parse_answer(line: bytes) -> Committed:
 
 
 def commit(
-    log_dirs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    log_dirs: LogDirs,
     writer: str,
     sequence: int,
     staged: Sequence[StagedFile],
@@ -146,6 +165,16 @@ def commit(
 
     Waits up to `seconds` for another process that holds them; `StoreLocked` if that is a broker, or it takes longer.
     """
+    return _send(log_dirs, Request(writer, sequence, tuple(staged)), seconds)
+
+
+def discard(log_dirs: LogDirs, staged: Sequence[StagedFile], *, seconds: float = 5.0) -> None:
+    """Remove what was staged and is not going to be committed; see `Commits.discard`. Raises as `commit`."""
+    if staged:
+        _send(log_dirs, Request("", 0, tuple(staged), discards=True), seconds)
+
+
+def _send(log_dirs: LogDirs, request: Request, seconds: float) -> Committed:
     named = [log_dirs] if isinstance(log_dirs, (str, os.PathLike)) else log_dirs
     paths = [Path(path).absolute() for path in named]
     for path in paths:
@@ -157,8 +186,8 @@ def commit(
         try:
             door = find_door(Disk(), paths[0])
             if door is None:
-                return _commit_directly(paths, writer, sequence, staged)
-            return _commit_through(door, format_request(writer, sequence, staged))
+                return _send_directly(paths, request)
+            return _send_through(door, format_request(request))
         except (StoreLocked, _NoAnswer, CommitPending) as error:
             # A commit that is decided is done at the next opening, if that is all it waits for.
             if time.monotonic() + pause > end or (isinstance(error, CommitPending) and pause > 0.1):
@@ -173,17 +202,15 @@ def commit(
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
-def _commit_directly(
-    paths: Sequence[Path], writer: str, sequence: int, staged: Sequence[StagedFile]
-) -> Committed:
+def _send_directly(paths: Sequence[Path], request: Request) -> Committed:
     """Open the directories for this alone: its partitions, and those of a commit that is not done."""
-    wanted = {file.partition for file in staged}
+    wanted = {file.partition for file in request.staged}
     for path in paths:
         with suppress(Corrupt):
             pending = read_commits(Disk(), path).pending
             wanted |= {part.partition for part in pending.parts} if pending else set()
     with Store(paths, only=wanted.__contains__) as store:
-        done = store.commit(writer, sequence, staged)
+        done = serve(store, request)
         try:
             store.commits.upkeep(store.clock())
         except (LogfsError, OSError) as error:
@@ -191,7 +218,7 @@ def _commit_directly(
         return done
 
 
-def _commit_through(door: Path, request: bytes) -> Committed:
+def _send_through(door: Path, request: bytes) -> Committed:
     try:
         fd = os.open(door, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import NotWritable
 from logfs.mount.nodes.base import Caller, File, Handle, Stat
-from logfs.store.door import format_answer, parse_request
+from logfs.store.door import format_answer, parse_request, serve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,12 +60,12 @@ class CommitHandle(Handle):
             self._store.disk.check_may_block()
             self._asked = b""
             try:
-                writer, sequence, staged = parse_request(asked)
+                request = parse_request(asked)
                 known = self._store.partitions
-                names = {file.partition for file in staged}
+                names = {file.partition for file in request.staged}
                 # Even if it fails: what is decided then grows when it can.
                 self._grown = [known[name] for name in names if name in known]
-                done = self._store.commit(writer, sequence, staged)
+                done = serve(self._store, request)
             except Exception as error:
                 self._answer = format_answer(error)
                 raise
