@@ -1,4 +1,4 @@
-"""Writing with Spark: every column arrives, and of a stream's batch each record once, whoever dies at whatever step."""
+"""Writing with Spark: every column arrives, and each record of a batch once, whoever dies at whatever step."""
 
 from __future__ import annotations
 
