@@ -65,6 +65,9 @@ def errno_of(error: BaseException) -> int:
     return errno.EIO
 
 
+_EVERYDAY = frozenset({errno.ENOENT, errno.ESTALE})
+
+
 class ErrorLog:
     """The last errors given to callers, newest last, for `.logfs/errors`."""
 
@@ -76,14 +79,14 @@ class ErrorLog:
     def note(self, path: str, error: BaseException) -> int:
         """Remember an error that a caller of `path` gets, and say its errno.
 
-        A plain "no such file" is an everyday answer and is not kept. An error that nobody thought of goes to the
+        A plain "no such file" is an everyday answer and is not kept, nor is ESTALE, with which the kernel looks anew. An error that nobody thought of goes to the
         log with its traceback: it is a bug, and must not take the mount down.
         """
         number = errno_of(error)
         known = isinstance(error, OSError) or any(kind in ERRNO for kind in type(error).__mro__)
         if not known:
             logger.error("%s: unexpected %r", path, error, exc_info=error)
-        if number != errno.ENOENT:
+        if number not in _EVERYDAY:
             reason = str(error) if known else f"internal error: {error!r}"
             if isinstance(error, OSError) and error.strerror:
                 # Path and errno have their own columns.

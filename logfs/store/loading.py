@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from logfs.config import LogConfig
     from logfs.store.store import Store
 
+    # The name of a partition, or what says of each whether it is wanted.
+    Only = str | Callable[[str], bool]
     Progress = Callable[[str, int, int], None]
 
 logger = logging.getLogger(__name__)
@@ -84,12 +86,12 @@ class Loader:
     """Makes the partitions of a store of what lies in its log directories."""
 
     def __init__(
-        self, store: Store, progress: Progress, *, only: str | None, recover: bool
+        self, store: Store, progress: Progress, *, only: Only | None, recover: bool
     ) -> None:
-        """`only` loads one partition; `recover` goes through recovery even after a clean shutdown."""
+        """`only` loads one partition, or those it says yes to; `recover` recovers even after a clean shutdown."""
         self._store = store
         self._progress = progress
-        self._only = only
+        self._wanted = (lambda name: only in (None, name)) if not callable(only) else only
         self._recover = recover
         # Of a store that only reads: the directories' inode numbers, and when one that is offline was changed last.
         self._inodes: dict[str, int] = {}
@@ -106,7 +108,7 @@ class Loader:
         log_dir.is_known = True
         for name, path, inode in found:
             self._inodes[name.directory] = inode
-            if self._only in (None, name.directory):
+            if self._wanted(name.directory):
                 self._load_partition(log_dir, name, path)
             else:
                 self._store.homes[name.directory] = log_dir
@@ -203,7 +205,7 @@ class Loader:
                 self._store.offline.pop(directory, None)
                 del self._store.homes[directory]
         for directory, (name, path, inode) in found.items():
-            if directory not in self._store.homes and self._only in (None, directory):
+            if directory not in self._store.homes and self._wanted(directory):
                 self._inodes[directory] = inode
                 self._load_partition(log_dir, name, path)
             elif self._store.homes.get(directory, log_dir) is not log_dir:

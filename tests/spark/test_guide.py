@@ -1,0 +1,49 @@
+"""docs/spark.md: each of its examples runs, in its order."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from logfs.format.record import Record
+from logfs.store.store import Store
+
+if TYPE_CHECKING:
+    import pytest
+    from pyspark.sql import SparkSession
+
+GUIDE = Path(__file__).parents[2] / "docs/spark.md"
+
+
+def test_every_example_runs(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the paths of the guide below a directory of the test, over a topic that has two partitions."""
+    with Store(tmp_path / "logfs") as store:
+        for number in range(2):
+            partition = store.create(f"orders-{number}")
+            partition.append([Record(b"value %d" % n, b"key") for n in range(30)])
+    examples = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    names: dict[str, object] = {}
+    for example in examples:
+        exec(example.replace("/var/lib", str(tmp_path)), names)
+    assert names["spark"] is not None
+    shown = capsys.readouterr().out
+    assert "value 0" in shown
+    assert re.search(r"\|\s+0\|\s+7\|", shown), "from offset 23 on"
+    assert spark.read.parquet(str(tmp_path / "orders")).count() == 60
+
+
+def test_every_option_is_in_the_guide() -> None:
+    """The table names what the code asks for, and nothing else."""
+    code = (Path(__file__).parents[2] / "logfs/spark/options.py").read_text()
+    asked = set(
+        re.findall(r'"((?:max|min|starting|ending|initial|split|fail|isolation)[A-Z]\w*)"', code)
+    )
+    asked |= {
+        f"{which}{kind}" for which in ("starting", "ending") for kind in ("Timestamp", "Offsets")
+    }
+    table = GUIDE.read_text().split("## Options")[1].split("## What is a loss")[0]
+    documented = set(re.findall(r"`([a-zA-Z]+)`", table))
+    assert asked <= documented
