@@ -201,6 +201,24 @@ def compacting(work: Workload) -> None:
     work.compact("a-0")
 
 
+def moving(work: Workload) -> None:
+    work.add_log_dir()
+    work.create("a-0")
+    for number in range(5):
+        work.append("a-0", line(number) * 3, line(number + 1) * 3)
+    work.flush("a-0")
+    work.append("a-0", b"unflushed")
+    work.move("a-0", crashdisk.OTHER)
+    work.append("a-0", b"moved")
+    work.flush("a-0")
+    work.truncate("a-0", 8)
+    work.append("a-0", *map(line, range(3)))
+    work.move("a-0", crashdisk.LOG)
+    work.upkeep(100_000)
+    work.append("a-0", b"back again")
+    work.flush("a-0")
+
+
 WORKLOADS: dict[str, Callable[[Workload], None]] = {
     workload.__name__: workload
     for workload in (
@@ -215,6 +233,7 @@ WORKLOADS: dict[str, Callable[[Workload], None]] = {
         closing,
         retaining,
         compacting,
+        moving,
     )
 }
 
