@@ -183,9 +183,11 @@ async def _serve(store: Store, mountpoint: Path, ready: Callable[[], None]) -> N
         if not store.read_only:
             # A round may take minutes, and nothing else is to wait for it.
             nursery.start_soon(_upkeep, store.compactor.run_due, _UPKEEP_SECONDS)
+            nursery.start_soon(_upkeep, store.mover.run_due, _UPKEEP_SECONDS)
         nursery.start_soon(_announce, mountpoint, ready)
         await pyfuse3.main(max_tasks=_MAX_TASKS)
         store.compactor.stop()
+        store.mover.stop()
         nursery.cancel_scope.cancel()
 
 

@@ -7,13 +7,16 @@ A copy is called `<name>.<uuid>-future`. It is the partition from the moment on 
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from logfs.errors import InvalidStore, LogfsError
+from logfs.errors import InvalidName, InvalidStore, LogfsError
 from logfs.format import names
+from logfs.format.names import DirectoryKind
 from logfs.log.copying import MOVED, remove_directory
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from logfs.format.names import TopicPartition
@@ -31,6 +34,19 @@ class Found(NamedTuple):
     strays: list[Path]
 
 
+def futures(log_dir: LogDir) -> Iterator[tuple[TopicPartition, int]]:
+    """The partitions that are being moved into a log directory, with the bytes of .log files that are there."""
+    if log_dir.failure is not None:
+        return
+    for entry in log_dir.disk.scan(log_dir.path):
+        with suppress(InvalidName, FileNotFoundError):
+            kind, name = names.classify_directory(entry.name)
+            if kind is DirectoryKind.FUTURE:
+                files = log_dir.disk.scan(log_dir.path / entry.name)
+                logs = [file for file in files if file.name.endswith(names.LOG)]
+                yield name, sum(file.stat(follow_symlinks=False).st_size for file in logs)
+
+
 def settle(store: Store, found: dict[LogDir, Found], only: str | None) -> None:
     """Finish or undo every move, of this partition or all; what cannot be is offline, and says why."""
     homes = {name: log_dir for log_dir, each in found.items() for name, *_ in each.partitions}
@@ -41,8 +57,10 @@ def settle(store: Store, found: dict[LogDir, Found], only: str | None) -> None:
             if only not in (None, name.directory):
                 store.homes.setdefault(name.directory, homes.get(name, log_dir))
                 continue
-            has_left = names.stray_directory(path.name) in names_of_strays
             try:
+                has_left = names.stray_directory(path.name) in names_of_strays and _is_noted(
+                    log_dir, path, path
+                )
                 if _settle(store, log_dir, path, is_there=name in homes, has_left=has_left):
                     final = log_dir.path / name.directory
                     each.partitions.append((name, final, log_dir.disk.stat(final).st_ino))
@@ -87,18 +105,24 @@ def _settle(store: Store, log_dir: LogDir, path: Path, *, is_there: bool, has_le
     return True
 
 
+def _is_noted(log_dir: LogDir, directory: Path, other: Path) -> bool:
+    """Whether a complete copy is in a directory, made by the move whose UUID is in the other's name."""
+    note = directory / MOVED
+    if not log_dir.disk.exists(note):
+        return False
+    return log_dir.disk.read_file(note) == names.unique_part(other.name).encode()
+
+
 def _remove_original(
     store: Store, log_dir: LogDir, path: Path, home: LogDir, name: TopicPartition
 ) -> None:
     """Have a stray directory removed if it is known that a copy took its place; a broker's own are left alone."""
-    unique = names.unique_part(path.name)
-    note = home.path / name.directory / MOVED
+    final = home.path / name.directory
     try:
-        if not home.disk.exists(note) or home.disk.read_file(note) != unique.encode():
-            return
-        doomed = path.with_name(names.deleted_directory(name, unique))
-        log_dir.disk.rename(path, doomed)
-        store.deletions[doomed] = store.clock()
-        home.disk.unlink(note)
+        if _is_noted(home, final, path):
+            doomed = path.with_name(names.deleted_directory(name, names.unique_part(path.name)))
+            log_dir.disk.rename(path, doomed)
+            store.deletions[doomed] = store.clock()
+            home.disk.unlink(final / MOVED)
     except (LogfsError, OSError) as error:
         logger.error("%s: was moved to %s, and is not removed: %s", path, home.path, error)
