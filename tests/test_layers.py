@@ -24,7 +24,7 @@ DOORS = {
     "numba": ["format/kernels.py"],
     "argparse": ["cli/"],
     "tqdm": ["cli/"],
-    "numpy": ["format/", "log/"],
+    "numpy": ["format/", "log/", "spark/"],
     "lz4": ["format/compression.py"],
     "cramjam": ["format/compression.py"],
     "zstandard": ["format/compression.py"],

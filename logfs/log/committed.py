@@ -72,7 +72,7 @@ class CommittedReader(Reader):
             if header.is_control or not header.is_transactional:
                 return not header.is_control
             if aborted is None:
-                aborted = self._aborted(segments)
+                aborted = self.aborted(segments)
             ranges = aborted.get(header.producer_id, ())
             number = bisect_right(ranges, header.base_offset, key=lambda found: found[0]) - 1
             return number < 0 or header.base_offset >= ranges[number][1]
@@ -101,7 +101,7 @@ class CommittedReader(Reader):
             at = min(at - 1, batch.header.base_offset)
         return max(at, self.log_start_offset)
 
-    def _aborted(self, segments: Sequence[Segment]) -> dict[int, list[tuple[int, int]]]:
+    def aborted(self, segments: Sequence[Segment]) -> dict[int, list[tuple[int, int]]]:
         """Each producer's aborted transactions, (first offset, marker's offset), in order."""
         newest = len(segments[-1].txn_index.entries)
         known, count = self._aborted_of

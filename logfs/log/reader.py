@@ -145,6 +145,10 @@ class Reader:
         """
         return _is_data
 
+    def aborted(self, segments: Sequence[Segment]) -> dict[int, list[tuple[int, int]]]:
+        """Each producer's transactions that readers do not see: (first offset, offset of the marker), in order."""
+        return {}
+
     def text(self, view: View, start: int | None = None, end: int | None = None) -> Text:
         """The records [start, end) as one long file that grows with the log (`logfs.log.view`)."""
         return TextView(self, view, start, end)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from logfs.config import LogConfig
     from logfs.store.store import Store
 
+    # The name of a partition, or what says of each whether it is wanted.
+    Only = str | Callable[[str], bool]
     Progress = Callable[[str, int, int], None]
 
 logger = logging.getLogger(__name__)
@@ -85,12 +87,12 @@ class Loader:
     """Makes the partitions of a store of what lies in its log directories."""
 
     def __init__(
-        self, store: Store, progress: Progress, *, only: str | None, recover: bool
+        self, store: Store, progress: Progress, *, only: Only | None, recover: bool
     ) -> None:
-        """`only` loads one partition; `recover` goes through recovery even after a clean shutdown."""
+        """`only` loads one partition, or those it says yes to; `recover` recovers even after a clean shutdown."""
         self._store = store
         self._progress = progress
-        self._only = only
+        self._wanted = (lambda name: only in (None, name)) if not callable(only) else only
         self._recover = recover
         # Of a store that only reads: the directories' inode numbers, and when one that is offline was changed last.
         self._inodes: dict[str, int] = {}
@@ -106,11 +108,11 @@ class Loader:
             except OSError as error:
                 # Which partitions are in it, nobody can tell.
                 log_dir.disk.fail(error)
-        moves.settle(self._store, found, self._only)
+        moves.settle(self._store, found, self._wanted)
         for log_dir, (partitions, *_) in found.items():
             for name, path, inode in sorted(partitions):
                 self._inodes[name.directory] = inode
-                if self._only in (None, name.directory):
+                if self._wanted(name.directory):
                     self._load_partition(log_dir, name, path)
                 else:
                     self._store.homes[name.directory] = log_dir
@@ -212,7 +214,7 @@ class Loader:
                 self._store.offline.pop(directory, None)
                 del self._store.homes[directory]
         for directory, (name, path, inode) in found.items():
-            if directory not in self._store.homes and self._only in (None, directory):
+            if directory not in self._store.homes and self._wanted(directory):
                 self._inodes[directory] = inode
                 self._load_partition(log_dir, name, path)
             elif self._store.homes.get(directory, log_dir) is not log_dir:

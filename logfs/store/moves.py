@@ -16,7 +16,7 @@ from logfs.format.names import DirectoryKind
 from logfs.log.copying import MOVED, remove_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from logfs.format.names import TopicPartition
@@ -47,14 +47,14 @@ def futures(log_dir: LogDir) -> Iterator[tuple[TopicPartition, int]]:
                 yield name, sum(file.stat(follow_symlinks=False).st_size for file in logs)
 
 
-def settle(store: Store, found: dict[LogDir, Found], only: str | None) -> None:
-    """Finish or undo every move, of this partition or all; what cannot be is offline, and says why."""
+def settle(store: Store, found: dict[LogDir, Found], wanted: Callable[[str], bool]) -> None:
+    """Finish or undo the moves of partitions that are wanted; what cannot be is offline, and says why."""
     homes = {name: log_dir for log_dir, each in found.items() for name, *_ in each.partitions}
     strays = {path: log_dir for log_dir, each in found.items() for path in each.strays}
     names_of_strays = {path.name for path in strays}
     for log_dir, each in found.items():
         for name, path in each.futures:
-            if only not in (None, name.directory):
+            if not wanted(name.directory):
                 store.homes.setdefault(name.directory, homes.get(name, log_dir))
                 continue
             try:
@@ -73,7 +73,7 @@ def settle(store: Store, found: dict[LogDir, Found], only: str | None) -> None:
     if not store.read_only:
         for path, log_dir in strays.items():
             _, name = names.classify_directory(path.name)
-            if name in homes and only in (None, name.directory):
+            if name in homes and wanted(name.directory):
                 _remove_original(store, log_dir, path, homes[name], name)
 
 

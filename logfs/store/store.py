@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from logfs.errors import LogDirFailed
     from logfs.format.names import TopicPartition
     from logfs.store import retention
-    from logfs.store.loading import Progress
+    from logfs.store.loading import Only, Progress
     from logfs.store.log_dir import LogDir
     from logfs.store.upkeep import Work
 
@@ -67,14 +67,14 @@ class Store:
         clock: Callable[[], int] = now_ms,
         disk: Disk | None = None,
         progress: Progress | None = None,
-        only: str | None = None,
+        only: Only | None = None,
         recover: bool = False,
     ) -> None:
         """Open the store, and recover what was not closed cleanly.
 
         A missing log directory is made, unless `read_only`: then nothing below is written, locked or repaired.
-        `progress` is told (partition, bytes read, bytes in all) during recovery. `only` loads one partition and
-        leaves the others as they are; `recover` goes through recovery even where the last shutdown was clean.
+        `progress` is told (partition, bytes read, bytes in all) during recovery. `only` loads one partition, or those
+        it says yes to, and leaves the others as they are; `recover` recovers even after a clean shutdown.
 
         Raises `StoreLocked` with the holder's pid, `InvalidStore`, `InvalidSetting` and `Corrupt` for settings
         files, and `OSError`.

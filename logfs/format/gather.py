@@ -1,0 +1,122 @@
+"""Fields of records, one behind the other in memory, as columnar formats lay them out.
+
+A column of bytes is int32 offsets[n + 1] into its bytes, and one bit a row, lowest first, that says whether it is not
+null. Compiled as `logfs.format.kernels`, and imported by those alone who have bulk work.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from logfs.errors import Corrupt
+from logfs.format.kernels import get_varint, kernel
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from logfs.format.columns import Columns
+
+_MOST_BYTES = 2**31 - 1
+
+
+class Field(NamedTuple):
+    """One field of n rows: offsets int32[n + 1] into data, and the bitmap of those that are not null."""
+
+    offsets: NDArray[np.int32]
+    data: NDArray[np.uint8]
+    validity: NDArray[np.uint8]
+    nulls: int
+
+
+@kernel
+def _gather(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int32],
+    offsets: NDArray[np.int32],
+    out: NDArray[np.uint8],
+    validity: NDArray[np.uint8],
+) -> int:
+    """Copy data[starts[i] : starts[i] + lengths[i]] one behind the other; the number of nulls (length -1)."""
+    position = np.int64(0)
+    nulls = 0
+    offsets[0] = 0
+    for row in range(len(starts)):
+        length = np.int64(lengths[row])
+        if length < 0:
+            nulls += 1
+        else:
+            validity[row >> 3] |= np.uint8(1 << (row & 7))
+            source = data[starts[row] : starts[row] + length]
+            target = out[position : position + length]
+            for index in range(length):
+                target[index] = source[index]
+            position += length
+        offsets[row + 1] = position
+    return nulls
+
+
+def gather(data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int32]) -> Field:
+    """The bytes at starts[i], lengths[i] of them (-1 for null), as a field; `ValueError` beyond 2 GiB in all."""
+    total = int(np.maximum(lengths, 0).sum(dtype=np.int64))
+    if total > _MOST_BYTES:
+        raise ValueError(f"{total} bytes do not fit in one field")
+    offsets = np.empty(len(starts) + 1, np.int32)
+    out = np.empty(total, np.uint8)
+    validity = np.zeros((len(starts) + 7) // 8, np.uint8)
+    nulls = int(_gather(data, starts, lengths, offsets, out, validity))
+    return Field(offsets, out, validity, nulls)
+
+
+@kernel
+def _locate_headers(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    counts: NDArray[np.int32],
+    key_starts: NDArray[np.int64],
+    key_lengths: NDArray[np.int32],
+    value_starts: NDArray[np.int64],
+    value_lengths: NDArray[np.int32],
+) -> int:
+    """Where each header's key and value lie; the number of rows whose headers are sound (kafka-storage 2.2)."""
+    number = 0
+    for row in range(len(starts)):
+        position, end = starts[row], ends[row]
+        for _ in range(counts[row]):
+            length, position = get_varint(data, position, end, 5)
+            if position < 0 or length < 0 or position + length > end:
+                return row
+            key_starts[number], key_lengths[number] = position, length
+            length, position = get_varint(data, position + length, end, 5)
+            if position < 0 or length < -1 or position + max(length, 0) > end:
+                return row
+            value_starts[number], value_lengths[number] = position, length
+            position += max(length, 0)
+            number += 1
+        if position != end:
+            return row
+    return len(starts)
+
+
+def gather_headers(columns: Columns) -> tuple[NDArray[np.int32], Field, Field]:
+    """The headers of all rows: int32[n + 1] offsets of each row's first, all keys, all values. Raises `Corrupt`."""
+    counts = columns.header_counts
+    total = int(counts.sum(dtype=np.int64))
+    # The shortest header has two bytes: nothing is allocated by a count that the bytes only claim.
+    if total * 2 > int((columns.header_ends - columns.header_starts).sum()):
+        raise Corrupt("headers do not fit in their records")
+    offsets = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    key_starts, value_starts = np.empty(total, np.int64), np.empty(total, np.int64)
+    key_lengths, value_lengths = np.empty(total, np.int32), np.empty(total, np.int32)
+    places = key_starts, key_lengths, value_starts, value_lengths
+    done = _locate_headers(
+        columns.data, columns.header_starts, columns.header_ends, counts, *places
+    )
+    if done < len(counts):
+        raise Corrupt(f"offset {columns.offsets[done]}: its headers are malformed")
+    keys = gather(columns.data, key_starts, key_lengths)
+    return offsets, keys, gather(columns.data, value_starts, value_lengths)

@@ -1,0 +1,164 @@
+"""Records as Arrow batches in the columns of Spark's Kafka source, with no Python object a record."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from logfs.format.gather import Field, gather, gather_headers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from logfs.format.columns import Columns
+
+    Maker = Callable[[pa.DataType], pa.Array]
+
+HEADERS = ArrayType(
+    StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+)
+FIXED_FIELDS = (
+    StructField("key", BinaryType()),
+    StructField("value", BinaryType()),
+    StructField("topic", StringType()),
+    StructField("partition", IntegerType()),
+    StructField("offset", LongType()),
+    StructField("timestamp", TimestampType()),
+    StructField("timestampType", IntegerType()),
+)
+# What Kafka calls no timestamp type at all: messages of magic 0.
+_NO_TIMESTAMP_TYPE = -1
+# Enough rows that a batch's own cost is nothing, and few enough bytes that many of them fit in memory.
+_BATCH_ROWS = 30_000
+_BATCH_BYTES = 16 << 20
+
+
+def kafka_schema(*, headers: bool) -> StructType:
+    """The columns of Spark's Kafka source, `headers` as the last one."""
+    extra = [StructField("headers", HEADERS)] if headers else []
+    return StructType([*FIXED_FIELDS, *extra])
+
+
+def check_schema(schema: StructType) -> None:
+    """Raise `ValueError` unless every column is one of the source's, under its name and with its type."""
+    known = {field.name: field.dataType for field in kafka_schema(headers=True)}
+    for field in schema:
+        if known.get(field.name) != field.dataType:
+            columns = ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
+            raise ValueError(
+                f"the logfs source has no column {field.name} {field.dataType.simpleString()}; "
+                f"its columns are {columns}"
+            )
+
+
+class BatchMaker:
+    """Makes record batches of one schema; picks the columns that it names, and touches no others."""
+
+    def __init__(self, schema: StructType) -> None:
+        self._schema = to_arrow_schema(schema, timezone="UTC")
+
+    def batches(
+        self, topic: str, partition: int, parts: Iterable[Columns]
+    ) -> Iterator[pa.RecordBatch]:
+        """Batches of bounded size, of records of one partition in order."""
+        from logfs.format.columns import concatenate
+
+        waiting: list[Columns] = []
+        rows = size = 0
+        for part in parts:
+            for columns in _bounded(part):
+                bytes_here = _payload(columns)
+                if waiting and (
+                    rows + len(columns) > _BATCH_ROWS or size + bytes_here > _BATCH_BYTES
+                ):
+                    yield self._batch(topic, partition, concatenate(waiting))
+                    waiting, rows, size = [], 0, 0
+                waiting.append(columns)
+                rows += len(columns)
+                size += bytes_here
+        if waiting:
+            yield self._batch(topic, partition, concatenate(waiting))
+
+    def _batch(self, topic: str, partition: int, columns: Columns) -> pa.RecordBatch:
+        makers: dict[str, Maker] = {
+            "key": lambda _: _bytes(gather(columns.data, columns.key_starts, columns.key_lengths)),
+            "value": lambda _: _bytes(
+                gather(columns.data, columns.value_starts, columns.value_lengths)
+            ),
+            "topic": lambda _: _repeated(topic.encode(), len(columns)),
+            "partition": lambda _: _numbers(np.full(len(columns), partition, np.int32)),
+            "offset": lambda _: _numbers(columns.offsets),
+            "timestamp": lambda kind: _numbers(columns.timestamps * 1000, kind),
+            "timestampType": lambda _: _numbers(_timestamp_types(columns)),
+            "headers": lambda kind: _headers(columns, kind),
+        }
+        arrays = [makers[field.name](field.type) for field in self._schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def _payload(columns: Columns) -> int:
+    """About how many bytes the records of columns hold."""
+    lengths = np.maximum(columns.key_lengths, 0) + np.maximum(columns.value_lengths, 0)
+    headers = columns.header_ends - columns.header_starts
+    return int(lengths.sum(dtype=np.int64) + headers.sum())
+
+
+def _bounded(columns: Columns) -> Iterator[Columns]:
+    """The columns themselves, or parts of them where they would make a batch too large."""
+    parts = max(-(-len(columns) // _BATCH_ROWS), -(-_payload(columns) // _BATCH_BYTES), 1)
+    rows = max(-(-len(columns) // parts), 1)
+    if rows >= len(columns):
+        yield columns
+        return
+    for first in range(0, len(columns), rows):
+        yield columns.select(slice(first, first + rows))
+
+
+def _numbers(values: np.ndarray, kind: pa.DataType | None = None) -> pa.Array:
+    kind = kind or pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(
+        kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))]
+    )
+
+
+def _bytes(field: Field, kind: pa.DataType | None = None) -> pa.Array:
+    validity = pa.py_buffer(field.validity) if field.nulls else None
+    buffers = [validity, pa.py_buffer(field.offsets), pa.py_buffer(field.data)]
+    return pa.Array.from_buffers(kind or pa.binary(), len(field.offsets) - 1, buffers, field.nulls)
+
+
+def _repeated(text: bytes, count: int) -> pa.Array:
+    offsets = np.arange(count + 1, dtype=np.int32) * len(text)
+    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(text * count)]
+    return pa.Array.from_buffers(pa.string(), count, buffers)
+
+
+def _timestamp_types(columns: Columns) -> np.ndarray:
+    kind = columns.timestamp_type
+    return np.full(len(columns), _NO_TIMESTAMP_TYPE if kind is None else kind.value, np.int32)
+
+
+def _headers(columns: Columns, kind: pa.DataType) -> pa.Array:
+    """A list of (key, value) a row; null where there are none, as Spark's Kafka source gives it."""
+    count = len(columns)
+    offsets, keys, values = gather_headers(columns)
+    none = columns.header_counts == 0
+    validity = np.packbits(~none, bitorder="little")
+    pairs = pa.StructArray.from_arrays(
+        [_bytes(keys, pa.string()), _bytes(values)], fields=list(kind.value_type)
+    )
+    buffers = [pa.py_buffer(validity), pa.py_buffer(offsets)]
+    return pa.Array.from_buffers(kind, count, buffers, int(none.sum()), children=[pairs])

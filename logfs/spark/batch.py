@@ -1,0 +1,60 @@
+"""`spark.read.format("logfs")`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader
+
+from logfs.spark import splits
+from logfs.spark.arrow import BatchMaker, check_schema
+from logfs.spark.topics import Topics, ranges, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from logfs.format.names import TopicPartition
+    from logfs.log.reader import Reader
+    from logfs.spark.options import ReadOptions
+    from logfs.spark.splits import Split
+
+
+class BatchReader(DataSourceReader):
+    """Reads what there is when the query is planned; the end is fixed then, and the same for every task."""
+
+    def __init__(self, schema: StructType, options: ReadOptions) -> None:
+        check_schema(schema)
+        self.schema = schema
+        self.options = options
+
+    def partitions(self) -> list[Split]:
+        """The splits. Raises `ValueError`, `DataLoss`, `LogfsError`, `OSError`."""
+        topics = Topics(self.options)
+        try:
+            readers = topics.readers()
+            return splits.plan(self._wanted(readers), readers, self.options)
+        finally:
+            topics.close()
+
+    def _wanted(
+        self, readers: dict[TopicPartition, Reader]
+    ) -> list[tuple[TopicPartition, int, int]]:
+        options = self.options
+        starting = resolve(options.starting, readers, latest_if_no_match=options.latest_if_no_match)
+        # As in Kafka's source: nothing as late as an ending timestamp means the end of the log.
+        ending = resolve(options.ending, readers, latest_if_no_match=True)
+        fail = options.fail_on_data_loss
+        for name, first in starting.items():
+            if first > readers[name].log.log_end_offset:
+                splits.inside_log(name, readers[name], first, first, fail=fail)
+        return [
+            (name, *splits.inside_log(name, readers[name], first, end, fail=fail))
+            for name, first, end in ranges(starting, ending)
+        ]
+
+    def read(self, partition: Split) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        """The records of a split, in order."""
+        return splits.read(partition, BatchMaker(self.schema), self.options)

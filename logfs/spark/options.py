@@ -1,0 +1,328 @@
+"""The options of the logfs source and sink: those of Spark's Kafka source and sink, by the same names.
+
+`path` takes the place of `kafka.bootstrap.servers`. Names are not case-sensitive. What is wrong is refused with
+`ValueError` in the words of Spark's own source, where it has them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from logfs.format.names import TopicPartition
+from logfs.log.committed import Isolation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+logger = logging.getLogger(__name__)
+
+SELECTIONS = ("assign", "subscribe", "subscribePattern")
+# What Kafka's source writes for the ends of a partition in its JSON of offsets.
+LATEST_OFFSET = -1
+EARLIEST_OFFSET = -2
+_DEFAULT_SPLIT_BYTES = 128 << 20
+_DEFAULT_TRIGGER_DELAY_MS = 15 * 60 * 1000
+# Of Kafka's source, and without meaning where no broker is asked.
+_OF_THE_NETWORK = (
+    "kafka.bootstrap.servers",
+    "kafkaconsumer.polltimeoutms",
+    "fetchoffset.numretries",
+    "fetchoffset.retryintervalms",
+    "groupidprefix",
+)
+_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+class Kind(Enum):
+    """What a starting or ending option names."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    OFFSETS = "offsets"
+    TIMESTAMPS = "timestamps"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Where reading starts or ends: an end of the log, or an offset or a timestamp (ms) for each partition.
+
+    `timestamp` is one for all partitions, if it is given.
+    """
+
+    kind: Kind
+    each: Mapping[TopicPartition, int] = field(default_factory=dict)
+    timestamp: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which partitions are read: by one of `SELECTIONS`."""
+
+    kind: str
+    topics: frozenset[str] = frozenset()
+    partitions: frozenset[TopicPartition] = frozenset()
+    pattern: str = ""
+
+    def __contains__(self, name: TopicPartition) -> bool:
+        if self.kind == "assign":
+            return name in self.partitions
+        if self.kind == "subscribe":
+            return name.topic in self.topics
+        return re.fullmatch(self.pattern, name.topic) is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """What the options of a read say. Sizes in bytes, times in ms; None where an option is not given."""
+
+    paths: tuple[str, ...]
+    selection: Selection
+    starting: Limit
+    ending: Limit
+    # Where no record is as late as a timestamp of `starting`: fail, or begin at the end.
+    latest_if_no_match: bool
+    fail_on_data_loss: bool
+    isolation: Isolation
+    min_partitions: int | None
+    max_records_per_partition: int | None
+    max_offsets_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_bytes_per_trigger: int | None
+    max_trigger_delay_ms: int
+    split_bytes: int
+    initial_offsets_path: str | None
+
+
+def paths_of(options: Mapping[str, str]) -> tuple[str, ...]:
+    """The log directories that `path` (of `load(a)`) or `paths` (of `load([a, b])`) name."""
+    found = json.loads(options["paths"]) if "paths" in options else []
+    if "path" in options:
+        found.append(options["path"])
+    if not found:
+        raise ValueError(
+            "the logfs source needs a path: the log directory, as in .load('/var/lib/logfs') or "
+            ".option('path', '/var/lib/logfs'); it takes the place of 'kafka.bootstrap.servers'"
+        )
+    return tuple(str(path).removeprefix("file://") for path in found)
+
+
+def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+    """The options of a read, checked as Spark's Kafka source checks them. Raises `ValueError`."""
+    for name in _OF_THE_NETWORK:
+        if name in options:
+            logger.warning(
+                "option %s has no meaning for logfs, which asks no broker: ignored", name
+            )
+    if streaming:
+        for name in ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"):
+            if name in options:
+                word = "offset" if name.startswith("endingOffsets") else "timestamp"
+                raise ValueError(f"ending {word} not valid in streaming queries")
+    default = Kind.LATEST if streaming else Kind.EARLIEST
+    starting = _limit(options, "starting", default)
+    ending = _limit(options, "ending", Kind.LATEST)
+    if not streaming:
+        _check_batch(starting, ending)
+    strategy = options.get("startingOffsetsByTimestampStrategy", "error").lower()
+    if strategy not in ("error", "latest"):
+        raise ValueError("startingOffsetsByTimestampStrategy must be one of: error, latest")
+    most = _number(options, "maxOffsetsPerTrigger")
+    least = _number(options, "minOffsetsPerTrigger")
+    if most is not None and least is not None and least > most:
+        raise ValueError(
+            f"The value of minOffsetPerTrigger({least}) is higher than the maxOffsetsPerTrigger({most})."
+        )
+    isolation = options.get("isolationLevel") or options.get("kafka.isolation.level")
+    return ReadOptions(
+        paths=paths_of(options),
+        selection=_selection(options),
+        starting=starting,
+        ending=ending,
+        latest_if_no_match=strategy == "latest",
+        fail_on_data_loss=flag(options, "failOnDataLoss", default=True),
+        isolation=_isolation(isolation),
+        min_partitions=_number(options, "minPartitions"),
+        max_records_per_partition=_number(options, "maxRecordsPerPartition"),
+        max_offsets_per_trigger=most,
+        min_offsets_per_trigger=least,
+        max_bytes_per_trigger=_number(options, "maxBytesPerTrigger"),
+        max_trigger_delay_ms=_duration_ms(options.get("maxTriggerDelay")),
+        split_bytes=_number(options, "splitBytes") or _DEFAULT_SPLIT_BYTES,
+        initial_offsets_path=options.get("initialOffsetsPath"),
+    )
+
+
+def flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """An option that is true or false. Raises `ValueError`."""
+    text = options.get(name)
+    if text is None:
+        return default
+    if text.lower() not in ("true", "false"):
+        raise ValueError(f"option {name} must be true or false, not {text!r}")
+    return text.lower() == "true"
+
+
+def _isolation(text: str | None) -> Isolation:
+    try:
+        return Isolation(text.lower()) if text else Isolation.READ_UNCOMMITTED
+    except ValueError:
+        raise ValueError(
+            f"isolationLevel must be read_uncommitted or read_committed, not {text!r}"
+        ) from None
+
+
+def _number(options: Mapping[str, str], name: str) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number <= 0:
+        raise ValueError(f"option {name} must be a positive integer, not {text!r}")
+    return number
+
+
+def _duration_ms(text: str | None) -> int:
+    if text is None:
+        return _DEFAULT_TRIGGER_DELAY_MS
+    match = re.fullmatch(r"\s*([0-9]+)\s*([a-z]*)\s*", text.lower())
+    if match is None or (match[2] or "ms") not in _UNITS_MS:
+        raise ValueError(f"maxTriggerDelay must be a time like 15m or 30s, not {text!r}")
+    return int(match[1]) * _UNITS_MS[match[2] or "ms"]
+
+
+# Which partitions.
+
+
+def _selection(options: Mapping[str, str]) -> Selection:
+    given = [name for name in SELECTIONS if name in options]
+    if not given:
+        raise ValueError(
+            f"One of the following options must be specified for the logfs source: {', '.join(SELECTIONS)}. "
+            "See docs/spark.md for more details."
+        )
+    if len(given) > 1:
+        raise ValueError(
+            "Only one of the following options can be specified for the logfs source: "
+            f"{', '.join(SELECTIONS)}. See docs/spark.md for more details."
+        )
+    (name,) = given
+    text = options[name]
+    if name == "assign":
+        if not text.strip().startswith("{"):
+            raise ValueError(
+                "No topicpartitions to assign as specified value for option 'assign' is "
+                f"'{text}': give JSON like {{\"orders\":[0,1]}}"
+            )
+        return Selection(kind=name, partitions=frozenset(_assigned(text)))
+    if name == "subscribe":
+        topics = frozenset(filter(None, map(str.strip, text.split(","))))
+        if not topics:
+            raise ValueError(
+                f"No topics to subscribe to as specified value for option 'subscribe' is '{text}'"
+            )
+        return Selection(kind=name, topics=topics)
+    if not text.strip():
+        raise ValueError(
+            "pattern to subscribe is empty as specified value for option 'subscribePattern'"
+        )
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"option subscribePattern: {text!r} is no pattern: {error}") from None
+    return Selection(kind=name, pattern=text)
+
+
+def _assigned(text: str) -> list[TopicPartition]:
+    shape = 'Expected e.g. {"topicA":[0,1],"topicB":[0,1]}'
+    found = _json(text, shape)
+    try:
+        return [TopicPartition(topic, int(n)) for topic, numbers in found.items() for n in numbers]
+    except (TypeError, ValueError):
+        raise ValueError(f"{shape}, got {text}") from None
+
+
+# Where to start and to end.
+
+
+def _limit(options: Mapping[str, str], which: str, default: Kind) -> Limit:
+    """By the precedence of Kafka's source: one timestamp, then timestamps, then offsets."""
+    text = options.get(f"{which}Timestamp")
+    if text is not None:
+        return Limit(Kind.TIMESTAMPS, timestamp=_timestamp(f"{which}Timestamp", text))
+    text = options.get(f"{which}OffsetsByTimestamp")
+    if text is not None:
+        return Limit(Kind.TIMESTAMPS, _by_partition(text))
+    text = options.get(f"{which}Offsets")
+    if text is None:
+        return Limit(default)
+    if text.strip().lower() in (Kind.EARLIEST.value, Kind.LATEST.value):
+        return Limit(Kind(text.strip().lower()))
+    return Limit(Kind.OFFSETS, _by_partition(text))
+
+
+def _timestamp(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"option {name} must be a timestamp in ms, not {text!r}") from None
+
+
+def _by_partition(text: str) -> dict[TopicPartition, int]:
+    shape = 'Expected e.g. {"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}'
+    found = _json(text, shape)
+    try:
+        return {
+            TopicPartition(topic, int(number)): int(value)
+            for topic, each in found.items()
+            for number, value in each.items()
+        }
+    except (AttributeError, TypeError, ValueError):
+        raise ValueError(f"{shape}, got {text}") from None
+
+
+def _json(text: str, shape: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"{shape}, got {text}")
+    return found
+
+
+def _check_batch(starting: Limit, ending: Limit) -> None:
+    """What a batch cannot begin or end with."""
+    _forbid(starting, Kind.LATEST, LATEST_OFFSET, "starting offset{} can't be latest")
+    _forbid(ending, Kind.EARLIEST, EARLIEST_OFFSET, "ending offset{} can't be earliest")
+
+
+def _forbid(limit: Limit, kind: Kind, offset: int, message: str) -> None:
+    after = " for batch queries on Kafka"
+    if limit.kind is kind:
+        raise ValueError(message.format("") + after)
+    if limit.kind is Kind.OFFSETS:
+        for name, found in limit.each.items():
+            if found == offset:
+                raise ValueError(message.format(f" for {name.directory}") + after)
+
+
+def check_partitions(
+    limit: Limit,
+    found: Mapping[TopicPartition, object],
+    describe: Callable[[Iterable[TopicPartition]], str],
+) -> None:
+    """Raise `ValueError` unless a limit by partition names those partitions that are read, and no others."""
+    if limit.timestamp is None and limit.each.keys() != found.keys():
+        raise ValueError(
+            "If startingOffsets or endingOffsets contain specific offsets, you must specify all TopicPartitions.\n"
+            "Use -1 for latest, -2 for earliest.\n"
+            f"Specified: {describe(limit.each)} Assigned: {describe(found)}"
+        )

@@ -1,0 +1,48 @@
+"""What the tests with Spark share: one session, whose workers are this Python."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conftest import need
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+SETTINGS = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # Tests are many short queries: the second compiler costs more than it gives.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+}
+
+
+def spark_settings() -> dict[str, str]:
+    """The settings of the session, for those who add to them (jars) before it is made."""
+    return dict(SETTINGS)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The one Spark session of a run, with `format("logfs")`; skipped without Java or pyspark."""
+    need(shutil.which("java"), "java is not installed")
+    for package in ("pyspark", "pyarrow"):
+        need(importlib.util.find_spec(package), f"{package} is not installed")
+    import logfs.spark
+
+    settings = spark_settings()
+    settings["spark.sql.warehouse.dir"] = str(tmp_path_factory.mktemp("warehouse"))
+    session = logfs.spark.session("tests", master="local[2]", settings=settings)
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()

@@ -1,0 +1,332 @@
+"""`spark.read.format("logfs")`: the records that are in the files, in the columns of Spark's Kafka source."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from logfs.format.record import Record
+from logfs.store.store import Store
+from tests.test_producers import batch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+START_MS = 1638100400000
+COLUMNS = ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
+CODECS = ["uncompressed", "gzip", "snappy", "lz4", "zstd"]
+
+
+def records(count: int, first: int = 0) -> list[Record]:
+    """Records with and without keys, values and headers; stamped a second apart."""
+    return [
+        Record(
+            None if n % 7 == 3 else b"value %d" % n,
+            None if n % 3 == 0 else b"key %d" % (n % 10),
+            [("h", b"%d" % n), ("none", None)] if n % 5 == 0 else [],
+            timestamp=START_MS + n * 1000,
+        )
+        for n in range(first, first + count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def log_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two topics: three partitions of `orders`, in several small segments, and one of `other`."""
+    path = tmp_path_factory.mktemp("logs")
+    with Store(path) as store:
+        store.settings.set_topic("orders", "segment.bytes", "4000")
+        store.settings.set_topic("orders", "index.interval.bytes", "500")
+        for number in range(3):
+            partition = store.create(f"orders-{number}")
+            for first in range(0, 300, 20):
+                partition.append(records(20, first))
+        store.create("other-0").append([b"a", b"b"])
+    return path
+
+
+def load(spark: SparkSession, path: Path | str, **options: object) -> DataFrame:
+    """A read with these options."""
+    options = {"subscribe": "orders", **options}
+    if "assign" in options or "subscribePattern" in options:
+        del options["subscribe"]
+    texts = {name: str(value) for name, value in options.items()}
+    return spark.read.format("logfs").options(**texts).load(str(path))
+
+
+def offsets(frame: DataFrame) -> dict[tuple[str, int], list[int]]:
+    """The offsets of each partition, in the order of the frame's rows, which is that of the log."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for row in frame.select("topic", "partition", "offset").collect():
+        found.setdefault((row.topic, row.partition), []).append(row.offset)
+    return found
+
+
+def error_of(frame: Any) -> str:
+    """What a query that cannot work says."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    with pytest.raises((PySparkException, Py4JError)) as caught:
+        frame().collect()
+    return str(caught.value)
+
+
+def test_the_columns_are_those_of_the_kafka_source(spark: SparkSession, log_dir: Path) -> None:
+    """Names, types and values; headers only where they are asked for, null where there are none."""
+    assert load(spark, log_dir).columns == COLUMNS
+    frame = load(spark, log_dir, includeHeaders="true")
+    assert frame.dtypes[-1] == ("headers", "array<struct<key:string,value:binary>>")
+    rows = frame.where("partition = 1").orderBy("offset").collect()
+    wanted = records(300)
+    assert [(row.key, row.value, row.offset) for row in rows] == [
+        (record.key, record.value, n) for n, record in enumerate(wanted)
+    ]
+    assert [row.headers and [tuple(pair) for pair in row.headers] for row in rows] == [
+        list(record.headers) or None for record in wanted
+    ]
+    assert {row.topic for row in rows} == {"orders"}
+    assert {row.timestampType for row in rows} == {0}
+    times = frame.where("partition = 1").orderBy("offset").selectExpr("unix_millis(timestamp) t")
+    assert [row.t for row in times.collect()] == [record.timestamp for record in wanted]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("kind", ["CreateTime", "LogAppendTime"])
+def test_every_codec_and_timestamp_type(
+    spark: SparkSession, tmp_path: Path, codec: str, kind: str
+) -> None:
+    """What a batch is packed with and stamped by makes no difference to the rows."""
+    with Store(tmp_path) as store:
+        store.settings.set_topic("orders", "compression.type", codec)
+        store.settings.set_topic("orders", "message.timestamp.type", kind)
+        partition = store.create("orders-0")
+        for first in range(0, 60, 20):
+            partition.append(records(20, first))
+        expected = [(r.key, r.value, r.offset, r.timestamp) for r in partition.read()]
+    frame = load(spark, tmp_path).selectExpr("*", "unix_millis(timestamp) t")
+    rows = frame.orderBy("offset").collect()
+    assert [(row.key, row.value, row.offset, row.t) for row in rows] == expected
+    assert {row.timestampType for row in rows} == {int(kind == "LogAppendTime")}
+
+
+def test_a_schema_of_ones_own_is_a_projection(spark: SparkSession, log_dir: Path) -> None:
+    """Only the columns that it names are made, in its order; a column that there is not is refused."""
+    reader = spark.read.format("logfs").option("assign", '{"orders":[2]}')
+    rows = reader.schema("offset long, value binary").load(str(log_dir)).collect()
+    assert [tuple(row) for row in rows][:2] == [(0, b"value 0"), (1, b"value 1")]
+    assert "no column nonsense" in error_of(
+        lambda: reader.schema("nonsense int").load(str(log_dir))
+    )
+
+
+def test_what_is_selected(spark: SparkSession, log_dir: Path) -> None:
+    """By topic, by pattern, by partition; nothing else is read."""
+    assert set(offsets(load(spark, log_dir))) == {("orders", n) for n in range(3)}
+    assert set(offsets(load(spark, log_dir, subscribe="orders,other"))) == {
+        *(("orders", n) for n in range(3)),
+        ("other", 0),
+    }
+    assert set(offsets(load(spark, log_dir, subscribePattern="o.h.*"))) == {("other", 0)}
+    assert load(spark, log_dir, subscribePattern="nothing").count() == 0
+    assigned = load(spark, log_dir, assign='{"orders":[0,2],"other":[0]}')
+    assert set(offsets(assigned)) == {("orders", 0), ("orders", 2), ("other", 0)}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (0, 300)),
+        ({"startingOffsets": "earliest", "endingOffsets": "latest"}, (0, 300)),
+        ({"startingOffsets": '{"orders":{"1":33}}'}, (33, 300)),
+        ({"endingOffsets": '{"orders":{"1":33}}'}, (0, 33)),
+        (
+            {"startingOffsets": '{"orders":{"1":-2}}', "endingOffsets": '{"orders":{"1":-1}}'},
+            (0, 300),
+        ),
+        ({"startingTimestamp": START_MS + 12_500}, (13, 300)),
+        ({"endingTimestamp": START_MS + 12_500}, (0, 13)),
+        ({"endingTimestamp": START_MS + 10**9}, (0, 300)),
+        ({"startingOffsetsByTimestamp": f'{{"orders":{{"1":{START_MS + 20_000}}}}}'}, (20, 300)),
+        (
+            # One timestamp is before timestamps, and those before offsets.
+            {
+                "startingTimestamp": START_MS + 50_000,
+                "startingOffsetsByTimestamp": f'{{"orders":{{"1":{START_MS + 20_000}}}}}',
+                "startingOffsets": "earliest",
+                "endingOffsetsByTimestamp": f'{{"orders":{{"1":{START_MS + 60_000}}}}}',
+                "endingOffsets": "latest",
+            },
+            (50, 60),
+        ),
+        (
+            {
+                "startingTimestamp": START_MS + 10**9,
+                "startingOffsetsByTimestampStrategy": "latest",
+            },
+            None,
+        ),
+        ({"startingOffsets": '{"orders":{"1":40}}', "endingOffsets": '{"orders":{"1":20}}'}, None),
+    ],
+)
+def test_where_reading_starts_and_ends(
+    spark: SparkSession, log_dir: Path, options: dict[str, str], expected: tuple[int, int] | None
+) -> None:
+    """Every option of Kafka's source, with its precedence."""
+    found = offsets(load(spark, log_dir, assign='{"orders":[1]}', **options))
+    assert found == ({("orders", 1): list(range(*expected))} if expected else {})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"startingOffsets": "latest"}, "starting offset can't be latest for batch queries"),
+        (
+            {"startingOffsets": '{"orders":{"1":-1}}'},
+            "starting offset for orders-1 can't be latest",
+        ),
+        ({"endingOffsets": "earliest"}, "ending offset can't be earliest for batch queries"),
+        ({"endingOffsets": '{"orders":{"1":-2}}'}, "ending offset for orders-1 can't be earliest"),
+        ({"startingOffsets": '{"orders":{"0":5}}'}, "you must specify all TopicPartitions"),
+        ({"startingOffsets": "nonsense"}, "Expected e.g."),
+        ({"startingTimestamp": START_MS + 10**9}, "No offset matched from request"),
+        ({"startingOffsets": '{"orders":{"1":400}}'}, "which ends at 300"),
+        ({"endingOffsets": '{"orders":{"1":400}}'}, "which ends at 300"),
+        ({"minPartitions": "0"}, "minPartitions must be a positive integer"),
+        ({"subscribe": "orders"}, "Only one of the following options can be specified"),
+        ({"assign": '{"orders":[7]}'}, "orders-7"),
+        ({"assign": "orders"}, "No topicpartitions to assign"),
+        ({"isolationLevel": "none"}, "isolationLevel must be"),
+        ({"failOnDataLoss": "maybe"}, "failOnDataLoss must be true or false"),
+    ],
+)
+def test_wrong_options_are_refused_in_words(
+    spark: SparkSession, log_dir: Path, options: dict[str, str], message: str
+) -> None:
+    """What is wrong, and where; nothing is read."""
+    wanted = {"assign": '{"orders":[1]}', **options}
+    reader = spark.read.format("logfs").options(**wanted)
+    assert message in error_of(lambda: reader.load(str(log_dir)))
+
+
+def test_without_a_path_or_a_topic(spark: SparkSession, log_dir: Path) -> None:
+    """Both are told by name."""
+    reader = spark.read.format("logfs")
+    assert "needs a path" in error_of(lambda: reader.option("subscribe", "orders").load())
+    assert "One of the following options must be specified" in error_of(
+        lambda: spark.read.format("logfs").load(str(log_dir))
+    )
+    assert "no such partition or topic" in error_of(lambda: load(spark, log_dir, subscribe="none"))
+
+
+@pytest.mark.parametrize("many", [1, 7, 50])
+def test_min_partitions(spark: SparkSession, log_dir: Path, many: int) -> None:
+    """At least as many tasks as asked for, and the same rows."""
+    frame = load(spark, log_dir, minPartitions=many)
+    assert frame.rdd.getNumPartitions() >= many
+    assert offsets(frame) == {("orders", n): list(range(300)) for n in range(3)}
+
+
+def test_max_records_per_partition(spark: SparkSession, log_dir: Path) -> None:
+    """No task has more, wherever batches end."""
+    frame = load(spark, log_dir, maxRecordsPerPartition=13)
+    sizes = frame.rdd.mapPartitions(lambda rows: [sum(1 for _ in rows)]).collect()
+    assert max(sizes) <= 13
+    assert sum(sizes) == 900
+    assert offsets(frame) == {("orders", n): list(range(300)) for n in range(3)}
+
+
+def test_splits_are_cut_at_the_index_and_packed(spark: SparkSession, log_dir: Path) -> None:
+    """Small segments of several partitions go into one task; large ones into several, cut between batches."""
+    assert load(spark, log_dir).rdd.getNumPartitions() == 1
+    frame = load(spark, log_dir, splitBytes=1500)
+    assert frame.rdd.getNumPartitions() >= 10
+    assert offsets(frame) == {("orders", n): list(range(300)) for n in range(3)}
+
+
+def test_several_log_dirs(spark: SparkSession, tmp_path: Path) -> None:
+    """A list of paths is Kafka's log.dirs."""
+    for number in range(2):
+        with Store(tmp_path / str(number)) as store:
+            store.create(f"orders-{number}").append([b"x"] * (number + 1))
+    reader = spark.read.format("logfs").option("subscribe", "orders")
+    frame = reader.load([str(tmp_path / "0"), str(tmp_path / "1")])
+    assert offsets(frame) == {("orders", 0): [0], ("orders", 1): [0, 1]}
+
+
+def test_isolation_levels(spark: SparkSession, tmp_path: Path) -> None:
+    """Aborted and open transactions are hidden from read_committed, and control records from everybody."""
+    with Store(tmp_path) as store:
+        partition = store.create("orders-0")
+        partition.append([b"plain"])
+        for producer, commit in ((1, True), (2, False)):
+            values = [b"p%d" % producer] * 2
+            partition.append_batch(
+                batch(producer, 0, *values, transactional=True, timestamp=START_MS)
+            )
+            partition.end_transaction(producer, 0, commit=commit)
+        partition.append_batch(batch(3, 0, b"open", transactional=True, timestamp=START_MS))
+    everything = load(spark, tmp_path)
+    assert [row.value for row in everything.orderBy("offset").collect()] == [
+        b"plain", b"p1", b"p1", b"p2", b"p2", b"open",
+    ]  # fmt: skip
+    for name in ("isolationLevel", "kafka.isolation.level"):
+        committed = load(spark, tmp_path, **{name: "read_committed"})
+        assert offsets(committed) == {("orders", 0): [0, 1, 2]}
+
+
+def test_data_loss_names_the_range(spark: SparkSession, tmp_path: Path) -> None:
+    """What retention took is a loss, and told; compaction's gaps are none."""
+    with Store(tmp_path) as store:
+        partition = store.create("orders-0")
+        partition.append([Record(b"%d" % n, b"k") for n in range(30)])
+        store.delete_records("orders-0", 10)
+    options = {"startingOffsets": '{"orders":{"0":4}}'}
+    message = error_of(lambda: load(spark, tmp_path, **options))
+    assert "offsets 4 to 9 of orders-0" in message
+    frame = load(spark, tmp_path, failOnDataLoss="false", **options)
+    assert offsets(frame) == {("orders", 0): list(range(10, 30))}
+
+
+def test_the_gaps_of_compaction_are_no_loss(spark: SparkSession, tmp_path: Path) -> None:
+    """Of each key the newest record is there, and the query does not fail."""
+    with Store(tmp_path) as store:
+        store.settings.set_topic("orders", "cleanup.policy", "compact")
+        partition = store.create("orders-0")
+        partition.append([Record(b"%d" % n, b"k%d" % (n % 3)) for n in range(30)])
+        store.compact("orders-0", roll=True)
+    assert offsets(load(spark, tmp_path)) == {("orders", 0): [27, 28, 29]}
+
+
+def test_damage_is_told_and_passed_on_request(spark: SparkSession, tmp_path: Path) -> None:
+    """A flipped bit fails the query and names the offsets; without failOnDataLoss the rest is read."""
+    with Store(tmp_path) as store:
+        partition = store.create("orders-0")
+        positions = []
+        for first in range(0, 30, 10):
+            positions.append(partition.size_bytes)
+            partition.append(records(10, first))
+        path = partition.active.path
+    data = bytearray(path.read_bytes())
+    data[positions[1] + 80] ^= 1
+    path.write_bytes(data)
+    assert "offsets 10 to 19 are damaged" in error_of(lambda: load(spark, tmp_path))
+    frame = load(spark, tmp_path, failOnDataLoss="false")
+    assert offsets(frame) == {("orders", 0): [*range(10), *range(20, 30)]}
+
+
+def test_a_file_that_leaves_the_log_after_the_plan(spark: SparkSession, tmp_path: Path) -> None:
+    """Compaction between planning and reading: what is left of the records is read from the new file."""
+    with Store(tmp_path) as store:
+        store.settings.set_topic("orders", "cleanup.policy", "compact")
+        partition = store.create("orders-0")
+        partition.append([Record(b"%d" % n, b"k%d" % (n % 3)) for n in range(30)])
+        frame = load(spark, tmp_path)
+        # Makes the plan, with the file that is there now.
+        assert frame.rdd.getNumPartitions() == 1
+        store.compact("orders-0", roll=True)
+        partition.append([Record(b"later", b"k")])
+        assert offsets(frame) == {("orders", 0): [27, 28, 29]}

@@ -1,0 +1,230 @@
+"""`spark.readStream.format("logfs")`: every record once, in bounded batches, whatever the log does meanwhile."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from logfs.format.names import TopicPartition
+from logfs.format.record import Record
+from logfs.store.store import Store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from logfs.spark.stream import StreamReader
+
+
+def read(spark: SparkSession, log_dir: Path, **options: object) -> DataFrame:
+    """A stream of `orders` from the beginning."""
+    wanted = {"subscribe": "orders", "startingOffsets": "earliest", **options}
+    texts = {name: str(value) for name, value in wanted.items()}
+    return spark.readStream.format("logfs").options(**texts).load(str(log_dir))
+
+
+def drain(frame: DataFrame, tmp_path: Path, name: str = "sink") -> list[dict[str, Any]]:
+    """Run the stream until it has all there is, into Parquet files; the progress of its batches."""
+    writer = frame.writeStream.format("parquet").option("path", str(tmp_path / name))
+    query = (
+        writer.option("checkpointLocation", str(tmp_path / f"{name}-checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    return [json.loads(progress.json) for progress in query.recentProgress]
+
+
+def sunk(spark: SparkSession, tmp_path: Path, name: str = "sink") -> list[tuple[int, int]]:
+    """What has arrived: (partition, offset), in order, with whatever came twice."""
+    rows = spark.read.parquet(str(tmp_path / name)).select("partition", "offset").collect()
+    return sorted((row.partition, row.offset) for row in rows)
+
+
+def fill(store: Store, count: int, partitions: int = 2) -> None:
+    """So many more records in each partition."""
+    for number in range(partitions):
+        name = f"orders-{number}"
+        partition = store[name] if name in store else store.create(name)
+        partition.append([Record(b"v" * 20, b"k%d" % n) for n in range(count)])
+
+
+def everything(counts: dict[int, int]) -> list[tuple[int, int]]:
+    """Each offset of each partition once."""
+    return [(number, offset) for number, count in counts.items() for offset in range(count)]
+
+
+def test_offsets_are_in_the_shape_of_the_kafka_source(spark: SparkSession, tmp_path: Path) -> None:
+    """A checkpoint reads {"orders":{"0":…}}, and progress tells how far behind the query is."""
+    with Store(tmp_path / "logs") as store:
+        fill(store, 50)
+        progress = drain(read(spark, tmp_path / "logs"), tmp_path)
+    (source,) = progress[0]["sources"]
+    assert source["endOffset"] == source["latestOffset"] == {"orders": {"0": 50, "1": 50}}
+    written = (tmp_path / "sink-checkpoint/offsets/0").read_text().splitlines()
+    assert json.loads(written[-1]) == {"orders": {"0": 50, "1": 50}}
+    assert sunk(spark, tmp_path) == everything({0: 50, 1: 50})
+
+
+def test_a_query_goes_on_where_it_stopped(spark: SparkSession, tmp_path: Path) -> None:
+    """Ten runs from one checkpoint over a log that grows, rolls, expires and gains a partition: each record once."""
+    logs = tmp_path / "logs"
+    counts = {0: 0, 1: 0, 2: 0}
+    with Store(logs) as store:
+        store.settings.set_topic("orders", "segment.bytes", "2000")
+        for turn in range(10):
+            partitions = 2 if turn < 4 else 3
+            fill(store, 30, partitions)
+            for number in range(partitions):
+                counts[number] += 30
+            drain(read(spark, logs, maxOffsetsPerTrigger=50), tmp_path)
+            # All of it has been read: the log may forget it.
+            if turn % 3 == 2:
+                store.delete_records("orders-0", counts[0] - 10)
+                store.retain(["orders-0"])
+    assert sunk(spark, tmp_path) == everything(counts)
+
+
+def test_compaction_under_a_query(spark: SparkSession, tmp_path: Path) -> None:
+    """What compaction takes before it was read is no loss, and nothing comes twice."""
+    logs = tmp_path / "logs"
+    with Store(logs) as store:
+        store.settings.set_topic("orders", "cleanup.policy", "compact")
+        fill(store, 40, 1)
+        drain(read(spark, logs), tmp_path)
+        fill(store, 40, 1)
+        fill(store, 40, 1)
+        store.compact("orders-0", roll=True)
+        drain(read(spark, logs), tmp_path)
+    assert sunk(spark, tmp_path) == [(0, offset) for offset in (*range(40), *range(80, 120))]
+
+
+def test_what_retention_took_unread_is_a_loss(spark: SparkSession, tmp_path: Path) -> None:
+    """The query fails and names the offsets; failOnDataLoss=false goes on behind them."""
+    from pyspark.errors import StreamingQueryException
+
+    logs = tmp_path / "logs"
+    with Store(logs) as store:
+        fill(store, 40, 1)
+        drain(read(spark, logs), tmp_path)
+        fill(store, 40, 1)
+        store.delete_records("orders-0", 60)
+        with pytest.raises(StreamingQueryException, match="offsets 40 to 59 of orders-0"):
+            drain(read(spark, logs), tmp_path)
+        drain(read(spark, logs, failOnDataLoss="false"), tmp_path)
+    assert sunk(spark, tmp_path) == [(0, offset) for offset in (*range(40), *range(60, 80))]
+
+
+def test_max_offsets_per_trigger_is_shared_by_backlog(spark: SparkSession, tmp_path: Path) -> None:
+    """No batch is larger, and a large backlog gets the larger share."""
+    with Store(tmp_path / "logs") as store:
+        store.create("orders-0").append([b"x"] * 900)
+        store.create("orders-1").append([b"x"] * 100)
+        progress = drain(read(spark, tmp_path / "logs", maxOffsetsPerTrigger=200), tmp_path)
+    sizes = [each["numInputRows"] for each in progress if each["numInputRows"]]
+    assert sizes == [200] * 5
+    assert progress[0]["sources"][0]["endOffset"] == {"orders": {"0": 180, "1": 20}}
+    assert sunk(spark, tmp_path) == everything({0: 900, 1: 100})
+
+
+def test_max_bytes_per_trigger(spark: SparkSession, tmp_path: Path) -> None:
+    """A trigger takes about so many bytes of the log, at least a batch, and gets everywhere."""
+    with Store(tmp_path / "logs") as store:
+        store.settings.set_topic("orders", "index.interval.bytes", "0")
+        partition = store.create("orders-0")
+        for _ in range(20):
+            partition.append([b"x" * 100] * 10)
+        whole = partition.size_bytes
+        progress = drain(read(spark, tmp_path / "logs", maxBytesPerTrigger=whole // 5), tmp_path)
+    sizes = [each["numInputRows"] for each in progress if each["numInputRows"]]
+    assert 5 <= len(sizes) <= 10
+    assert sum(sizes) == 200
+    assert sunk(spark, tmp_path) == everything({0: 200})
+
+
+# What Spark asks of the reader, asked directly: states that a query passes through only in bad moments.
+
+
+def reader(log_dir: Path, **options: str) -> StreamReader:
+    """What Spark makes of these options."""
+    from pyspark.sql.datasource import CaseInsensitiveDict
+
+    from logfs.spark.source import LogfsDataSource
+
+    wanted = {"subscribe": "orders", "path": str(log_dir), **options}
+    source = LogfsDataSource(CaseInsensitiveDict(wanted))
+    return source.streamReader(source.schema())
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_first_latest_can_be_made_stable(tmp_path: Path) -> None:
+    """Asked again after the log has grown, the answer is the first one; without the option it moves."""
+    with Store(tmp_path / "logs") as store:
+        fill(store, 10, 1)
+        kept = str(tmp_path / "initial.json")
+        assert reader(tmp_path / "logs").initialOffset() == {"orders": {"0": 10}}
+        first = reader(tmp_path / "logs", initialOffsetsPath=kept).initialOffset()
+        fill(store, 10, 1)
+        again = reader(tmp_path / "logs", initialOffsetsPath=kept).initialOffset()
+        assert first == again == {"orders": {"0": 10}}
+        assert reader(tmp_path / "logs").initialOffset() == {"orders": {"0": 20}}
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_batch_that_begins_behind_its_end_is_told(tmp_path: Path) -> None:
+    """As after a truncation: nothing is read twice in silence."""
+    from logfs.spark.splits import DataLoss
+
+    with Store(tmp_path / "logs") as store:
+        fill(store, 10, 1)
+        stream = reader(tmp_path / "logs")
+        with pytest.raises(DataLoss, match="begins at offset 9, behind its end 5"):
+            stream.partitions({"orders": {"0": 9}}, {"orders": {"0": 5}})
+        with pytest.raises(DataLoss, match="orders-7 is in the log directories no more"):
+            stream.partitions({"orders": {"7": 0, "0": 10}}, {"orders": {"7": 0, "0": 10}})
+        stream.stop()
+
+
+@pytest.mark.usefixtures("spark")
+def test_min_offsets_per_trigger_waits(tmp_path: Path) -> None:
+    """Fewer records make no batch until maxTriggerDelay is over; AvailableNow does not wait."""
+    from pyspark.sql.streaming.datasource import ReadMinRows
+
+    with Store(tmp_path / "logs") as store:
+        fill(store, 10, 1)
+        start = {"orders": {"0": 4}}
+        options = {"minOffsetsPerTrigger": "100", "maxTriggerDelay": "10h"}
+        stream = reader(tmp_path / "logs", **options)
+        assert stream.getDefaultReadLimit() == ReadMinRows(100)
+        assert stream.latestOffset(start, ReadMinRows(100)) == start
+        stream.prepareForTriggerAvailableNow()
+        assert stream.latestOffset(start, ReadMinRows(100)) == {"orders": {"0": 10}}
+        stream.stop()
+        stream = reader(tmp_path / "logs", **{**options, "maxTriggerDelay": "0ms"})
+        assert stream.latestOffset(start, ReadMinRows(100)) == {"orders": {"0": 10}}
+        stream.stop()
+
+
+@pytest.mark.usefixtures("spark")
+def test_ending_options_have_no_meaning_in_a_stream(tmp_path: Path) -> None:
+    """As in Kafka's source."""
+    Store(tmp_path / "logs").close()
+    with pytest.raises(ValueError, match="ending offset not valid in streaming queries"):
+        reader(tmp_path / "logs", endingOffsets="latest")
+
+
+@pytest.mark.usefixtures("spark")
+def test_shares_are_in_proportion() -> None:
+    """No partition starves, and none gets more than it has."""
+    from logfs.spark.stream import share
+
+    names = [TopicPartition("orders", number) for number in range(3)]
+    assert share(dict(zip(names, (90, 10, 0), strict=True)), 1000) == dict(
+        zip(names, (90, 10, 0), strict=True)
+    )
+    assert share(dict(zip(names, (10**6, 1, 0), strict=True)), 100) == dict(
+        zip(names, (99, 1, 0), strict=True)
+    )
