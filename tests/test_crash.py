@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +15,7 @@ from logfs.log.files import Disk
 from logfs.log.index import SparseIndex
 from logfs.log.partition import Partition
 from logfs.log.segment import Segment
+from logfs.store.mover import Mover
 from logfs.store.store import Store
 from tests import crashdisk
 from tests.crashdisk import RecordingDisk, State, Workload
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from logfs.log.files import File
     from logfs.log.walk import Damage
 
 STATES = int(os.environ.get("LOGFS_CRASH_STATES", "5000"))
@@ -201,18 +203,23 @@ def compacting(work: Workload) -> None:
     work.compact("a-0")
 
 
+def moving_once(work: Workload) -> None:
+    work.add_log_dir()
+    work.create("a-0")
+    work.append("a-0", b"one")
+    work.flush("a-0")
+    work.move("a-0", crashdisk.OTHER)
+
+
 def moving(work: Workload) -> None:
     work.add_log_dir()
     work.create("a-0")
-    for number in range(5):
-        work.append("a-0", line(number) * 3, line(number + 1) * 3)
+    work.append("a-0", line(1) * 9)
+    work.append("a-0", line(2) * 9)
     work.flush("a-0")
     work.append("a-0", b"unflushed")
     work.move("a-0", crashdisk.OTHER)
-    work.append("a-0", b"moved")
-    work.flush("a-0")
-    work.truncate("a-0", 8)
-    work.append("a-0", *map(line, range(3)))
+    work.append("a-0", line(3))
     work.move("a-0", crashdisk.LOG)
     work.upkeep(100_000)
     work.append("a-0", b"back again")
@@ -420,6 +427,32 @@ def _tip_before_write(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Partition, "flush", flush)
 
 
+def _swap_of_directories_without_fsync(patch: pytest.MonkeyPatch) -> None:
+    """The copy gets its name while the original may still have it."""
+    swap = Mover._swap
+
+    def careless(self: Mover, *arguments: Any) -> None:
+        RecordingDisk.sync_directory = lambda self, path: None  # type: ignore[method-assign]
+        try:
+            swap(self, *arguments)
+        finally:
+            RecordingDisk.sync_directory = sync  # type: ignore[method-assign]
+
+    sync = RecordingDisk.sync_directory
+    patch.setattr(Mover, "_swap", careless)
+
+
+def _copied_without_fsync(patch: pytest.MonkeyPatch) -> None:
+    """The original goes while only the page cache has the copy."""
+    sync = RecordingDisk.sync
+
+    def careless(self: RecordingDisk, file: File) -> None:
+        if not file.path.parent.name.endswith("-future"):
+            sync(self, file)
+
+    patch.setattr(RecordingDisk, "sync", careless)
+
+
 MUTANTS = (
     (_flush_without_fsync, one_by_one),
     (_flush_without_directory, rolling),
@@ -435,6 +468,8 @@ MUTANTS = (
     (_swap_without_directory, compacting),
     (_cleaned_without_fsync, compacting),
     (_dropped_without_checkpoint, retaining),
+    (_swap_of_directories_without_fsync, moving_once),
+    (_copied_without_fsync, moving_once),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 import subprocess
 import threading
 from typing import TYPE_CHECKING
@@ -12,13 +13,14 @@ import orjson
 import pytest
 
 from logfs.cli import main
-from logfs.errors import InvalidName, NotWritable
+from logfs.errors import InvalidName, NotWritable, PartitionFailed
 from logfs.format.record import Record
 from logfs.format.text import View
 from logfs.log.files import Disk
 from logfs.store.mover import MoveAborted
 from logfs.store.store import Store
 from tests.conftest import Clock, Mount, assert_clean, wait_for
+from tests.crashdisk import abandon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,7 +58,7 @@ def content(partition: Partition) -> list[Record]:
 def directories(log_dirs: list[Path]) -> set[str]:
     """The kinds of partition directories that there are, by log directory."""
     return {
-        f"{path.parent.name}/{path.name.partition('.')[0]}{path.name[-7:] if '.' in path.name else ''}"
+        f"{path.parent.name}/" + re.sub(r"\..*-", "-", path.name)
         for log_dir in log_dirs
         for path in log_dir.glob("a-0*")
     }
@@ -113,6 +115,7 @@ def test_who_appends_and_reads_meanwhile_notices_nothing(
     """No append fails or is lost, and a reader sees each record once, in its order, across several moves."""
     with Store(log_dirs, clock=clock) as store:
         partition = fill(store)
+        store.settings.set_topic("a", "segment.bytes", "20000")
         ended = threading.Event()
         acknowledged: list[int] = []
         seen: list[int] = []
@@ -140,7 +143,7 @@ def test_who_appends_and_reads_meanwhile_notices_nothing(
 
         threads = [guarded(append), guarded(follow)]
         try:
-            for number in range(6):
+            for number in range(4):
                 store.move(NAME, log_dirs[(number + 1) % 2])
                 before = len(acknowledged)
                 wait_for(lambda before=before: errors or len(acknowledged) > before)  # type: ignore[misc]
@@ -224,6 +227,33 @@ def test_an_error_in_the_middle_leaves_the_partition_where_it_is(
     with Store(log_dirs, clock=clock) as store:
         assert content(store[NAME])[:-1] == before
         assert directories(log_dirs) == {"one/a-0"}
+
+
+def test_an_error_in_the_swap_is_mended_by_the_next_opening(
+    log_dirs: list[Path], clock: Clock
+) -> None:
+    """Where the second of the two renames fails, nothing is taken any more, and nothing is lost."""
+
+    class FailingDisk(Disk):
+        def move(self, old: Path, new: Path) -> None:
+            if old.name.endswith("-future"):
+                raise OSError(errno.ENOSPC, "injected")
+            super().move(old, new)
+
+    store = Store(log_dirs, clock=clock, disk=FailingDisk())
+    partition = fill(store)
+    before = content(partition)
+    with pytest.raises(PartitionFailed, match="open it again with both"):
+        store.move(NAME, log_dirs[1])
+    with pytest.raises(PartitionFailed):
+        partition.append([b"no"])
+    abandon(store)
+    assert directories(log_dirs) == {"one/a-0-stray", "two/a-0-future"}
+    with Store(log_dirs, clock=clock) as store:
+        assert content(store[NAME]) == before
+        assert store[NAME].log_start_offset == 13
+        assert store.home(NAME) == log_dirs[1]
+    assert directories(log_dirs) == {"one/a-0-delete", "two/a-0"}
 
 
 def test_a_deletion_meanwhile_ends_the_move(log_dirs: list[Path], clock: Clock) -> None:
