@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +15,7 @@ from logfs.log.files import Disk
 from logfs.log.index import SparseIndex
 from logfs.log.partition import Partition
 from logfs.log.segment import Segment
+from logfs.store.mover import Mover
 from logfs.store.store import Store
 from tests import crashdisk
 from tests.crashdisk import RecordingDisk, State, Workload
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from logfs.log.files import File
     from logfs.log.walk import Damage
 
 STATES = int(os.environ.get("LOGFS_CRASH_STATES", "5000"))
@@ -231,6 +233,29 @@ def looking_up(work: Workload) -> None:
     work.look("a-0", b"newer 1")
 
 
+def moving_once(work: Workload) -> None:
+    work.add_log_dir()
+    work.create("a-0")
+    work.append("a-0", b"one")
+    work.flush("a-0")
+    work.move("a-0", crashdisk.OTHER)
+
+
+def moving(work: Workload) -> None:
+    work.add_log_dir()
+    work.create("a-0")
+    work.append("a-0", line(1) * 9)
+    work.append("a-0", line(2) * 9)
+    work.flush("a-0")
+    work.append("a-0", b"unflushed")
+    work.move("a-0", crashdisk.OTHER)
+    work.append("a-0", line(3))
+    work.move("a-0", crashdisk.LOG)
+    work.upkeep(100_000)
+    work.append("a-0", b"back again")
+    work.flush("a-0")
+
+
 WORKLOADS: dict[str, Callable[[Workload], None]] = {
     workload.__name__: workload
     for workload in (
@@ -246,6 +271,7 @@ WORKLOADS: dict[str, Callable[[Workload], None]] = {
         retaining,
         compacting,
         looking_up,
+        moving,
     )
 }
 
@@ -437,6 +463,32 @@ def _any_key_map_is_believed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(key_map.KeyMap, "_is_anchored", lambda self, anchor: True)
 
 
+def _swap_of_directories_without_fsync(patch: pytest.MonkeyPatch) -> None:
+    """The copy gets its name while the original may still have it."""
+    swap = Mover._swap
+
+    def careless(self: Mover, *arguments: Any) -> None:
+        RecordingDisk.sync_directory = lambda self, path: None  # type: ignore[method-assign]
+        try:
+            swap(self, *arguments)
+        finally:
+            RecordingDisk.sync_directory = sync  # type: ignore[method-assign]
+
+    sync = RecordingDisk.sync_directory
+    patch.setattr(Mover, "_swap", careless)
+
+
+def _copied_without_fsync(patch: pytest.MonkeyPatch) -> None:
+    """The original goes while only the page cache has the copy."""
+    sync = RecordingDisk.sync
+
+    def careless(self: RecordingDisk, file: File) -> None:
+        if not file.path.parent.name.endswith("-future"):
+            sync(self, file)
+
+    patch.setattr(RecordingDisk, "sync", careless)
+
+
 MUTANTS = (
     (_flush_without_fsync, one_by_one),
     (_flush_without_directory, rolling),
@@ -453,6 +505,8 @@ MUTANTS = (
     (_cleaned_without_fsync, compacting),
     (_dropped_without_checkpoint, retaining),
     (_any_key_map_is_believed, looking_up),
+    (_swap_of_directories_without_fsync, moving_once),
+    (_copied_without_fsync, moving_once),
 )
 
 

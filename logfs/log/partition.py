@@ -84,7 +84,7 @@ class Partition(Reader):
         self.flushes = 0
         self._get_config = config
         self._clock = clock
-        self._flush_lock = threading.Lock()
+        self.flush_lock = threading.Lock()
         self._directory_is_dirty = False
         self._unflushed_since_ms: int | None = None
         self._dropped = DroppedSegments(disk)
@@ -389,11 +389,11 @@ class Partition(Reader):
         Callers share: one that waited while another's sync covered its records returns at once. Raises
         `PartitionFailed` if this sync fails, or any write or sync failed before: never a retry.
         """
-        with self._flush_lock:
+        with self.flush_lock:
             return self._flush()
 
     def _flush(self) -> int:
-        """`flush`, for one at a time; of the two locks, `_flush_lock` is always taken first."""
+        """`flush`, for one at a time; of the two locks, `flush_lock` is always taken first."""
         if self.failure is not None:
             raise self.failure
         with self.lock:
@@ -429,7 +429,7 @@ class Partition(Reader):
             for segment in self.segments:
                 segment.close()
             return True
-        with self._flush_lock, self.lock:
+        with self.flush_lock, self.lock:
             try:
                 self._flush()
                 if self.active.is_active:
@@ -470,7 +470,7 @@ class Partition(Reader):
 
     def lower_recovery_point(self, offset: int) -> None:
         """Promise less: from an offset on, nothing is said to be durable until the next flush."""
-        with self._flush_lock:
+        with self.flush_lock:
             self.recovery_point = min(self.recovery_point, offset)
 
     def truncate(self, offset: int) -> bool:
@@ -480,7 +480,7 @@ class Partition(Reader):
         must have been lowered before.
         """
         self.check_appendable()
-        with self._flush_lock, self.lock:
+        with self.flush_lock, self.lock:
             if offset >= self.log_end_offset:
                 self.epochs.truncate_from_end(self.log_end_offset)
                 return False
@@ -532,7 +532,7 @@ class Partition(Reader):
         """
         self.check_appendable()
         self._pin_views()
-        with self._flush_lock, self.lock:
+        with self.flush_lock, self.lock:
             now_ms = self._clock()
             if count == len(self.segments):
                 self.roll(now_ms)
@@ -561,7 +561,7 @@ class Partition(Reader):
         left; before that it drops them. `check` raises if the old ones have changed since the new one was made.
         """
         self._pin_views()
-        with self._flush_lock, self.lock:
+        with self.flush_lock, self.lock:
             check()
             number = self.segments.index(old[0])
             now_ms = self._clock()
@@ -579,6 +579,19 @@ class Partition(Reader):
             after = self.segments[number + len(old) :]
             self.segments = (*self.segments[:number], new, *after)
             self.generation += 1
+
+    def move(
+        self, disk: Disk, directory: Path, segments: Sequence[Segment], snapshots: list[int]
+    ) -> list[Segment]:
+        """Go on with durable copies of all segments (`logfs.log.copying`), under both locks; those that it leaves."""
+        left = [*self.segments, *self._dropped.segments]
+        self.directory, self.disk, self._dropped = directory, disk, DroppedSegments(disk)
+        self.epochs.move(disk, directory)
+        self.snapshots.move(disk, directory, snapshots)
+        self.segments = tuple(segments)
+        self.recovery_point = self.log_end_offset
+        self._directory_is_dirty, self._unflushed_since_ms = False, None
+        return left
 
     def remove_dropped(self, now_ms: int) -> int:
         """Unlink the files of dropped segments whose delay is over, of how many; who reads one keeps it open."""
