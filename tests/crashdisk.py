@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from logfs.log.partition import Partition
 
 LOG = "log"
+# The second log directory, of the workloads that have one.
+OTHER = "other"
 SMALL = {"segment.bytes": "600", "segment.index.bytes": "240", "index.interval.bytes": "100"}
 
 # When what a crash left is looked at: some days later, when no writer of commits is forgotten yet.
@@ -86,6 +88,12 @@ def read_image(root: Path) -> Image:
     for path in root.rglob("*"):
         found[str(path.relative_to(root))] = None if path.is_dir() else path.read_bytes()
     return found
+
+
+def log_dirs(root: Path) -> list[Path]:
+    """The log directories of the store below a directory."""
+    other = root / OTHER
+    return [root / LOG, other] if other.is_dir() else [root / LOG]
 
 
 # Recording.
@@ -371,6 +379,7 @@ class Workload:
 
     def __init__(self, disk: RecordingDisk, *, settings: dict[str, str] | None = None) -> None:
         self.disk = disk
+        self.log_dirs = [disk.root / LOG]
         self.now_ms = 1_700_000_000_000
         self.logs: dict[str, list[Sent]] = {}
         self.durable: dict[str, dict[int, Sent]] = {}
@@ -388,7 +397,7 @@ class Workload:
         self.failed: list[Partition] = []
         self.settings = SMALL if settings is None else settings
         self._note()
-        self.store = Store(disk.root / LOG, clock=lambda: self.now_ms, disk=disk)
+        self.store = Store(self.log_dirs, clock=lambda: self.now_ms, disk=disk)
 
     def _note(self) -> None:
         partitions = {
@@ -633,15 +642,28 @@ class Workload:
         self.failed = [partition for partition in partitions if partition.failure is not None]
         if not self.step(self.store.close):
             return
-        if (self.disk.root / LOG / CLEAN_SHUTDOWN).exists():
-            for name in self.store.partitions:
+        for name in self.store.partitions:
+            if (self.store.home(name) / CLEAN_SHUTDOWN).exists():
                 log = enumerate(self.logs[name])
                 self.durable[name] = {o: sent for o, sent in log if o not in self.gone[name]}
         self._note()
 
     def reopen(self) -> None:
         """Open the store again."""
-        self.store = Store(self.disk.root / LOG, clock=lambda: self.now_ms, disk=self.disk)
+        self.store = Store(self.log_dirs, clock=lambda: self.now_ms, disk=self.disk)
+
+    def add_log_dir(self) -> None:
+        """Close the store, and open it with a second log directory."""
+        self.close()
+        self.log_dirs.append(self.disk.root / OTHER)
+        self.reopen()
+
+    def move(self, name: str, log_dir: str) -> None:
+        """Take a partition to another log directory; what is in it then is durable."""
+        if name in self.store and self.step(
+            lambda: self.store.move(name, self.disk.root / log_dir)
+        ):
+            self._settle(name)
 
 
 # Crash images.
@@ -1051,9 +1073,9 @@ def hold_commits(found: dict[str, Observed], oracle: Oracle, *, replayed: bool =
         assert counts in allowed, f"{commit}: its values are there {counts} times"
 
 
-def errors_of(log_dir: Path) -> list[str]:
+def errors_of(log_dirs: Sequence[Path]) -> list[str]:
     """The errors of the audit."""
-    return [str(f) for f in check([log_dir]) if f.severity is Severity.ERROR]
+    return [str(f) for f in check(log_dirs) if f.severity is Severity.ERROR]
 
 
 def held_reported(found: dict[str, Observed], errors: Sequence[str]) -> None:
@@ -1072,7 +1094,7 @@ def held_reported(found: dict[str, Observed], errors: Sequence[str]) -> None:
 
 def _abandoned(root: Path, now_ms: int, disk: Disk | None = None) -> dict[str, Observed]:
     """What a store shows that is opened, read, and never closed."""
-    store = Store(root / LOG, clock=lambda: now_ms, disk=disk)
+    store = Store(log_dirs(root), clock=lambda: now_ms, disk=disk)
     try:
         return observe_store(store)
     finally:
@@ -1096,7 +1118,7 @@ def verify(root: Path, oracle: Oracle, now_ms: int = LATER_MS) -> Counter[str]:
     Raises `AssertionError`.
     """
     seen: Counter[str] = Counter()
-    if (root / LOG / CLEAN_SHUTDOWN).exists():
+    if any((log_dir / CLEAN_SHUTDOWN).exists() for log_dir in log_dirs(root)):
         # A clean start believes the indexes; what comes after it is a recovery, which makes them anew.
         hold(_abandoned(root, now_ms), oracle)
     is_pending = read_commits(Disk(), root / LOG).pending is not None
@@ -1112,8 +1134,8 @@ def verify(root: Path, oracle: Oracle, now_ms: int = LATER_MS) -> Counter[str]:
     now = tree(root)
     changed = [name for name in {*now, *recovered} if now.get(name) != recovered.get(name)]
     assert not changed, f"a second recovery changes {sorted(changed)}"
-    held_reported(found, errors_of(root / LOG))
-    with Store(root / LOG, clock=lambda: now_ms) as store:
+    held_reported(found, errors_of(log_dirs(root)))
+    with Store(log_dirs(root), clock=lambda: now_ms) as store:
         for topic, known in oracle.configs.items():
             overrides = dict(store.settings.topic_overrides(topic))
             assert overrides in known, f"settings of {topic}: {overrides}"
@@ -1126,8 +1148,8 @@ def verify(root: Path, oracle: Oracle, now_ms: int = LATER_MS) -> Counter[str]:
             value, key = AFTERWARDS
             assert more.records.pop(shown.end) == Sent(value, now_ms, key)
             assert more.records == shown.records
-    held_reported(found, errors_of(root / LOG))
-    with Store(root / LOG, clock=lambda: now_ms) as store:
+    held_reported(found, errors_of(log_dirs(root)))
+    with Store(log_dirs(root), clock=lambda: now_ms) as store:
         for name, shown in found.items():
             last = observe(store[name])
             assert last.records.pop(shown.end).value == AFTERWARDS[0]
@@ -1144,7 +1166,7 @@ def _replay(root: Path, oracle: Oracle, found: dict[str, Observed], now_ms: int)
     known = [commit for commit in oracle.commits if set(commit.values) <= set(found)]
     if not known:
         return
-    with Store(root / LOG, clock=lambda: now_ms) as store:
+    with Store(log_dirs(root), clock=lambda: now_ms) as store:
         for commit in known:
             staged = restage(store, commit.writer, commit.sequence, commit.values)
             store.commit(commit.writer, commit.sequence, staged)
@@ -1152,7 +1174,7 @@ def _replay(root: Path, oracle: Oracle, found: dict[str, Observed], now_ms: int)
         hold_commits(shown, oracle, replayed=True)
         for name, partition in shown.items():
             assert [*partition.records] == [*range(partition.end)], f"{name}: offsets have gaps"
-    assert not errors_of(root / LOG)
+    assert not errors_of(log_dirs(root))
 
 
 def verify_state(state: State) -> Counter[str]:
@@ -1172,7 +1194,7 @@ def recovery_states(state: State) -> list[State]:
         write_image(root, state.image)
         disk = RecordingDisk(root)
         try:
-            store = Store(root / LOG, clock=lambda: LATER_MS, disk=disk)
+            store = Store(log_dirs(root), clock=lambda: LATER_MS, disk=disk)
             states = crash_states(disk, state.oracle)
             abandon(store)
             return states

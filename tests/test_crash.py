@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +17,7 @@ from logfs.log.partition import Partition
 from logfs.log.segment import Segment
 from logfs.log.staged import StagedWriter
 from logfs.store.commit import Commits
+from logfs.store.mover import Mover
 from logfs.store.store import Store
 from tests import crashdisk
 from tests.crashdisk import RecordingDisk, State, Workload
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logfs.format.commits import CommitLog, Pending, StagedFile
+    from logfs.log.files import File
     from logfs.log.staged import Landing
     from logfs.log.walk import Damage
 
@@ -256,6 +258,29 @@ def looking_up(work: Workload) -> None:
     work.look("a-0", b"newer 1")
 
 
+def moving_once(work: Workload) -> None:
+    work.add_log_dir()
+    work.create("a-0")
+    work.append("a-0", b"one")
+    work.flush("a-0")
+    work.move("a-0", crashdisk.OTHER)
+
+
+def moving(work: Workload) -> None:
+    work.add_log_dir()
+    work.create("a-0")
+    work.append("a-0", line(1) * 9)
+    work.append("a-0", line(2) * 9)
+    work.flush("a-0")
+    work.append("a-0", b"unflushed")
+    work.move("a-0", crashdisk.OTHER)
+    work.append("a-0", line(3))
+    work.move("a-0", crashdisk.LOG)
+    work.upkeep(100_000)
+    work.append("a-0", b"back again")
+    work.flush("a-0")
+
+
 WORKLOADS: dict[str, Callable[[Workload], None]] = {
     workload.__name__: workload
     for workload in (
@@ -273,6 +298,7 @@ WORKLOADS: dict[str, Callable[[Workload], None]] = {
         committing,
         committing_over_segments,
         looking_up,
+        moving,
     )
 }
 
@@ -490,7 +516,7 @@ def _commit_noted_before_it_is_durable(patch: pytest.MonkeyPatch) -> None:
     def land(self: Commits, home: Path, decided: Pending, landings: Sequence[Landing]) -> None:
         for landing in landings:
             landing.write()
-            landing.show()
+            landing.show(self._store.clock())
 
     patch.setattr(Commits, "_land", land)
 
@@ -518,6 +544,32 @@ def _any_key_map_is_believed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(key_map.KeyMap, "_is_anchored", lambda self, anchor: True)
 
 
+def _swap_of_directories_without_fsync(patch: pytest.MonkeyPatch) -> None:
+    """The copy gets its name while the original may still have it."""
+    swap = Mover._swap
+
+    def careless(self: Mover, *arguments: Any) -> None:
+        RecordingDisk.sync_directory = lambda self, path: None  # type: ignore[method-assign]
+        try:
+            swap(self, *arguments)
+        finally:
+            RecordingDisk.sync_directory = sync  # type: ignore[method-assign]
+
+    sync = RecordingDisk.sync_directory
+    patch.setattr(Mover, "_swap", careless)
+
+
+def _copied_without_fsync(patch: pytest.MonkeyPatch) -> None:
+    """The original goes while only the page cache has the copy."""
+    sync = RecordingDisk.sync
+
+    def careless(self: RecordingDisk, file: File) -> None:
+        if not file.path.parent.name.endswith("-future"):
+            sync(self, file)
+
+    patch.setattr(RecordingDisk, "sync", careless)
+
+
 MUTANTS = (
     (_flush_without_fsync, one_by_one),
     (_flush_without_directory, rolling),
@@ -542,6 +594,8 @@ MUTANTS = (
     (_stock_that_cuts_too_late, committing_over_segments),
     (_dropped_without_checkpoint, retaining),
     (_any_key_map_is_believed, looking_up),
+    (_swap_of_directories_without_fsync, moving_once),
+    (_copied_without_fsync, moving_once),
 )
 
 

@@ -288,8 +288,8 @@ def test_a_log_directory_must_be_one(tmp_path: Path) -> None:
 
 
 def test_what_is_no_partition_is_left_alone(log_dir: Path, clock: Clock) -> None:
-    """lost+found, plain files, `-future`, `-stray` and the metadata log stay, and are no partitions."""
-    others = ["lost+found", "orders-0.0123-future", "orders-0.0123-stray", "__cluster_metadata-0"]
+    """lost+found, plain files, `-stray` and the metadata log stay, and are no partitions."""
+    others = ["lost+found", "orders-0.0123-stray", "__cluster_metadata-0"]
     for name in others:
         (log_dir / name).mkdir(parents=True)
     (log_dir / "orders-7").write_bytes(b"a file")

@@ -16,7 +16,7 @@ from logfs.format.builder import BatchFormat, build_records
 from logfs.format.names import TopicPartition
 from logfs.format.record import Record
 from logfs.format.text import View
-from logfs.log.view import KEPT_BEHIND, NOBODY, TextView, offset_of_last
+from logfs.log.view import KEPT_BEHIND, NOBODY, BlockCache, Piece, TextView, offset_of_last
 from logfs.log.walk import DamagedRange
 from logfs.store.store import Store
 from tests.test_batch import E_COMMIT
@@ -386,3 +386,13 @@ def test_damage_is_told_and_what_is_around_it_is_shown(tmp_path: Path, clock: Cl
         assert view.read(0, 1 << 20, up_to_damage=True) == whole[:28]
         assert TextView(store[NAME], View.LINES, 5).read(0, 1 << 20) == whole[35:]
         assert TextView(store[NAME], View.LINES, 0, 4).read(0, 1 << 20) == whole[:28]
+
+
+def test_small_blocks_are_not_kept_for_ever() -> None:
+    """What a block takes beside its bytes counts too; the one that was put last is always there."""
+    cache = BlockCache(limit_bytes=100 * 1024)
+    for number in range(1000):
+        cache.put((number,), [Piece(0, 1, memoryview(b"x"))])
+    kept = [number for number in range(1000) if cache.get((number,)) is not None]
+    assert 50 <= len(kept) <= 100
+    assert kept == list(range(1000 - len(kept), 1000))

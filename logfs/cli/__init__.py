@@ -27,6 +27,7 @@ COMMANDS = {
     "delete-records": "make the records below an offset unreadable",
     "retain": "drop the segments that have had their time, or tell which and why",
     "compact": "keep only the newest record of each key",
+    "move": "take a partition to another log directory",
     "describe": "sizes and offsets of partitions",
     "append": "append lines or JSON envelopes",
     "cat": "print records by offset, time, range or key",

@@ -36,6 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _print_json(store: Store, topics: set[str] | None) -> None:
     import orjson
 
+    from logfs.store.moves import futures
+
     log_dirs = []
     for log_dir in store.log_dirs:
         partitions = [
@@ -47,6 +49,11 @@ def _print_json(store: Store, topics: set[str] | None) -> None:
             }
             for name in store
             if store.home(name) == log_dir.path and (topics is None or store[name].topic in topics)
+        ]
+        partitions += [
+            {"partition": name.directory, "size": size, "offsetLag": -1, "isFuture": True}
+            for name, size in futures(log_dir)
+            if topics is None or name.topic in topics
         ]
         log_dirs.append(
             {"partitions": partitions, "error": _error(log_dir), "logDir": str(log_dir.path)}

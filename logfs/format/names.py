@@ -143,6 +143,21 @@ def deleted_directory(partition: TopicPartition, uuid_hex: str) -> str:
     return partition.topic[: FILE_NAME_LENGTH - len(end)] + end
 
 
+def future_directory(partition: TopicPartition, uuid_hex: str) -> str:
+    """The name of a copy that is to take a partition's place in another log directory. Never cut, as in Kafka."""
+    return f"{partition.directory}.{uuid_hex}{DirectoryKind.FUTURE.value}"
+
+
+def stray_directory(future: str) -> str:
+    """The name that the original gets when the copy in the directory called `future` takes its place."""
+    return future.removesuffix(DirectoryKind.FUTURE.value) + DirectoryKind.STRAY.value
+
+
+def unique_part(directory: str) -> str:
+    """What tells the directory of a move or a deletion from others of that partition: the UUID in its name."""
+    return directory.rpartition(".")[2].partition("-")[0]
+
+
 def classify_directory(name: str) -> tuple[DirectoryKind, TopicPartition]:
     """What the partition directory called `name` is for, and its partition.
 

@@ -32,6 +32,12 @@ class DroppedSegments:
         self._disk = disk
         self._dropped: list[Dropped] = []
 
+    @property
+    def segments(self) -> list[Segment]:
+        """Those that somebody still reads."""
+        found = [gone.segment() for gone in self._dropped]
+        return [segment for segment in found if segment is not None]
+
     def move_away(
         self, segments: Sequence[Segment], snapshots: Snapshots, due_ms: int, kept: int = -1
     ) -> None:

@@ -38,6 +38,10 @@ class LeaderEpochs:
         elif disk.writable:
             disk.open(self._path, write=True, create=True).close()
 
+    def move(self, disk: Disk, directory: Path) -> None:
+        """Go on with a copy of the file in another directory."""
+        self._disk, self._path = disk, directory / FILE_NAME
+
     @property
     def entries(self) -> list[tuple[int, int]]:
         """(epoch, start offset) in ascending order."""

@@ -221,6 +221,11 @@ class Disk:
         with os.scandir(path) as entries:
             yield from entries
 
+    def free_bytes(self, path: Path) -> int:
+        """How much room the filesystem of a path has for who is not root."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
     def exists(self, path: Path) -> bool:
         """Whether anything of that name is there, a dangling symlink included."""
         return os.path.lexists(path)

@@ -64,9 +64,13 @@ class SparseIndex:
     def capacity(self) -> int:
         """How many entries fit; in memory there is no bound but the format's."""
         self._open()
-        if self._file is None or self._data is None:
+        if self._data is None or self._is_in_memory:
             return _MAX_RELATIVE_OFFSET
         return len(self._data) // self.entry.size
+
+    @property
+    def _is_in_memory(self) -> bool:
+        return self._file is None and not isinstance(self._data, mmap.mmap)
 
     @property
     def is_full(self) -> bool:
@@ -162,11 +166,13 @@ class SparseIndex:
             self._map(self._count * self.entry.size)
 
     def flush(self) -> None:
-        """Return when the entries will survive a power cut."""
+        """Return when the entries will survive a power cut; of a file that is mapped, only the mapping is kept."""
         if self._file is not None:
             if isinstance(self._data, mmap.mmap):
                 self._disk.sync_map(self._data)
             self._disk.sync(self._file)
+            if isinstance(self._data, mmap.mmap):
+                self._file = None
 
     def close(self) -> None:
         """Let go of the file; the next use opens it again. Entries that live in memory alone stay."""
@@ -191,9 +197,12 @@ class SparseIndex:
             self._count = self._written(file) if self.is_growing else size // self.entry.size
             self._file = file
             return
-        self._file = file
         self._count = size // self.entry.size
-        self._data = self._disk.map(file, size) if size else bytearray()
+        if size:
+            # Who writes opens the file again, by making room.
+            self._data = self._disk.map(file, size)
+        else:
+            self._file, self._data = file, bytearray()
 
     def _find_file(self) -> File | None:
         if self.source is not None:

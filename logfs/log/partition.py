@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,7 @@ from logfs.log.snapshots import replay
 from logfs.log.validator import batch_format, check_batch, check_record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from typing_extensions import Buffer
@@ -85,7 +84,7 @@ class Partition(Reader):
         self.flushes = 0
         self._get_config = config
         self._clock = clock
-        self._flush_lock = threading.RLock()
+        self.flush_lock = threading.RLock()
         self._directory_is_dirty = False
         self._unflushed_since_ms: int | None = None
         self._dropped = DroppedSegments(disk)
@@ -317,9 +316,9 @@ class Partition(Reader):
         records, lines, envelopes = batch.text
         text = TextSize(records, lines, envelopes + offset_digits(base_offset, records))
         active.append(batch.data, last_offset, timestamp, text, config.index_interval_bytes)
-        self._note(count, size, timestamp, now_ms)
+        self.note_appended(count, size, timestamp, now_ms)
 
-    def _note(self, records: int, size_bytes: int, timestamp: int, now_ms: int) -> None:
+    def note_appended(self, records: int, size_bytes: int, timestamp: int, now_ms: int) -> None:
         """Count what was appended, and since when there is something to flush."""
         self.last_timestamp = timestamp
         self.appended_records += records
@@ -350,20 +349,6 @@ class Partition(Reader):
         )
         self.failure.__cause__ = error
         return self.failure
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Nobody else appends, flushes, rolls or drops meanwhile: for a commit (`logfs.log.staged`)."""
-        with self._flush_lock, self.lock:
-            yield
-
-    def take_in(
-        self, segments: tuple[Segment, ...], records: int, size_bytes: int, timestamp: int
-    ) -> None:
-        """Show what a commit has written into `segments`, all at once; `timestamp` is the last batch's."""
-        self._directory_is_dirty |= segments is not self.segments
-        self.segments = segments
-        self._note(records, size_bytes, timestamp, self._clock())
 
     def roll(self, now_ms: int) -> Segment:
         """Seal the active segment and start a new one at the log end offset (kafka-storage 4.2).
@@ -412,7 +397,7 @@ class Partition(Reader):
         `PartitionFailed` if this sync fails, or any write or sync failed before: never a retry.
         """
         # Of the two locks, this one is always taken first.
-        with self._flush_lock:
+        with self.flush_lock:
             if self.failure is not None:
                 raise self.failure
             with self.lock:
@@ -448,7 +433,7 @@ class Partition(Reader):
             for segment in self.segments:
                 segment.close()
             return True
-        with self._flush_lock, self.lock:
+        with self.flush_lock, self.lock:
             try:
                 self.flush()
                 if self.active.is_active:
@@ -489,7 +474,7 @@ class Partition(Reader):
 
     def lower_recovery_point(self, offset: int) -> None:
         """Promise less: from an offset on, nothing is said to be durable until the next flush."""
-        with self._flush_lock:
+        with self.flush_lock:
             self.recovery_point = min(self.recovery_point, offset)
 
     def truncate(self, offset: int) -> bool:
@@ -499,7 +484,7 @@ class Partition(Reader):
         must have been lowered before.
         """
         self.check_appendable()
-        with self._flush_lock, self.lock:
+        with self.flush_lock, self.lock:
             if offset >= self.log_end_offset:
                 self.epochs.truncate_from_end(self.log_end_offset)
                 return False
@@ -546,7 +531,7 @@ class Partition(Reader):
         """
         self.check_appendable()
         self._pin_views()
-        with self._flush_lock, self.lock:
+        with self.flush_lock, self.lock:
             now_ms = self._clock()
             if count == len(self.segments):
                 self.roll(now_ms)
@@ -575,7 +560,7 @@ class Partition(Reader):
         left; before that it drops them. `check` raises if the old ones have changed since the new one was made.
         """
         self._pin_views()
-        with self._flush_lock, self.lock:
+        with self.flush_lock, self.lock:
             check()
             number = self.segments.index(old[0])
             now_ms = self._clock()
@@ -593,6 +578,19 @@ class Partition(Reader):
             after = self.segments[number + len(old) :]
             self.segments = (*self.segments[:number], new, *after)
             self.generation += 1
+
+    def move(
+        self, disk: Disk, directory: Path, segments: Sequence[Segment], snapshots: list[int]
+    ) -> list[Segment]:
+        """Go on with durable copies of all segments (`logfs.log.copying`), under both locks; those that it leaves."""
+        left = [*self.segments, *self._dropped.segments]
+        self.directory, self.disk, self._dropped = directory, disk, DroppedSegments(disk)
+        self.epochs.move(disk, directory)
+        self.snapshots.move(disk, directory, snapshots)
+        self.segments = tuple(segments)
+        self.recovery_point = self.log_end_offset
+        self._directory_is_dirty, self._unflushed_since_ms = False, None
+        return left
 
     def remove_dropped(self, now_ms: int) -> int:
         """Unlink the files of dropped segments whose delay is over, of how many; who reads one keeps it open."""

@@ -41,6 +41,10 @@ class Snapshots:
             if entry.name.endswith(names.SNAPSHOT)
         )
 
+    def move(self, disk: Disk, directory: Path, offsets: list[int]) -> None:
+        """Go on with the files in another directory."""
+        self._disk, self._directory, self.offsets = disk, directory, offsets
+
     @property
     def latest(self) -> int:
         """The offset of the newest snapshot, or what stands for one where there is none."""

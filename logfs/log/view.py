@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 256 * 1024
 _AHEAD_BYTES = 1024 * 1024
 _CACHE_BYTES = 32 * 1024 * 1024
+# What a block takes beside its bytes: beside a writer of lines there are very many small ones.
+_BLOCK_COST_BYTES = 1024
 # Rendering up to so much is done where it is asked for, unless it has to be unpacked.
 INLINE_BYTES = _AHEAD_BYTES
 # How many segments a view keeps that have left the log and that its readers have passed: one may look back a little.
@@ -102,7 +104,7 @@ class BlockCache:
 
 
 def _weight(pieces: list[Piece]) -> int:
-    return sum(len(piece.data) for piece in pieces if piece.data is not None)
+    return _BLOCK_COST_BYTES + sum(len(piece.data) for piece in pieces if piece.data is not None)
 
 
 _cache = BlockCache()

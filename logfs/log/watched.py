@@ -116,6 +116,7 @@ for _name in (
         "mkdir",
         "rmdir",
         "sync_directory",
+        "free_bytes",
         "exists",
         "stat",
         "set_mtime",

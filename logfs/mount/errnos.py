@@ -81,8 +81,9 @@ class ErrorLog:
     def note(self, path: str, error: BaseException) -> int:
         """Remember an error that a caller of `path` gets, and say its errno.
 
-        A plain "no such file" is an everyday answer and is not kept, nor is ESTALE, with which the kernel looks anew. An error that nobody thought of goes to the
-        log with its traceback: it is a bug, and must not take the mount down.
+        A plain "no such file" is an everyday answer and is not kept, nor is ESTALE, with which the kernel looks anew.
+        An error that nobody thought of goes to the log with its traceback: it is a bug, and must not take the mount
+        down.
         """
         number = errno_of(error)
         known = isinstance(error, OSError) or any(kind in ERRNO for kind in type(error).__mro__)

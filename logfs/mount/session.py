@@ -187,9 +187,11 @@ async def _serve(store: Store, mountpoint: Path, ready: Callable[[], None]) -> N
             alarm = _Alarm()
             store.compactor.wake = alarm.ring
             nursery.start_soon(_upkeep, store.compactor.run_due, _UPKEEP_SECONDS, alarm.sleep)
+            nursery.start_soon(_upkeep, store.mover.run_due, _UPKEEP_SECONDS)
         nursery.start_soon(_announce, store, mountpoint, ready)
         await pyfuse3.main(max_tasks=_MAX_TASKS)
         store.compactor.stop()
+        store.mover.stop()
         nursery.cancel_scope.cancel()
 
 

@@ -67,7 +67,7 @@ class Compactor:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._running = threading.Lock()
+        self.running = threading.Lock()
         self._stopped = threading.Event()
         # Since when the logs wait to be looked at.
         self.timer = Timer(store.opened_ms, 0)
@@ -218,7 +218,7 @@ class Compactor:
                 partition.uncleanable = reason
 
     def _round(self, name: str, progress: Progress | None = None) -> Cleaned:
-        with self._running:
+        with self.running:
             store = self._store
             partition = store[name]
             plan = self.plan(name)

@@ -17,6 +17,7 @@ from logfs.log.follow import FollowedPartition
 from logfs.log.followed import FollowedSegment
 from logfs.log.partition import Partition
 from logfs.log.segment import Segment
+from logfs.store import moves
 from logfs.store.log_dir import LogDir
 
 if TYPE_CHECKING:
@@ -97,25 +98,28 @@ class Loader:
         self._inodes: dict[str, int] = {}
         self._failed_mtime: dict[str, int] = {}
 
-    def load(self, log_dir: LogDir) -> None:
-        """Load every partition of a log directory (kafka-storage 5.1)."""
-        try:
-            found = self._scan(log_dir)
-        except OSError as error:
-            # Which partitions are in it, nobody can tell.
-            log_dir.disk.fail(error)
-            return
-        log_dir.is_known = True
-        for name, path, inode in found:
-            self._inodes[name.directory] = inode
-            if self._wanted(name.directory):
-                self._load_partition(log_dir, name, path)
-            else:
-                self._store.homes[name.directory] = log_dir
+    def load(self) -> None:
+        """Load every partition of the log directories that work (kafka-storage 5.1)."""
+        found: dict[LogDir, moves.Found] = {}
+        for log_dir in self._store.working:
+            try:
+                found[log_dir] = self._scan(log_dir)
+                log_dir.is_known = True
+            except OSError as error:
+                # Which partitions are in it, nobody can tell.
+                log_dir.disk.fail(error)
+        moves.settle(self._store, found, self._wanted)
+        for log_dir, (partitions, *_) in found.items():
+            for name, path, inode in sorted(partitions):
+                self._inodes[name.directory] = inode
+                if self._wanted(name.directory):
+                    self._load_partition(log_dir, name, path)
+                else:
+                    self._store.homes[name.directory] = log_dir
 
-    def _scan(self, log_dir: LogDir) -> list[tuple[TopicPartition, Path, int]]:
-        """The partitions of a log directory with their inode numbers; what is to be deleted is noted."""
-        found: list[tuple[TopicPartition, Path, int]] = []
+    def _scan(self, log_dir: LogDir) -> moves.Found:
+        """The partitions of a log directory; what is to be deleted is noted."""
+        found = moves.Found([], [], [])
         for entry in log_dir.disk.scan(log_dir.path):
             if not entry.is_dir(follow_symlinks=False):
                 continue
@@ -129,8 +133,12 @@ class Loader:
             if kind is DirectoryKind.DELETED and not self._store.read_only:
                 self._store.deletions[path] = self._store.clock()
             elif kind is DirectoryKind.NORMAL and name.topic != "__cluster_metadata":
-                found.append((name, path, entry.inode()))
-        return sorted(found)
+                found.partitions.append((name, path, entry.inode()))
+            elif kind is DirectoryKind.FUTURE:
+                found.futures.append((name, path))
+            elif kind is DirectoryKind.STRAY:
+                found.strays.append(path)
+        return found
 
     def _load_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> None:
         if name.directory in self._store.homes:
@@ -198,7 +206,8 @@ class Loader:
 
     def refresh(self, log_dir: LogDir) -> None:
         """Drop the partitions that have left a log directory, load the new ones, and take the checkpoint."""
-        found = {name.directory: (name, path, inode) for name, path, inode in self._scan(log_dir)}
+        partitions = self._scan(log_dir).partitions
+        found = {name.directory: (name, path, inode) for name, path, inode in partitions}
         for directory in [d for d, home in self._store.homes.items() if home is log_dir]:
             inode = found[directory][2] if directory in found else None
             if inode != self._inodes.get(directory) or self._may_work_now(directory, log_dir):

@@ -24,6 +24,7 @@ from logfs.store.compactor import Compactor
 from logfs.store.groups import Groups
 from logfs.store.loading import Loader, open_log_dirs
 from logfs.store.log_dir import FirstError
+from logfs.store.mover import Mover
 from logfs.store.retainer import Retainer
 from logfs.store.settings import Settings
 from logfs.store.upkeep import Keeper, Task
@@ -100,6 +101,7 @@ class Store:
         self._loader = Loader(self, progress or (lambda *_: None), only=only, recover=recover)
         self.compactor = Compactor(self)
         self.retainer = Retainer(self, self._lock)
+        self.mover = Mover(self, self._lock)
         self.log_dirs: list[LogDir] = []
         self.log_dirs = open_log_dirs(self.disk, log_dirs, self._log_dir_failed)
         try:
@@ -107,8 +109,7 @@ class Store:
             self.keeper = Keeper(self, self._lock)
             self.commits = Commits(self)
             began = time.monotonic()
-            for log_dir in self.working:
-                self._loader.load(log_dir)
+            self._loader.load()
             if not self.working:
                 raise self.failed[0]
             self.loading_seconds = time.monotonic() - began
@@ -247,6 +248,10 @@ class Store:
             self._forget_cleaner_offset(log_dir, parsed)
             return partition
 
+    def move(self, name: str, log_dir: str | os.PathLike[str]) -> None:
+        """Move a partition to another log directory of the store; see `Mover.move`, which also tells of progress."""
+        self.mover.move(name, log_dir)
+
     def topic_id(self, topic: str) -> uuid.UUID | None:
         """The id that all partitions of a topic share (kafka-storage 1.5); None if no file tells it."""
         for partition in self.partitions.values():
@@ -354,6 +359,20 @@ class Store:
             known = log_dir.cleaner_offsets
             log_dir.write_cleaner_offsets({n: o for n, o in known.items() if n != name})
 
+    def prepare_move(self, partition: Partition, log_dir: LogDir) -> None:
+        """Have a log directory's checkpoints tell of a partition that is about to be in it."""
+        offset = self.homes[partition.name.directory].cleaner_offsets.get(partition.name)
+        if offset is None:
+            self._forget_cleaner_offset(log_dir, partition.name)
+        else:
+            log_dir.write_cleaner_offsets({**log_dir.cleaner_offsets, partition.name: offset})
+        self._write_checkpoints(log_dir, partition)
+
+    def finish_move(self, partition: Partition, source: LogDir) -> None:
+        """Have the checkpoints of the log directory that a partition has left forget it."""
+        self.write_checkpoints()
+        self._forget_cleaner_offset(source, partition.name)
+
     def home(self, name: str) -> Path:
         """The log directory that a partition lies in."""
         return self.homes[name].path
@@ -411,8 +430,9 @@ class Store:
                 self._write_checkpoints(log_dir)
         errors.throw()
 
-    def _write_checkpoints(self, log_dir: LogDir) -> None:
+    def _write_checkpoints(self, log_dir: LogDir, *coming: Partition) -> None:
         here = [p for n, p in self.partitions.items() if self.homes[n] is log_dir]
+        here += coming
         points = {partition.name: partition.recovery_point for partition in here}
         starts = {
             partition.name: partition.log_start_offset

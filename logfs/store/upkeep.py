@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import LogfsError
+from logfs.log.copying import remove_directory
 from logfs.store import rolling
 
 if TYPE_CHECKING:
@@ -315,10 +316,8 @@ class Keeper:
             logger.info("%s: removed the files of %d dropped segments", name, count)
 
     def _remove_directory(self, disk: Disk, path: Path) -> None:
-        """Remove a deleted partition's directory, one level deep: partitions have no subdirectories."""
-        if disk.exists(path):
-            for entry in list(disk.scan(path)):
-                disk.unlink(path / entry.name)
-            disk.rmdir(path)
+        """Remove the directory of a partition that was deleted, or moved away."""
+        self._store.mover.let_go(path)
+        remove_directory(disk, path)
         del self._store.deletions[path]
         logger.info("%s: removed", path)

@@ -39,7 +39,7 @@ _FOLDERS = {
 _STATUS = "status.json"
 _LOG_START = "log-start-offset"
 _CTL = "ctl"
-_COMMANDS = ("compact", "retain", "roll", "pause", "resume")
+_COMMANDS = ("compact", "retain", "roll", "move LOGDIR", "pause", "resume")
 
 
 class PartitionDirectory(PartitionAccess, Directory):
@@ -127,12 +127,16 @@ class PartitionDirectory(PartitionAccess, Directory):
                 f"dirty from offset {dirty.dirty.first_dirty}, {dirty.cleanable_bytes} bytes, "
                 f"ratio {dirty.ratio:.3f}"
             )
+        if store.mover.is_requested(name):
+            lines.append("a move is asked for")
+        if name in store.mover.errors:
+            lines.append(f"not moved: {store.mover.errors[name]}")
         if self.partition.uncleanable is not None:
             lines.append(f"not compacted: {self.partition.uncleanable}")
         return "".join(f"{line}\n" for line in lines).encode()
 
     def _command(self, text: str) -> None:
-        """Do what is written: `compact` goes on in the background, the others are done when this returns."""
+        """Do what is written: `compact` and `move` go on in the background, the others are done when this returns."""
         self.partition.check_may_block()
         store = self.context.store
         self.partition.check_appendable()
@@ -142,6 +146,8 @@ class PartitionDirectory(PartitionAccess, Directory):
             store.retain([self.name])
         elif text == "roll":
             self.partition.roll(store.clock())
+        elif text.startswith("move "):
+            store.mover.request(self.name, text.removeprefix("move ").strip())
         elif text in ("pause", "resume"):
             self.partition.is_paused = text == "pause"
         else:

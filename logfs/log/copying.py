@@ -1,0 +1,251 @@
+"""A copy of a partition in another directory, made while the log goes on, which then takes its place.
+
+Sealed segments never change (rule 4) and an active one only grows, so all of it is copied without a lock, and what
+retention, compaction or a truncation did meanwhile is made good by copying again what is not the same any more.
+"""
+
+from __future__ import annotations
+
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from logfs.errors import Corrupt
+from logfs.format import names
+from logfs.log import key_map
+from logfs.log.index import TextIndex
+from logfs.log.segment import Segment
+from logfs.log.snapshots import Snapshots
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from logfs.log.files import Disk
+    from logfs.log.index import SparseIndex
+    from logfs.log.partition import Partition
+    from logfs.log.txn_index import TransactionIndex
+
+# In a copy that is complete, and until the original is on its way out: the unique part of both directories' names.
+MOVED = "logfs.moved"
+
+_CHUNK_BYTES = 1024 * 1024
+# Segments are copied by themselves; caches, and what a crash or compaction leaves, are not.
+_NOT_COPIED = (
+    *(names.LOG, names.OFFSET_INDEX, names.TIME_INDEX, names.TXN_INDEX, names.TEXT_INDEX),
+    *(names.DELETED, names.CLEANED, names.SWAP, ".tmp"),
+    *(names.KEY_MAP, names.COMMITTED_KEY_MAP, MOVED),
+)
+
+
+@dataclass(slots=True, eq=False)
+class _Copied:
+    """What there is of a segment: so many bytes of its .log file, or, if it is `whole`, all of its files."""
+
+    segment: Segment
+    content: object
+    size_bytes: int = 0
+    whole: bool = False
+
+
+class Copy:
+    """A copy under way: `catch_up`, again and again; then `complete`, `take_over`; or at any time `discard`.
+
+    One thread. `spend` is told the bytes of .log files as they are copied, and may raise.
+    """
+
+    def __init__(
+        self, partition: Partition, disk: Disk, directory: Path, spend: Callable[[int], object]
+    ) -> None:
+        """Make the directory, behind the door `disk`."""
+        self.directory = directory
+        # Whether it is the only one by now, and not to be discarded.
+        self.is_needed = False
+        self._partition = partition
+        self._disk = disk
+        self._spend = spend
+        self._copied: dict[int, _Copied] = {}
+        self._segments: list[Segment] = []
+        self._snapshots: Snapshots | None = None
+        mode = stat.S_IMODE(partition.disk.stat(partition.directory).st_mode)
+        disk.mkdir(directory, mode=mode)
+
+    @property
+    def missing_bytes(self) -> int:
+        """How much of the .log files has not been copied yet."""
+        return sum(
+            segment.size_bytes - copied.size_bytes
+            if (copied := self._copied.get(segment.base_offset)) and self._is_same(copied, segment)
+            else segment.size_bytes
+            for segment in self._partition.segments
+        )
+
+    @staticmethod
+    def _is_same(copied: _Copied, segment: Segment | None) -> bool:
+        return copied.segment is segment and segment.content is copied.content
+
+    def catch_up(self) -> None:
+        """Copy what the log has and the copy has not, and remove what has left the log. May take long."""
+        segments = self._partition.segments
+        known = {segment.base_offset: segment for segment in segments}
+        for base_offset, copied in list(self._copied.items()):
+            if not self._is_same(copied, known.get(base_offset)):
+                del self._copied[base_offset]
+                for path in Segment(self._disk, self.directory, base_offset).files:
+                    self._disk.unlink(path)
+        for segment in segments:
+            try:
+                self._copy(segment, is_sealed=segment is not segments[-1])
+            except FileNotFoundError:
+                if any(each is segment for each in self._partition.segments):
+                    raise
+
+    def _copy(self, segment: Segment, *, is_sealed: bool) -> None:
+        copied = self._copied.get(segment.base_offset)
+        if copied is None:
+            copied = _Copied(segment, segment.content)
+            self._copied[segment.base_offset] = copied
+        if copied.whole:
+            return
+        self._copy_log(copied)
+        if not is_sealed or copied.size_bytes < segment.size_bytes:
+            return
+        for part in (*segment.indexes, segment.txn_index):
+            with suppress(FileNotFoundError):
+                self._copy_index(segment, part)
+        self._disk.set_mtime(self._path(segment, names.LOG), segment.mtime_ms())
+        copied.whole = True
+
+    def _path(self, segment: Segment, suffix: str) -> Path:
+        return self.directory / (names.stem(segment.base_offset) + suffix)
+
+    def _copy_log(self, copied: _Copied) -> None:
+        """Go on with the .log file up to where it ends now, durably. A truncation may end it sooner."""
+        source, segment = self._partition.disk, copied.segment
+        end = segment.size_bytes
+        with source.naming:
+            old = source.open(segment.path)
+        new = self._disk.open(self._path(segment, names.LOG), write=True, create=True)
+        try:
+            while copied.size_bytes < end:
+                size = min(_CHUNK_BYTES, end - copied.size_bytes)
+                data = source.read(old, copied.size_bytes, size)
+                if not data:
+                    break
+                self._disk.write(new, copied.size_bytes, data)
+                copied.size_bytes += len(data)
+                self._spend(len(data))
+            self._disk.sync(new)
+        finally:
+            old.close()
+            new.close()
+
+    def _copy_index(self, segment: Segment, part: SparseIndex | TransactionIndex) -> None:
+        """Copy one index of a sealed segment; a text index only if it is finished, for it can be made anew."""
+        source = self._partition.disk
+        with source.naming:
+            path = part.path
+            data = source.read_file(path)
+        if isinstance(part, TextIndex):
+            width = TextIndex.entry.size
+            if len(data) < width or len(data) % width:
+                return
+            if TextIndex.entry.unpack(data[-width:])[1] != segment.size_bytes:
+                return
+        kind = path.name.removesuffix(names.DELETED).rpartition(".")[2]
+        self._put(names.stem(segment.base_offset) + "." + kind, data)
+
+    def _put(self, name: str, data: bytes) -> None:
+        """A small file, durable but for its name."""
+        file = self._disk.open(self.directory / name, write=True, create=True)
+        try:
+            self._disk.truncate(file, 0)
+            self._disk.write(file, 0, data)
+            self._disk.sync(file)
+        finally:
+            file.close()
+
+    # While everything that changes the partition is held up.
+
+    def complete(self, unique: str, now_ms: int) -> None:
+        """Copy what is left, the small files too, and make all of it durable; the source is left as it is.
+
+        The active segment becomes a sealed one, and a new one begins behind it: so whoever reads the old one finds
+        its way to the new one as at any other roll.
+        """
+        self.catch_up()
+        if self.missing_bytes:
+            raise Corrupt(f"{self._partition.directory}: a .log file is shorter than it was")
+        partition = self._partition
+        active, end = partition.active, partition.log_end_offset
+        self._segments = [self._twin(segment) for segment in partition.segments[:-1]]
+        if end > active.base_offset:
+            self._segments.append(self._seal(active, now_ms))
+        fresh = Segment(self._disk, self.directory, end)
+        fresh.activate(partition.config, now_ms, create=True)
+        fresh.flush(indexes=False)
+        self._segments.append(fresh)
+        for entry in list(partition.disk.scan(partition.directory)):
+            if entry.is_file(follow_symlinks=False) and not entry.name.endswith(_NOT_COPIED):
+                path = partition.directory / entry.name
+                self._put(entry.name, partition.disk.read_file(path))
+        self._snapshots = Snapshots(self._disk, self.directory, 0)
+        self._snapshots.floor = partition.snapshots.floor
+        self._snapshots.take(end, partition.producers, sync=True)
+        self._put(MOVED, unique.encode())
+        self._disk.sync_directory(self.directory)
+
+    def _twin(self, segment: Segment) -> Segment:
+        """A segment whose files are copies of a sealed one's."""
+        twin = Segment(self._disk, self.directory, segment.base_offset)
+        twin.next_base, twin.gaps = segment.next_base, segment.gaps
+        twin.content, twin.damaged = segment.content, segment.damaged
+        twin.created_ms, twin.max_entry = segment.created_ms, segment.max_entry
+        return twin
+
+    def _seal(self, active: Segment, now_ms: int) -> Segment:
+        """The active segment's copy, sealed."""
+        for index in active.indexes:
+            self._put(index.path.name, index.to_bytes())
+        with suppress(FileNotFoundError):
+            self._copy_index(active, active.txn_index)
+        sealed = self._twin(active)
+        sealed.resume(active.tip, active.max_entry)
+        sealed.activate(self._partition.config, now_ms)
+        sealed.seal(active.next_offset)
+        sealed.flush(indexes=True)
+        return sealed
+
+    def take_over(self, directory: Path) -> list[Segment]:
+        """Have the partition go on with the copy, whose directory has got this name; the segments that it leaves."""
+        partition = self._partition
+        assert self._snapshots is not None, "complete"
+        old = partition.segments
+        end = partition.log_end_offset
+        relocate(self._segments, directory)
+        left = partition.move(self._disk, directory, self._segments, self._snapshots.offsets)
+        # Who reads the old one to its end goes on with the new one from here.
+        old[-1].next_base = end
+        key_map.forget(partition)
+        return left
+
+    def discard(self) -> None:
+        """Remove the copy."""
+        remove_directory(self._disk, self.directory)
+
+
+def relocate(segments: Iterable[Segment], directory: Path) -> None:
+    """Tell segments that their directory has got another name; who opens their files by name holds `naming`."""
+    for segment in segments:
+        for part in (segment, *segment.indexes, segment.txn_index):
+            part.path = directory / part.path.name
+
+
+def remove_directory(disk: Disk, path: Path) -> None:
+    """Remove a partition's directory, if it is there, one level deep: partitions have no subdirectories."""
+    if disk.exists(path):
+        for entry in list(disk.scan(path)):
+            disk.unlink(path / entry.name)
+        disk.rmdir(path)
+        disk.sync_directory(path.parent)

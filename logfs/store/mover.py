@@ -1,0 +1,216 @@
+"""Moving partitions between log directories while they are in use (Kafka's AlterReplicaLogDirs)."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+from logfs.errors import InvalidName, LogfsError, NotWritable, PartitionExists, PartitionFailed
+from logfs.format import names
+from logfs.log.copying import MOVED, Copy, relocate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from logfs.log.partition import Partition
+    from logfs.log.segment import Segment
+    from logfs.store.log_dir import LogDir
+    from logfs.store.store import Store
+
+    Progress = Callable[[int], object]
+
+logger = logging.getLogger(__name__)
+
+# What may be left to copy while appends wait, and how often at most that much is aimed at.
+_LITTLE_BYTES = 1024 * 1024
+_ROUNDS = 16
+
+
+class MoveAborted(LogfsError):
+    """A move was stopped; the partition is where it was."""
+
+
+class Mover:
+    """Moves the partitions of a store. Any thread may ask; one move runs at a time, in the thread that calls."""
+
+    def __init__(self, store: Store, lock: threading.RLock) -> None:
+        self._store = store
+        self._lock = lock
+        self._running = threading.Lock()
+        self._stopped = threading.Event()
+        # Asked for, and what became of those that failed.
+        self._wanted: dict[str, Path] = {}
+        self.errors: dict[str, str] = {}
+        # Who may still read files of a directory that is to be removed.
+        self._left: dict[Path, WeakSet[Segment]] = {}
+
+    def stop(self) -> None:
+        """End the move that is running, if one is, and begin no other."""
+        self._stopped.set()
+
+    def request(self, name: str, log_dir: str | os.PathLike[str]) -> None:
+        """Have a partition moved at the next `run_due`; raises as `move` does for what cannot be begun."""
+        self._check(name, log_dir)
+        self.errors.pop(name, None)
+        self._wanted[name] = Path(log_dir)
+
+    def is_requested(self, name: str) -> bool:
+        """Whether a partition waits for what `request` asked."""
+        return name in self._wanted
+
+    def run_due(self) -> None:
+        """Do what was asked for; what goes wrong with one is logged and kept in `errors`."""
+        while self._wanted and not self._stopped.is_set():
+            name, log_dir = next(iter(self._wanted.items()))
+            try:
+                self.move(name, log_dir)
+            except (LogfsError, OSError) as error:
+                self.errors[name] = str(error)
+                logger.error("%s: was not moved to %s: %s", name, log_dir, error)
+            finally:
+                self._wanted.pop(name, None)
+
+    def move(
+        self, name: str, log_dir: str | os.PathLike[str], progress: Progress | None = None
+    ) -> None:
+        """Move a partition to another log directory of the store; appends and readers go on meanwhile.
+
+        `progress` is told the bytes as they are copied. Whatever goes wrong before the swap leaves the partition
+        where it is, and removes the copy. Raises `InvalidName` for a directory that is not the store's or that
+        the partition is in, `NotWritable`, `PartitionFailed`, `LogDirFailed`, `MoveAborted` after `stop`, and
+        `OSError`: ENOSPC before anything is copied where there is not enough room.
+        """
+        with self._running:
+            target = self._check(name, log_dir)
+            store, partition = self._store, self._store[name]
+            size = partition.size_bytes
+            with store.keeper.doing("moving", name, size) as work:
+
+                def spend(size: int) -> None:
+                    work.done_bytes += size
+                    if progress is not None:
+                        progress(size)
+                    if self._stopped.is_set():
+                        raise MoveAborted(f"{name}: not moved, for the store is being closed")
+                    if partition.failure is not None:
+                        raise partition.failure
+
+                self._move(partition, target, spend)
+            logger.info("%s: moved to %s, %d bytes", name, target.path, size)
+
+    def _check(self, name: str, log_dir: str | os.PathLike[str]) -> LogDir:
+        """The log directory of that path, if the partition can be moved there."""
+        store = self._store
+        if store.read_only:
+            raise NotWritable(f"{name}: the store is open read-only")
+        partition = store[name]
+        partition.check_appendable()
+        wanted = Path(os.path.abspath(log_dir))
+        found = [each for each in store.log_dirs if each.path in (wanted, Path(log_dir))]
+        if not found:
+            known = ", ".join(str(each.path) for each in store.log_dirs)
+            raise InvalidName(f"{name}: {wanted} is no log directory of this store; it has {known}")
+        target = found[0]
+        if target.failure is not None:
+            raise target.failure
+        if target is store.homes[name]:
+            raise InvalidName(f"{name}: is in {target.path} already")
+        if target.disk.exists(target.path / name):
+            raise PartitionExists(f"{target.path / name}: is in the way; move it away")
+        free, size = target.disk.free_bytes(target.path), partition.size_bytes
+        if free < size:
+            raise OSError(
+                errno.ENOSPC, f"{size} bytes are to be moved, and {free} are free", str(target.path)
+            )
+        return target
+
+    def _move(self, partition: Partition, target: LogDir, spend: Callable[[int], None]) -> None:
+        directory = target.path / names.future_directory(partition.name, uuid.uuid4().hex)
+        copy = Copy(partition, target.disk, directory, spend)
+        try:
+            copy.catch_up()
+            # Compaction holds on to the names of files; now it waits for a moment.
+            with self._store.compactor.running:
+                for _ in range(_ROUNDS):
+                    if copy.missing_bytes <= _LITTLE_BYTES:
+                        break
+                    copy.catch_up()
+                with self._lock, partition.flush_lock, partition.lock:
+                    self._swap(partition, target, copy)
+        except BaseException:
+            self._discard(copy)
+            raise
+
+    def _discard(self, copy: Copy) -> None:
+        if copy.is_needed:
+            return
+        try:
+            copy.discard()
+        except (LogfsError, OSError) as error:
+            logger.error("%s: remains, and the next opening removes it: %s", copy.directory, error)
+
+    def _swap(self, partition: Partition, target: LogDir, copy: Copy) -> None:
+        """Let the copy take the partition's place, in the order that docs/durability.md tells of."""
+        store, name = self._store, partition.name.directory
+        if store.partitions.get(name) is not partition:
+            raise MoveAborted(f"{name}: was deleted while it was moved")
+        if store.commits.concerns(name):
+            raise MoveAborted(f"{name}: not moved, for a commit into it is decided and not done")
+        partition.check_appendable()
+        source = store.homes[name]
+        delay_ms = partition.config.file_delete_delay_ms
+        copy.complete(names.unique_part(copy.directory.name), store.clock())
+        store.prepare_move(partition, target)
+        stray = source.path / names.stray_directory(copy.directory.name)
+        with store.disk.naming:
+            source.disk.move(partition.directory, stray)
+            # From here on the copy is the partition: opening finishes what a crash leaves of this.
+            copy.is_needed = True
+            partition.directory = stray
+            try:
+                source.disk.sync_directory(source.path)
+                target.disk.rename(copy.directory, target.path / name)
+                left = copy.take_over(target.path / name)
+            except BaseException as error:
+                partition.failure = PartitionFailed(
+                    f"{name}: its move to {target.path} stopped in the middle ({error}); close the store (or "
+                    "unmount) and open it again with both log directories, which finishes it"
+                )
+                raise partition.failure from error
+            relocate(left, stray)
+            store.homes[name] = target
+        self._part(partition, source, stray, WeakSet(left), store.clock() + delay_ms)
+
+    def _part(
+        self,
+        partition: Partition,
+        source: LogDir,
+        stray: Path,
+        left: WeakSet[Segment],
+        due_ms: int,
+    ) -> None:
+        """Have the original removed once its delay is over; where that fails, the next opening sees to it."""
+        store = self._store
+        unique = names.unique_part(stray.name)
+        doomed = source.path / names.deleted_directory(partition.name, unique)
+        try:
+            with store.disk.naming:
+                source.disk.rename(stray, doomed)
+                relocate(left, doomed)
+            self._left[doomed] = left
+            store.deletions[doomed] = due_ms
+            partition.disk.unlink(partition.directory / MOVED)
+            store.finish_move(partition, source)
+        except (LogfsError, OSError) as error:
+            logger.error("%s: moved, but not all that was there is gone: %s", stray, error)
+
+    def let_go(self, directory: Path) -> None:
+        """Open what somebody may still read in a directory that is about to be removed."""
+        for segment in self._left.pop(directory, ()):
+            segment.hold_open()

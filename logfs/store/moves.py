@@ -1,0 +1,128 @@
+"""What a crash left of moves between log directories: finished, or undone, before anything is loaded.
+
+A copy is called `<name>.<uuid>-future`. It is the partition from the moment on when the original is called
+`<name>.<uuid>-stray`, with the same uuid; before that it is nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import InvalidName, InvalidStore, LogfsError
+from logfs.format import names
+from logfs.format.names import DirectoryKind
+from logfs.log.copying import MOVED, remove_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from logfs.format.names import TopicPartition
+    from logfs.store.log_dir import LogDir
+    from logfs.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+
+class Found(NamedTuple):
+    """The directories of partitions in a log directory, by their kind; those that are used with inode numbers."""
+
+    partitions: list[tuple[TopicPartition, Path, int]]
+    futures: list[tuple[TopicPartition, Path]]
+    strays: list[Path]
+
+
+def futures(log_dir: LogDir) -> Iterator[tuple[TopicPartition, int]]:
+    """The partitions that are being moved into a log directory, with the bytes of .log files that are there."""
+    if log_dir.failure is not None:
+        return
+    for entry in log_dir.disk.scan(log_dir.path):
+        with suppress(InvalidName, FileNotFoundError):
+            kind, name = names.classify_directory(entry.name)
+            if kind is DirectoryKind.FUTURE:
+                files = log_dir.disk.scan(log_dir.path / entry.name)
+                logs = [file for file in files if file.name.endswith(names.LOG)]
+                yield name, sum(file.stat(follow_symlinks=False).st_size for file in logs)
+
+
+def settle(store: Store, found: dict[LogDir, Found], wanted: Callable[[str], bool]) -> None:
+    """Finish or undo the moves of partitions that are wanted; what cannot be is offline, and says why."""
+    homes = {name: log_dir for log_dir, each in found.items() for name, *_ in each.partitions}
+    strays = {path: log_dir for log_dir, each in found.items() for path in each.strays}
+    names_of_strays = {path.name for path in strays}
+    for log_dir, each in found.items():
+        for name, path in each.futures:
+            if not wanted(name.directory):
+                store.homes.setdefault(name.directory, homes.get(name, log_dir))
+                continue
+            try:
+                has_left = names.stray_directory(path.name) in names_of_strays and _is_noted(
+                    log_dir, path, path
+                )
+                if _settle(store, log_dir, path, is_there=name in homes, has_left=has_left):
+                    final = log_dir.path / name.directory
+                    each.partitions.append((name, final, log_dir.disk.stat(final).st_ino))
+                    homes[name] = log_dir
+            except (LogfsError, OSError) as error:
+                logger.error("%s: %s", path, error)
+                if name not in homes:
+                    store.homes[name.directory] = log_dir
+                    store.offline[name.directory] = error
+    if not store.read_only:
+        for path, log_dir in strays.items():
+            _, name = names.classify_directory(path.name)
+            if name in homes and wanted(name.directory):
+                _remove_original(store, log_dir, path, homes[name], name)
+
+
+def _settle(store: Store, log_dir: LogDir, path: Path, *, is_there: bool, has_left: bool) -> bool:
+    """Finish or undo one move; whether the copy is the partition now."""
+    if is_there and has_left:
+        raise InvalidStore(
+            "a copy that had taken the partition's place, and there is another partition of that name; "
+            "move one of them away"
+        )
+    if is_there:
+        if not store.read_only:
+            logger.warning("%s: a move that was not finished is undone", path)
+            remove_directory(log_dir.disk, path)
+        return False
+    if log_dir.live:
+        # Somebody else is at it: the next look will find it done.
+        return False
+    if not has_left:
+        raise InvalidStore(
+            f"{path}: a move into this log directory is not finished; open the store with all of its log "
+            "directories. Should the one that it came from be lost for good, rename this to "
+            f"{path.name.rpartition('.')[0]}"
+        )
+    if store.read_only:
+        raise InvalidStore(f"{path}: a move is all but finished; open the store for writing once")
+    logger.warning("%s: a move is finished: the copy is the partition now", path)
+    log_dir.disk.rename(path, path.with_name(path.name.rpartition(".")[0]))
+    return True
+
+
+def _is_noted(log_dir: LogDir, directory: Path, other: Path) -> bool:
+    """Whether a complete copy is in a directory, made by the move whose UUID is in the other's name."""
+    note = directory / MOVED
+    if not log_dir.disk.exists(note):
+        return False
+    return log_dir.disk.read_file(note) == names.unique_part(other.name).encode()
+
+
+def _remove_original(
+    store: Store, log_dir: LogDir, path: Path, home: LogDir, name: TopicPartition
+) -> None:
+    """Have a stray directory removed if it is known that a copy took its place; a broker's own are left alone."""
+    final = home.path / name.directory
+    try:
+        if _is_noted(home, final, path):
+            doomed = path.with_name(names.deleted_directory(name, names.unique_part(path.name)))
+            log_dir.disk.rename(path, doomed)
+            store.deletions[doomed] = store.clock()
+            home.disk.unlink(final / MOVED)
+    except (LogfsError, OSError) as error:
+        logger.error("%s: was moved to %s, and is not removed: %s", path, home.path, error)

@@ -1,0 +1,387 @@
+"""A partition moves to another log directory while it is used, and nothing is lost (kafka-storage 1.2, 13.3)."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import re
+import subprocess
+import threading
+from typing import TYPE_CHECKING
+
+import orjson
+import pytest
+
+from logfs.cli import main
+from logfs.errors import InvalidName, NotWritable, PartitionFailed
+from logfs.format.record import Record
+from logfs.format.text import View
+from logfs.log.files import Disk
+from logfs.store.mover import MoveAborted
+from logfs.store.store import Store
+from tests.conftest import Clock, Mount, assert_clean, wait_for
+from tests.crashdisk import abandon
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from logfs.log.files import File
+    from logfs.log.partition import Partition
+
+NAME = "a-0"
+
+
+@pytest.fixture
+def log_dirs(tmp_path: Path) -> Iterator[list[Path]]:
+    """Two log directories, audited at the end."""
+    paths = [tmp_path / "one", tmp_path / "two"]
+    yield paths
+    assert_clean(*paths)
+
+
+def fill(store: Store, count: int = 60) -> Partition:
+    """A partition of several segments with a settings change, a gap at its start, producers' and keyed records."""
+    partition = store.create(NAME)
+    store.settings.set_topic("a", "segment.bytes", "1500")
+    for number in range(count):
+        partition.append([Record(b"value %d " % number * 5, b"key %d" % (number % 7))])
+    partition.flush()
+    store.delete_records(NAME, 13)
+    return partition
+
+
+def content(partition: Partition) -> list[Record]:
+    return list(partition.read())
+
+
+def directories(log_dirs: list[Path]) -> set[str]:
+    """The kinds of partition directories that there are, by log directory."""
+    return {
+        f"{path.parent.name}/" + re.sub(r"\..*-", "-", path.name)
+        for log_dir in log_dirs
+        for path in log_dir.glob("a-0*")
+    }
+
+
+def test_all_that_a_partition_is_moves(log_dirs: list[Path], clock: Clock) -> None:
+    """Records, offsets, the log start, segments and views of who reads are the same, and it goes on there."""
+    with Store(log_dirs, clock=clock) as store:
+        partition = fill(store)
+        before, bases = content(partition), [s.base_offset for s in partition.segments]
+        text = partition.text(View.LINES)
+        shown = text.read(0, text.size)
+        key = partition.newest(b"key 3")
+        store.move(NAME, log_dirs[1])
+        assert store[NAME] is partition
+        assert partition.directory == store.home(NAME) / NAME == log_dirs[1] / NAME
+        assert content(partition) == before
+        assert partition.log_start_offset == 13
+        assert [s.base_offset for s in partition.segments] == [*bases, 60]
+        assert partition.append([b"behind"]) == 60
+        assert partition.flush() == 61
+        assert text.read(0, text.size) == shown + b"behind\n"
+        assert partition.newest(b"key 3") == key
+        assert directories(log_dirs) == {"one/a-0-delete", "two/a-0"}
+        clock.now_ms += 10**6
+        store.upkeep()
+        assert directories(log_dirs) == {"two/a-0"}
+        assert text.read(0, text.size) == shown + b"behind\n"
+        after = content(partition)
+    for recover in (False, True):
+        with Store(log_dirs, clock=clock, recover=recover) as store:
+            assert content(store[NAME]) == after
+            assert store[NAME].log_start_offset == 13
+
+
+def test_a_move_there_and_back_again_and_an_empty_partition(
+    log_dirs: list[Path], clock: Clock
+) -> None:
+    """Without a record, and with a name that was here before."""
+    with Store(log_dirs, clock=clock) as store:
+        partition = store.create(NAME)
+        for target in (1, 0, 1):
+            store.move(NAME, log_dirs[target])
+            assert partition.log_end_offset == len(partition.segments) - 1
+            partition.append([b"x"])
+        assert [r.offset for r in partition.read()] == [0, 1, 2]
+        store.delete(NAME)
+        assert store.create(NAME).log_end_offset == 0
+
+
+def test_who_appends_and_reads_meanwhile_notices_nothing(
+    log_dirs: list[Path], clock: Clock
+) -> None:
+    """No append fails or is lost, and a reader sees each record once, in its order, across several moves."""
+    with Store(log_dirs, clock=clock) as store:
+        partition = fill(store)
+        store.settings.set_topic("a", "segment.bytes", "20000")
+        ended = threading.Event()
+        acknowledged: list[int] = []
+        seen: list[int] = []
+        errors: list[BaseException] = []
+
+        def guarded(work: Callable[[], None]) -> threading.Thread:
+            def run() -> None:
+                try:
+                    work()
+                except BaseException as error:
+                    errors.append(error)
+
+            thread = threading.Thread(target=run)
+            thread.start()
+            return thread
+
+        def append() -> None:
+            while not ended.is_set():
+                acknowledged.append(partition.append([b"n %d" % len(acknowledged)]))
+                partition.flush()
+
+        def follow() -> None:
+            while not ended.is_set():
+                seen.extend(r.offset for r in partition.read(60 + len(seen)))
+
+        threads = [guarded(append), guarded(follow)]
+        try:
+            for number in range(4):
+                store.move(NAME, log_dirs[(number + 1) % 2])
+                before = len(acknowledged)
+                wait_for(lambda before=before: errors or len(acknowledged) > before)  # type: ignore[misc]
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join()
+        assert not errors
+        assert acknowledged == list(range(60, 60 + len(acknowledged)))
+        assert seen == list(range(60, 60 + len(seen)))
+        values = [r.value for r in partition.read(60)]
+        assert values == [b"n %d" % number for number in range(len(acknowledged))]
+
+
+class InterferingDisk(Disk):
+    """Does something when the next write goes below a directory, or fails there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below = ""
+        self.act: Callable[[], object] = lambda: None
+
+    def write(self, file: File, position: int, data: bytes) -> None:  # type: ignore[override]
+        if self.below and str(file.path).startswith(self.below):
+            self.below = ""
+            self.act()
+        super().write(file, position, data)
+
+
+def test_what_happens_to_the_log_meanwhile_happens_to_the_copy(
+    log_dirs: list[Path], clock: Clock
+) -> None:
+    """Retention, a truncation and a compaction while segments are copied."""
+    disk = InterferingDisk()
+    with Store(log_dirs, clock=clock, disk=disk) as store:
+        partition = fill(store)
+        store.settings.set_topic("a", "cleanup.policy", "compact,delete")
+        store.settings.set_topic("a", "segment.bytes", "4000")
+
+        def interfere() -> None:
+            store.truncate(NAME, 50)
+            store.delete_records(NAME, 30)
+            store.retain([NAME])
+            store.compact(NAME)
+            partition.append([Record(b"after", b"all")])
+            interfere.after = content(partition)  # type: ignore[attr-defined]
+
+        disk.act, disk.below = interfere, str(log_dirs[1] / NAME)
+        store.move(NAME, log_dirs[1])
+        assert not disk.below
+        after = interfere.after  # type: ignore[attr-defined]
+        assert content(partition) == after
+        assert after[-1].offset == 50
+    with Store(log_dirs, clock=clock, recover=True) as store:
+        assert content(store[NAME]) == after
+        assert store.cleaner_offset(NAME) is not None
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_an_error_in_the_middle_leaves_the_partition_where_it_is(
+    number: int, log_dirs: list[Path], clock: Clock
+) -> None:
+    """The copy goes, and the partition takes appends as before."""
+    disk = InterferingDisk()
+
+    def fail() -> None:
+        raise OSError(number, "injected")
+
+    with Store(log_dirs, clock=clock, disk=disk) as store:
+        partition = fill(store)
+        before = content(partition)
+        disk.act, disk.below = fail, str(log_dirs[1] / NAME)
+        with pytest.raises(OSError, match="injected"):
+            store.move(NAME, log_dirs[1])
+        assert store.home(NAME) == log_dirs[0]
+        partition.append([b"goes on"])
+        partition.flush()
+        assert content(partition)[:-1] == before
+        if number == errno.ENOSPC:
+            assert directories(log_dirs) == {"one/a-0"}
+    with Store(log_dirs, clock=clock) as store:
+        assert content(store[NAME])[:-1] == before
+        assert directories(log_dirs) == {"one/a-0"}
+
+
+def test_an_error_in_the_swap_is_mended_by_the_next_opening(
+    log_dirs: list[Path], clock: Clock
+) -> None:
+    """Where the second of the two renames fails, nothing is taken any more, and nothing is lost."""
+
+    class FailingDisk(Disk):
+        def move(self, old: Path, new: Path) -> None:
+            if old.name.endswith("-future"):
+                raise OSError(errno.ENOSPC, "injected")
+            super().move(old, new)
+
+    store = Store(log_dirs, clock=clock, disk=FailingDisk())
+    partition = fill(store)
+    before = content(partition)
+    with pytest.raises(PartitionFailed, match="open it again with both"):
+        store.move(NAME, log_dirs[1])
+    with pytest.raises(PartitionFailed):
+        partition.append([b"no"])
+    abandon(store)
+    assert directories(log_dirs) == {"one/a-0-stray", "two/a-0-future"}
+    with Store(log_dirs, clock=clock) as store:
+        assert content(store[NAME]) == before
+        assert store[NAME].log_start_offset == 13
+        assert store.home(NAME) == log_dirs[1]
+    assert directories(log_dirs) == {"one/a-0-delete", "two/a-0"}
+
+
+def test_a_deletion_meanwhile_ends_the_move(log_dirs: list[Path], clock: Clock) -> None:
+    """Nothing comes back from the dead."""
+    disk = InterferingDisk()
+    with Store(log_dirs, clock=clock, disk=disk) as store:
+        fill(store)
+        disk.act, disk.below = lambda: store.delete(NAME), str(log_dirs[1] / NAME)
+        with pytest.raises(Exception, match="deleted"):
+            store.move(NAME, log_dirs[1])
+        assert NAME not in store
+        assert directories(log_dirs) == {"one/a-0-delete"}
+        disk.below = ""
+        fill(store)
+        store.mover.stop()
+        with pytest.raises(MoveAborted):
+            store.move(NAME, log_dirs[0 if store.home(NAME) == log_dirs[1] else 1])
+
+
+def test_what_cannot_be_moved_is_refused(log_dirs: list[Path], clock: Clock) -> None:
+    """The same directory, one that is not the store's, one without room, and a store that only reads."""
+    disk = Disk()
+    with Store(log_dirs, clock=clock, disk=disk) as store:
+        fill(store)
+        with pytest.raises(InvalidName, match="already"):
+            store.move(NAME, log_dirs[0])
+        with pytest.raises(InvalidName, match="no log directory of this store"):
+            store.move(NAME, log_dirs[0] / "other")
+        disk.free_bytes = lambda path: 100  # type: ignore[method-assign]
+        with pytest.raises(OSError, match="100 are free") as refused:
+            store.move(NAME, log_dirs[1])
+        assert refused.value.errno == errno.ENOSPC
+        assert directories(log_dirs) == {"one/a-0"}
+    with Store(log_dirs, read_only=True) as reader, pytest.raises(NotWritable):
+        reader.move(NAME, log_dirs[1])
+
+
+def test_what_a_crash_left_is_finished_or_undone_or_said(
+    log_dirs: list[Path], clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A copy beside its original goes; one whose original has left takes over; alone it waits for the other."""
+    one, two = log_dirs
+    with Store(log_dirs, clock=clock) as store:
+        before = content(fill(store))
+        store.move(NAME, two)
+        before = content(store[NAME])
+    gone = next(one.glob("*-delete"))
+    unique = gone.name.rpartition(".")[2].removesuffix("-delete")
+    future, stray = two / f"{NAME}.{unique}-future", one / f"{NAME}.{unique}-stray"
+    # As between the two renames.
+    gone.rename(stray)
+    (two / NAME).rename(future)
+    (future / "logfs.moved").write_text(unique)
+    with Store([two], clock=clock) as store:
+        assert "all of its log directories" in str(store.offline[NAME])
+    with Store(log_dirs, read_only=True) as store:
+        assert "open the store for writing" in str(store.offline[NAME])
+    with caplog.at_level(logging.WARNING), Store(log_dirs, clock=clock) as store:
+        assert content(store[NAME]) == before
+        assert store[NAME].log_start_offset == 13
+        assert "a move is finished" in caplog.text
+    assert directories(log_dirs) == {"one/a-0-delete", "two/a-0"}
+    # As before them.
+    leftover = one / f"{NAME}.{'0' * 32}-future"
+    leftover.mkdir()
+    (leftover / "00000000000000000000.log").write_bytes(b"half of")
+    with Store(log_dirs, clock=clock) as store:
+        assert content(store[NAME]) == before
+        assert "undone" in caplog.text
+    assert directories(log_dirs) == {"one/a-0-delete", "two/a-0"}
+
+
+def test_the_command_moves_and_describe_tells(
+    log_dirs: list[Path], clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`logfs move`, what it refuses, and the copy in `logfs describe --json` while there is one."""
+    one, two = map(str, log_dirs)
+    with Store(log_dirs, clock=clock) as store:
+        before = content(fill(store))
+    assert main(["move", f"{one}/{NAME}", "--to", one]) == 1
+    assert "already" in capsys.readouterr().err
+    assert main(["move", one, NAME, "--to", two]) == 0
+    assert capsys.readouterr().out == f"{two}/{NAME}\n"
+    with Store(log_dirs, read_only=True) as store:
+        assert content(store[NAME]) == before
+    copy = log_dirs[0] / f"{NAME}.{'0' * 32}-future"
+    copy.mkdir()
+    (copy / "00000000000000000000.log").write_bytes(b"1234")
+    assert main(["describe", one, two, "--json"]) == 0
+    told = orjson.loads(capsys.readouterr().out)["brokers"][0]["logDirs"]
+    assert told[0]["partitions"] == [
+        {"partition": NAME, "size": 4, "offsetLag": -1, "isFuture": True}
+    ]
+    assert [each["isFuture"] for each in told[1]["partitions"]] == [False]
+
+
+def test_a_mount_moves_in_the_background(
+    make_mount: Callable[..., Mount], log_dirs: list[Path]
+) -> None:
+    """`move` in `ctl`: `tail -f` and an open writer go on, and what cannot be done is refused at once."""
+    mount = make_mount(log_dirs=log_dirs)
+    folder = mount.partition(NAME)
+    (folder / "append").write_bytes(b"one\n")
+    home = next(path for path in log_dirs if (path / NAME).is_dir())
+    other = next(path for path in log_dirs if path != home)
+    with pytest.raises(OSError, match="Invalid") as refused:
+        (folder / "ctl").write_text(f"move {home}\n")
+    assert refused.value.errno == errno.EINVAL
+    tail = subprocess.Popen(["tail", "-n", "+1", "-f", folder / "records"], stdout=subprocess.PIPE)
+    try:
+        assert tail.stdout is not None
+        assert tail.stdout.readline() == b"one\n"
+        with (folder / "append").open("ab", buffering=0) as writer:
+            writer.write(b"two\n")
+            (folder / "ctl").write_text(f"move {other}\n")
+            wait_for(lambda: (other / NAME).is_dir())
+            writer.write(b"three\n")
+        (folder / "append").write_bytes(b"four\n")
+        assert [tail.stdout.readline() for _ in range(3)] == [b"two\n", b"three\n", b"four\n"]
+    finally:
+        tail.kill()
+        tail.wait()
+        if tail.stdout is not None:
+            tail.stdout.close()
+    assert (folder / "records").read_bytes() == b"one\ntwo\nthree\nfour\n"
+    assert not (home / NAME).exists()
+    assert "not moved" not in (folder / "ctl").read_text()
+    mount.kill()
+    mount.stop()
+    mount.start()
+    assert (folder / "records").read_bytes().startswith(b"one\n")
