@@ -64,6 +64,10 @@ class CoordinatorFenced(LogfsError, ValueError):
     """A marker of a transaction coordinator that a newer one has replaced."""
 
 
+class CommitPending(LogfsError):
+    """A commit that is decided could not be done yet; it will be, once what the message tells of is mended."""
+
+
 class NotWritable(LogfsError):
     """The store was opened read-only."""
 

@@ -28,8 +28,10 @@ from logfs.log.files import Disk, File
 from logfs.log.view import TextView
 from logfs.log.walk import DamagedRange
 from logfs.store.check import Severity, check
+from logfs.store.commit import read_commits
 from logfs.store.log_dir import CLEAN_SHUTDOWN
 from logfs.store.store import Store
+from tests.staging import stage
 
 if TYPE_CHECKING:
     import mmap
@@ -37,12 +39,16 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
+    from logfs.format.commits import StagedFile
     from logfs.log.partition import Partition
 
 LOG = "log"
 # The second log directory, of the workloads that have one.
 OTHER = "other"
 SMALL = {"segment.bytes": "600", "segment.index.bytes": "240", "index.interval.bytes": "100"}
+
+# When what a crash left is looked at: some days later, when no writer of commits is forgotten yet.
+LATER_MS = 1_700_400_000_000
 
 # The value and the key of a record that is appended to see that a log goes on.
 AFTERWARDS = (b"afterwards", b"after")
@@ -347,12 +353,22 @@ class Expected:
     leaving: frozenset[int]
 
 
+class SentCommit(NamedTuple):
+    """A commit of staged records, by partition; `done` if it is known to have been made."""
+
+    writer: str
+    sequence: int
+    values: dict[str, tuple[bytes, ...]]
+    done: bool = False
+
+
 @dataclass(frozen=True)
 class Oracle:
     """What must, and what may, be in a store."""
 
     partitions: dict[str, Expected]
     configs: dict[str, tuple[dict[str, str], ...]]
+    commits: tuple[SentCommit, ...] = ()
 
 
 class Workload:
@@ -376,6 +392,7 @@ class Workload:
         self.leaving: dict[str, set[int]] = {}
         self.exists: dict[str, bool | None] = {}
         self.configs: dict[str, list[dict[str, str]]] = {}
+        self.commits: list[SentCommit] = []
         self.failures: list[Exception] = []
         self.failed: list[Partition] = []
         self.settings = SMALL if settings is None else settings
@@ -394,7 +411,7 @@ class Workload:
             for name, exists in self.exists.items()
         }
         configs = {topic: tuple(map(dict, known)) for topic, known in self.configs.items()}
-        self.disk.note(Oracle(partitions, configs))
+        self.disk.note(Oracle(partitions, configs, tuple(self.commits)))
 
     def _missing(self, name: str) -> frozenset[int]:
         """Of a compacted log: what is being dropped, what is gone, and what was not flushed, for nobody can tell."""
@@ -466,6 +483,44 @@ class Workload:
         done = partition.log_end_offset - first
         assert done in (0, len(sent)) or len(sent) > 1
         self.logs[name] += sent[:done]
+
+    def commit(self, writer: str, sequence: int, values: dict[str, tuple[bytes, ...]]) -> bool:
+        """Stage values for partitions, one ms after the last record, and commit them; whether that worked."""
+        if not set(values) <= set(self.store.partitions):
+            return False
+        self.now_ms += 1
+        staged: list[StagedFile] = []
+        if not self.step(lambda: staged.extend(restage(self.store, writer, sequence, values))):
+            return False
+        before = {name: self.store[name].log_end_offset for name in values}
+        sent = {name: [Sent(value, self.now_ms) for value in values[name]] for name in values}
+        self.commits.append(SentCommit(writer, sequence, values))
+        for name, first in before.items():
+            for offset, record in enumerate(sent[name], start=first):
+                self.allowed[name].setdefault(offset, set()).add(record)
+        self._note()
+        done = self.step(lambda: self.store.commit(writer, sequence, staged))
+        for name, first in before.items():
+            # After a failed fsync it is there for readers, and promised to nobody.
+            count = self.store[name].log_end_offset - first
+            assert count in (0, len(sent[name]))
+            self.logs[name] += sent[name][:count]
+        if done:
+            self.commits[-1] = self.commits[-1]._replace(done=True)
+            for name in values:
+                self._settle(name)
+        return done
+
+    def replay(self, number: int) -> None:
+        """Send a commit again that was made, with files of its own."""
+        again = self.commits[number]
+        self.now_ms += 1
+
+        def send() -> None:
+            staged = restage(self.store, again.writer, again.sequence, again.values)
+            assert self.store.commit(again.writer, again.sequence, staged).already
+
+        self.step(send)
 
     def look(self, name: str, *keys: bytes) -> None:
         """Ask for the newest record of each key, which may write a file of them."""
@@ -989,6 +1044,35 @@ def hold(found: dict[str, Observed], oracle: Oracle) -> None:
     assert set(found) <= set(oracle.partitions)
 
 
+def restage(
+    store: Store, writer: str, sequence: int, values: dict[str, tuple[bytes, ...]]
+) -> list[StagedFile]:
+    """Stage values for the partitions of a store, two in each batch."""
+    return [
+        stage(
+            store[name].directory,
+            store[name].config,
+            writer,
+            sequence,
+            [Record(value) for value in values[name]],
+            now_ms=store.clock(),
+            disk=store.disk,
+        )
+        for name in values
+    ]
+
+
+def hold_commits(found: dict[str, Observed], oracle: Oracle, *, replayed: bool = False) -> None:
+    """Each commit is there whole or not at all; one that is known to be made, or was replayed, is there once."""
+    for commit in oracle.commits:
+        counts = set()
+        for name, values in commit.values.items():
+            there = Counter(sent.value for sent in found[name].records.values())
+            counts |= {there[value] for value in values}
+        allowed = ({1},) if commit.done or replayed else ({0}, {1})
+        assert counts in allowed, f"{commit}: its values are there {counts} times"
+
+
 def errors_of(log_dirs: Sequence[Path]) -> list[str]:
     """The errors of the audit."""
     return [str(f) for f in check(log_dirs) if f.severity is Severity.ERROR]
@@ -1028,7 +1112,7 @@ def tree(root: Path) -> Image:
     return {name: data for name, data in read_image(root).items() if not name.endswith("/.lock")}
 
 
-def verify(root: Path, oracle: Oracle, now_ms: int = 1_800_000_000_000) -> Counter[str]:
+def verify(root: Path, oracle: Oracle, now_ms: int = LATER_MS) -> Counter[str]:
     """Recover a store twice, hold it to its promises, go on with it, audit it; what was seen, counted.
 
     Raises `AssertionError`.
@@ -1037,8 +1121,13 @@ def verify(root: Path, oracle: Oracle, now_ms: int = 1_800_000_000_000) -> Count
     if any((log_dir / CLEAN_SHUTDOWN).exists() for log_dir in log_dirs(root)):
         # A clean start believes the indexes; what comes after it is a recovery, which makes them anew.
         hold(_abandoned(root, now_ms), oracle)
+    is_pending = read_commits(Disk(), root / LOG).pending is not None
     found = _abandoned(root, now_ms)
     hold(found, oracle)
+    hold_commits(found, oracle)
+    if is_pending:
+        # Doing a commit is appending: it leaves files that the next recovery trims.
+        assert _abandoned(root, now_ms) == found
     recovered = tree(root)
     again = _abandoned(root, now_ms)
     assert again == found, "a second recovery shows something else"
@@ -1065,10 +1154,27 @@ def verify(root: Path, oracle: Oracle, now_ms: int = 1_800_000_000_000) -> Count
             last = observe(store[name])
             assert last.records.pop(shown.end).value == AFTERWARDS[0]
             assert last.records == shown.records
+    _replay(root, oracle, found, now_ms)
     seen["states"] += 1
     seen["with damage"] += any(shown.damaged for shown in found.values())
     seen["torn tails cut"] += any(name.endswith(".torn") for name in recovered)
     return seen
+
+
+def _replay(root: Path, oracle: Oracle, found: dict[str, Observed], now_ms: int) -> None:
+    """Send every commit again, as whoever does not know whether it was made."""
+    known = [commit for commit in oracle.commits if set(commit.values) <= set(found)]
+    if not known:
+        return
+    with Store(root / LOG, clock=lambda: now_ms) as store:
+        for commit in known:
+            staged = restage(store, commit.writer, commit.sequence, commit.values)
+            store.commit(commit.writer, commit.sequence, staged)
+        shown = observe_store(store)
+        hold_commits(shown, oracle, replayed=True)
+        for name, partition in shown.items():
+            assert [*partition.records] == [*range(partition.end)], f"{name}: offsets have gaps"
+    assert not errors_of(root / LOG)
 
 
 def verify_state(state: State) -> Counter[str]:
@@ -1088,7 +1194,7 @@ def recovery_states(state: State) -> list[State]:
         write_image(root, state.image)
         disk = RecordingDisk(root)
         try:
-            store = Store(log_dirs(root), clock=lambda: 1_800_000_000_000, disk=disk)
+            store = Store(log_dirs(root), clock=lambda: LATER_MS, disk=disk)
             states = crash_states(disk, state.oracle)
             abandon(store)
             return states

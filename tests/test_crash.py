@@ -10,21 +10,25 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from logfs.format.batch import Batch
-from logfs.log import key_map, recovery
+from logfs.log import key_map, recovery, staged
 from logfs.log.files import Disk
 from logfs.log.index import SparseIndex
 from logfs.log.partition import Partition
 from logfs.log.segment import Segment
+from logfs.log.staged import StagedWriter
+from logfs.store.commit import Commits
 from logfs.store.mover import Mover
 from logfs.store.store import Store
 from tests import crashdisk
 from tests.crashdisk import RecordingDisk, State, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from logfs.format.commits import CommitLog, Pending, StagedFile
     from logfs.log.files import File
+    from logfs.log.staged import Landing
     from logfs.log.walk import Damage
 
 STATES = int(os.environ.get("LOGFS_CRASH_STATES", "5000"))
@@ -210,6 +214,27 @@ def compacting(work: Workload) -> None:
     work.compact("a-0")
 
 
+def committing(work: Workload) -> None:
+    work.create("a-0")
+    work.create("b-0")
+    work.append("a-0", b"before")
+    work.commit("q", 0, {"a-0": (b"a0", b"a1", b"a2"), "b-0": (b"b0",)})
+    work.append("b-0", b"between")
+    work.commit("q", 1, {"a-0": tuple(b"a1.%d" % n + b"x" * 90 for n in range(9)), "b-0": (b"b1",)})
+    work.replay(1)
+    work.commit("other", 5, {"b-0": (b"b2", b"b3", b"b4")})
+    work.append("a-0", b"after")
+    work.replay(0)
+
+
+def committing_over_segments(work: Workload) -> None:
+    work.create("a-0")
+    work.create("b-0")
+    work.commit("q", 0, {"a-0": tuple(b"a.%d" % n + b"x" * 90 for n in range(11)), "b-0": (b"b",)})
+    work.append("a-0", b"between")
+    work.commit("r", 0, {"a-0": tuple(b"c.%d" % n + b"x" * 60 for n in range(11))})
+
+
 def looking_up(work: Workload) -> None:
     work.create("a-0")
     for number in range(6):
@@ -270,6 +295,8 @@ WORKLOADS: dict[str, Callable[[Workload], None]] = {
         closing,
         retaining,
         compacting,
+        committing,
+        committing_over_segments,
         looking_up,
         moving,
     )
@@ -458,6 +485,60 @@ def _tip_before_write(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Partition, "flush", flush)
 
 
+def _staged_without_fsync(patch: pytest.MonkeyPatch) -> None:
+    """A task tells of a file that is not on the disk."""
+
+    def close(self: StagedWriter) -> StagedFile:
+        sync, self._disk.sync = self._disk.sync, lambda file: None  # type: ignore[method-assign]
+        try:
+            return closing_it(self)
+        finally:
+            self._disk.sync = sync  # type: ignore[method-assign]
+
+    closing_it = StagedWriter.close
+    patch.setattr(StagedWriter, "close", close)
+
+
+def _commit_undecided(patch: pytest.MonkeyPatch) -> None:
+    """The logs are written, and nothing says that they are to be finished."""
+
+    def careless(self: Commits, home: Path, log: CommitLog) -> None:
+        if log.pending is None:
+            write(self, home, log)
+        else:
+            self._known[home] = log
+
+    write = Commits._write
+    patch.setattr(Commits, "_write", careless)
+
+
+def _commit_noted_before_it_is_durable(patch: pytest.MonkeyPatch) -> None:
+    def land(self: Commits, home: Path, decided: Pending, landings: Sequence[Landing]) -> None:
+        for landing in landings:
+            landing.write()
+            landing.show()
+
+    patch.setattr(Commits, "_land", land)
+
+
+def _commit_not_rolled_forward(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Commits, "finish", lambda self: None)
+
+
+def _commit_without_taking_stock(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Commits, "take_stock", lambda self, *_: False)
+
+
+def _commit_without_a_look_back(patch: pytest.MonkeyPatch) -> None:
+    """What was sent before is made again."""
+    patch.setattr(Commits, "last", lambda self, writer: None)
+
+
+def _stock_that_cuts_too_late(patch: pytest.MonkeyPatch) -> None:
+    """Half of a commit is left where it is, as somebody else's."""
+    patch.setattr(staged._Standing, "cut", lambda self, part: None)
+
+
 def _any_key_map_is_believed(patch: pytest.MonkeyPatch) -> None:
     """The file of keys outlives the records that it covers."""
     patch.setattr(key_map.KeyMap, "_is_anchored", lambda self, anchor: True)
@@ -503,6 +584,14 @@ MUTANTS = (
     (_tip_before_write, one_by_one),
     (_swap_without_directory, compacting),
     (_cleaned_without_fsync, compacting),
+    (_staged_without_fsync, committing),
+    (_replace_without_fsync, committing),
+    (_commit_undecided, committing),
+    (_commit_noted_before_it_is_durable, committing),
+    (_commit_not_rolled_forward, committing),
+    (_commit_without_taking_stock, committing),
+    (_commit_without_a_look_back, committing),
+    (_stock_that_cuts_too_late, committing_over_segments),
     (_dropped_without_checkpoint, retaining),
     (_any_key_map_is_believed, looking_up),
     (_swap_of_directories_without_fsync, moving_once),

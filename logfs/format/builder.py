@@ -132,7 +132,7 @@ def _build_line(data: bytes, form: BatchFormat, now_ms: int) -> Built:
     covered = b"".join((tail, _line_prefix(length), value, b"\0"))
     size = CRC_START + len(covered)
     if size > form.limit_bytes:
-        return Built([], 0, _too_large(size, form), of_lines=True)
+        return Built([], 0, too_large(size, form), of_lines=True)
     batch = bytearray(
         _UNCOVERED.pack(0, size - LENGTH_OVERHEAD, NO_LEADER_EPOCH, MAGIC, crc32c(covered))
     )
@@ -194,7 +194,7 @@ def _build_many_lines(data: bytes, form: BatchFormat, now_ms: int) -> Built:
             stop = int(ends[first + count - 1]) + 1
             text = TextSize(count, stop - start, json_bytes + count * per_record)
             built.batches.append(
-                _sealed(out[position:end].data, form, count, now_ms, now_ms, now_ms, text)
+                sealed(out[position:end].data, form, count, now_ms, now_ms, now_ms, text)
             )
             position = end
         first += count
@@ -245,9 +245,9 @@ def _flush(
         lines += len(record.value or b"") + 1
         envelopes += _envelope_size(record, maximum if late else timestamp)
     text = TextSize(len(records), lines, envelopes + len(records) * _label_growth(form))
-    batch = _sealed(buffer, form, len(records), timestamps[0], maximum, now_ms, text)
+    batch = sealed(buffer, form, len(records), timestamps[0], maximum, now_ms, text)
     if len(batch.data) > form.limit_bytes:
-        built.refused = _too_large(len(batch.data), form)
+        built.refused = too_large(len(batch.data), form)
         return
     built.batches.append(batch)
     built.consumed += len(records)
@@ -261,7 +261,7 @@ def _envelope_size(record: Record, timestamp: int) -> int:
     return len(envelope.encode(stamped, b"")) - len("0")
 
 
-def _sealed(
+def sealed(
     data: bytearray | memoryview,
     form: BatchFormat,
     count: int,
@@ -270,6 +270,7 @@ def _sealed(
     now_ms: int,
     text: TextSize,
 ) -> NewBatch:
+    """Records that stand behind room for a header, compressed and sealed."""
     if form.codec is not Codec.NONE:
         packed = compression.compress(form.codec, data[HEADER_SIZE:], form.level)
         data = bytearray(HEADER_SIZE) + packed
@@ -360,7 +361,8 @@ def _label_growth(form: BatchFormat) -> int:
     return len(form.timestamp_type.label) - len(TimestampType.CREATE_TIME.label)
 
 
-def _too_large(size: int, form: BatchFormat) -> RecordTooLarge:
+def too_large(size: int, form: BatchFormat) -> RecordTooLarge:
+    """What is said of a record whose batch is larger than the topic allows."""
     return RecordTooLarge(
         f"a batch of this record alone has {size} bytes, and max.message.bytes or segment.bytes "
         f"allow {form.limit_bytes}: raise the setting, or send less"

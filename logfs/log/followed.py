@@ -16,6 +16,7 @@ from logfs.log import text_cache
 from logfs.log.files import Gone
 from logfs.log.index import TimeEntry
 from logfs.log.listing import open_by_inode
+from logfs.log.rebuild import rebuild_text
 from logfs.log.segment import (
     MAX_RELATIVE_OFFSET,
     POINT_READ_BYTES,
@@ -357,7 +358,7 @@ class FollowedSegment(Segment):
             index.reset()
         index.preallocate(0)
         index.truncate(now.size_bytes)
-        still.rebuild_text()
+        rebuild_text(still)
         if is_sealed:
             text_cache.save(self._disk, self.file, index)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from logfs.errors import (
     Corrupt,
-    InvalidRecord,
     LogfsError,
     NotWritable,
     OffsetOutOfRange,
@@ -17,7 +17,7 @@ from logfs.errors import (
 )
 from logfs.format import names
 from logfs.format.batch import Batch, assign_offset
-from logfs.format.builder import Built, build_lines, build_marker, build_records, offset_digits
+from logfs.format.builder import Built, build_lines, build_marker, offset_digits
 from logfs.format.control import ControlType, EndTransactionMarker
 from logfs.format.record import Record
 from logfs.format.text import TextSize
@@ -29,10 +29,10 @@ from logfs.log.files import NO_SPACE
 from logfs.log.reader import Reader
 from logfs.log.segment import Segment
 from logfs.log.snapshots import replay
-from logfs.log.validator import batch_format, check_batch, check_record
+from logfs.log.validator import batch_format, build_checked, check_batch, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from typing_extensions import Buffer
@@ -84,15 +84,12 @@ class Partition(Reader):
         self.flushes = 0
         self._get_config = config
         self._clock = clock
-        self.flush_lock = threading.Lock()
+        self.flush_lock = threading.RLock()
         self._directory_is_dirty = False
         self._unflushed_since_ms: int | None = None
         self._dropped = DroppedSegments(disk)
         self._flush_messages = self.config.flush_messages
         self._format: tuple[LogConfig, BatchFormat] | None = None
-
-    def __repr__(self) -> str:
-        return f"Partition({str(self.directory)!r})"
 
     @property
     def config(self) -> LogConfig:
@@ -114,7 +111,9 @@ class Partition(Reader):
         with self.lock:
             end = self.log_end_offset
             if known is None or self._producers_end > end:
-                known = self._producers = self._restore_producers(end)
+                known = self._producers = self.snapshots.restore(
+                    self.segments, self.log_start_offset, end, self._clock()
+                )
             else:
                 for segment in self.segments_from(self._producers_end):
                     replay(known, segment, self._producers_end, end)
@@ -152,7 +151,7 @@ class Partition(Reader):
         wanted = [Record(item) if isinstance(item, bytes) else item for item in records]
         now_ms = self._clock()
         config = self.config
-        built = self._build_records(wanted, config, now_ms)
+        built = self._checked(wanted, config, now_ms)
         if built.refused is not None:
             raise built.refused
         with self.disk.hold(self.lock):
@@ -170,7 +169,7 @@ class Partition(Reader):
         now_ms = self._clock()
         config = self.config
         if config.is_compacted:
-            built = Built([], 0, self._refusal(Record(b""), config, now_ms))
+            built = Built([], 0, refusal(Record(b""), config, now_ms, self.name.directory))
         else:
             built = build_lines(data, self._batch_format(config), now_ms)
         with self.disk.hold(self.lock):
@@ -180,7 +179,7 @@ class Partition(Reader):
         """Append records up to the first that is refused; raises as `append_lines`."""
         now_ms = self._clock()
         config = self.config
-        built = self._build_records(records, config, now_ms)
+        built = self._checked(records, config, now_ms)
         with self.disk.hold(self.lock):
             return self._append(built, config, now_ms)
 
@@ -248,21 +247,12 @@ class Partition(Reader):
             try:
                 self.active.txn_index.append(self.producers.aborted(ended))
             except OSError as error:
-                raise self._fail("an aborted transaction could not be indexed", error) from error
+                raise self.fail("an aborted transaction could not be indexed", error) from error
         return AppendedBatch(done.first_offset, done.last_offset, duplicate=False)
 
-    def _build_records(self, records: Sequence[Record], config: LogConfig, now_ms: int) -> Built:
-        for number, record in enumerate(records):
-            refused = self._refusal(record, config, now_ms)
-            if refused is not None:
-                built = build_records(records[:number], self._batch_format(config), now_ms)
-                built.refused = built.refused or refused
-                return built
-        return build_records(records, self._batch_format(config), now_ms)
-
-    def _refusal(self, record: Record, config: LogConfig, now_ms: int) -> InvalidRecord | None:
-        refused = check_record(record, config, now_ms)
-        return InvalidRecord(f"{self.name.directory}: {refused}") if refused else None
+    def _checked(self, records: Sequence[Record], config: LogConfig, now_ms: int) -> Built:
+        form = self._batch_format(config)
+        return build_checked(records, config, form, now_ms, self.name.directory)
 
     def _batch_format(self, config: LogConfig) -> BatchFormat:
         if self._format is None or self._format[0] is not config:
@@ -314,9 +304,13 @@ class Partition(Reader):
         records, lines, envelopes = batch.text
         text = TextSize(records, lines, envelopes + offset_digits(base_offset, records))
         active.append(batch.data, last_offset, timestamp, text, config.index_interval_bytes)
+        self._note(count, size, timestamp, now_ms)
+
+    def _note(self, records: int, size_bytes: int, timestamp: int, now_ms: int) -> None:
+        """Count what was appended, and since when there is something to flush."""
         self.last_timestamp = timestamp
-        self.appended_records += count
-        self.appended_bytes += size
+        self.appended_records += records
+        self.appended_bytes += size_bytes
         self.appended_ms = now_ms
         if self._unflushed_since_ms is None:
             self._unflushed_since_ms = now_ms
@@ -326,12 +320,13 @@ class Partition(Reader):
         try:
             self.active.cut_back()
         except OSError as second:
-            return self._fail("a write failed and could not be undone", second)
+            return self.fail("a write failed and could not be undone", second)
         if error.errno in NO_SPACE:
             return error
-        return self._fail("a write failed", error)
+        return self.fail("a write failed", error)
 
-    def _fail(self, what: str, error: OSError) -> PartitionFailed:
+    def fail(self, what: str, error: OSError) -> PartitionFailed:
+        """Take nothing more (rule 7); the error that says so from now on."""
         if self.disk.failure is not None:
             # It is not this partition alone.
             self.failure = self.disk.failure
@@ -342,6 +337,20 @@ class Partition(Reader):
         )
         self.failure.__cause__ = error
         return self.failure
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nobody else appends, flushes, rolls or drops meanwhile: for a commit (`logfs.log.staged`)."""
+        with self.flush_lock, self.lock:
+            yield
+
+    def take_in(
+        self, segments: tuple[Segment, ...], records: int, size_bytes: int, timestamp: int
+    ) -> None:
+        """Show what a commit has written into `segments`, all at once; `timestamp` is the last batch's."""
+        self._directory_is_dirty |= segments is not self.segments
+        self.segments = segments
+        self._note(records, size_bytes, timestamp, self._clock())
 
     def roll(self, now_ms: int) -> Segment:
         """Seal the active segment and start a new one at the log end offset (kafka-storage 4.2).
@@ -389,28 +398,25 @@ class Partition(Reader):
         Callers share: one that waited while another's sync covered its records returns at once. Raises
         `PartitionFailed` if this sync fails, or any write or sync failed before: never a retry.
         """
+        # Of the two locks, this one is always taken first.
         with self.flush_lock:
-            return self._flush()
-
-    def _flush(self) -> int:
-        """`flush`, for one at a time; of the two locks, `flush_lock` is always taken first."""
-        if self.failure is not None:
-            raise self.failure
-        with self.lock:
-            end_offset = self.log_end_offset
-            segments = self.segments
-            directory_is_dirty, self._directory_is_dirty = self._directory_is_dirty, False
-            self._unflushed_since_ms = None
-        if end_offset <= self.recovery_point and not directory_is_dirty:
+            if self.failure is not None:
+                raise self.failure
+            with self.lock:
+                end_offset = self.log_end_offset
+                segments = self.segments
+                directory_is_dirty, self._directory_is_dirty = self._directory_is_dirty, False
+                self._unflushed_since_ms = None
+            if end_offset <= self.recovery_point and not directory_is_dirty:
+                return self.recovery_point
+            try:
+                with self.disk.flush_times.timed():
+                    self._sync(segments, directory_is_dirty)
+            except OSError as error:
+                raise self.fail("an fsync failed", error) from error
+            self.flushes += 1
+            self.recovery_point = max(self.recovery_point, end_offset)
             return self.recovery_point
-        try:
-            with self.disk.flush_times.timed():
-                self._sync(segments, directory_is_dirty)
-        except OSError as error:
-            raise self._fail("an fsync failed", error) from error
-        self.flushes += 1
-        self.recovery_point = max(self.recovery_point, end_offset)
-        return self.recovery_point
 
     def _sync(self, segments: Sequence[Segment], directory_is_dirty: bool) -> None:
         # A segment that was durable to its end has had its indexes closed since: it comes along.
@@ -431,7 +437,7 @@ class Partition(Reader):
             return True
         with self.flush_lock, self.lock:
             try:
-                self._flush()
+                self.flush()
                 if self.active.is_active:
                     self.active.finish()
                     self.active.flush(indexes=True)
@@ -441,7 +447,7 @@ class Partition(Reader):
             for segment in self.segments:
                 segment.close()
             self.failure = PartitionFailed(f"{self.directory}: {why}")
-            return True
+        return True
 
     def _keep_snapshot(self) -> None:
         """Make a snapshot at the log end that will survive: a clean start reads no log to learn of its producers."""
@@ -487,7 +493,7 @@ class Partition(Reader):
             try:
                 self._truncate(offset)
             except OSError as error:
-                raise self._fail("a truncation failed", error) from error
+                raise self.fail("a truncation failed", error) from error
             return True
 
     def _truncate(self, offset: int) -> None:
@@ -509,12 +515,8 @@ class Partition(Reader):
         self.epochs.truncate_from_end(offset)
         for segment in dropped:
             self._remove(segment)
-        self._producers = self._restore_producers(offset)
+        self._producers = self.snapshots.restore(kept, self.log_start_offset, offset, now_ms)
         self.disk.sync_directory(self.directory)
-
-    def _restore_producers(self, end: int) -> Producers:
-        start = self.log_start_offset
-        return self.snapshots.restore(self.segments, start, end, self._clock())
 
     def _remove(self, segment: Segment) -> None:
         """Unlink a segment's files; who still reads it keeps its descriptors (rule 4)."""
@@ -527,8 +529,7 @@ class Partition(Reader):
     def drop_oldest(self, count: int) -> None:
         """Let the oldest segments go: out of the log at once, their files after `file.delete.delay.ms`.
 
-        With all of them, an empty one takes over at the log end. That their offsets are gone has to be durable
-        before: see `advance_log_start` and the store's checkpoints.
+        With all of them, an empty one takes over at the log end. That their offsets are gone is durable before.
         """
         self.check_appendable()
         self._pin_views()
@@ -544,7 +545,7 @@ class Partition(Reader):
                 self._dropped.move_away(dropped, self.snapshots, due_ms)
                 self.disk.sync_directory(self.directory)
             except OSError as error:
-                raise self._fail("segments could not be renamed", error) from error
+                raise self.fail("segments could not be renamed", error) from error
 
     def holds(self, segments: Sequence[Segment]) -> bool:
         """Whether these are neighbours in the log, sealed ones all, and the log is in use."""
@@ -575,7 +576,7 @@ class Partition(Reader):
                 new.move("")
                 self.disk.sync_directory(self.directory)
             except OSError as error:
-                raise self._fail("a cleaned segment could not take its place", error) from error
+                raise self.fail("a cleaned segment could not take its place", error) from error
             after = self.segments[number + len(old) :]
             self.segments = (*self.segments[:number], new, *after)
             self.generation += 1

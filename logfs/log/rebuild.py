@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from logfs.format.text import NO_TEXT
 from logfs.log.index import TimeEntry
-from logfs.log.spans import text_size
+from logfs.log.spans import survey, text_size
 from logfs.log.walk import Damage
 
 if TYPE_CHECKING:
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from logfs.log.index import TextIndex
     from logfs.log.segment import Segment
     from logfs.log.spans import BatchInfo
+
+_TEXT_INTERVAL_BYTES = 4096
 
 
 class TextBuilder:
@@ -83,3 +85,21 @@ class IndexBuilder:
             offset_index.append(found.next_offset - 1, found.position)
             time_index.maybe_append(*self.max_entry)
             self._last_entry = found.position
+
+
+def rebuild_text(segment: Segment) -> None:
+    """Bring a segment's text index up to its log, which something else wrote or went on with."""
+    index = segment.text_index
+    size = segment.size_bytes
+    if not segment.text_is_sane():
+        index.reset()
+    entries = len(index) + 2 * (size // _TEXT_INTERVAL_BYTES) + 64
+    index.preallocate(entries * index.entry.size)
+    builder = TextBuilder(index, _TEXT_INTERVAL_BYTES)
+    for found in survey(segment, builder.position, index.last.offset):
+        if isinstance(found, Damage) and found.end == size:
+            # How far it goes is known here, and from the bytes alone it is not.
+            found = found._replace(next_offset=max(found.next_offset, segment.next_offset))
+        builder.note(found)
+    builder.finish(segment.next_offset, size)
+    index.trim()

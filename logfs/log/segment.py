@@ -22,17 +22,18 @@ from logfs.format.batch import (
 from logfs.format.legacy import SMALLEST_BYTES, is_legacy, parse_batch
 from logfs.format.text import NO_TEXT, TextSize
 from logfs.log.index import OffsetIndex, TextIndex, TimeEntry, TimeIndex
-from logfs.log.rebuild import TextBuilder
-from logfs.log.spans import survey, text_size
+from logfs.log.rebuild import rebuild_text
+from logfs.log.spans import text_size
 from logfs.log.txn_index import TransactionIndex
 from logfs.log.walk import CHUNK_BYTES, Damage, Walk, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from logfs.config import LogConfig
     from logfs.log.files import Disk, File
+    from logfs.log.spans import BatchInfo
 
 MAX_RELATIVE_OFFSET = 2**31 - 1
 _LAST_OFFSET = 2**63 - 1
@@ -409,6 +410,25 @@ class Segment:
         self._bytes_since_entry += size
         self._tip = Tip(position + size, last_offset + 1, tip.text.plus(text))
 
+    def adopt(self, batches: Sequence[BatchInfo], interval_bytes: int) -> None:
+        """Take in batches that stand behind the tip, all at once; an index without room for entries is sparser."""
+        tip = self.tip
+        for batch in batches:
+            last_offset = batch.next_offset - 1
+            if batch.position == 0:
+                self._rolling_timestamp = batch.max_timestamp
+            if batch.max_timestamp > self.max_entry.timestamp:
+                self.max_entry = TimeEntry(batch.max_timestamp, last_offset)
+            if self._bytes_since_entry > interval_bytes and not self._indexes_are_full:
+                with suppress(OSError):
+                    for index in self.indexes:
+                        index.reserve()
+                    self._add_entries(last_offset, tip)
+            self._bytes_since_entry += batch.size_bytes
+            text = tip.text.plus(batch.text)
+            tip = Tip(batch.position + batch.size_bytes, batch.next_offset, text)
+        self._tip = tip
+
     def _add_entries(self, last_offset: int, tip: Tip) -> None:
         """An entry in each index for the batch that begins at the tip."""
         self.offset_index.append(last_offset, tip.size_bytes)
@@ -546,7 +566,7 @@ class Segment:
             self._disk.check_may_block()
             with self._rebuilding:
                 if self._tip is None or self._tip.text is UNMEASURED:
-                    self.rebuild_text()
+                    rebuild_text(self)
         self._tip = Tip(size, self.next_offset, self.text_index.last.before)
         return self._tip
 
@@ -567,23 +587,6 @@ class Segment:
         offset, length = START.unpack_from(data)
         return bool(offset >= entry.offset and entry.position + LENGTH_OVERHEAD + length <= size)
 
-    def rebuild_text(self) -> None:
-        """Bring the text index up to the log, which something else wrote or went on with."""
-        index = self.text_index
-        size = self.size_bytes
-        if not self.text_is_sane():
-            index.reset()
-        entries = len(index) + 2 * (size // _TEXT_INTERVAL_BYTES) + 64
-        index.preallocate(entries * index.entry.size)
-        builder = TextBuilder(index, _TEXT_INTERVAL_BYTES)
-        for found in survey(self, builder.position, index.last.offset):
-            if isinstance(found, Damage) and found.end == size:
-                # How far it goes is known here, and from the bytes alone it is not.
-                found = found._replace(next_offset=max(found.next_offset, self.next_offset))
-            builder.note(found)
-        builder.finish(self.next_offset, size)
-        index.trim()
-
     def resume(self, tip: Tip, max_entry: TimeEntry) -> None:
         """Take what loading found of the last segment."""
         self._tip = tip
@@ -593,4 +596,3 @@ class Segment:
 POINT_READ_BYTES = 16 * 1024
 # What lies between two index entries is hardly ever more than a batch of the default max.message.bytes.
 _MOST_READ_BYTES = 2 * 1024 * 1024
-_TEXT_INTERVAL_BYTES = 4096

@@ -126,7 +126,7 @@ def survey(segment: Segment, position: int, first_offset: int) -> Iterator[Batch
     """Every batch of a segment from a position on, with damage told apart as `Segment.walk` does."""
     for found in stretches(segment, position, first_offset):
         if isinstance(found, Stretch):
-            yield from _infos(found)
+            yield from infos(found)
         elif isinstance(found, Damage):
             yield found
         else:
@@ -210,7 +210,8 @@ def _careful_info(position: int, batch: Batch) -> BatchInfo:
     )
 
 
-def _infos(stretch: Stretch) -> Iterator[BatchInfo]:
+def infos(stretch: Stretch) -> Iterator[BatchInfo]:
+    """What an index wants to know of scanned batches."""
     from logfs.format import kernels
 
     start, data, rows = stretch

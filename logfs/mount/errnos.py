@@ -9,6 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from logfs.errors import (
+    CommitPending,
     Corrupt,
     InvalidEnvelope,
     InvalidName,
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 # docs/filesystem.md shows this table; a test holds them equal.
 ERRNO: dict[type[Exception], int] = {
+    CommitPending: errno.EAGAIN,
     Corrupt: errno.EIO,
     InvalidEnvelope: errno.EINVAL,
     InvalidName: errno.EINVAL,

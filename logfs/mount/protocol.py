@@ -16,7 +16,7 @@ import trio
 from logfs.log.files import WouldBlock
 from logfs.mount.errnos import refuse
 from logfs.mount.guard import guarded
-from logfs.mount.nodes.append import AppendFile, AppendHandle
+from logfs.mount.nodes.append import AppendFile
 from logfs.mount.nodes.base import (
     Caller,
     Directory,
@@ -481,8 +481,8 @@ class Operations(pyfuse3.Operations):
 
     def _grown(self, handle: Handle) -> None:
         """Before a writer hears that his records are in the log, the kernel forgets the sizes it keeps."""
-        if isinstance(handle, AppendHandle):
-            for inode in self._sizes.take_back(handle.file.partition):
+        for partition in handle.grown():
+            for inode in self._sizes.take_back(partition):
                 self._invalidate(inode)
 
     @staticmethod

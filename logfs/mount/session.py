@@ -25,7 +25,7 @@ from logfs.mount.nodes.base import Context
 from logfs.mount.nodes.root import RootDirectory
 from logfs.mount.protocol import Operations
 from logfs.mount.table import Mounted, mounted_at
-from logfs.store import key_maps
+from logfs.store import door, key_maps
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ def run(
             trio.run(_serve, store, mountpoint, ready)
         # Closing the store waits for the disk, and nobody waits for this thread any more.
         store.disk.allow_blocking()
+        if not store.read_only:
+            door.withdraw(store.working)
 
 
 def check_mountpoint(options: Options) -> Path:
@@ -186,7 +188,7 @@ async def _serve(store: Store, mountpoint: Path, ready: Callable[[], None]) -> N
             store.compactor.wake = alarm.ring
             nursery.start_soon(_upkeep, store.compactor.run_due, _UPKEEP_SECONDS, alarm.sleep)
             nursery.start_soon(_upkeep, store.mover.run_due, _UPKEEP_SECONDS)
-        nursery.start_soon(_announce, mountpoint, ready)
+        nursery.start_soon(_announce, store, mountpoint, ready)
         await pyfuse3.main(max_tasks=_MAX_TASKS)
         store.compactor.stop()
         store.mover.stop()
@@ -200,10 +202,12 @@ async def _stop_on_signal() -> None:
             pyfuse3.terminate()
 
 
-async def _announce(mountpoint: Path, ready: Callable[[], None]) -> None:
+async def _announce(store: Store, mountpoint: Path, ready: Callable[[], None]) -> None:
     """Say that the mount is ready once it answers, asked from a thread as any caller would."""
     await trio.to_thread.run_sync(os.stat, mountpoint)
     await trio.to_thread.run_sync(_raise_read_ahead, mountpoint)
+    if not store.read_only:
+        await trio.to_thread.run_sync(door.announce, store.working, mountpoint)
     ready()
 
 

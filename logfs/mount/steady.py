@@ -7,7 +7,8 @@ who waits for one goes by the size before it. So an answer may be kept only wher
 
 - it was told to the kernel already, a good while ago, and has not changed since;
 - it was told by a GETATTR: an inode that is only being looked up cannot be taken back from;
-- nobody but the writers of `append` makes the log grow: the committed offsets of groups come from everywhere.
+- nobody but the writers of `append` and `.logfs/commit` makes the log grow: the committed offsets of groups come from
+  everywhere, and a commit that is decided and not done may be done at any time.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class SteadySizes:
 
     def timeout(self, node: TextFile, size: int, end_offset: int, now: float) -> float:
         """For how many seconds the kernel may keep a size; `end_offset` is the log's end before it was asked for."""
-        if node.partition.topic == GROUPS_TOPIC:
+        if node.partition.topic == GROUPS_TOPIC or node.context.store.commits.pending():
             return 0.0
         told_size, since = self._told.get(node, (-1, now))
         if told_size != size:

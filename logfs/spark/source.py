@@ -9,6 +9,8 @@ from pyspark.sql.datasource import DataSource
 from logfs.spark.arrow import kafka_schema
 from logfs.spark.batch import BatchReader
 from logfs.spark.options import flag, read_options
+from logfs.spark.sink.options import write_options
+from logfs.spark.sink.writer import BatchWriter, StreamWriter
 from logfs.spark.stream import StreamReader
 
 if TYPE_CHECKING:
@@ -34,3 +36,16 @@ class LogfsDataSource(DataSource):
     def streamReader(self, schema: StructType) -> StreamReader:
         """Of a stream."""
         return StreamReader(schema, read_options(self.options, streaming=True))
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        """Of a batch."""
+        if overwrite:
+            raise ValueError(
+                "Save mode overwrite not allowed for logfs: a log is append-only; say .mode('append'), and make room "
+                "with 'logfs delete-records' or retention"
+            )
+        return BatchWriter(schema, write_options(self.options))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        """Of a stream; as in Kafka's sink, every output mode appends."""
+        return StreamWriter(schema, write_options(self.options))

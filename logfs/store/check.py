@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt, LogfsError
-from logfs.format import checkpoint
+from logfs.format import checkpoint, commits
 from logfs.format.batch import MAGIC
 from logfs.format.snapshot import parse_snapshot
 from logfs.format.text import NO_TEXT
@@ -20,6 +20,7 @@ from logfs.log.producers import Producers
 from logfs.log.recovery import TORN
 from logfs.log.spans import text_size
 from logfs.log.walk import Damage
+from logfs.store.commit import ORPHAN_MS, read_commits
 from logfs.store.log_dir import (
     CLEAN_SHUTDOWN,
     CLEANER_OFFSETS,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from logfs.log.partition import Partition
     from logfs.log.producers import Transaction
     from logfs.log.segment import Segment
+    from logfs.store.log_dir import LogDir
 
     Progress = Callable[[str, int], None]
 
@@ -71,6 +73,7 @@ def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> 
     with Store(log_dirs, read_only=True) as store:
         for log_dir in store.log_dirs:
             yield from _check_files(store.disk, log_dir.path)
+            yield from _check_commits(store, log_dir)
         for name, reason in sorted(store.offline.items()):
             yield Finding(Severity.ERROR, store.home(name) / name, f"cannot be loaded: {reason}")
         for name in store:
@@ -96,6 +99,31 @@ def _check_files(disk: Disk, log_dir: Path) -> Iterator[Finding]:
             yield Finding(Severity.ERROR, path, f"{error}; it is ignored, and recovery reads more")
 
 
+def _check_commits(store: Store, log_dir: LogDir) -> Iterator[Finding]:
+    """The file of commits, and the staged files that a commit which is decided still needs."""
+    path = log_dir.path / commits.FILE_NAME
+    try:
+        pending = read_commits(log_dir.disk, log_dir.path).pending
+    except (Corrupt, OSError) as error:
+        yield Finding(Severity.ERROR, path, str(error))
+        return
+    if pending is None:
+        return
+    yield Finding(
+        Severity.NOTE,
+        path,
+        f"commit {pending.sequence} of {pending.writer} is decided and not done: who opens the log "
+        "directories for writing next does it ('logfs recover')",
+    )
+    for part in pending.parts:
+        if part.done or part.partition not in store.homes:
+            continue
+        for file in part.files:
+            staged = store.home(part.partition) / part.partition / file.name
+            if not log_dir.disk.exists(staged):
+                yield Finding(Severity.ERROR, staged, "missing; a commit that is decided needs it")
+
+
 def _check_partition(store: Store, partition: Partition, report: Progress) -> Iterator[Finding]:
     directory = partition.directory
     yield from _check_metadata(store.disk, directory)
@@ -105,6 +133,12 @@ def _check_partition(store: Store, partition: Partition, report: Progress) -> It
             path,
             "a torn tail that recovery cut off and kept; remove it if it is not missed",
         )
+    for path in sorted(directory.glob("*" + commits.STAGED)):
+        age_ms = store.clock() - int(path.stat().st_mtime * 1000)
+        if age_ms > ORPHAN_MS:
+            yield Finding(
+                Severity.NOTE, path, "staged a day ago, and of no commit; upkeep removes it"
+            )
     clean = (store.home(partition.name.directory) / CLEAN_SHUTDOWN).exists()
     yield from _check_snapshots(partition)
     yield from _check_key_maps(partition)

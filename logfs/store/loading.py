@@ -166,7 +166,8 @@ class Loader:
             self._store.offline[name.directory] = reason
 
     def _open_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> Partition:
-        clean = log_dir.clean and not self._recover
+        changed = self._store.commits.take_stock(log_dir, name, path)
+        clean = log_dir.clean and not self._recover and not changed
         point = 0 if self._recover else log_dir.recovery_points.get(name, 0)
         start = recovery.Start(
             clean,

@@ -19,6 +19,7 @@ from logfs.format import checkpoint, names
 from logfs.log import recovery
 from logfs.log.files import Disk, ReadOnlyDisk
 from logfs.log.partition import LEADER_EPOCH, Partition
+from logfs.store.commit import Commits
 from logfs.store.compactor import Compactor
 from logfs.store.groups import Groups
 from logfs.store.loading import Loader, open_log_dirs
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from logfs.errors import LogDirFailed
+    from logfs.format.commits import StagedFile
     from logfs.format.names import TopicPartition
     from logfs.store import retention
+    from logfs.store.commit import Committed
     from logfs.store.loading import Only, Progress
     from logfs.store.log_dir import LogDir
     from logfs.store.upkeep import Work
@@ -104,11 +107,13 @@ class Store:
         try:
             self.settings = Settings([(log_dir.disk, log_dir.path) for log_dir in self.log_dirs])
             self.keeper = Keeper(self, self._lock)
+            self.commits = Commits(self)
             began = time.monotonic()
             self._loader.load()
             if not self.working:
                 raise self.failed[0]
             self.loading_seconds = time.monotonic() - began
+            self.commits.finish_at_opening()
             if self.recovered_bytes:
                 seconds = self.loading_seconds
                 logger.info("recovered: %d bytes read in %.1f s", self.recovered_bytes, seconds)
@@ -318,6 +323,10 @@ class Store:
             self.write_checkpoints()
             self.keeper.ask(Task.RETENTION)
             return partition.log_start_offset
+
+    def commit(self, writer: str, sequence: int, staged: Iterable[StagedFile]) -> Committed:
+        """Append batches that were staged for several partitions, all or none and only once; see `Commits.commit`."""
+        return self.commits.commit(writer, sequence, staged)
 
     # `retainer` and `compactor` do it; here is what has to be remembered of a compaction.
 

@@ -258,6 +258,7 @@ class Keeper:
         for name, partition in list(self._store.partitions.items()):
             if partition.flush_overdue(now_ms):
                 self._attempt(Task.FLUSH, name, partial(self._flush_one, name, partition))
+        self._attempt(Task.FLUSH, "", partial(self._store.commits.upkeep, now_ms))
 
     def _flush_one(self, name: str, partition: Partition) -> None:
         logger.debug("%s: flushed up to offset %d", name, partition.flush())

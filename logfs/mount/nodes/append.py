@@ -22,7 +22,10 @@ from logfs.mount.nodes.base import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from logfs.log.partition import Partition
+    from logfs.log.reader import Reader
     from logfs.store.modes import Modes
 
 # Up to this size a write is encoded and handed to the kernel's page cache where it is, in less time than a hop to a
@@ -102,6 +105,9 @@ class AppendHandle(Handle):
 
     def read(self, position: int, size: int) -> bytes:
         return b""
+
+    def grown(self) -> Sequence[Reader]:
+        return (self.file.partition,)
 
     def write(self, data: bytes) -> int:
         if len(data) > INLINE_COMPRESSED_BYTES:

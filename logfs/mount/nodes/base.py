@@ -14,9 +14,10 @@ from logfs.mount.errnos import refuse
 from logfs.store.modes import Access
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from logfs.log.partition import Partition
+    from logfs.log.reader import Reader
     from logfs.mount.errnos import ErrorLog
     from logfs.store.modes import Modes
     from logfs.store.store import Store
@@ -131,6 +132,10 @@ class Handle:
     def write(self, data: bytes) -> int:
         """Take bytes, at whatever position; how many were taken."""
         raise refuse(errno.EBADF, f"{self.node.path}: cannot be written")
+
+    def grown(self) -> Sequence[Reader]:
+        """The logs that what was written has gone to: the kernel forgets what sizes it knows of them."""
+        return ()
 
     def needs_sync(self) -> bool:
         """Whether what the last write did must be durable before it is answered."""

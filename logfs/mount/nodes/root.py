@@ -21,6 +21,7 @@ from logfs.mount.nodes.base import (
     Stat,
     first_found,
 )
+from logfs.mount.nodes.commit import CommitFile
 from logfs.mount.nodes.config import BrokerConfigDirectory
 from logfs.mount.nodes.generated import GeneratedFile
 from logfs.mount.nodes.partition import PartitionDirectory
@@ -132,12 +133,14 @@ class SelfDirectory(Directory):
             "metrics": self._metrics,
             "errors": self.context.errors.text,
         }
+        if name == "commit":
+            return CommitFile(self.context, name, self)
         if name == "ctl":
             return GeneratedFile(self.context, name, self, self._doing, self._command)
         return GeneratedFile(self.context, name, self, makers[name]) if name in makers else None
 
     def names(self) -> Iterator[str]:
-        yield from ("README", "config", "ctl", "errors", "metrics", "status.json")
+        yield from ("README", "commit", "config", "ctl", "errors", "metrics", "status.json")
 
     def _doing(self) -> bytes:
         """What upkeep does, and what is due next, in words, a line each."""

@@ -1,0 +1,259 @@
+"""Columns of records in, sealed batches out: what `columns` is for reading, with no object for a record.
+
+Binary columns lie as Arrow lays them out: all bytes one after the other, and where each value begins and ends.
+Positions and lengths are bytes, timestamps ms since the epoch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from logfs.errors import InvalidRecord
+from logfs.format.batch import HEADER_SIZE
+from logfs.format.builder import BatchFormat, Built, sealed, too_large
+from logfs.format.kernels import kernel, put_varint
+from logfs.format.record import NO_TIMESTAMP
+from logfs.format.text import TextSize
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Bytes = NDArray[np.uint8]
+    Int64s = NDArray[np.int64]
+    Flags = NDArray[np.bool_]
+
+# A batch is read, checked and unpacked as one: enough to compress well, and not too much for one record.
+TARGET_BYTES = 128 * 1024
+# Length, attributes, timestamp and offset deltas, three lengths and the number of headers, at their longest.
+_FIXED_BYTES = 5 + 1 + 10 + 5 + 5 + 5 + 5
+_HEADER_BYTES = 5 + 5
+
+
+class Binary(NamedTuple):
+    """A column of byte strings: value i is data[offsets[i]:offsets[i + 1]], or null."""
+
+    data: Bytes
+    offsets: Int64s
+    nulls: Flags
+
+    @classmethod
+    def all_null(cls, count: int) -> Binary:
+        """A column without values."""
+        return cls(
+            np.frombuffer(b"", np.uint8), np.zeros(count + 1, np.int64), np.ones(count, np.bool_)
+        )
+
+
+class Rows(NamedTuple):
+    """Records as columns; record i has the headers `header_offsets`[i] to `header_offsets`[i + 1]."""
+
+    keys: Binary
+    values: Binary
+    timestamps: Int64s
+    header_offsets: Int64s
+    header_keys: Binary
+    header_values: Binary
+
+
+def build_rows(rows: Rows, order: Int64s, form: BatchFormat, now_ms: int) -> Built:
+    """The records with the numbers in `order` in batches; `consumed` counts records.
+
+    Batches hold about `TARGET_BYTES` before compression. They tell nothing of their text. A record whose batch would
+    exceed the limit is refused with `RecordTooLarge`, one with a timestamp below -1 with `InvalidRecord`.
+    """
+    built = Built([], 0)
+    times = rows.timestamps[order]
+    if len(order) and times.min() < NO_TIMESTAMP:
+        return Built(
+            [], 0, InvalidRecord(f"timestamp {times.min()} is negative; give ms since 1970")
+        )
+    bounds = np.empty(len(rows.timestamps), np.int64)
+    _bound_rows(
+        rows.keys.offsets,
+        rows.values.offsets,
+        rows.header_offsets,
+        rows.header_keys.offsets,
+        rows.header_values.offsets,
+        bounds,
+    )
+    target = min(TARGET_BYTES, form.records_limit)
+    out = np.empty(HEADER_SIZE + max(target, int(bounds[order].max(initial=0))), np.uint8)
+    first = 0
+    while first < len(order):
+        count, end = _encode_rows(
+            order, first, HEADER_SIZE + target, bounds, *rows.keys, *rows.values, rows.timestamps,
+            rows.header_offsets, *rows.header_keys, *rows.header_values, out, HEADER_SIZE,
+        )  # fmt: skip
+        stamps = times[first : first + count]
+        batch = sealed(
+            bytearray(out[:end]),
+            form,
+            count,
+            int(stamps[0]),
+            int(stamps.max()),
+            now_ms,
+            TextSize(count, 0, 0),
+        )
+        if len(batch.data) > form.limit_bytes:
+            built.refused = too_large(len(batch.data), form)
+            return built
+        built.batches.append(batch)
+        first += count
+        built.consumed = first
+    return built
+
+
+def partitions_of(keys: Binary, count: int) -> NDArray[np.int32]:
+    """Where Kafka's default partitioner puts each key among so many partitions; -1 for a null key."""
+    found = np.empty(len(keys.nulls), np.int32)
+    _partition(*keys, count, found)
+    return found
+
+
+# The loops.
+
+
+@kernel
+def _bound_rows(
+    key_offsets: Int64s,
+    value_offsets: Int64s,
+    header_offsets: Int64s,
+    header_key_offsets: Int64s,
+    header_value_offsets: Int64s,
+    bounds: Int64s,
+) -> None:
+    """The most bytes that each record can take."""
+    for row in range(len(bounds)):
+        size = _FIXED_BYTES + key_offsets[row + 1] - key_offsets[row]
+        size += value_offsets[row + 1] - value_offsets[row]
+        first, last = header_offsets[row], header_offsets[row + 1]
+        size += header_key_offsets[last] - header_key_offsets[first]
+        size += header_value_offsets[last] - header_value_offsets[first]
+        bounds[row] = size + (last - first) * _HEADER_BYTES
+
+
+@kernel
+def _size(value: int) -> int:
+    """The bytes of a zigzag varint of any int64."""
+    zigzag = np.uint64((value << 1) ^ (value >> 63))
+    size = 1
+    while zigzag >= np.uint64(128):
+        zigzag >>= np.uint64(7)
+        size += 1
+    return size
+
+
+@kernel
+def _put_bytes(out: Bytes, position: int, data: Bytes, start: int, length: int) -> int:
+    """Length and bytes; a length of -1 is a null."""
+    position = put_varint(out, position, length)
+    if length > 32:
+        out[position : position + length] = data[start : start + length]
+        return position + length
+    for index in range(length):
+        out[np.uint64(position + index)] = data[np.uint64(start + index)]
+    return position + max(length, 0)
+
+
+@kernel
+def _length(offsets: Int64s, nulls: Flags, row: int) -> int:
+    return -1 if nulls[row] else int(offsets[row + 1] - offsets[row])
+
+
+@kernel
+def _encode_rows(
+    order: Int64s,
+    first: int,
+    limit: int,
+    bounds: Int64s,
+    key_data: Bytes,
+    key_offsets: Int64s,
+    key_nulls: Flags,
+    value_data: Bytes,
+    value_offsets: Int64s,
+    value_nulls: Flags,
+    timestamps: Int64s,
+    header_offsets: Int64s,
+    header_key_data: Bytes,
+    header_key_offsets: Int64s,
+    header_key_nulls: Flags,
+    header_value_data: Bytes,
+    header_value_offsets: Int64s,
+    header_value_nulls: Flags,
+    out: Bytes,
+    position: int,
+) -> tuple[int, int]:
+    """Write records (kafka-storage 2.2) until the next might pass `limit`, at least one; (how many, their end)."""
+    base = timestamps[order[first]]
+    count = 0
+    for number in range(first, len(order)):
+        row = order[number]
+        if count and position + bounds[row] > limit:
+            break
+        delta = timestamps[row] - base
+        key_length = _length(key_offsets, key_nulls, row)
+        value_length = _length(value_offsets, value_nulls, row)
+        start, end = header_offsets[row], header_offsets[row + 1]
+        size = 1 + _size(delta) + _size(count) + _size(end - start)
+        size += _size(key_length) + max(key_length, 0) + _size(value_length) + max(value_length, 0)
+        for header in range(start, end):
+            length = header_key_offsets[header + 1] - header_key_offsets[header]
+            size += _size(length) + length
+            length = _length(header_value_offsets, header_value_nulls, header)
+            size += _size(length) + max(length, 0)
+        position = put_varint(out, position, size)
+        out[position] = 0
+        position = put_varint(out, position + 1, delta)
+        position = put_varint(out, position, count)
+        position = _put_bytes(out, position, key_data, key_offsets[row], key_length)
+        position = _put_bytes(out, position, value_data, value_offsets[row], value_length)
+        position = put_varint(out, position, end - start)
+        for header in range(start, end):
+            at = header_key_offsets[header]
+            length = header_key_offsets[header + 1] - at
+            position = _put_bytes(out, position, header_key_data, at, length)
+            length = _length(header_value_offsets, header_value_nulls, header)
+            at = header_value_offsets[header]
+            position = _put_bytes(out, position, header_value_data, at, length)
+        count += 1
+    return count, position
+
+
+@kernel
+def _murmur2(data: Bytes, start: int, length: int) -> int:
+    """Kafka's 32-bit murmur2."""
+    mask = np.uint64(0xFFFFFFFF)
+    factor = np.uint64(0x5BD1E995)
+    result = np.uint64(0x9747B28C) ^ np.uint64(length)
+    for block in range(length // 4):
+        at = start + 4 * block
+        word = np.uint64(data[at]) | np.uint64(data[at + 1]) << np.uint64(8)
+        word |= np.uint64(data[at + 2]) << np.uint64(16) | np.uint64(data[at + 3]) << np.uint64(24)
+        word = (word * factor) & mask
+        word ^= word >> np.uint64(24)
+        result = ((result * factor) & mask) ^ ((word * factor) & mask)
+    at = start + length // 4 * 4
+    left = length % 4
+    if left > 2:
+        result ^= np.uint64(data[at + 2]) << np.uint64(16)
+    if left > 1:
+        result ^= np.uint64(data[at + 1]) << np.uint64(8)
+    if left > 0:
+        result = ((result ^ np.uint64(data[at])) * factor) & mask
+    result ^= result >> np.uint64(13)
+    result = (result * factor) & mask
+    return int(result ^ (result >> np.uint64(15)))
+
+
+@kernel
+def _partition(
+    data: Bytes, offsets: Int64s, nulls: Flags, count: int, found: NDArray[np.int32]
+) -> None:
+    for row in range(len(nulls)):
+        if nulls[row]:
+            found[row] = -1
+        else:
+            length = offsets[row + 1] - offsets[row]
+            found[row] = (_murmur2(data, offsets[row], length) & 0x7FFFFFFF) % count

@@ -1,0 +1,424 @@
+"""Batches that were staged in files of a partition's directory, and how a decided commit puts them into the log.
+
+Who stages seals batches with base offsets 0, n, 2n, …; the place in the log is given by rewriting fields that no CRC
+covers. A `Landing` writes them behind the log's end, where nobody looks, and shows them all at once: in the active
+segment by one tip, in new ones by one list of segments. For whoever reads the files meanwhile, the first batch's
+header is written last, so that until then the log ends before it. The store decides when (`logfs.store.commit`).
+"""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from logfs.errors import Corrupt
+from logfs.format import names
+from logfs.format.batch import (
+    HEADER_SIZE,
+    LENGTH_OVERHEAD,
+    Batch,
+    assign_offset,
+    parse_header,
+    stamp,
+)
+from logfs.format.commits import NO_APPEND_TIME, Part, StagedFile, staged_name
+from logfs.format.record import TimestampType
+from logfs.format.text import NO_TEXT
+from logfs.log.index import TimeEntry
+from logfs.log.partition import LEADER_EPOCH
+from logfs.log.segment import MAX_RELATIVE_OFFSET, Segment, Tip
+from logfs.log.spans import BatchInfo, Stretch, infos, scan
+from logfs.log.validator import check_staged
+from logfs.log.walk import Damage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from logfs.config import LogConfig
+    from logfs.format.builder import NewBatch
+    from logfs.log.files import Disk
+    from logfs.log.partition import Partition
+
+_CHUNK_BYTES = 4 << 20
+
+
+class StagedWriter:
+    """A file of sealed batches in a partition's directory; it counts once `close` has told of it."""
+
+    def __init__(self, disk: Disk, directory: Path, writer: str, sequence: int) -> None:
+        """Make the file; `FileNotFoundError` where there is no such partition."""
+        self._disk = disk
+        self._path = directory / staged_name(writer, sequence, uuid.uuid4().hex)
+        self._file = disk.open(self._path, write=True, create=True)
+        self._size_bytes = 0
+        self._record_count = 0
+
+    def write(self, batch: NewBatch) -> None:
+        """Add a batch behind the last, and give it its offset among them."""
+        assign_offset(batch.data, self._record_count, -1)
+        self._disk.write(self._file, self._size_bytes, batch.data)
+        self._size_bytes += len(batch.data)
+        self._record_count += batch.record_count
+
+    def close(self) -> StagedFile:
+        """Make the file durable, and tell of it."""
+        self._disk.sync(self._file)
+        self._file.close()
+        self._disk.sync_directory(self._path.parent)
+        name = self._path.name
+        return StagedFile(self._path.parent.name, name, self._size_bytes, self._record_count)
+
+    def discard(self) -> None:
+        """Remove the file."""
+        self._file.close()
+        self._disk.unlink(self._path)
+
+
+# Reading what was staged.
+
+
+def read_staged(
+    disk: Disk, directory: Path, staged: StagedFile
+) -> Iterator[tuple[memoryview, NDArray[np.int64]]]:
+    """The batches of a staged file, by stretches: bytes, and the rows that `scan` makes of them.
+
+    Raises `Corrupt` where the file is not what was told of it, `FileNotFoundError` where it is gone.
+    """
+    from logfs.format import kernels
+
+    file = disk.open(directory / staged.name)
+    try:
+        position = offset = 0
+        while position < staged.size_bytes:
+            left = staged.size_bytes - position
+            data = disk.read(file, position, min(_CHUNK_BYTES, left))
+            rows, end = scan(data, offset, gaps=False)
+            if not len(rows):
+                size = int.from_bytes(data[8:LENGTH_OVERHEAD], "big") + LENGTH_OVERHEAD
+                if len(data) < size <= left:
+                    data = disk.read(file, position, size)
+                    rows, end = scan(data, offset, gaps=False)
+            if not len(rows):
+                raise Corrupt(f"{file.path}: no batch at byte {position}: it is damaged")
+            yield data, rows
+            position, offset = position + end, int(rows[-1, kernels.NEXT_OFFSET])
+        if offset != staged.record_count or disk.size(file) != staged.size_bytes:
+            raise Corrupt(f"{file.path}: {offset} records where there were {staged.record_count}")
+    finally:
+        file.close()
+
+
+class Measures(NamedTuple):
+    """Of staged batches, in order: bytes, records and greatest timestamp (ms) of each, int64."""
+
+    sizes: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    timestamps: NDArray[np.int64]
+
+    def behind(self, skip: int) -> Measures:
+        """All but the first `skip` of them."""
+        return Measures(*(column[skip:] for column in self))
+
+
+def measure(
+    disk: Disk,
+    directory: Path,
+    files: Sequence[StagedFile],
+    checked_for: LogConfig | None = None,
+    now_ms: int = 0,
+) -> Measures:
+    """Read staged files; with `checked_for`, refuse what these settings of the topic do not allow.
+
+    Raises as `read_staged`, and `RecordTooLarge`, `InvalidRecord`.
+    """
+    from logfs.format import kernels
+
+    columns = (kernels.SIZE, kernels.SPAN_COUNT, kernels.MAX_TIMESTAMP)
+    found = [np.empty((0, 3), np.int64)]
+    for staged in files:
+        for data, rows in read_staged(disk, directory, staged):
+            found.append(rows[:, columns])
+            if checked_for is not None:
+                for position in rows[:, kernels.POSITION].tolist():
+                    check_staged(Batch.parse(data, position), checked_for, now_ms)
+    return Measures(*np.concatenate(found).T)
+
+
+def placed(disk: Disk, directory: Path, part: Part) -> Iterator[Stretch]:
+    """A part's batches as they are to stand in the log, by stretches; positions count from its first byte."""
+    from logfs.format import kernels
+
+    offset, skip, position = part.base_offset, part.skip, 0
+    for staged in part.files:
+        for data, rows in read_staged(disk, directory, staged):
+            skipped, skip = min(skip, len(rows)), max(skip - len(rows), 0)
+            if skipped == len(rows):
+                continue
+            start = int(rows[skipped, kernels.POSITION])
+            end = int(rows[-1, kernels.POSITION] + rows[-1, kernels.SIZE])
+            first = int(rows[skipped, kernels.SPAN_BASE_OFFSET])
+            out = memoryview(bytearray(data[start:end]))
+            wanted = (kernels.POSITION, kernels.SIZE, kernels.SPAN_BASE_OFFSET)
+            for at, size, base in rows[skipped:, wanted].tolist():
+                batch = out[at - start : at - start + size]
+                assign_offset(batch, offset + base - first, part.leader_epoch)
+                if part.append_time != NO_APPEND_TIME:
+                    stamp(batch, part.append_time)
+            final, _ = scan(out.toreadonly(), offset, gaps=False)
+            yield Stretch(position, out.toreadonly(), final)
+            offset, position = int(final[-1, kernels.NEXT_OFFSET]), position + len(out)
+
+
+# Into the log.
+
+
+class _Run:
+    """Batches that go into one segment, from a position of its file on; the first header comes last."""
+
+    def __init__(self, segment: Segment, position: int) -> None:
+        self.segment = segment
+        self.start = position
+        self.end = position
+        self.header = b""
+        self.batches: list[BatchInfo] = []
+
+
+class Landing:
+    """Staged batches on their way into a partition, which whoever makes this holds (`Partition.held`)."""
+
+    def __init__(self, partition: Partition, part: Part, measures: Measures) -> None:
+        """`measures` are those of all batches of the part, whose place is the log's end."""
+        self.partition = partition
+        self.part = part
+        self._measures = measures.behind(part.skip)
+        self._config = partition.config
+        self._runs: list[_Run] = []
+
+    def write(self) -> None:
+        """Write the batches where nobody looks. After an `OSError`, `undo` leaves the log as it was."""
+        part = self.part
+        counts = self._split()
+        active = self.partition.active
+        if part.segment != active.base_offset:
+            self._begin(part.segment)
+        elif len(counts) > 1:
+            # Who reads the empty segment is to see nothing in it before all the others are there.
+            self._runs.append(_Run(copy.copy(active), 0))
+        else:
+            self._runs.append(_Run(active, part.position))
+        left = counts.pop(0)
+        for stretch in placed(self.partition.disk, self.partition.directory, part):
+            found = list(infos(stretch._replace(position=0)))
+            while found:
+                if not left:
+                    self._seal(found[0].base_offset)
+                    left = counts.pop(0)
+                self._put(stretch.data, found[:left])
+                found, left = found[left:], max(left - len(found), 0)
+
+    def _split(self) -> list[int]:
+        """How many batches go into each segment."""
+        limit = self._config.segment_bytes
+        counts, held, base = [0], self.part.position, self.part.segment
+        offset = self.part.base_offset
+        for size, count in zip(*(c.tolist() for c in self._measures[:2]), strict=True):
+            last_delta = offset + count - 1 - base
+            if held and (held + size > limit or last_delta > MAX_RELATIVE_OFFSET):
+                counts, held, base = [*counts, 0], 0, offset
+            counts[-1] += 1
+            held += size
+            offset += count
+        return counts
+
+    def _begin(self, base_offset: int) -> None:
+        disk, directory = self.partition.disk, self.partition.directory
+        segment = Segment(disk, directory, base_offset)
+        self._runs.append(_Run(segment, 0))
+        segment.activate(self._config, 0, create=True)
+
+    def _put(self, data: memoryview, batches: Sequence[BatchInfo]) -> None:
+        """Write batches, of which `data` holds the bytes, behind the last."""
+        run = self._runs[-1]
+        start = batches[0].position
+        part = data[start : batches[-1].position + batches[-1].size_bytes]
+        if run.end == run.start:
+            run.header = bytes(part[:HEADER_SIZE])
+            part = memoryview(bytes(HEADER_SIZE) + part[HEADER_SIZE:])
+        self.partition.disk.write(run.segment.file, run.end, part)
+        run.batches += [
+            batch._replace(position=batch.position - start + run.end) for batch in batches
+        ]
+        run.end += len(part)
+
+    def _seal(self, next_base: int) -> None:
+        """Finish the last run, and begin the next segment: a file that is not the log's last is never half full."""
+        self._complete()
+        self._runs[-1].segment.seal(next_base)
+        self._begin(next_base)
+
+    def _complete(self) -> None:
+        run = self._runs[-1]
+        self.partition.disk.write(run.segment.file, run.start, run.header)
+        run.segment.adopt(run.batches, self._config.index_interval_bytes)
+
+    def undo(self) -> None:
+        """Take back what `write` did."""
+        partition = self.partition
+        for run in reversed(self._runs):
+            segment = run.segment
+            if segment.base_offset != partition.active.base_offset:
+                for path in segment.files:
+                    partition.disk.unlink(path)
+            elif segment is partition.active:
+                segment.cut_back()
+            else:
+                partition.active.truncate(segment.base_offset, self._config, 0)
+        self._runs.clear()
+
+    def show(self) -> None:
+        """Let the batches be seen; after an `OSError` nobody can tell how far they are, and the log takes no more."""
+        partition = self.partition
+        first, last = self._runs[0], self._runs[-1]
+        try:
+            self._complete()
+            segments = partition.segments
+            if first.segment is not partition.active:
+                new = tuple(run.segment for run in self._runs)
+                kept = segments[:-1]
+                if first.segment.base_offset != partition.active.base_offset:
+                    partition.active.seal(first.segment.base_offset)
+                    kept = segments
+                segments = kept + new
+                for segment in new:
+                    partition.snapshots.take(segment.base_offset, partition.producers)
+        except OSError as error:
+            raise partition.fail("a commit could not be shown", error) from error
+        sizes, counts, _ = self._measures
+        timestamp = last.batches[-1].max_timestamp
+        partition.take_in(segments, int(counts.sum()), int(sizes.sum()), timestamp)
+
+
+def place(partition: Partition, part: Part, measures: Measures, now_ms: int) -> Part:
+    """The part with the place that its batches get, behind the end of a partition that is held.
+
+    Of a part that has been placed before, `skip` of its batches stay where they are.
+    """
+    new = measures.behind(part.skip)
+    active, config = partition.active, partition.config
+    if not active.is_active:
+        active.activate(config, now_ms)
+    if partition.epochs.latest < 0:
+        partition.epochs.assign(LEADER_EPOCH, partition.log_end_offset)
+    end = partition.log_end_offset
+    late = config.message_timestamp_type == TimestampType.LOG_APPEND_TIME.label
+    newest = now_ms if late else int(new.timestamps.max(initial=-1))
+    last = end + int(new.counts.sum()) - 1
+    rolls = active.should_roll(int(new.sizes.sum()), last, newest, config, now_ms)
+    in_new = rolls and active.size_bytes > 0
+    return replace(
+        part,
+        base_offset=end,
+        segment=end if in_new else active.base_offset,
+        position=0 if in_new else active.size_bytes,
+        leader_epoch=partition.epochs.latest,
+        append_time=now_ms if late else NO_APPEND_TIME,
+    )
+
+
+# After a crash, on the files of a partition that is not open.
+
+
+def take_stock(disk: Disk, directory: Path, part: Part) -> Part:
+    """A part as the files of its partition have it: done, begun before others went on, or not at all.
+
+    In the last case what a crash has left of it is cut off, and nothing else is: where a batch of somebody else's
+    stands, or has ever stood, everything stays. Raises as `read_staged`, and `OSError`.
+    """
+    from logfs.format import kernels
+
+    bases = sorted(
+        names.parse_stem(entry.name)
+        for entry in disk.scan(directory)
+        if entry.name.endswith(names.LOG)
+    )
+    if bases and bases[0] > part.base_offset:
+        # It was done, and has had its time since.
+        return replace(part, done=True)
+    bases = [base for base in bases if base >= part.segment]
+    standing = _Standing(disk, directory, bases, part)
+    ours: set[tuple[int, int]] = set()
+    for stretch in placed(disk, directory, part):
+        wanted = (kernels.POSITION, kernels.SIZE, kernels.CRC, kernels.SPAN_BASE_OFFSET)
+        for at, size, crc, offset in stretch.rows[:, wanted].tolist():
+            ours.add((offset, crc))
+            standing.compare(offset, stretch.data[at : at + size])
+    if not standing.differs:
+        return replace(part, done=True)
+    if standing.has_others(ours):
+        return replace(part, skip=part.skip + standing.matched)
+    standing.cut(part)
+    return part
+
+
+class _Standing:
+    """What stands in the files where a part's batches belong."""
+
+    def __init__(self, disk: Disk, directory: Path, bases: Sequence[int], part: Part) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._segments = {base: Segment(disk, directory, base) for base in bases}
+        self._base = part.segment
+        self._position = part.position
+        self._next_offset = part.base_offset
+        self.matched = 0
+        self.differs = False
+
+    def compare(self, offset: int, batch: memoryview) -> None:
+        """Hold the next batch against the files, as long as all before it were there."""
+        if self.differs:
+            return
+        segment = self._segments.get(self._base)
+        if segment is not None and self._position == segment.size_bytes and offset > self._base:
+            segment = self._segments.get(offset, segment)
+            if segment.base_offset == offset:
+                self._base, self._position = offset, 0
+        if segment is None or segment.read(self._position, len(batch)) != batch:
+            self.differs = True
+            return
+        self.matched += 1
+        self._position += len(batch)
+        self._next_offset = parse_header(batch).next_offset
+
+    def has_others(self, ours: set[tuple[int, int]]) -> bool:
+        """Whether any batch that is not one of ours stands behind those that matched."""
+        for base, segment in self._segments.items():
+            if base < self._base:
+                continue
+            position = self._position if base == self._base else 0
+            size = segment.size_bytes
+            segment.resume(Tip(size, base, NO_TEXT), TimeEntry(-1, base))
+            for found in segment.walk_unknown_end(position, max(base, self._next_offset)):
+                if isinstance(found, Damage):
+                    continue
+                header = found[1].header
+                if (header.base_offset, header.crc) not in ours:
+                    return True
+        return False
+
+    def cut(self, part: Part) -> None:
+        """Cut off everything from where the part begins."""
+        for base, segment in reversed(self._segments.items()):
+            if base > part.segment:
+                for path in segment.files:
+                    self._disk.unlink(path)
+            elif segment.size_bytes > part.position:
+                self._disk.truncate(segment.file, part.position)
+                self._disk.sync(segment.file)
+        self._disk.sync_directory(self._directory)

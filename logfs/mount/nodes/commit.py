@@ -1,0 +1,78 @@
+"""`.logfs/commit`: a line of JSON that is written to it is a commit of staged batches (`logfs.store.door`)."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from logfs.errors import NotWritable
+from logfs.mount.nodes.base import Caller, File, Handle, Stat
+from logfs.store.door import format_answer, parse_request, serve
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from logfs.log.reader import Reader
+    from logfs.store.modes import Access
+
+
+class CommitFile(File):
+    """Takes commits. Only its owner may: whoever may write to it may write to every partition."""
+
+    def access(self) -> Access:
+        access = super().access()
+        return access._replace(mode=access.mode & 0o600)
+
+    def stat(self) -> Stat:
+        access = self.access()
+        now_ns = self.context.store.clock() * 1_000_000
+        return Stat(stat.S_IFREG | access.mode, access.uid, access.gid, 0, now_ns)
+
+    def open(self, flags: int, caller: Caller) -> Handle:
+        if flags & (os.O_WRONLY | os.O_RDWR) and self.context.store.read_only:
+            raise NotWritable(f"{self.path}: the store is open read-only")
+        return CommitHandle(self)
+
+    def truncate(self, size: int) -> None:
+        """O_TRUNC comes with every `>`."""
+
+
+class CommitHandle(Handle):
+    """One request: the writes up to a newline. What came of it is read from the same handle."""
+
+    direct_io = True
+
+    def __init__(self, node: CommitFile) -> None:
+        super().__init__(node)
+        self._store = node.context.store
+        self._asked = b""
+        self._answer = b""
+        self._grown: Sequence[Reader] = ()
+
+    def read(self, position: int, size: int) -> bytes:
+        return self._answer[position : position + size]
+
+    def write(self, data: bytes) -> int:
+        """Take a part of a request; with its end, the commit is done before this returns, in a thread."""
+        asked = self._asked + data
+        if asked.endswith(b"\n"):
+            self._store.disk.check_may_block()
+            self._asked = b""
+            try:
+                request = parse_request(asked)
+                known = self._store.partitions
+                names = {file.partition for file in request.staged}
+                # Even if it fails: what is decided then grows when it can.
+                self._grown = [known[name] for name in names if name in known]
+                done = serve(self._store, request)
+            except Exception as error:
+                self._answer = format_answer(error)
+                raise
+            self._answer = format_answer(done)
+        else:
+            self._asked = asked
+        return len(data)
+
+    def grown(self) -> Sequence[Reader]:
+        return self._grown

@@ -1,0 +1,214 @@
+"""What a task does: rows in Arrow's columns go to their partitions, and are staged as sealed batches."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logfs.errors import InvalidName, UnknownPartition
+from logfs.format import names
+from logfs.format.encode import Binary, Rows, build_rows, partitions_of
+from logfs.format.record import TimestampType
+from logfs.log.files import Disk
+from logfs.log.staged import StagedWriter
+from logfs.log.validator import batch_format
+from logfs.store.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from logfs.format.commits import StagedFile
+
+_Item = TypeVar("_Item", bound=np.generic)
+
+# So much is taken together, so that also many partitions get batches of a good size.
+_CHUNK_BYTES = 32 << 20
+# Records without a key go to one partition after the other, so many at a time.
+_STICKY_ROWS = 1024
+
+
+class Task:
+    """Stages the rows of one task for a writer's commit."""
+
+    def __init__(
+        self, log_dirs: Sequence[str], topic: str | None, writer: str, sequence: int, turn: int
+    ) -> None:
+        """`turn` says with which partition records without keys begin. Raises `LogfsError`, `OSError`."""
+        self._disk = Disk()
+        self._topic = topic
+        self._writer = writer
+        self._sequence = sequence
+        self._turn = turn
+        paths = [Path(log_dir) for log_dir in log_dirs]
+        self._settings = Settings([(self._disk, path) for path in paths])
+        self._partitions = _partitions(paths)
+        self._open: dict[str, StagedWriter] = {}
+
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> list[StagedFile]:
+        """Stage all rows; what was staged of them goes if that fails.
+
+        Raises `ValueError` for what Kafka's sink refuses, `UnknownPartition`, `RecordTooLarge`, `InvalidRecord` and
+        `OSError`.
+        """
+        try:
+            for chunk in _chunks(batches):
+                self._stage(chunk)
+            return [self._open[name].close() for name in sorted(self._open)]
+        except BaseException:
+            for staged in self._open.values():
+                staged.discard()
+            raise
+
+    def _stage(self, chunk: pa.RecordBatch) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        rows = _rows(chunk, now_ms)
+        for topic, of_topic in self._by_topic(chunk):
+            numbers = self._numbers(chunk, rows, topic, of_topic)
+            # Stable: the rows of a partition keep their order.
+            order = np.argsort(numbers, kind="stable")
+            cuts = np.flatnonzero(np.diff(numbers[order])) + 1
+            config = self._settings.log_config(topic)
+            # The log stamps LogAppendTime at the commit.
+            form = batch_format(config)._replace(timestamp_type=TimestampType.CREATE_TIME)
+            for part in np.split(order, cuts):
+                if not len(part):
+                    continue
+                built = build_rows(rows, of_topic[part], form, now_ms)
+                if built.refused is not None:
+                    raise built.refused
+                name = names.TopicPartition(topic, int(numbers[part[0]])).directory
+                if name not in self._open:
+                    directory = self._partitions[topic][int(numbers[part[0]])]
+                    self._open[name] = StagedWriter(
+                        self._disk, directory, self._writer, self._sequence
+                    )
+                for batch in built.batches:
+                    self._open[name].write(batch)
+
+    def _by_topic(self, chunk: pa.RecordBatch) -> Iterator[tuple[str, NDArray[np.int64]]]:
+        """Each topic, and which rows go to it."""
+        if self._topic is not None:
+            yield self._topic, np.arange(len(chunk))
+            return
+        column = chunk.column("topic")
+        if column.null_count:
+            raise ValueError(
+                "null topic present in the data. Use the topic option for setting a topic."
+            )
+        coded = column.dictionary_encode()
+        codes = coded.indices.to_numpy(zero_copy_only=False)
+        for code, topic in enumerate(coded.dictionary.to_pylist()):
+            yield topic, np.flatnonzero(codes == code)
+
+    def _numbers(
+        self, chunk: pa.RecordBatch, rows: Rows, topic: str, of_topic: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """The partition of each row of a topic: its own word, or its key's hash, or the next one's turn."""
+        known = self._partitions.get(topic)
+        if not known:
+            raise UnknownPartition(
+                f"{topic}: there is no partition of this topic; 'logfs create LOG_DIR {topic}-0' makes one"
+            )
+        there = np.array(sorted(known), np.int64)
+        hashed = partitions_of(rows.keys, len(there))[of_topic]
+        without = np.flatnonzero(hashed < 0)
+        turns = self._turn + np.arange(len(without)) // _STICKY_ROWS
+        self._turn += -(-len(without) // _STICKY_ROWS)
+        found = there[hashed]
+        found[without] = there[turns % len(there)]
+        if "partition" in chunk.schema.names:
+            column = chunk.column("partition").take(pa.array(of_topic))
+            asked = column.fill_null(-1).to_numpy(zero_copy_only=False)
+            is_asked = ~column.is_null().to_numpy(zero_copy_only=False)
+            missing = np.setdiff1d(asked[is_asked], there)
+            if len(missing):
+                name = f"{topic}-{missing[0]}"
+                raise UnknownPartition(
+                    f"{name}: no such partition; 'logfs create LOG_DIR {name}' makes one"
+                )
+            found[is_asked] = asked[is_asked]
+        return found
+
+
+def _partitions(log_dirs: Sequence[Path]) -> dict[str, dict[int, Path]]:
+    """The partitions in log directories, by topic and number."""
+    found: dict[str, dict[int, Path]] = {}
+    for log_dir in log_dirs:
+        for path in log_dir.iterdir():
+            try:
+                kind, name = names.classify_directory(path.name)
+            except InvalidName:
+                continue
+            if kind is names.DirectoryKind.NORMAL and path.is_dir():
+                found.setdefault(name.topic, {})[name.partition] = path
+    return found
+
+
+def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows in larger pieces."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= _CHUNK_BYTES:
+            yield pa.concat_batches(held)
+            held, size = [], 0
+    if size:
+        yield pa.concat_batches(held)
+
+
+# Columns of Arrow as the kernels want them: all of one kind, for each kind would be compiled for itself.
+
+
+def _rows(chunk: pa.RecordBatch, now_ms: int) -> Rows:
+    count = len(chunk)
+    held = set(chunk.schema.names)
+    keys = _binary(chunk.column("key")) if "key" in held else _nulls(count)
+    offsets, header_keys, header_values = np.zeros(count + 1, np.int64), _nulls(0), _nulls(0)
+    if "headers" in held:
+        headers = chunk.column("headers")
+        lengths = pc.list_value_length(headers).fill_null(0).to_numpy(zero_copy_only=False)
+        np.cumsum(lengths, out=offsets[1:])
+        flat = headers.flatten()
+        header_keys, header_values = _binary(flat.field(0)), _binary(flat.field(1))
+        if header_keys.nulls.any():
+            raise ValueError("a header without a key: Kafka's headers have one")
+    times = np.full(count, now_ms, np.int64)
+    if "timestamp" in held:
+        column = chunk.column("timestamp")
+        micros = column.cast(pa.int64()).fill_null(now_ms * 1000).to_numpy(zero_copy_only=False)
+        times = micros // 1000
+    values = _binary(chunk.column("value"))
+    return Rows(keys, values, _fixed(times), _fixed(offsets), header_keys, header_values)
+
+
+def _binary(column: pa.Array) -> Binary:
+    """A column of strings or bytes; nothing but the offsets is copied."""
+    plain = column.cast(pa.binary()) if pa.types.is_string(column.type) else column
+    large = plain.cast(pa.large_binary())
+    _, offsets, data = large.buffers()
+    ends = np.frombuffer(offsets, np.int64)[large.offset : large.offset + len(large) + 1]
+    if not len(ends):
+        ends = np.zeros(1, np.int64)
+    nulls = column.is_null().to_numpy(zero_copy_only=False)
+    return Binary(np.frombuffer(data or b"", np.uint8), _fixed(ends), _fixed(nulls))
+
+
+def _nulls(count: int) -> Binary:
+    data, offsets, nulls = Binary.all_null(count)
+    return Binary(data, _fixed(offsets), _fixed(nulls))
+
+
+def _fixed(array: NDArray[_Item]) -> NDArray[_Item]:
+    """The array, read-only and in one piece."""
+    plain = np.ascontiguousarray(array).view()
+    plain.flags.writeable = False
+    return plain

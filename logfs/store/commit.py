@@ -1,0 +1,404 @@
+"""Atomic commits of staged batches into several partitions: all or none, and once for each sequence of a writer.
+
+One rename decides: of the file `logfs-commits` in one of the log directories. Before it nothing has happened; after
+it the commit will be done, if need be by whoever opens the directories for writing next. The file tells, too, what
+each writer has committed last, so that a commit that is sent again changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import (
+    CommitPending,
+    Corrupt,
+    InvalidRecord,
+    LogDirFailed,
+    LogfsError,
+    NotWritable,
+    PartitionFailed,
+)
+from logfs.format import commits
+from logfs.format.commits import CommitLog, Part, Pending, StagedFile, Writer
+from logfs.log.files import NO_SPACE
+from logfs.log.staged import Landing, Measures, measure, place, take_stock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from logfs.format.names import TopicPartition
+    from logfs.log.files import Disk
+    from logfs.log.partition import Partition
+    from logfs.store.log_dir import LogDir
+    from logfs.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+# As long as Kafka remembers a transactional id (transactional.id.expiration.ms).
+EXPIRATION_MS = 7 * 86_400_000
+# Staged files of a commit that never came: no task takes that long.
+ORPHAN_MS = 86_400_000
+_LOOK_MS = 3_600_000
+
+
+class Committed(NamedTuple):
+    """What came of a commit: `offsets` are those given, as partition -> (first, behind the last).
+
+    With `already`, the writer had committed the sequence, or a later one, before: nothing was changed, and no offsets
+    are told.
+    """
+
+    already: bool
+    offsets: dict[str, tuple[int, int]]
+
+
+class Commits:
+    """The commits of a store that is open for writing. One runs at a time."""
+
+    def __init__(self, store: Store) -> None:
+        """Read what is known in the store's log directories."""
+        self._store = store
+        self._lock = threading.RLock()
+        self._known: dict[LogDir, CommitLog] = {}
+        self._unreadable: LogfsError | None = None
+        self._next_look_ms = store.opened_ms
+        for log_dir in () if store.read_only else store.log_dirs:
+            try:
+                self._known[log_dir] = read_commits(log_dir.disk, log_dir.path)
+            except (Corrupt, OSError) as error:
+                logger.error("%s", error)
+                self._unreadable = error if isinstance(error, Corrupt) else log_dir.failure
+            except LogDirFailed as error:
+                self._unreadable = error
+
+    # What is known.
+
+    def last(self, writer: str) -> int | None:
+        """The sequence that a writer has committed last; None if it is not known."""
+        known = [log.writers[writer].sequence for log in self._logs() if writer in log.writers]
+        return max(known, default=None)
+
+    def pending(self) -> dict[LogDir, Pending]:
+        """The commits that are decided and not done, by the log directory that says so."""
+        return {path: log.pending for path, log in self._known.items() if log.pending is not None}
+
+    def _logs(self) -> Iterable[CommitLog]:
+        return self._known.values()
+
+    # A commit.
+
+    def commit(self, writer: str, sequence: int, staged: Iterable[StagedFile]) -> Committed:
+        """Append staged batches to their partitions: all, or none. In each in the order of `staged`.
+
+        When this returns they are durable. `writer` is whoever counts its commits by `sequence`: one that is not
+        above its last is not made again, and its files are removed. An error before the decision leaves everything
+        as it was: `UnknownPartition`, `RecordTooLarge`, `InvalidRecord`, `Corrupt`, `PartitionFailed`, `OSError`.
+        `CommitPending` comes after it: this commit, or one before it, is decided and waits for what the error says.
+        """
+        self._store.disk.check_may_block()
+        files = list(staged)
+        if self._store.read_only:
+            raise NotWritable(f"{writer}: the store is open read-only")
+        if not writer or sequence < 0:
+            raise InvalidRecord(
+                f"writer {writer!r}, sequence {sequence}: give a name, and 0 or more"
+            )
+        with self._lock:
+            if self._unreadable is not None:
+                raise self._unreadable
+            self.finish()
+            last = self.last(writer)
+            if last is not None and sequence <= last:
+                logger.info("%s: commit %d was made before; nothing is changed", writer, sequence)
+                self._discard(files)
+                return Committed(True, {})
+            return self._commit(writer, sequence, files)
+
+    def _commit(self, writer: str, sequence: int, files: Sequence[StagedFile]) -> Committed:
+        store = self._store
+        by_partition: dict[str, list[StagedFile]] = {}
+        for file in files:
+            if file.record_count:
+                by_partition.setdefault(file.partition, []).append(file)
+        for name in sorted(by_partition):
+            store[name].check_appendable()
+        home = self._home_of(writer, min(by_partition, default=None))
+        measures = {}
+        parts = []
+        for name in sorted(by_partition):
+            partition = store[name]
+            chosen = tuple(by_partition[name])
+            measures[name] = measure(
+                partition.disk, partition.directory, chosen, partition.config, store.clock()
+            )
+            where = "" if store.homes[name] is home else str(store.home(name))
+            parts.append(Part(name, chosen, 0, 0, 0, 0, log_dir=where))
+            # The longest wait for the disk is over before the others have to wait for this.
+            partition.flush()
+        pending = Pending(writer, sequence, store.clock(), tuple(parts))
+        return self._apply(home, pending, measures)
+
+    def _home_of(self, writer: str, name: str | None) -> LogDir:
+        """The log directory whose file tells of a writer: the one that does already, or its first partition's."""
+        known = [home for home, log in self._known.items() if writer in log.writers]
+        if known and known[0].failure is None:
+            return known[0]
+        return self._store.working[0] if name is None else self._store.homes[name]
+
+    def _apply(self, home: LogDir, pending: Pending, measures: Mapping[str, Measures]) -> Committed:
+        """Decide, do and note a commit, while its partitions are held; or go on with one that is decided."""
+        todo = [part for part in pending.parts if not part.done]
+        with ExitStack() as stack:
+            for part in todo:
+                stack.enter_context(self._store[part.partition].held())
+            placed = {}
+            for part in todo:
+                partition = self._store[part.partition]
+                partition.check_appendable()
+                # So nothing that a crash may take lies below what is decided.
+                partition.flush()
+                now_ms = self._store.clock()
+                placed[part.partition] = place(partition, part, measures[part.partition], now_ms)
+            decided = replace(
+                pending, parts=tuple(placed.get(part.partition, part) for part in pending.parts)
+            )
+            if decided != self._known[home].pending:
+                self._write(home, replace(self._known[home], pending=decided))
+            landings = [
+                Landing(self._store[name], part, measures[name]) for name, part in placed.items()
+            ]
+            self._land(home, decided, landings)
+        self._note(home, decided)
+        return Committed(
+            False,
+            {
+                part.partition: (part.base_offset, part.base_offset + _records_of(part, measures))
+                for part in decided.parts
+            },
+        )
+
+    def _land(self, home: LogDir, decided: Pending, landings: Sequence[Landing]) -> None:
+        """Put the batches into the logs: first where nobody sees them, then all into view, then on the disk."""
+        for landing in landings:
+            try:
+                landing.write()
+            except OSError as error:
+                self._take_back(landings)
+                if error.errno not in NO_SPACE:
+                    landing.partition.fail("a write failed", error)
+                raise _pending_error(decided, error) from error
+        try:
+            for landing in landings:
+                landing.show()
+            for landing in landings:
+                landing.partition.flush()
+        except PartitionFailed as error:
+            raise _pending_error(decided, error) from error
+
+    @staticmethod
+    def _take_back(landings: Sequence[Landing]) -> None:
+        for landing in landings:
+            try:
+                landing.undo()
+            except OSError as error:
+                landing.partition.fail("a write failed and could not be undone", error)
+
+    def _note(self, home: LogDir, done: Pending) -> None:
+        """Remember that a commit is done. If that fails the commit stands all the same, and is noted later."""
+        now_ms = self._store.clock()
+        finished = replace(done, parts=tuple(replace(part, done=True) for part in done.parts))
+        known = self._known[home]
+        writers = {
+            name: writer
+            for name, writer in known.writers.items()
+            if now_ms - writer.time_ms < EXPIRATION_MS
+        }
+        writers[done.writer] = Writer(done.sequence, done.time_ms)
+        try:
+            self._write(home, CommitLog(writers))
+        except (LogfsError, OSError) as error:
+            # In memory, for as long as this store is open, the parts are done.
+            self._known[home] = replace(known, pending=finished)
+            logger.warning(
+                "%s: commit %d is made, and noted later: %s", done.writer, done.sequence, error
+            )
+            return
+        self._discard(file for part in done.parts for file in part.files)
+
+    def _write(self, home: LogDir, log: CommitLog) -> None:
+        home.disk.replace_file(home.path / commits.FILE_NAME, commits.format_commits(log))
+        self._known[home] = log
+
+    def discard(self, files: Iterable[StagedFile]) -> None:
+        """Remove staged files that nobody is going to commit; those of a commit that is decided stay."""
+        with self._lock:
+            # As the disk has it: a decision whose sync failed may be there all the same.
+            decided = [read_commits(home.disk, home.path).pending for home in self._known]
+            wanted = {
+                file
+                for pending in decided
+                if pending
+                for part in pending.parts
+                for file in part.files
+            }
+            self._discard(file for file in files if file not in wanted)
+
+    def _discard(self, files: Iterable[StagedFile]) -> None:
+        """Remove staged files; what cannot be removed is an orphan, which upkeep removes."""
+        for file in files:
+            home = self._store.homes.get(file.partition)
+            if home is None or "/" in file.name or not file.name.endswith(commits.STAGED):
+                continue
+            path = home.path / file.partition / file.name
+            try:
+                home.disk.unlink(path)
+            except (LogfsError, OSError) as error:
+                logger.warning("%s: left for later: %s", path, error)
+
+    # What was decided and not done.
+
+    def finish(self) -> None:
+        """Do what is decided; `CommitPending` says why that cannot be done here or now."""
+        with self._lock:
+            for home, pending in self.pending().items():
+                parts = [self._present(home, part) for part in pending.parts]
+                there = replace(pending, parts=tuple(part for part in parts if part is not None))
+                measures = {}
+                for part in there.parts:
+                    if not part.done:
+                        partition = self._store[part.partition]
+                        measures[part.partition] = measure(
+                            partition.disk, partition.directory, part.files
+                        )
+                logger.info("%s: doing commit %d", pending.writer, pending.sequence)
+                self._apply(home, there, measures)
+
+    def _present(self, home: LogDir, part: Part) -> Part | None:
+        """A part that can be done; None if its partition was deleted. `CommitPending` if it is not in this store."""
+        name = part.partition
+        partition = self._store.partitions.get(name)
+        if partition is not None:
+            is_there = any(
+                partition.disk.exists(partition.directory / file.name) for file in part.files
+            )
+            if part.done or is_there or partition.log_end_offset >= part.base_offset:
+                return part
+            # Of the same name, and made since.
+        elif name in self._store.homes:
+            raise CommitPending(
+                f"{home.path}: a commit into {name} is decided, which is not loaded here"
+            )
+        elif part.log_dir and part.log_dir not in [str(known.path) for known in self._known]:
+            raise CommitPending(
+                f"{home.path}: a commit into {name} is decided, and {part.log_dir} is not open: open the log "
+                "directories together, which finishes it"
+            )
+        logger.warning("%s: was deleted before a commit into it was done", name)
+        return None
+
+    def finish_at_opening(self) -> None:
+        """`finish`; what cannot be done is logged, and stays decided."""
+        try:
+            self.finish()
+        except (LogfsError, OSError) as error:
+            logger.error("a commit is decided and not done: %s", error)
+
+    def take_stock(self, log_dir: LogDir, name: TopicPartition, directory: Path) -> bool:
+        """Before a partition is loaded: see what a crash has left of a commit, and whether files were changed."""
+        changed = False
+        for home, pending in self.pending().items():
+            parts = []
+            for part in pending.parts:
+                if part.partition == name.directory and not part.done:
+                    part = self._taken(part, log_dir, name, directory)
+                    changed |= not part.done
+                parts.append(part)
+            log = replace(self._known[home], pending=replace(pending, parts=tuple(parts)))
+            if log != self._known[home]:
+                # So that nobody looks again, when others may have gone on behind it.
+                self._write(home, log)
+        return changed
+
+    def _taken(self, part: Part, log_dir: LogDir, name: TopicPartition, directory: Path) -> Part:
+        start = max(log_dir.log_starts.get(name, 0), log_dir.cleaner_offsets.get(name, 0))
+        if start > part.base_offset:
+            # Retention or a cleaner has been there since, so it was done.
+            return replace(part, done=True)
+        try:
+            return take_stock(log_dir.disk, directory, part)
+        except (FileNotFoundError, Corrupt) as error:
+            logger.error(
+                "%s: a commit is decided, and what was staged is lost: %s", directory, error
+            )
+            return part
+
+    def upkeep(self, now_ms: int) -> None:
+        """Do what a full disk has held up, and, every hour, remove what is left over."""
+        if self.pending():
+            self.finish()
+        if now_ms >= self._next_look_ms:
+            self._next_look_ms = now_ms + _LOOK_MS
+            self.remove_leftovers(now_ms)
+
+    # Leftovers.
+
+    def remove_leftovers(self, now_ms: int) -> int:
+        """Remove the staged files of commits that are over, and of those that never came; how many went."""
+        removed = 0
+        with self._lock:
+            for partition in list(self._store.partitions.values()):
+                for path in self._leftovers(partition, now_ms):
+                    partition.disk.unlink(path)
+                    logger.info("%s: removed: it is of no commit", path)
+                    removed += 1
+        return removed
+
+    def _leftovers(self, partition: Partition, now_ms: int) -> list[Path]:
+        wanted = {
+            file.name
+            for pending in self.pending().values()
+            for part in pending.parts
+            for file in part.files
+        }
+        writers = {name: writer for log in self._logs() for name, writer in log.writers.items()}
+        found = []
+        for entry in partition.disk.scan(partition.directory):
+            if not entry.name.endswith(commits.STAGED) or entry.name in wanted:
+                continue
+            path = partition.directory / entry.name
+            age_ms = now_ms - partition.disk.stat(path).st_mtime_ns // 1_000_000
+            if age_ms > ORPHAN_MS or commits.is_over(entry.name, writers):
+                found.append(path)
+        return found
+
+
+def read_commits(disk: Disk, log_dir: Path) -> CommitLog:
+    """The file of commits of a log directory; empty where there is none. Raises `Corrupt`, `OSError`."""
+    path = log_dir / commits.FILE_NAME
+    try:
+        return commits.parse_commits(disk.read_file(path))
+    except FileNotFoundError:
+        return CommitLog()
+    except Corrupt as error:
+        raise Corrupt(
+            f"{path}: {error}; nobody knows what was committed: restore it, or remove it when no writer "
+            "is going to send a commit again"
+        ) from None
+
+
+def _records_of(part: Part, measures: Mapping[str, Measures]) -> int:
+    if part.partition not in measures:
+        return sum(file.record_count for file in part.files)
+    return int(measures[part.partition].behind(part.skip).counts.sum())
+
+
+def _pending_error(decided: Pending, error: Exception) -> CommitPending:
+    return CommitPending(
+        f"{decided.writer}: commit {decided.sequence} is decided and not done yet: {error}; it is finished before "
+        "the next commit, or when the store is opened again"
+    )

@@ -1,0 +1,250 @@
+"""Where a commit goes: into the log directories, under Kafka's lock, or through the mount that holds them.
+
+A mount leaves a file in each of its log directories that tells where it is, and takes commits at `.logfs/commit`.
+Mounts come and go; a commit that met one on its way is simply sent again, for none is made twice.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import orjson
+
+from logfs import errors
+from logfs.errors import CommitPending, Corrupt, InvalidStore, LogfsError, StoreLocked
+from logfs.format.commits import StagedFile
+from logfs.log.files import Disk
+from logfs.store.commit import Committed, read_commits
+from logfs.store.lock import holder
+from logfs.store.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from logfs.store.log_dir import LogDir
+
+    LogDirs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+logger = logging.getLogger(__name__)
+
+MOUNT_FILE = "logfs.mount"
+DOOR = ".logfs/commit"
+
+_WRITE_BYTES = 64 * 1024
+_READ_BYTES = 1 << 20
+_LONGEST_PAUSE_SECONDS = 1.0
+# What a mount that goes away leaves its callers with.
+_NO_MOUNT = frozenset(
+    {
+        errno.ENOTCONN,
+        errno.ECONNABORTED,
+        errno.ENOENT,
+        errno.ENODEV,
+        errno.EIO,
+        errno.ENXIO,
+        errno.ENOTDIR,
+    }
+)
+
+
+class _NoAnswer(Exception):
+    """The mount has gone away: nobody knows whether the commit was made."""
+
+
+def announce(log_dirs: Sequence[LogDir], mountpoint: Path) -> None:
+    """Tell in the log directories where they are mounted."""
+    told = orjson.dumps({"pid": os.getpid(), "mountpoint": str(mountpoint)}) + b"\n"
+    for log_dir in log_dirs:
+        log_dir.disk.replace_file(log_dir.path / MOUNT_FILE, told)
+
+
+def withdraw(log_dirs: Sequence[LogDir]) -> None:
+    """Take back what `announce` told."""
+    for log_dir in log_dirs:
+        try:
+            log_dir.disk.unlink(log_dir.path / MOUNT_FILE)
+        except (LogfsError, OSError) as error:
+            logger.warning("%s: %s", log_dir.path / MOUNT_FILE, error)
+
+
+def find_door(disk: Disk, log_dir: Path) -> Path | None:
+    """The file that takes commits for a log directory; None if no mount holds it.
+
+    What a mount left that was killed tells nothing: then nobody has the lock, or another process has.
+    """
+    pid = holder(disk, log_dir)
+    if pid is None:
+        return None
+    try:
+        told = orjson.loads(disk.read_file(log_dir / MOUNT_FILE))
+        door = Path(told["mountpoint"]) / DOOR
+        # A process of another pid namespace has the number 0 here.
+        is_its = pid in (0, told["pid"])
+        return door if is_its and door.exists() else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+# The words that pass the door.
+
+
+class Request(NamedTuple):
+    """What passes the door: staged files to commit, or, with `discards`, to remove."""
+
+    writer: str
+    sequence: int
+    staged: tuple[StagedFile, ...]
+    discards: bool = False
+
+
+def format_request(request: Request) -> bytes:
+    """The one line that asks for it."""
+    files = [[f.partition, f.name, f.size_bytes, f.record_count] for f in request.staged]
+    return orjson.dumps({**request._asdict(), "staged": files}) + b"\n"
+
+
+def parse_request(line: bytes) -> Request:
+    """What a line asks for; `InvalidRecord` if for nothing."""
+    try:
+        told = orjson.loads(line)
+        staged = tuple(StagedFile(*file) for file in told["staged"])
+        if not isinstance(told["writer"], str) or not isinstance(told["sequence"], int):
+            raise TypeError("writer is a text, sequence a number")
+        return Request(told["writer"], told["sequence"], staged, told.get("discards", False))
+    except (ValueError, KeyError, TypeError) as error:
+        raise errors.InvalidRecord(f"this asks for no commit: {error}") from None
+
+
+def serve(store: Store, request: Request) -> Committed:
+    """Do what is asked for in a store that is open for writing."""
+    if not request.discards:
+        return store.commit(request.writer, request.sequence, request.staged)
+    store.commits.discard(request.staged)
+    return Committed(False, {})
+
+
+def format_answer(outcome: Committed | Exception) -> bytes:
+    """What is read after a request."""
+    if isinstance(outcome, Committed):
+        answer: dict[str, Any] = {"already": outcome.already, "offsets": outcome.offsets}
+    else:
+        answer = {"error": type(outcome).__name__, "reason": str(outcome)}
+    return orjson.dumps(answer) + b"\n"
+
+
+def parse_answer(line: bytes) -> Committed:
+    """What came of a request; raises the error that it met."""
+    told = orjson.loads(line)
+    if "error" not in told:
+        offsets = {name: (first, end) for name, (first, end) in told["offsets"].items()}
+        return Committed(told["already"], offsets)
+    kind = getattr(errors, told["error"], None)
+    if isinstance(kind, type) and issubclass(kind, LogfsError):
+        raise kind(told["reason"])
+    raise OSError(errno.EIO, told["reason"])
+
+
+# A commit from outside.
+
+
+def commit(
+    log_dirs: LogDirs,
+    writer: str,
+    sequence: int,
+    staged: Sequence[StagedFile],
+    *,
+    seconds: float = 60.0,
+) -> Committed:
+    """Commit what was staged in log directories, whoever has them; see `Commits.commit` for what is promised.
+
+    Waits up to `seconds` for another process that holds them; `StoreLocked` if that is a broker, or it takes longer.
+    """
+    return _send(log_dirs, Request(writer, sequence, tuple(staged)), seconds)
+
+
+def discard(log_dirs: LogDirs, staged: Sequence[StagedFile], *, seconds: float = 5.0) -> None:
+    """Remove what was staged and is not going to be committed; see `Commits.discard`. Raises as `commit`."""
+    if staged:
+        _send(log_dirs, Request("", 0, tuple(staged), discards=True), seconds)
+
+
+def _send(log_dirs: LogDirs, request: Request, seconds: float) -> Committed:
+    named = [log_dirs] if isinstance(log_dirs, (str, os.PathLike)) else log_dirs
+    paths = [Path(path).absolute() for path in named]
+    for path in paths:
+        if not path.is_dir():
+            raise InvalidStore(f"{path}: there is no such log directory")
+    end = time.monotonic() + seconds
+    pause = 0.02
+    while True:
+        try:
+            door = find_door(Disk(), paths[0])
+            if door is None:
+                return _send_directly(paths, request)
+            return _send_through(door, format_request(request))
+        except (StoreLocked, _NoAnswer, CommitPending) as error:
+            # A commit that is decided is done at the next opening, if that is all it waits for.
+            if time.monotonic() + pause > end or (isinstance(error, CommitPending) and pause > 0.1):
+                if isinstance(error, StoreLocked):
+                    raise StoreLocked(
+                        f"{error}. Commits go through a mount of logfs, or need nobody else: a broker takes none"
+                    ) from None
+                if isinstance(error, _NoAnswer):
+                    raise StoreLocked(f"{paths[0]}: its mount does not answer: {error}") from None
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def _send_directly(paths: Sequence[Path], request: Request) -> Committed:
+    """Open the directories for this alone: its partitions, and those of a commit that is not done."""
+    wanted = {file.partition for file in request.staged}
+    for path in paths:
+        with suppress(Corrupt):
+            pending = read_commits(Disk(), path).pending
+            wanted |= {part.partition for part in pending.parts} if pending else set()
+    with Store(paths, only=wanted.__contains__) as store:
+        done = serve(store, request)
+        try:
+            store.commits.upkeep(store.clock())
+        except (LogfsError, OSError) as error:
+            logger.warning("%s", error)
+        return done
+
+
+def _send_through(door: Path, request: bytes) -> Committed:
+    try:
+        fd = os.open(door, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise _NoAnswer(error) from None
+    try:
+        return _ask(fd, request)
+    finally:
+        os.close(fd)
+
+
+def _ask(fd: int, request: bytes) -> Committed:
+    failure: OSError | None = None
+    answer = b""
+    try:
+        done = 0
+        while done < len(request):
+            done += os.write(fd, request[done : done + _WRITE_BYTES])
+    except OSError as error:
+        failure = error
+    try:
+        while data := os.pread(fd, _READ_BYTES, len(answer)):
+            answer += data
+    except OSError as error:
+        failure = failure or error
+    if answer.endswith(b"\n"):
+        return parse_answer(answer)
+    if failure is None or failure.errno in _NO_MOUNT:
+        raise _NoAnswer(failure or "it was read to its end")
+    raise failure

@@ -1,0 +1,341 @@
+"""Writing with Spark: every column arrives, and of a stream's batch each record once, whoever dies at any step."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from logfs.format.commits import STAGED
+from logfs.format.record import Record
+from logfs.log.staged import Landing
+from logfs.store.commit import Commits
+from logfs.store.store import Store
+from tests.conftest import need_fuse
+
+pytest.importorskip("pyspark", reason="pyspark is not installed")
+
+from pyspark import cloudpickle
+from pyspark.errors import PySparkException
+
+from logfs.spark.sink.writer import StreamWriter
+from logfs.spark.source import LogfsDataSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tests.conftest import Mount
+
+T = 1_700_000_000_000
+# Where a driver dies: it has told nobody, decided, written, shown, noted, or done it all.
+STEPS = ("begin", "decided", "written", "shown", "noted", "done")
+
+
+class DyingWriter(StreamWriter):
+    """Dies, as a process does, in batch 1 at the step that a file names; once."""
+
+    def __init__(self, schema: Any, options: Any, flag: str) -> None:
+        super().__init__(schema, options)
+        self.flag = flag
+
+    def _step(self) -> str:
+        try:
+            step = Path(self.flag).read_text()
+        except FileNotFoundError:
+            return ""
+        Path(self.flag).unlink()
+        return step
+
+    def write(self, iterator: Any) -> Any:
+        staged = super().write(iterator)
+        if staged.files and Path(self.flag).exists() and Path(self.flag).read_text() == "task":
+            Path(self.flag).unlink()
+            raise RuntimeError("the task dies with its work done")
+        return staged
+
+    def commit(self, messages: Any, batchId: int) -> None:
+        step = self._step() if batchId == 1 else ""
+
+        def die(*_: object) -> None:
+            os._exit(9)
+
+        if step == "begin":
+            die()
+        if step == "decided":
+            Commits._land = die  # type: ignore[method-assign, assignment]
+        if step == "written":
+            Landing.show = die  # type: ignore[method-assign, assignment]
+        if step == "shown":
+            Commits._note = die  # type: ignore[method-assign, assignment]
+        if step == "noted":
+            Commits._discard = die  # type: ignore[method-assign, assignment]
+        super().commit(messages, batchId)
+        if step == "done":
+            die()
+
+
+class DyingSource(LogfsDataSource):
+    """The sink with that writer."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "dying"
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> Any:
+        from logfs.spark.sink.options import write_options
+
+        return DyingWriter(schema, write_options(self.options), self.options["flag"])
+
+
+@pytest.fixture(scope="module")
+def session(spark: SparkSession) -> Iterator[SparkSession]:
+    """The session, which knows the sink that dies, too."""
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    spark.dataSource.register(DyingSource)
+    yield spark
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+Seen = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...], int]
+
+
+def read(log_dir: Path, name: str) -> list[Seen]:
+    """Key, value, headers and time of all records of a partition, whose offsets have no gap."""
+    with Store(log_dir, read_only=True) as store:
+        found = list(store[name].read())
+    assert [record.offset for record in found] == list(range(len(found)))
+    return [(r.key, r.value, tuple(r.headers), r.timestamp or 0) for r in found]
+
+
+def make(log_dir: Path, *partitions: str) -> None:
+    with Store(log_dir) as store:
+        for name in partitions:
+            store.create(name)
+
+
+def frame(spark: SparkSession, rows: list[tuple[Any, ...]], schema: str) -> DataFrame:
+    return spark.createDataFrame(rows, schema)
+
+
+ALL = (
+    "key binary, value binary, headers array<struct<key:string,value:binary>>, topic string, "
+    "partition int, timestamp timestamp"
+)
+
+
+def test_every_column_arrives(session: SparkSession, log_dir: Path) -> None:
+    """Nulls and empty ones too; the partition's own word, or Kafka's hash of the key."""
+    make(log_dir, "a-0", "a-1", "a-2", "b-0")
+    when = datetime.datetime.fromtimestamp(T / 1000, datetime.UTC)
+    rows = [
+        (b"k", b"v", [("h", b"1"), ("n", None)], "a", 1, when),
+        (b"k", None, [], "a", 1, when),
+        (b"", b"", None, "b", None, when),
+        (b"21", b"hashed", None, "a", None, when),
+    ]
+    frame(session, rows, ALL).coalesce(1).write.format("logfs").mode("append").save(str(log_dir))
+    assert read(log_dir, "a-1") == [
+        (b"k", b"v", (("h", b"1"), ("n", None)), T),
+        (b"k", None, (), T),
+    ]
+    assert read(log_dir, "b-0") == [(b"", b"", (), T)]
+    hashed = (-973932308 & 0x7FFFFFFF) % 3
+    assert (b"21", b"hashed", (), T) in read(log_dir, f"a-{hashed}")
+    assert not list(log_dir.rglob("*" + STAGED))
+
+
+def test_strings_many_batches_and_codecs(session: SparkSession, log_dir: Path) -> None:
+    """Strings as their UTF-8; the option's topic before the column's; null keys go round; the topic's codec."""
+    make(log_dir, *(f"a-{number}" for number in range(4)))
+    with Store(log_dir) as store:
+        store.settings.set_topic("a", "compression.type", "zstd")
+    count = 30_000
+    rows = session.range(0, count, 1, 3).selectExpr(
+        "if(id % 2 = 0, null, concat('ключ', id)) key", "concat('значение ', id) value", "'x' topic"
+    )
+    rows.write.format("logfs").option("topic", "a").mode("append").save(str(log_dir))
+    per = [read(log_dir, f"a-{number}") for number in range(4)]
+    found = sorted((value or b"", key) for each in per for key, value, _, _ in each)
+    wanted = [
+        (f"значение {n}".encode(), f"ключ{n}".encode() if n % 2 else None) for n in range(count)
+    ]
+    assert found == sorted(wanted)
+    assert all(len(each) > count // 8 for each in per)
+
+
+@pytest.mark.parametrize(
+    ("rows", "schema", "options", "message"),
+    [
+        ([("v",)], "value string", {}, "topic option required when no 'topic' attribute"),
+        ([("v",)], "key string", {"topic": "a"}, "Required attribute 'value' not found"),
+        ([(1,)], "value int", {"topic": "a"}, "value attribute type must be a string or binary"),
+        ([("v", "p")], "value string, partition string", {"topic": "a"}, "must be a int"),
+        ([("v", None)], "value string, topic string", {}, "null topic present in the data"),
+        ([("v", 7)], "value string, partition int", {"topic": "a"}, "logfs create LOG_DIR a-7"),
+        ([("v",)], "value string", {"topic": "nowhere"}, "logfs create LOG_DIR nowhere-0"),
+        ([("v",)], "value string", {"topic": "a", "txnAppId": "x"}, "go together"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    session: SparkSession,
+    log_dir: Path,
+    rows: list[tuple[Any, ...]],
+    schema: str,
+    options: dict[str, str],
+    message: str,
+) -> None:
+    """In the words of Kafka's sink where it has them; nothing is written."""
+    make(log_dir, "a-0")
+    writing = frame(session, rows, schema).write.format("logfs").options(**options).mode("append")
+    with pytest.raises(PySparkException, match=message):
+        writing.save(str(log_dir))
+    assert read(log_dir, "a-0") == []
+    assert not list(log_dir.rglob("*" + STAGED))
+
+
+def test_overwriting_is_refused(session: SparkSession, log_dir: Path) -> None:
+    """With the reason."""
+    make(log_dir, "a-0")
+    with pytest.raises(PySparkException, match="append-only"):
+        frame(session, [("v", "a")], "value string, topic string").write.format("logfs").mode(
+            "overwrite"
+        ).save(str(log_dir))
+
+
+INPUT = [(b"k%d" % (n % 7), b"v%03d" % n, (("n", b"%d" % n),), T + n) for n in range(90)]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log with the records of `INPUT`, which a stream reads 30 at a time."""
+    log_dir = tmp_path_factory.mktemp("source")
+    with Store(log_dir) as store:
+        records = [Record(value, key, list(headers), time) for key, value, headers, time in INPUT]
+        store.create("in-0").append(records)
+    return log_dir
+
+
+class Pipeline:
+    """A stream from one log to another."""
+
+    def __init__(self, session: SparkSession, source: Path, target: Path, state: Path) -> None:
+        self.session = session
+        self.source = source
+        self.target = target
+        self.flag = state / "flag"
+        self.checkpoint = state / "checkpoint"
+
+    def run(self, kind: str = "dying") -> bool:
+        """Run until everything is written, or somebody dies; whether that was the end."""
+        reading = self.session.readStream.format("logfs").option("subscribe", "in")
+        reading = reading.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", 30)
+        rows = reading.option("includeHeaders", "true").load(str(self.source))
+        query = (
+            rows.drop("topic", "partition")
+            .writeStream.format(kind)
+            .option("flag", str(self.flag))
+            .option("topic", "out")
+            .option("checkpointLocation", str(self.checkpoint))
+            .trigger(availableNow=True)
+            .start(str(self.target))
+        )
+        try:
+            query.awaitTermination(120)
+        except PySparkException:
+            return False
+        return query.exception() is None
+
+    def results(self) -> list[list[Seen]]:
+        return [read(self.target, f"out-{number}") for number in range(3)]
+
+
+@pytest.fixture
+def pipeline(session: SparkSession, source: Path, log_dir: Path, tmp_path: Path) -> Pipeline:
+    make(log_dir, "out-0", "out-1", "out-2")
+    return Pipeline(session, source, log_dir, tmp_path)
+
+
+def assert_exact(results: list[list[Seen]], others: frozenset[bytes] = frozenset()) -> None:
+    """All of the input, each once, and in each partition in its order."""
+    own = [[seen for seen in each if seen[1] not in others] for each in results]
+    assert sorted(seen[1] or b"" for each in own for seen in each) == [v for _, v, _, _ in INPUT]
+    for each in own:
+        assert each == [seen for seen in INPUT if seen in each]
+
+
+@pytest.mark.parametrize("step", [*STEPS, "task"])
+def test_a_stream_is_written_exactly_once(pipeline: Pipeline, step: str) -> None:
+    """Driver or task die at a step, somebody else appends, the query is started again: contents are exact."""
+    pipeline.flag.write_text(step)
+    assert not pipeline.run()
+    assert not pipeline.flag.exists()
+    with Store(pipeline.target) as store:
+        for name in store:
+            store[name].append([b"other"])
+    assert pipeline.run()
+    assert_exact(pipeline.results(), frozenset([b"other"]))
+    # Of the batch that was written twice, one set of files was never committed, or is gone with the commit.
+    with Store(pipeline.target) as store:
+        store.upkeep()
+    assert not list(pipeline.target.rglob("*" + STAGED))
+
+
+def test_a_stream_into_a_mount(
+    pipeline: Pipeline, make_mount: Callable[..., Mount], session: SparkSession
+) -> None:
+    """By the path of the mount or of what it holds; its driver dies after the commit; the daemon, between two."""
+    need_fuse()
+    mount = make_mount(log_dirs=[pipeline.target])
+    pipeline.flag.write_text("done")
+    assert not pipeline.run()
+    mount.kill()
+    mount.start()
+    through = Pipeline(session, pipeline.source, mount.path, pipeline.flag.parent)
+    assert through.run()
+    lines = b"".join((mount.path / f"out-{n}/records").read_bytes() for n in range(3))
+    assert sorted(lines.splitlines()) == [value for _, value, _, _ in INPUT]
+    mount.stop()
+    assert_exact(pipeline.results())
+
+
+def test_for_each_batch_writes_once_by_its_transaction(
+    session: SparkSession, source: Path, log_dir: Path, tmp_path: Path
+) -> None:
+    """A batch that is given to the function again, with the same txnAppId and txnVersion, is not written again."""
+    make(log_dir, "out-0")
+    given: list[int] = []
+
+    def write(batch: DataFrame, number: int) -> None:
+        given.append(number)
+        writing = batch.select("key", "value", "timestamp").write.format("logfs").mode("append")
+        writing = writing.option("topic", "out").option("txnAppId", "job")
+        writing.option("txnVersion", number).save(str(log_dir))
+        if given.count(1) == 1 and number == 1:
+            raise RuntimeError("once")
+
+    for last in (False, True):
+        reading = session.readStream.format("logfs").option("subscribe", "in")
+        reading = reading.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", 30)
+        query = (
+            reading.load(str(source))
+            .writeStream.foreachBatch(write)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            query.awaitTermination(120)
+            assert last
+        except PySparkException:
+            assert not last
+    assert given == [0, 1, 1, 2]
+    assert [(key, value, time) for key, value, _, time in read(log_dir, "out-0")] == [
+        (key, value, time) for key, value, _, time in INPUT
+    ]

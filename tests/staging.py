@@ -1,0 +1,41 @@
+"""Staging batches as a task of a data pipeline does: what the tests of commits share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logfs.format.builder import build_records
+from logfs.log.files import Disk
+from logfs.log.staged import StagedWriter
+from logfs.log.validator import batch_format
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from logfs.config import LogConfig
+    from logfs.format.commits import StagedFile
+    from logfs.format.record import Record
+
+
+def stage(
+    directory: Path,
+    config: LogConfig,
+    writer: str,
+    sequence: int,
+    records: Sequence[Record],
+    *,
+    now_ms: int,
+    per_batch: int = 2,
+    disk: Disk | None = None,
+) -> StagedFile:
+    """Stage records for the partition of a directory, so many in each batch."""
+    staged = StagedWriter(disk or Disk(), directory, writer, sequence)
+    form = batch_format(config)
+    form = form._replace(timestamp_type=form.timestamp_type.CREATE_TIME)
+    for first in range(0, len(records), per_batch):
+        built = build_records(records[first : first + per_batch], form, now_ms)
+        assert built.refused is None
+        for batch in built.batches:
+            staged.write(batch)
+    return staged.close()

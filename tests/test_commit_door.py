@@ -1,0 +1,187 @@
+"""Commits from outside: under Kafka's lock, or through whatever mount holds the directories at that moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from logfs.errors import InvalidRecord, InvalidStore, StoreLocked, UnknownPartition
+from logfs.format.commits import STAGED, StagedFile
+from logfs.format.record import Record
+from logfs.log.files import Disk
+from logfs.store import door
+from logfs.store.commit import Committed
+from logfs.store.settings import Settings
+from logfs.store.store import Store
+from tests.staging import stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.conftest import Mount
+
+
+def put(
+    log_dir: Path, writer: str, sequence: int, wanted: dict[str, list[bytes]]
+) -> list[StagedFile]:
+    """Stage values as a task of another process does."""
+    settings = Settings([(Disk(), log_dir)])
+    return [
+        stage(
+            log_dir / name,
+            settings.log_config(name.rpartition("-")[0]),
+            writer,
+            sequence,
+            [Record(value) for value in values],
+            now_ms=1_700_000_000_000,
+        )
+        for name, values in wanted.items()
+    ]
+
+
+def read(log_dir: Path, name: str) -> list[bytes | None]:
+    with Store(log_dir, read_only=True) as store:
+        return [record.value for record in store[name].read()]
+
+
+def test_without_a_mount_the_directories_are_opened_for_it(log_dir: Path) -> None:
+    """Only the partitions that it concerns; clean before is clean after; what was left over goes."""
+    with Store(log_dir) as store:
+        for name in ("a-0", "b-0", "c-0"):
+            store.create(name)
+    twin = put(log_dir, "q", 0, {"a-0": [b"twin"]})
+    done = door.commit(log_dir, "q", 0, put(log_dir, "q", 0, {"a-0": [b"1"], "b-0": [b"2", b"3"]}))
+    assert done == Committed(False, {"a-0": (0, 1), "b-0": (0, 2)})
+    assert door.commit([log_dir], "q", 0, put(log_dir, "q", 0, {"a-0": [b"1"]})).already
+    assert (read(log_dir, "a-0"), read(log_dir, "b-0")) == ([b"1"], [b"2", b"3"])
+    assert (log_dir / ".kafka_cleanshutdown").exists()
+    assert not (log_dir / "a-0" / twin[0].name).exists()
+    with pytest.raises(InvalidStore):
+        door.commit(log_dir / "nowhere", "q", 1, [])
+    with pytest.raises(UnknownPartition, match="logfs create"):
+        door.commit(log_dir, "q", 1, [StagedFile("d-0", "x", 1, 1)])
+
+
+def test_a_mount_takes_commits(mount: Mount) -> None:
+    """Through `.logfs/commit`: seen at once in the files, also by who has had their sizes, and made once."""
+    log_dir = mount.log_dirs[0]
+    for name in ("a-0", "b-0"):
+        mount.partition(name)
+    lines = mount.path / "a-0/records"
+    for _ in range(3):
+        assert lines.stat().st_size == 0
+    told = json.loads((log_dir / door.MOUNT_FILE).read_bytes())
+    assert told["mountpoint"] == str(mount.path)
+    wanted = {"a-0": [b"%d" % n for n in range(2000)], "b-0": [b"x"]}
+    done = door.commit(log_dir, "q", 0, put(log_dir, "q", 0, wanted))
+    assert done == Committed(False, {"a-0": (0, 2000), "b-0": (0, 1)})
+    assert lines.read_bytes() == b"".join(value + b"\n" for value in wanted["a-0"])
+    assert (mount.path / "b-0/records").read_bytes() == b"x\n"
+    assert door.commit(log_dir, "q", 0, put(log_dir, "q", 0, wanted)).already
+    with (mount.path / "a-0/append").open("ab", buffering=0) as file:
+        file.write(b"after\n")
+    assert lines.read_bytes().endswith(b"1999\nafter\n")
+    mount.stop()
+    assert not (log_dir / door.MOUNT_FILE).exists()
+    assert door.commit(log_dir, "q", 0, []).already
+    assert not list(log_dir.rglob("*" + STAGED))
+
+
+def test_what_a_mount_refuses_is_told_with_its_reason(mount: Mount) -> None:
+    """The same error as without a mount; an errno and a line in `.logfs/errors` for who writes the file himself."""
+    log_dir = mount.log_dirs[0]
+    mount.partition("a-0")
+    (mount.path / "a-0/config/cleanup.policy").write_text("compact")
+    staged = put(log_dir, "q", 0, {"a-0": [b"no key"]})
+    with pytest.raises(InvalidRecord, match="needs a key"):
+        door.commit(log_dir, "q", 0, staged)
+    with pytest.raises(UnknownPartition):
+        door.commit(log_dir, "q", 0, [StagedFile("d-0", "x", 1, 1)])
+    with pytest.raises(OSError, match="Invalid argument"):
+        os.write(fd := os.open(mount.path / ".logfs/commit", os.O_WRONLY), b"{}\n")
+    os.close(fd)
+    assert "asks for no commit" in mount.errors()
+    # A large request comes in many writes.
+    many = [StagedFile("d-0", f"{number:0100}", 1, 1) for number in range(20_000)]
+    with pytest.raises(UnknownPartition):
+        door.commit(log_dir, "q", 0, many)
+
+
+def test_mounts_come_and_go_between_commits(make_mount: Callable[..., Mount]) -> None:
+    """While one is killed and mounted again and again, each commit is made once."""
+    mount = make_mount()
+    mount.partition("a-0")
+    log_dir = mount.log_dirs[0]
+    failures: list[BaseException] = []
+    wanted = [b"%d" % number for number in range(40)]
+
+    def send() -> None:
+        try:
+            for number, value in enumerate(wanted):
+                door.commit(log_dir, "q", number, put(log_dir, "q", number, {"a-0": [value]}))
+        except BaseException as error:
+            failures.append(error)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    for number in range(3):
+        mount.kill() if number % 2 else mount.stop()
+        if number % 2:
+            # A dead mount stays, and so does what it told of itself.
+            assert (log_dir / door.MOUNT_FILE).exists()
+        _restart(mount)
+    sender.join(100)
+    assert not sender.is_alive()
+    assert not failures
+    mount.stop()
+    assert read(log_dir, "a-0") == wanted
+
+
+def _restart(mount: Mount) -> None:
+    """Mount again; a commit may have the lock at that moment."""
+    for _ in range(50):
+        try:
+            mount.start()
+            return
+        except AssertionError:
+            assert mount.log is not None
+            assert "in use by" in mount.log.read_text()
+            assert mount.process is not None
+            mount.process.wait()
+            assert mount.process.stdout is not None
+            mount.process.stdout.close()
+            mount.process = None
+    pytest.fail("the mount never got the lock")
+
+
+HOLD = """
+import sys, logfs
+with logfs.open(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_another_process_that_holds_the_directory_is_named(log_dir: Path) -> None:
+    """It is waited for, and then the error says who it is, and that a broker takes no commits."""
+    with Store(log_dir) as store:
+        store.create("a-0")
+    (log_dir / door.MOUNT_FILE).write_text('{"pid": 1, "mountpoint": "/"}')
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(log_dir)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        staged = put(log_dir, "q", 0, {"a-0": [b"x"]})
+        with pytest.raises(StoreLocked, match=f"process {other.pid}.*broker takes none"):
+            door.commit(log_dir, "q", 0, staged, seconds=0.1)
+        other.communicate()
+    assert not door.commit(log_dir, "q", 0, staged).already
+    (log_dir / door.MOUNT_FILE).unlink()

@@ -1,0 +1,108 @@
+"""The kernels that encode columns of records, and Kafka's default partitioner, against plain and foreign twins."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logfs.errors import InvalidRecord, RecordTooLarge
+from logfs.format import encode
+from logfs.format.batch import Batch
+from logfs.format.builder import BatchFormat, build_records
+from logfs.format.compression import Codec
+from logfs.format.encode import Binary, Rows, build_rows, partitions_of
+from logfs.format.record import Record
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from kafka.partitioner.default import murmur2
+
+MAYBE_BYTES = st.none() | st.binary(max_size=80)
+HEADERS = st.lists(st.tuples(st.text(max_size=8), MAYBE_BYTES), max_size=3)
+TIMES = st.integers(-1, 2**60)
+RECORDS = st.lists(st.builds(Record, MAYBE_BYTES, MAYBE_BYTES, HEADERS, TIMES), min_size=1)
+
+
+def binary(values: list[bytes | None]) -> Binary:
+    """A column of values."""
+    data = b"".join(value or b"" for value in values)
+    offsets = np.cumsum([0, *(len(value or b"") for value in values)], dtype=np.int64)
+    return Binary(
+        np.frombuffer(data, np.uint8), offsets, np.array([v is None for v in values], np.bool_)
+    )
+
+
+def columns(records: list[Record]) -> Rows:
+    """Records as columns."""
+    headers = [header for record in records for header in record.headers]
+    return Rows(
+        binary([record.key for record in records]),
+        binary([record.value for record in records]),
+        np.array([record.timestamp for record in records], np.int64),
+        np.cumsum([0, *(len(record.headers) for record in records)], dtype=np.int64),
+        binary([key.encode() for key, _ in headers]),
+        binary([value for _, value in headers]),
+    )
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
+@given(records=RECORDS, data=st.data())
+def test_columns_become_the_bytes_that_records_become(
+    codec: Codec, records: list[Record], data: st.DataObject
+) -> None:
+    """Byte by byte what the plain builder makes of the same records, in the order that was asked for."""
+    order = data.draw(st.permutations(range(len(records))))
+    form = BatchFormat(codec)
+    plain = build_records([records[number] for number in order], form, 0)
+    built = build_rows(columns(records), np.array(order, np.int64), form, 0)
+    assert built.consumed == len(records)
+    assert [bytes(b.data) for b in built.batches] == [bytes(b.data) for b in plain.batches]
+    assert [b.max_timestamp for b in built.batches] == [b.max_timestamp for b in plain.batches]
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_many_records_go_into_many_batches(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each about as large as it should be, and together all of the records in order."""
+    monkeypatch.setattr(encode, "TARGET_BYTES", 1000)
+    records = [Record(b"%d" % n * (n % 70), b"k%d" % n, timestamp=n) for n in range(500)]
+    built = build_rows(columns(records), np.arange(500), BatchFormat(codec), 0)
+    found = [record for batch in built.batches for record in Batch.parse(batch.data).records()]
+    assert [(r.key, r.value, r.timestamp) for r in found] == [
+        (r.key, r.value, r.timestamp) for r in records
+    ]
+    sizes = [batch.record_count for batch in built.batches]
+    assert len(sizes) > 30
+    if codec is Codec.NONE:
+        assert all(800 < len(batch.data) <= 1061 for batch in built.batches[:-1])
+
+
+def test_what_makes_no_batch_is_refused() -> None:
+    """A record that alone is too large, after all that came before it; a negative time."""
+    records = [
+        Record(b"x", timestamp=0),
+        Record(b"y" * 300, timestamp=0),
+        Record(b"z", timestamp=0),
+    ]
+    built = build_rows(columns(records), np.arange(3), BatchFormat(limit_bytes=200), 0)
+    assert isinstance(built.refused, RecordTooLarge)
+    assert built.consumed == 1
+    odd = build_rows(columns([Record(b"x", timestamp=-2)]), np.arange(1), BatchFormat(), 0)
+    assert isinstance(odd.refused, InvalidRecord)
+
+
+@given(keys=st.lists(MAYBE_BYTES | st.binary(max_size=9), min_size=1), count=st.integers(1, 200))
+def test_keys_go_where_kafkas_partitioner_puts_them(keys: list[bytes | None], count: int) -> None:
+    """murmur2 as kafka-python has it; a key of None goes anywhere."""
+    found = partitions_of(binary(keys), count).tolist()
+    assert found == [-1 if key is None else (murmur2(key) & 0x7FFFFFFF) % count for key in keys]
+
+
+def test_murmur2_of_known_keys() -> None:
+    """Values that Kafka's own tests hold its hash to."""
+    known = {b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536}
+    for key, value in known.items():
+        assert partitions_of(binary([key]), 2**31 - 1)[0] == (value & 0x7FFFFFFF) % (2**31 - 1)
