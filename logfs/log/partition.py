@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import (
     Corrupt,
-    InvalidRecord,
     LogfsError,
     NotWritable,
     OffsetOutOfRange,
@@ -17,7 +16,7 @@ from logfs.errors import (
 )
 from logfs.format import names
 from logfs.format.batch import Batch, assign_offset
-from logfs.format.builder import Built, build_lines, build_marker, build_records, offset_digits
+from logfs.format.builder import Built, build_lines, build_marker, offset_digits
 from logfs.format.control import ControlType, EndTransactionMarker
 from logfs.format.record import Record
 from logfs.format.text import TextSize
@@ -29,7 +28,7 @@ from logfs.log.files import NO_SPACE
 from logfs.log.reader import Reader
 from logfs.log.segment import Segment
 from logfs.log.snapshots import replay
-from logfs.log.validator import batch_format, check_batch, check_record
+from logfs.log.validator import batch_format, build_checked, check_batch, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -91,9 +90,6 @@ class Partition(Reader):
         self._flush_messages = self.config.flush_messages
         self._format: tuple[LogConfig, BatchFormat] | None = None
 
-    def __repr__(self) -> str:
-        return f"Partition({str(self.directory)!r})"
-
     @property
     def config(self) -> LogConfig:
         """The topic's settings in force."""
@@ -154,7 +150,7 @@ class Partition(Reader):
         wanted = [Record(item) if isinstance(item, bytes) else item for item in records]
         now_ms = self._clock()
         config = self.config
-        built = self._build_records(wanted, config, now_ms)
+        built = self._checked(wanted, config, now_ms)
         if built.refused is not None:
             raise built.refused
         with self.disk.hold(self.lock):
@@ -172,7 +168,7 @@ class Partition(Reader):
         now_ms = self._clock()
         config = self.config
         if config.is_compacted:
-            built = Built([], 0, self._refusal(Record(b""), config, now_ms))
+            built = Built([], 0, refusal(Record(b""), config, now_ms, self.name.directory))
         else:
             built = build_lines(data, self._batch_format(config), now_ms)
         with self.disk.hold(self.lock):
@@ -182,7 +178,7 @@ class Partition(Reader):
         """Append records up to the first that is refused; raises as `append_lines`."""
         now_ms = self._clock()
         config = self.config
-        built = self._build_records(records, config, now_ms)
+        built = self._checked(records, config, now_ms)
         with self.disk.hold(self.lock):
             return self._append(built, config, now_ms)
 
@@ -253,18 +249,9 @@ class Partition(Reader):
                 raise self.fail("an aborted transaction could not be indexed", error) from error
         return AppendedBatch(done.first_offset, done.last_offset, duplicate=False)
 
-    def _build_records(self, records: Sequence[Record], config: LogConfig, now_ms: int) -> Built:
-        for number, record in enumerate(records):
-            refused = self._refusal(record, config, now_ms)
-            if refused is not None:
-                built = build_records(records[:number], self._batch_format(config), now_ms)
-                built.refused = built.refused or refused
-                return built
-        return build_records(records, self._batch_format(config), now_ms)
-
-    def _refusal(self, record: Record, config: LogConfig, now_ms: int) -> InvalidRecord | None:
-        refused = check_record(record, config, now_ms)
-        return InvalidRecord(f"{self.name.directory}: {refused}") if refused else None
+    def _checked(self, records: Sequence[Record], config: LogConfig, now_ms: int) -> Built:
+        form = self._batch_format(config)
+        return build_checked(records, config, form, now_ms, self.name.directory)
 
     def _batch_format(self, config: LogConfig) -> BatchFormat:
         if self._format is None or self._format[0] is not config:

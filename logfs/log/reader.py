@@ -108,6 +108,9 @@ class Reader:
         self._views: weakref.WeakSet[TextView] = weakref.WeakSet()
         self._viewing = threading.Lock()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.directory)!r})"
+
     @property
     def log(self) -> Reader:
         """The log itself, of which some readers see only a part."""

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import InvalidRecord, RecordTooLarge, Unsupported
 from logfs.format.batch import MAGIC
-from logfs.format.builder import BatchFormat, rebuild
+from logfs.format.builder import BatchFormat, build_records, rebuild
 from logfs.format.compression import Codec
 from logfs.format.record import NO_TIMESTAMP, TimestampType
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from logfs.config import LogConfig
     from logfs.format.batch import Batch, Header
-    from logfs.format.builder import NewBatch
+    from logfs.format.builder import Built, NewBatch
     from logfs.format.columns import Columns
     from logfs.format.record import Record
 
@@ -43,6 +45,25 @@ def check_record(record: Record, config: LogConfig, now_ms: int) -> InvalidRecor
             f"message.timestamp.after.max.ms={config.message_timestamp_after_max_ms} allows"
         )
     return None
+
+
+def refusal(record: Record, config: LogConfig, now_ms: int, name: str) -> InvalidRecord | None:
+    """As `check_record`, and in which partition."""
+    refused = check_record(record, config, now_ms)
+    return InvalidRecord(f"{name}: {refused}") if refused else None
+
+
+def build_checked(
+    records: Sequence[Record], config: LogConfig, form: BatchFormat, now_ms: int, name: str
+) -> Built:
+    """Records in batches, up to the first that the topic refuses; `name` is the partition, for the message."""
+    for number, record in enumerate(records):
+        refused = refusal(record, config, now_ms, name)
+        if refused is not None:
+            built = build_records(records[:number], form, now_ms)
+            built.refused = built.refused or refused
+            return built
+    return build_records(records, form, now_ms)
 
 
 def batch_format(config: LogConfig) -> BatchFormat:
