@@ -33,6 +33,11 @@ def test_every_example_runs(
     assert "value 0" in shown
     assert re.search(r"\|\s+0\|\s+7\|", shown), "from offset 23 on"
     assert spark.read.parquet(str(tmp_path / "orders")).count() == 60
+    with Store(tmp_path / "logfs", read_only=True) as store:
+        written = [record.value or b"" for n in range(2) for record in store[f"answers-{n}"].read()]
+    # The batch, the stream, and the write that was made twice and counts once.
+    assert len(written) == 180
+    assert sum(value.startswith(b"seen ") for value in written) == 60
 
 
 def test_every_option_is_in_the_guide() -> None:
