@@ -16,6 +16,7 @@ from logfs.errors import (
     UnknownPartition,
 )
 from logfs.format import commits
+from logfs.format.batch import HEADER_SIZE
 from logfs.format.record import Record, TimestampType
 from logfs.format.text import View
 from logfs.log.files import Disk, File
@@ -260,6 +261,37 @@ def test_a_full_disk_after_the_decision_loses_nothing(log_dir: Path, clock: Cloc
         assert values(store, "b-0") == [b"before", b"2", b"3"]
         assert store.commit("q", 0, staging(store, "q", 0, {"a-0": [b"1"]})).already
     assert not leftovers(log_dir)
+
+
+def test_what_was_shown_beside_a_partition_that_failed_is_not_made_again(
+    log_dir: Path, clock: Clock
+) -> None:
+    """One partition's part is there and durable; the other's fails, and its partition is deleted."""
+
+    class Broken(Disk):
+        """Cannot write the header of a batch in b-0."""
+
+        def write(self, file: File, position: int, data: Buffer) -> None:
+            if broken and file.path.parent.name == "b-0" and len(bytes(data)) == HEADER_SIZE:
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+            super().write(file, position, data)
+
+    broken = False
+    with Store(log_dir, clock=clock, disk=Broken()) as store:
+        for name in ("a-0", "b-0"):
+            store.create(name)
+        broken = True
+        with pytest.raises(CommitPending):
+            store.commit("q", 0, staging(store, "q", 0, {"a-0": [b"1"], "b-0": [b"2"]}))
+        assert values(store, "a-0") == [b"1"]
+        assert store["a-0"].recovery_point == 1
+        store["a-0"].append([b"after"])
+        store.upkeep()
+        store.delete("b-0")
+        store.upkeep()
+        assert not store.commits.pending()
+        assert values(store, "a-0") == [b"1", b"after"]
+        assert store.commit("q", 0, []).already
 
 
 def test_a_commit_over_two_directories_waits_for_both(tmp_path: Path, clock: Clock) -> None:

@@ -7,6 +7,7 @@ each writer has committed last, so that a commit that is sent again changes noth
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from contextlib import ExitStack
@@ -20,12 +21,12 @@ from logfs.errors import (
     LogDirFailed,
     LogfsError,
     NotWritable,
-    PartitionFailed,
 )
 from logfs.format import commits
 from logfs.format.commits import CommitLog, Part, Pending, StagedFile, Writer
 from logfs.log.files import NO_SPACE
 from logfs.log.staged import Landing, Measures, measure, place, take_stock
+from logfs.store.log_dir import FirstError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -44,6 +45,8 @@ EXPIRATION_MS = 7 * 86_400_000
 # Staged files of a commit that never came: no task takes that long.
 ORPHAN_MS = 86_400_000
 _LOOK_MS = 3_600_000
+# After these a partition may go on: a full disk, and what was staged is gone.
+_HARMLESS = NO_SPACE | {errno.ENOENT}
 
 
 class Committed(NamedTuple):
@@ -159,14 +162,16 @@ class Commits:
     def _apply(self, home: LogDir, pending: Pending, measures: Mapping[str, Measures]) -> Committed:
         """Decide, do and note a commit, while its partitions are held; or go on with one that is decided."""
         todo = [part for part in pending.parts if not part.done]
+        partitions = {part.partition: self._store[part.partition] for part in todo}
         with ExitStack() as stack:
-            for part in todo:
-                stack.enter_context(self._store[part.partition].flush_lock)
-                stack.enter_context(self._store[part.partition].lock)
+            for partition in partitions.values():
+                stack.enter_context(partition.flush_lock)
+                stack.enter_context(partition.lock)
+            for partition in partitions.values():
+                partition.check_appendable()
             placed = {}
             for part in todo:
-                partition = self._store[part.partition]
-                partition.check_appendable()
+                partition = partitions[part.partition]
                 for file in part.files:
                     # Its directory may have moved since it was looked at, and what is staged does not move with it.
                     partition.disk.stat(partition.directory / file.name)
@@ -180,7 +185,7 @@ class Commits:
             if decided != self._known[home].pending:
                 self._write(home, replace(self._known[home], pending=decided))
             landings = [
-                Landing(self._store[name], part, measures[name]) for name, part in placed.items()
+                Landing(partitions[name], part, measures[name]) for name, part in placed.items()
             ]
             self._land(home, decided, landings)
         self._note(home, decided)
@@ -197,18 +202,26 @@ class Commits:
         for landing in landings:
             try:
                 landing.write()
-            except OSError as error:
+            except (LogfsError, OSError) as error:
                 self._take_back(landings)
-                if error.errno not in NO_SPACE:
+                if isinstance(error, OSError) and error.errno not in _HARMLESS:
                     landing.partition.fail("a write failed", error)
                 raise _pending_error(decided, error) from error
-        try:
-            for landing in landings:
+        errors = FirstError()
+        done: set[str] = set()
+        for landing in landings:
+            with errors:
                 landing.show(self._store.clock())
-            for landing in landings:
+        for landing in landings:
+            with errors:
+                # Also what was shown beside one that failed: nobody is to append behind what a crash may take.
                 landing.partition.flush()
-        except PartitionFailed as error:
-            raise _pending_error(decided, error) from error
+                done.add(landing.part.partition)
+        if errors.error is not None:
+            parts = [replace(p, done=p.done or p.partition in done) for p in decided.parts]
+            pending = replace(decided, parts=tuple(parts))
+            self._known[home] = replace(self._known[home], pending=pending)
+            raise _pending_error(decided, errors.error) from errors.error
 
     @staticmethod
     def _take_back(landings: Sequence[Landing]) -> None:
@@ -407,7 +420,7 @@ def _records_of(part: Part, measures: Mapping[str, Measures]) -> int:
     return int(measures[part.partition].behind(part.skip).counts.sum())
 
 
-def _pending_error(decided: Pending, error: Exception) -> CommitPending:
+def _pending_error(decided: Pending, error: BaseException) -> CommitPending:
     return CommitPending(
         f"{decided.writer}: commit {decided.sequence} is decided and not done yet: {error}; it is finished before "
         "the next commit, or when the store is opened again"
