@@ -18,7 +18,6 @@ from logfs.errors import (
     CommitPending,
     Corrupt,
     InvalidRecord,
-    LogDirFailed,
     LogfsError,
     NotWritable,
 )
@@ -68,15 +67,14 @@ class Commits:
         self._store = store
         self._lock = threading.RLock()
         self._known: dict[LogDir, CommitLog] = {}
-        self._unreadable: LogfsError | None = None
+        self._unreadable: LogfsError | OSError | None = None
         self._next_look_ms = store.opened_ms
         for log_dir in () if store.read_only else store.log_dirs:
             try:
                 self._known[log_dir] = read_commits(log_dir.disk, log_dir.path)
             except (Corrupt, OSError) as error:
+                # Then nobody can tell what was committed, and no commit is taken.
                 logger.error("%s", error)
-                self._unreadable = error if isinstance(error, Corrupt) else log_dir.failure
-            except LogDirFailed as error:
                 self._unreadable = error
 
     # What is known.
