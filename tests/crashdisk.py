@@ -492,7 +492,8 @@ class Workload:
         staged: list[StagedFile] = []
         if not self.step(lambda: staged.extend(restage(self.store, writer, sequence, values))):
             return False
-        before = {name: self.store[name].log_end_offset for name in values}
+        logs = {name: self.store[name] for name in values}
+        before = {name: log.log_end_offset for name, log in logs.items()}
         sent = {name: [Sent(value, self.now_ms) for value in values[name]] for name in values}
         self.commits.append(SentCommit(writer, sequence, values))
         for name, first in before.items():
@@ -502,13 +503,14 @@ class Workload:
         done = self.step(lambda: self.store.commit(writer, sequence, staged))
         for name, first in before.items():
             # After a failed fsync it is there for readers, and promised to nobody.
-            count = self.store[name].log_end_offset - first
+            count = logs[name].log_end_offset - first
             assert count in (0, len(sent[name]))
             self.logs[name] += sent[name][:count]
         if done:
             self.commits[-1] = self.commits[-1]._replace(done=True)
-            for name in values:
-                self._settle(name)
+            for name, log in logs.items():
+                # Though the log directory may have failed since.
+                self._settle(name, log)
         return done
 
     def replay(self, number: int) -> None:
@@ -541,9 +543,9 @@ class Workload:
         if name in self.store and self.step(lambda: self.store[name].flush()):
             self._settle(name)
 
-    def _settle(self, name: str) -> None:
+    def _settle(self, name: str, partition: Partition | None = None) -> None:
         """What is in the log up to its recovery point is durable now, and nothing else may stand there."""
-        point = self.store[name].recovery_point
+        point = (partition or self.store[name]).recovery_point
         log = enumerate(self.logs[name])
         there = {offset: sent for offset, sent in log if offset not in self.gone[name]}
         self.durable[name] = {offset: sent for offset, sent in there.items() if offset < point}
@@ -1166,7 +1168,7 @@ def _replay(root: Path, oracle: Oracle, found: dict[str, Observed], now_ms: int)
     known = [commit for commit in oracle.commits if set(commit.values) <= set(found)]
     if not known:
         return
-    with Store(root / LOG, clock=lambda: now_ms) as store:
+    with Store(log_dirs(root), clock=lambda: now_ms) as store:
         for commit in known:
             staged = restage(store, commit.writer, commit.sequence, commit.values)
             store.commit(commit.writer, commit.sequence, staged)
@@ -1174,7 +1176,7 @@ def _replay(root: Path, oracle: Oracle, found: dict[str, Observed], now_ms: int)
         hold_commits(shown, oracle, replayed=True)
         for name, partition in shown.items():
             assert [*partition.records] == [*range(partition.end)], f"{name}: offsets have gaps"
-    assert not errors_of(root / LOG)
+    assert not errors_of(log_dirs(root))
 
 
 def verify_state(state: State) -> Counter[str]:

@@ -516,7 +516,7 @@ def _commit_noted_before_it_is_durable(patch: pytest.MonkeyPatch) -> None:
     def land(self: Commits, home: Path, decided: Pending, landings: Sequence[Landing]) -> None:
         for landing in landings:
             landing.write()
-            landing.show()
+            landing.show(self._store.clock())
 
     patch.setattr(Commits, "_land", land)
 

@@ -543,10 +543,11 @@ def test_status_of_a_partition(topic: Path) -> None:
 
 
 def test_the_filesystem_about_itself(shared: Mount, topic: Path) -> None:
-    """`.logfs/` has a README, status.json, metrics, errors and ctl, and a plain ls does not show it."""
+    """`.logfs/` has a README, commit, status.json, metrics, errors and ctl, and a plain ls does not show it."""
     own = shared.path / ".logfs"
     assert set(os.listdir(own)) == {
         "README",
+        "commit",
         "status.json",
         "metrics",
         "errors",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -32,7 +31,7 @@ from logfs.log.snapshots import replay
 from logfs.log.validator import batch_format, build_checked, check_batch, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from typing_extensions import Buffer
@@ -304,9 +303,9 @@ class Partition(Reader):
         records, lines, envelopes = batch.text
         text = TextSize(records, lines, envelopes + offset_digits(base_offset, records))
         active.append(batch.data, last_offset, timestamp, text, config.index_interval_bytes)
-        self._note(count, size, timestamp, now_ms)
+        self.note_appended(count, size, timestamp, now_ms)
 
-    def _note(self, records: int, size_bytes: int, timestamp: int, now_ms: int) -> None:
+    def note_appended(self, records: int, size_bytes: int, timestamp: int, now_ms: int) -> None:
         """Count what was appended, and since when there is something to flush."""
         self.last_timestamp = timestamp
         self.appended_records += records
@@ -337,20 +336,6 @@ class Partition(Reader):
         )
         self.failure.__cause__ = error
         return self.failure
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Nobody else appends, flushes, rolls or drops meanwhile: for a commit (`logfs.log.staged`)."""
-        with self.flush_lock, self.lock:
-            yield
-
-    def take_in(
-        self, segments: tuple[Segment, ...], records: int, size_bytes: int, timestamp: int
-    ) -> None:
-        """Show what a commit has written into `segments`, all at once; `timestamp` is the last batch's."""
-        self._directory_is_dirty |= segments is not self.segments
-        self.segments = segments
-        self._note(records, size_bytes, timestamp, self._clock())
 
     def roll(self, now_ms: int) -> Segment:
         """Seal the active segment and start a new one at the log end offset (kafka-storage 4.2).

@@ -191,7 +191,7 @@ class _Run:
 
 
 class Landing:
-    """Staged batches on their way into a partition, which whoever makes this holds (`Partition.held`)."""
+    """Staged batches on their way into a partition, of which whoever makes this holds both locks."""
 
     def __init__(self, partition: Partition, part: Part, measures: Measures) -> None:
         """`measures` are those of all batches of the part, whose place is the log's end."""
@@ -222,6 +222,8 @@ class Landing:
                     left = counts.pop(0)
                 self._put(stretch.data, found[:left])
                 found, left = found[left:], max(left - len(found), 0)
+        if self._runs[-1].segment is not active:
+            self.partition.disk.sync_directory(self.partition.directory)
 
     def _split(self) -> list[int]:
         """How many batches go into each segment."""
@@ -282,7 +284,7 @@ class Landing:
                 partition.active.truncate(segment.base_offset, self._config, 0)
         self._runs.clear()
 
-    def show(self) -> None:
+    def show(self, now_ms: int) -> None:
         """Let the batches be seen; after an `OSError` nobody can tell how far they are, and the log takes no more."""
         partition = self.partition
         first, last = self._runs[0], self._runs[-1]
@@ -302,7 +304,8 @@ class Landing:
             raise partition.fail("a commit could not be shown", error) from error
         sizes, counts, _ = self._measures
         timestamp = last.batches[-1].max_timestamp
-        partition.take_in(segments, int(counts.sum()), int(sizes.sum()), timestamp)
+        partition.segments = segments
+        partition.note_appended(int(counts.sum()), int(sizes.sum()), timestamp, now_ms)
 
 
 def place(partition: Partition, part: Part, measures: Measures, now_ms: int) -> Part:

@@ -87,6 +87,12 @@ class Commits:
         """The commits that are decided and not done, by the log directory that says so."""
         return {path: log.pending for path, log in self._known.items() if log.pending is not None}
 
+    def concerns(self, name: str) -> bool:
+        """Whether a commit into a partition is decided and not done: then it stays where it is."""
+        return any(
+            part.partition == name for pending in self.pending().values() for part in pending.parts
+        )
+
     def _logs(self) -> Iterable[CommitLog]:
         return self._known.values()
 
@@ -155,11 +161,15 @@ class Commits:
         todo = [part for part in pending.parts if not part.done]
         with ExitStack() as stack:
             for part in todo:
-                stack.enter_context(self._store[part.partition].held())
+                stack.enter_context(self._store[part.partition].flush_lock)
+                stack.enter_context(self._store[part.partition].lock)
             placed = {}
             for part in todo:
                 partition = self._store[part.partition]
                 partition.check_appendable()
+                for file in part.files:
+                    # Its directory may have moved since it was looked at, and what is staged does not move with it.
+                    partition.disk.stat(partition.directory / file.name)
                 # So nothing that a crash may take lies below what is decided.
                 partition.flush()
                 now_ms = self._store.clock()
@@ -194,7 +204,7 @@ class Commits:
                 raise _pending_error(decided, error) from error
         try:
             for landing in landings:
-                landing.show()
+                landing.show(self._store.clock())
             for landing in landings:
                 landing.partition.flush()
         except PartitionFailed as error:

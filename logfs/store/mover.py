@@ -160,6 +160,8 @@ class Mover:
         store, name = self._store, partition.name.directory
         if store.partitions.get(name) is not partition:
             raise MoveAborted(f"{name}: was deleted while it was moved")
+        if store.commits.concerns(name):
+            raise MoveAborted(f"{name}: not moved, for a commit into it is decided and not done")
         partition.check_appendable()
         source = store.homes[name]
         delay_ms = partition.config.file_delete_delay_ms

@@ -24,7 +24,6 @@ def test_every_example_runs(
         for number in range(2):
             partition = store.create(f"orders-{number}")
             partition.append([Record(b"value %d" % n, b"key") for n in range(30)])
-            store.create(f"answers-{number}")
     examples = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     names: dict[str, object] = {}
     for example in examples:

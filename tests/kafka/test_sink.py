@@ -1,0 +1,100 @@
+"""What the Spark sink stages and a commit appends: kafka-dump-log and Kafka's consumer agree with logfs on it."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from logfs.format.record import Record
+from logfs.log.files import Disk
+from logfs.store import door
+from logfs.store.settings import Settings
+from logfs.store.store import Store
+from tests.conftest import assert_clean
+from tests.kafka.topics import CODECS, T
+
+pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+pytest.importorskip("pyspark", reason="pyspark is not installed")
+
+from logfs.spark.sink.staging import Task  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.kafka.broker import Broker
+    from tests.kafka.client import Client
+    from tests.kafka.tools import Tools
+
+
+def rows(topic: str) -> list[dict[str, object]]:
+    """Records of every kind."""
+    rng = random.Random(topic)
+    contents = [None, b"", b"text", bytes(range(256))]
+    return [
+        {
+            "key": rng.choice(contents),
+            "value": rng.choice([*contents, b"%d" % number * rng.randrange(300)]),
+            "headers": [{"key": "n", "value": rng.choice(contents)}, {"key": "ü", "value": b""}][
+                : rng.randrange(3)
+            ],
+            "timestamp": (T + number) * 1000,
+        }
+        for number in range(2000)
+    ]
+
+
+SCHEMA = [
+    ("key", pa.binary()),
+    ("value", pa.binary()),
+    ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+    ("timestamp", pa.timestamp("us", "UTC")),
+]
+
+
+def test_kafka_reads_what_was_committed(
+    make_broker: Callable[..., Broker],
+    connect: Callable[[Broker], Client],
+    tools: Tools,
+) -> None:
+    """Every codec, over several segments, committed beside a broker's own records: each field of each record."""
+    broker = make_broker()
+    client = connect(broker)
+    topics = [f"sink-{codec}" for codec in CODECS]
+    for topic in topics:
+        client.create_topic(topic)
+        client.produce(topic, [Record(b"the broker's", timestamp=T)])
+    broker.stop()
+    log_dir = broker.log_dir
+    with Store(log_dir) as store:
+        for topic, codec in zip(topics, CODECS, strict=True):
+            store.settings.set_topic(
+                topic, "compression.type", codec.replace("none", "uncompressed")
+            )
+            store.settings.set_topic(topic, "segment.bytes", "60000")
+    assert Settings([(Disk(), log_dir)]).log_config(topics[0]).segment_bytes == 60000
+    batch = {topic: pa.RecordBatch.from_pylist(rows(topic), pa.schema(SCHEMA)) for topic in topics}
+    staged = [
+        file
+        for topic in topics
+        for file in Task([str(log_dir)], topic, "query", 0, 0).stage([batch[topic]])
+    ]
+    done = door.commit(log_dir, "query", 0, staged)
+    assert set(done.offsets.values()) == {(1, 2001)}
+    assert_clean(log_dir)
+    for topic in topics:
+        for log in sorted(broker.partition(f"{topic}-0").glob("*.log")):
+            dumped = tools.dump(log, options="--deep-iteration")
+            assert dumped.code == 0, dumped.err
+            assert "isvalid: true" in dumped.out
+            assert "isvalid: false" not in dumped.out
+    broker.start()
+    for topic in topics:
+        found = connect(broker).consume(topic)
+        assert [record.offset for record in found] == list(range(2001))
+        for record, row in zip(found[1:], rows(topic), strict=True):
+            headers = [(header["key"], header["value"]) for header in row["headers"]]
+            assert (record.key, record.value) == (row["key"], row["value"])
+            assert list(record.headers) == headers
+            assert record.timestamp == row["timestamp"] // 1000
