@@ -46,10 +46,13 @@ class BatchReader(DataSourceReader):
         starting = resolve(options.starting, readers, latest_if_no_match=options.latest_if_no_match)
         # As in Kafka's source: nothing as late as an ending timestamp means the end of the log.
         ending = resolve(options.ending, readers, latest_if_no_match=True)
-        fail = options.fail_on_data_loss
         for name, first in starting.items():
-            if first > readers[name].log.log_end_offset:
-                splits.inside_log(name, readers[name], first, first, fail=fail)
+            if first > ending[name]:
+                raise ValueError(
+                    f"The specified start offset {first} is greater than the end offset {ending[name]} for topic "
+                    f"{name.topic} partition {name.partition}."
+                )
+        fail = options.fail_on_data_loss
         return [
             (name, *splits.inside_log(name, readers[name], first, end, fail=fail))
             for name, first, end in ranges(starting, ending)

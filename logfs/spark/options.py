@@ -35,6 +35,14 @@ _OF_THE_NETWORK = (
     "fetchoffset.retryintervalms",
     "groupidprefix",
 )
+# Of Kafka's consumer, and refused by Kafka's source too: it decides itself what these say.
+_NOT_SUPPORTED = (
+    "auto.offset.reset",
+    "key.deserializer",
+    "value.deserializer",
+    "enable.auto.commit",
+    "interceptor.classes",
+)
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -73,7 +81,8 @@ class Selection:
             return name in self.partitions
         if self.kind == "subscribe":
             return name.topic in self.topics
-        return re.fullmatch(self.pattern, name.topic) is not None
+        # As in Kafka's source, which finds it anywhere in the name.
+        return re.search(self.pattern, name.topic) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,10 +127,16 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
             logger.warning(
                 "option %s has no meaning for logfs, which asks no broker: ignored", name
             )
+    for name in _NOT_SUPPORTED:
+        if f"kafka.{name}" in options:
+            raise ValueError(
+                f"Kafka option '{name}' is not supported: where a read begins is said by startingOffsets, and keys "
+                "and values are bytes"
+            )
     if streaming:
         for name in ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"):
             if name in options:
-                word = "offset" if name.startswith("endingOffsets") else "timestamp"
+                word = "offset" if name == "endingOffsets" else "timestamp"
                 raise ValueError(f"ending {word} not valid in streaming queries")
     default = Kind.LATEST if streaming else Kind.EARLIEST
     starting = _limit(options, "starting", default)
@@ -185,7 +200,7 @@ def _number(options: Mapping[str, str], name: str) -> int | None:
     except ValueError:
         number = 0
     if number <= 0:
-        raise ValueError(f"option {name} must be a positive integer, not {text!r}")
+        raise ValueError(f"{name} must be positive: a whole number, not {text!r}")
     return number
 
 
@@ -231,7 +246,7 @@ def _selection(options: Mapping[str, str]) -> Selection:
         return Selection(kind=name, topics=topics)
     if not text.strip():
         raise ValueError(
-            "pattern to subscribe is empty as specified value for option 'subscribePattern'"
+            f"Pattern to subscribe is empty as specified value for option 'subscribePattern' is '{text}'"
         )
     try:
         re.compile(text)
@@ -251,6 +266,12 @@ def _assigned(text: str) -> list[TopicPartition]:
 
 # Where to start and to end.
 
+_OFFSETS_SHAPE = 'Expected e.g. {"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}'
+_TIMESTAMPS_SHAPE = (
+    'Expected e.g. {"topicA": {"0": 123456789, "1": 123456789},\n'
+    '"topicB": {"0": 123456789, "1": 123456789}}'
+)
+
 
 def _limit(options: Mapping[str, str], which: str, default: Kind) -> Limit:
     """By the precedence of Kafka's source: one timestamp, then timestamps, then offsets."""
@@ -259,24 +280,25 @@ def _limit(options: Mapping[str, str], which: str, default: Kind) -> Limit:
         return Limit(Kind.TIMESTAMPS, timestamp=_timestamp(f"{which}Timestamp", text))
     text = options.get(f"{which}OffsetsByTimestamp")
     if text is not None:
-        return Limit(Kind.TIMESTAMPS, _by_partition(text))
+        return Limit(Kind.TIMESTAMPS, _by_partition(text, _TIMESTAMPS_SHAPE))
     text = options.get(f"{which}Offsets")
     if text is None:
         return Limit(default)
     if text.strip().lower() in (Kind.EARLIEST.value, Kind.LATEST.value):
         return Limit(Kind(text.strip().lower()))
-    return Limit(Kind.OFFSETS, _by_partition(text))
+    return Limit(Kind.OFFSETS, _by_partition(text, _OFFSETS_SHAPE))
 
 
 def _timestamp(name: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"option {name} must be a timestamp in ms, not {text!r}") from None
+        raise ValueError(
+            f"Expected a single long value, got {text}: option {name} is a timestamp in ms"
+        ) from None
 
 
-def _by_partition(text: str) -> dict[TopicPartition, int]:
-    shape = 'Expected e.g. {"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}'
+def _by_partition(text: str, shape: str) -> dict[TopicPartition, int]:
     found = _json(text, shape)
     try:
         return {
@@ -300,18 +322,19 @@ def _json(text: str, shape: str) -> dict[str, Any]:
 
 def _check_batch(starting: Limit, ending: Limit) -> None:
     """What a batch cannot begin or end with."""
-    _forbid(starting, Kind.LATEST, LATEST_OFFSET, "starting offset{} can't be latest")
-    _forbid(ending, Kind.EARLIEST, EARLIEST_OFFSET, "ending offset{} can't be earliest")
+    _forbid(starting, Kind.LATEST, LATEST_OFFSET, ("starting offset", "startingOffsets"))
+    _forbid(ending, Kind.EARLIEST, EARLIEST_OFFSET, ("ending offset", "ending offset"))
 
 
-def _forbid(limit: Limit, kind: Kind, offset: int, message: str) -> None:
-    after = " for batch queries on Kafka"
+def _forbid(limit: Limit, kind: Kind, offset: int, words: tuple[str, str]) -> None:
+    """`words` are Kafka's source's: for a limit of all partitions, and for one of each."""
+    after = f" can't be {kind.value} for batch queries on Kafka"
     if limit.kind is kind:
-        raise ValueError(message.format("") + after)
+        raise ValueError(words[0] + after)
     if limit.kind is Kind.OFFSETS:
         for name, found in limit.each.items():
             if found == offset:
-                raise ValueError(message.format(f" for {name.directory}") + after)
+                raise ValueError(f"{words[1]} for {name.directory}{after}")
 
 
 def check_partitions(
@@ -321,8 +344,10 @@ def check_partitions(
 ) -> None:
     """Raise `ValueError` unless a limit by partition names those partitions that are read, and no others."""
     if limit.timestamp is None and limit.each.keys() != found.keys():
+        timestamps = limit.kind is Kind.TIMESTAMPS
         raise ValueError(
-            "If startingOffsets or endingOffsets contain specific offsets, you must specify all TopicPartitions.\n"
-            "Use -1 for latest, -2 for earliest.\n"
+            f"Partitions specified for Kafka {'timestamp based ' if timestamps else ''}start offsets don't match "
+            "what are assigned: each that is read must be named, for the start as for the end, and no others"
+            f"{'' if timestamps else '. Use -1 for latest, -2 for earliest'}.\n"
             f"Specified: {describe(limit.each)} Assigned: {describe(found)}"
         )

@@ -40,13 +40,13 @@ def distribution() -> Distribution:
     """Kafka's newest release; the test needs it. Resolved and compiled by the first who asks."""
     for name in ("java", "javac", "mvn"):
         need(shutil.which(name), f"{name} is not installed ({INSTALL})")
-    with _turn():
+    with turn():
         broker = _class_path("broker")
         return Distribution(broker, _class_path("tools"), _helper(broker))
 
 
 @contextmanager
-def _turn() -> Iterator[None]:
+def turn() -> Iterator[None]:
     """One process at a time makes what is in the cache; the others find it made."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
@@ -58,24 +58,34 @@ def _hash(*paths: Path) -> str:
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()[:16]
 
 
-def _class_path(profile: str) -> str:
-    """The class path of one of the pom's profiles, as it was resolved last if its files are all there."""
-    known = CACHE / f"{_hash(POM)}.{profile}"
+def class_path(pom: Path, profile: str) -> tuple[str, str]:
+    """The class path of a profile of a pom, and why it cannot be had: one of them is empty.
+
+    It is as it was resolved last if its files are all there.
+    """
+    known = CACHE / f"{_hash(pom)}.{profile}"
     if known.exists():
         path = known.read_text()
         if all(os.path.exists(jar) for jar in path.split(os.pathsep)):
-            return path
+            return path, ""
     new = known.with_suffix(".new")
     # What is on this machine already needs no network.
-    said = _resolve(profile, new, "--offline") and _resolve(profile, new)
-    need(not said, f"Maven cannot bring Apache Kafka: {said}")
+    said = _resolve(pom, profile, new, "--offline") and _resolve(pom, profile, new)
+    if said:
+        return "", said
     new.replace(known)
-    return known.read_text()
+    return known.read_text(), ""
 
 
-def _resolve(profile: str, output: Path, *options: str) -> str:
+def _class_path(profile: str) -> str:
+    path, said = class_path(POM, profile)
+    need(path, f"Maven cannot bring Apache Kafka: {said}")
+    return path
+
+
+def _resolve(pom: Path, profile: str, output: Path, *options: str) -> str:
     """Ask Maven; the first of its complaints, or "" if it has none."""
-    command = [need_command("mvn"), "-q", "-B", *options, "-f", str(POM), f"-P{profile}"]
+    command = [need_command("mvn"), "-q", "-B", *options, "-f", str(pom), f"-P{profile}"]
     done = subprocess.run(
         [*command, "dependency:build-classpath", f"-Dmdep.outputFile={output}"],
         capture_output=True,

@@ -10,6 +10,10 @@ import pytest
 
 from tests.conftest import need
 
+# The broker that `format("kafka")` reads from, and those who write to it.
+from tests.kafka.conftest import connect, helper, kafka, make_broker  # noqa: F401
+from tests.spark.connector import connector
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -41,8 +45,17 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     import logfs.spark
 
     settings = spark_settings()
+    # `format("kafka")`, where it can be had; the tests that need it ask for `kafka_source`.
+    settings["spark.jars"] = ",".join(connector().jars)
     settings["spark.sql.warehouse.dir"] = str(tmp_path_factory.mktemp("warehouse"))
     session = logfs.spark.session("tests", master="local[2]", settings=settings)
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def kafka_source(spark: SparkSession) -> SparkSession:
+    """The session, if it has `format("kafka")`."""
+    need(connector().jars, connector().missing)
+    return spark

@@ -1,0 +1,251 @@
+"""`format("logfs")` of a broker's log directory is `format("kafka")` of the broker: rows, offsets, errors."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from logfs import Record
+from tests.kafka import topics
+from tests.kafka.topics import T
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import DataStreamReader
+
+    from tests.kafka.broker import Broker
+    from tests.kafka.client import Client
+
+FORMATS = ("kafka", "logfs")
+PARTITIONS = 3
+# Of partition n of `orders`; with an unequal backlog the shares of a trigger differ.
+COUNTS = (60, 25, 3)
+DAY_MS = 86_400_000
+
+
+class Sources(NamedTuple):
+    """Both sources of the same topics."""
+
+    spark: SparkSession
+    broker: Broker
+
+    def options(self, source: str, options: dict[str, object]) -> dict[str, str]:
+        """Options of a source, with where it finds the topics; `orders` unless they select."""
+        place = {"kafka.bootstrap.servers": self.broker.servers}
+        if source == "logfs":
+            place = {"path": str(self.broker.log_dir)}
+        if not {"assign", "subscribe", "subscribePattern"} & options.keys():
+            place["subscribe"] = "orders"
+        return place | {name: str(value) for name, value in options.items()}
+
+    def batch(self, source: str, **options: object) -> DataFrame:
+        """A batch read."""
+        return self.spark.read.format(source).options(**self.options(source, options)).load()
+
+    def stream(self, source: str, **options: object) -> DataFrame:
+        """A streaming read."""
+        reader: DataStreamReader = self.spark.readStream.format(source)
+        return reader.options(**self.options(source, options)).load()
+
+
+@pytest.fixture(scope="module")
+def sources(
+    kafka_source: SparkSession,
+    make_broker: Callable[..., Broker],
+    connect: Callable[[Broker], Client],
+) -> Sources:
+    """All topics of the oracle's, and `orders` with three partitions, as Kafka's clients wrote them."""
+    # The files say where a log starts as soon as the broker does, and not only a minute later.
+    broker = make_broker(
+        log_initial_task_delay_ms=0, log_flush_start_offset_checkpoint_interval_ms=100
+    )
+    client = connect(broker)
+    topics.create(client)
+    topics.append(client, broker.log_dir, 1)
+    client.create_topic("orders", PARTITIONS)
+    for partition, count in enumerate(COUNTS):
+        records = [Record(b"%d" % n, timestamp=T + n * 1000) for n in range(count)]
+        client.produce(
+            "orders", *(records[n : n + 10] for n in range(0, count, 10)), partition=partition
+        )
+    return Sources(kafka_source, broker)
+
+
+def rows(frame: DataFrame) -> list[tuple[object, ...]]:
+    """The rows in the order of the log."""
+    found = [tuple(row) for row in frame.collect()]
+    return sorted(found, key=lambda row: row[2:5])
+
+
+def assert_equal(frames: list[DataFrame]) -> list[tuple[object, ...]]:
+    """Both have the same schema and rows; these."""
+    kafka, logfs = frames
+    assert logfs.schema == kafka.schema
+    expected = rows(kafka)
+    assert rows(logfs) == expected
+    return expected
+
+
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+@pytest.mark.parametrize("headers", ["true", "false"])
+def test_every_topic(sources: Sources, isolation: str, headers: str) -> None:
+    """All codecs, headers, null keys and values, transactions, compacted and trimmed topics."""
+    options = {
+        "subscribe": ",".join(topics.CONFIGS),
+        "kafka.isolation.level": isolation,
+        "includeHeaders": headers,
+    }
+    found = assert_equal([sources.batch(source, **options) for source in FORMATS])
+    assert {row[2] for row in found} == topics.CONFIGS.keys() - {"empty"}
+
+
+def each(offset: object, *others: object) -> str:
+    """JSON for the partitions of `orders`."""
+    found = [offset, *others] if others else [offset] * PARTITIONS
+    return json.dumps({"orders": {str(n): value for n, value in enumerate(found)}})
+
+
+LIMITS: list[dict[str, object]] = [
+    {},
+    {"startingOffsets": "earliest", "endingOffsets": "latest"},
+    {"startingOffsets": each(3, 20, -2), "endingOffsets": each(50, 22, -1)},
+    {"startingTimestamp": T + 1500, "endingTimestamp": T + 20_000},
+    {"endingTimestamp": T + DAY_MS},
+    {"startingOffsetsByTimestamp": each(T, T + 500, T + 2000)},
+    {"endingOffsetsByTimestamp": each(T, T + 500, T + DAY_MS)},
+    {
+        "startingTimestamp": T + 40_000,
+        "startingOffsetsByTimestampStrategy": "latest",
+    },
+    {
+        "startingTimestamp": T + 1000,
+        "startingOffsetsByTimestamp": each(T + 2000),
+        "startingOffsets": each(0),
+        "endingOffsetsByTimestamp": each(T + 2000),
+        "endingOffsets": each(1),
+    },
+    {"startingOffsetsByTimestamp": each(T + 2000), "startingOffsets": "latest"},
+    {"assign": '{"orders":[2,0]}', "minPartitions": 5},
+    {"subscribePattern": "ord.*", "maxRecordsPerPartition": 7},
+]
+
+
+@pytest.mark.parametrize("options", LIMITS, ids=str)
+def test_where_a_batch_starts_and_ends(sources: Sources, options: dict[str, object]) -> None:
+    """Every option of where to begin and to end, and the precedence among them."""
+    assert_equal([sources.batch(source, **options) for source in FORMATS])
+
+
+def run(sources: Sources, source: str, checkpoint: Path, **options: object) -> tuple[object, ...]:
+    """A stream up to the end of the log: its rows, and the offsets of its batches as the checkpoint has them."""
+    stream = sources.stream(source, **options)
+    name = f"of_{source}"
+    writer = stream.writeStream.format("memory").queryName(name)
+    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query.awaitTermination()
+    batches = sorted((checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+    offsets = [path.read_text().splitlines()[-1] for path in batches]
+    return stream.schema, rows(sources.spark.table(name)), list(map(json.loads, offsets))
+
+
+STREAMS: list[dict[str, object]] = [
+    {"startingOffsets": "earliest"},
+    {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 20},
+    {"startingOffsets": each(10, -1, -2), "maxOffsetsPerTrigger": 13},
+    {"startingTimestamp": T + 1500, "maxOffsetsPerTrigger": 40},
+    {
+        "startingOffsetsByTimestamp": each(T + 40_000),
+        "startingOffsetsByTimestampStrategy": "latest",
+    },
+    {
+        "subscribe": "transactions,compacted,compacted-transactions,trimmed",
+        "startingOffsets": "earliest",
+        "kafka.isolation.level": "read_committed",
+        "includeHeaders": "true",
+        "maxOffsetsPerTrigger": 500,
+    },
+]
+
+
+@pytest.mark.parametrize("options", STREAMS, ids=str)
+def test_streams(sources: Sources, tmp_path: Path, options: dict[str, object]) -> None:
+    """The same rows in the same batches, by the offsets that the checkpoint has for each."""
+    kafka, logfs = (run(sources, source, tmp_path / source, **options) for source in FORMATS)
+    assert logfs == kafka
+
+
+ERRORS: list[tuple[dict[str, object], str]] = [
+    ({"startingOffsets": "latest"}, "starting offset can't be latest for batch queries on Kafka"),
+    (
+        {"startingOffsets": each(-1)},
+        "startingOffsets for orders-0 can't be latest for batch queries on Kafka",
+    ),
+    ({"endingOffsets": "earliest"}, "ending offset can't be earliest for batch queries on Kafka"),
+    (
+        {"endingOffsets": each(-2)},
+        "ending offset for orders-0 can't be earliest for batch queries on Kafka",
+    ),
+    (
+        {"startingOffsets": '{"orders":{"0":5}}'},
+        "Partitions specified for Kafka start offsets don't match what are assigned",
+    ),
+    (
+        {"endingOffsets": '{"orders":{"0":5}}'},
+        "Partitions specified for Kafka start offsets don't match what are assigned",
+    ),
+    (
+        {"startingOffsetsByTimestamp": '{"orders":{"0":5}}'},
+        "Partitions specified for Kafka timestamp based start offsets don't match what are assigned",
+    ),
+    (
+        {"startingOffsets": "nonsense"},
+        'Expected e.g. {"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}, got nonsense',
+    ),
+    (
+        {"startingOffsetsByTimestamp": "nonsense"},
+        '"topicB": {"0": 123456789, "1": 123456789}}, got nonsense',
+    ),
+    ({"startingTimestamp": "nonsense"}, "Expected a single long value, got nonsense"),
+    (
+        {"startingTimestamp": T + DAY_MS},
+        f"No offset matched from request of topic-partition orders-0 and timestamp {T + DAY_MS}",
+    ),
+    (
+        {"startingOffsets": each(30, 0, 0), "endingOffsets": each(20, 1, 1)},
+        "The specified start offset 30 is greater than the end offset 20 for topic orders partition 0",
+    ),
+    ({"minPartitions": "0"}, "minPartitions must be positive"),
+    ({"subscribePattern": " "}, "attern to subscribe is empty as specified value"),
+    (
+        {"subscribe": " , "},
+        "No topics to subscribe to as specified value for option 'subscribe' is",
+    ),
+    (
+        {"assign": "orders"},
+        "No topicpartitions to assign as specified value for option 'assign' is 'orders'",
+    ),
+    (
+        {"subscribe": "orders", "assign": '{"orders":[1]}'},
+        "Only one of the following options can be specified",
+    ),
+    ({"kafka.enable.auto.commit": "true"}, "Kafka option 'enable.auto.commit' is not supported"),
+    ({"kafka.key.deserializer": "x"}, "Kafka option 'key.deserializer' is not supported"),
+    ({"kafka.auto.offset.reset": "earliest"}, "Kafka option 'auto.offset.reset' is not supported"),
+]
+
+
+@pytest.mark.parametrize(("options", "sentence"), ERRORS, ids=str)
+def test_errors_say_the_same(sources: Sources, options: dict[str, object], sentence: str) -> None:
+    """The sentence that users search for is in both."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    for source in FORMATS:
+        with pytest.raises((PySparkException, Py4JError)) as caught:
+            sources.batch(source, **options).collect()
+        assert sentence in str(caught.value), source
