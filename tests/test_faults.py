@@ -265,7 +265,7 @@ def _no_truncation_after_enospc(patch: pytest.MonkeyPatch) -> None:
 
 
 def _swallow_eio(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Partition, "_fail", lambda self, what, error: PartitionFailed(what))
+    patch.setattr(Partition, "fail", lambda self, what, error: PartitionFailed(what))
     patch.setattr(WatchedDisk, "fail", lambda self, reason: LogDirFailed(reason))
 
 
@@ -306,9 +306,9 @@ def test_the_faults_catch_a_broken_engine(
             test_a_short_write_is_carried_on(monkeypatch)
         test_a_full_disk_leaves_the_partition_as_it_was(errno.ENOSPC)
         test_after_an_io_error_nothing_is_taken_until_the_store_is_reopened("sync")
-        test_an_error_at_any_call_loses_nothing_that_was_acknowledged(errno.EIO, False)
+        test_an_error_at_any_call_loses_nothing_that_was_acknowledged(use, errno.EIO, False)
         # After EIO nothing can be tried again; after a full disk at an fsync somebody might.
-        test_an_error_at_any_call_loses_nothing_that_was_acknowledged(errno.ENOSPC, False)
+        test_an_error_at_any_call_loses_nothing_that_was_acknowledged(use, errno.ENOSPC, False)
 
     mutate(monkeypatch)
     with pytest.raises((AssertionError, pytest.fail.Exception)):
