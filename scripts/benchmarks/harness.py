@@ -70,15 +70,21 @@ def expect(what: str, found: object, wanted: object) -> None:
 # Comparing.
 
 
+def in_rounds(repeats: int, *sides: Callable[[], float]) -> list[list[float]]:
+    """Seconds of each side, in turns, so that what disturbs the machine disturbs all of them."""
+    rounds = []
+    for number in range(repeats):
+        say(f"  {number + 1}/{repeats}")
+        rounds.append([side() for side in sides])
+    return [list(each) for each in zip(*rounds, strict=True)]
+
+
 def alternate(
     repeats: int, ours: Callable[[], float], peer: Callable[[], float]
 ) -> tuple[list[float], list[float]]:
-    """Seconds of both, in turns, so that what disturbs the machine disturbs both."""
-    pairs = []
-    for number in range(repeats):
-        say(f"  {number + 1}/{repeats}")
-        pairs.append((ours(), peer()))
-    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    """The same of two sides."""
+    first, second = in_rounds(repeats, ours, peer)
+    return first, second
 
 
 def faster(ours: list[float], peer: list[float]) -> tuple[float, tuple[float, float]]:

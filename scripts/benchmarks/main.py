@@ -17,6 +17,7 @@ from harness import GIB, HERE, Bench, Failed, Result, as_json, machine, say, tab
 sys.path.insert(0, str(HERE.parent.parent))
 
 import keys  # noqa: F401  (its rows)
+import pipeline  # noqa: F401  (its rows)
 import upkeep  # noqa: F401  (its rows)
 from rows import ROWS
 

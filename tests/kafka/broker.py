@@ -15,6 +15,7 @@ from tests.conftest import START_SECONDS, need_command
 from tests.kafka.helper import JVM
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from tests.kafka.distribution import Distribution
@@ -56,9 +57,12 @@ class Broker:
     `log_dir` is its log directory, `servers` where clients find it. Settings by keyword: `log_retention_ms=1000`.
     """
 
-    def __init__(self, kafka: Distribution, directory: Path, **settings: object) -> None:
-        """Format the log directory `directory`/data; nothing runs yet."""
+    def __init__(
+        self, kafka: Distribution, directory: Path, jvm: Sequence[str] = JVM, **settings: object
+    ) -> None:
+        """Format the log directory `directory`/data; nothing runs yet. `jvm` are options of its Java."""
         self.kafka = kafka
+        self._jvm = jvm
         self.directory = directory
         self.log_dir = directory / "data"
         self.process: subprocess.Popen[bytes] | None = None
@@ -92,7 +96,7 @@ class Broker:
         self._write_properties()
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
         # It goes with us, however we go.
-        command = ["setpriv", "--pdeathsig", "KILL", *self._java("-Xmx512m", *LOGGING)]
+        command = ["setpriv", "--pdeathsig", "KILL", *self._java(*self._jvm, *LOGGING)]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, "kafka.Kafka", str(self._properties)],
@@ -156,7 +160,7 @@ class Broker:
             raise AssertionError(f"the broker does not end: {self.log()}") from None
 
     def _java(self, *options: str) -> list[str]:
-        return [need_command("java"), *JVM, *options, "-cp", self.kafka.broker]
+        return [need_command("java"), *options, "-cp", self.kafka.broker]
 
     def _write_properties(self) -> None:
         lines = [f"{name}={value}\n" for name, value in self.settings.items()]
@@ -166,7 +170,7 @@ class Broker:
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         options = ["--standalone", f"--cluster-id={cluster}", f"--config={self._properties}"]
         done = subprocess.run(
-            [*self._java("-Xmx256m"), "kafka.tools.StorageTool", "format", *options],
+            [*self._java(*JVM, "-Xmx256m"), "kafka.tools.StorageTool", "format", *options],
             capture_output=True,
             text=True,
             check=False,
