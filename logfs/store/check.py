@@ -6,20 +6,14 @@ mount; what those write while it looks is taken for what it was at the beginning
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt, LogfsError
 from logfs.format import checkpoint, commits
-from logfs.format.batch import MAGIC
 from logfs.format.snapshot import parse_snapshot
-from logfs.format.text import NO_TEXT
 from logfs.log import key_map
-from logfs.log.producers import Producers
+from logfs.log.audit import Account, Finding, Severity, audit, settle
 from logfs.log.recovery import TORN
-from logfs.log.spans import text_size
-from logfs.log.walk import Damage
 from logfs.store.commit import ORPHAN_MS, read_commits
 from logfs.store.log_dir import (
     CLEAN_SHUTDOWN,
@@ -32,36 +26,16 @@ from logfs.store.log_dir import (
 from logfs.store.store import PARTITION_METADATA, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from logfs.format.batch import Batch
     from logfs.log.files import Disk
     from logfs.log.partition import Partition
-    from logfs.log.producers import Transaction
-    from logfs.log.segment import Segment
     from logfs.store.log_dir import LogDir
 
     Progress = Callable[[str, int], None]
 
-
-class Severity(enum.IntEnum):
-    """How bad it is: NOTE is worth knowing, ERROR means that something is lost or wrong."""
-
-    NOTE = 0
-    ERROR = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is not as it should be."""
-
-    severity: Severity
-    path: Path
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.severity.name.lower()}: {self.path}: {self.text}"
+__all__ = ["Finding", "Severity", "check"]
 
 
 def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> Iterator[Finding]:
@@ -142,17 +116,19 @@ def _check_partition(store: Store, partition: Partition, report: Progress) -> It
     clean = (store.home(partition.name.directory) / CLEAN_SHUTDOWN).exists()
     yield from _check_snapshots(partition)
     yield from _check_key_maps(partition)
-    producers = Producers()
-    expected: int | None = None
+    accounts: list[Account] = []
     for segment in partition.segments:
-        if expected is not None and segment.base_offset != expected and not segment.gaps:
-            what = "are missing" if segment.base_offset > expected else "are there twice"
-            low, high = sorted((expected, segment.base_offset))
-            yield Finding(Severity.ERROR, segment.path, f"offsets {low} to {high - 1} {what}")
-        is_active = segment is partition.active
-        expected = yield from _check_segment(
-            partition, segment, producers, report, trusted=clean or not is_active
-        )
+        for found in audit(
+            segment,
+            partition.epochs.entries,
+            trusts_indexes=clean or segment is not partition.active,
+            report=lambda size: report(partition.name.directory, size),
+        ):
+            if isinstance(found, Account):
+                accounts.append(found)
+            else:
+                yield found
+    yield from settle(accounts, partition.log_start_offset)
     home = store.home(partition.name.directory)
     (log_dir,) = (log_dir for log_dir in store.log_dirs if log_dir.path == home)
     point = log_dir.recovery_points.get(partition.name, 0)
@@ -190,133 +166,6 @@ def _check_metadata(disk: Disk, directory: Path) -> Iterator[Finding]:
         yield Finding(Severity.ERROR, path, str(error))
 
 
-class _Seen:
-    """What walking a segment's log tells, to hold the indexes against."""
-
-    def __init__(self, base_offset: int) -> None:
-        self.starts: dict[int, tuple[int, int]] = {}
-        self.max_until: list[tuple[int, int]] = []
-        self.next_offset = base_offset
-        self.text = NO_TEXT
-
-    def note(self, position: int, batch: Batch) -> None:
-        header = batch.header
-        self.starts[position] = (header.last_offset, header.base_offset)
-        largest = self.max_until[-1][1] if self.max_until else -1
-        self.max_until.append((header.last_offset, max(largest, header.max_timestamp)))
-        self.next_offset = header.next_offset
-
-
-def _check_segment(
-    partition: Partition,
-    segment: Segment,
-    producers: Producers,
-    report: Progress,
-    *,
-    trusted: bool,
-) -> Generator[Finding, None, int | None]:
-    """Every batch of a segment, and then its indexes; returns the offset behind it."""
-    seen = _Seen(segment.base_offset)
-    ended: list[Transaction] = []
-    texts: dict[int, object] = {}
-    for found in segment.walk():
-        if isinstance(found, Damage):
-            yield Finding(
-                Severity.ERROR, segment.path, str(found.error(segment.path)).partition(": ")[2]
-            )
-            texts[found.start] = seen.text
-            seen.text = seen.text.plus(text_size(found))
-            seen.next_offset = found.next_offset
-            continue
-        position, batch = found
-        texts[position] = seen.text
-        yield from _check_batch(partition, segment, position, batch)
-        seen.note(position, batch)
-        transaction = producers.note(batch)
-        # Of one that began below the log's start, recovery may have seen no more than anybody can read of it.
-        is_readable = (
-            transaction is not None and transaction.first_offset >= partition.log_start_offset
-        )
-        if transaction is not None and transaction.is_aborted and is_readable:
-            ended.append(transaction)
-        seen.text = seen.text.plus(text_size(batch))
-        report(partition.name.directory, batch.header.size_bytes)
-    texts[segment.size_bytes] = seen.text
-    if trusted and not segment.damaged:
-        yield from _check_indexes(segment, seen, texts)
-        yield from _check_transactions(segment, ended)
-    return None if segment.gaps else seen.next_offset
-
-
-def _check_batch(
-    partition: Partition, segment: Segment, position: int, batch: Batch
-) -> Iterator[Finding]:
-    header = batch.header
-    where = f"batch {header.base_offset} at byte {position}"
-    try:
-        offsets = [record.offset for record in batch.records()]
-    except LogfsError as error:
-        yield Finding(Severity.ERROR, segment.path, f"{where}: {error}")
-        return
-    if offsets and not (header.base_offset <= offsets[0] and offsets[-1] <= header.last_offset):
-        yield Finding(Severity.ERROR, segment.path, f"{where}: its records lie outside its offsets")
-    epoch = partition.epochs.epoch_for(header.base_offset) if header.magic == MAGIC else -1
-    if epoch >= 0 and header.partition_leader_epoch != epoch:
-        yield Finding(
-            Severity.ERROR,
-            segment.path,
-            f"{where}: leader epoch {header.partition_leader_epoch}, and the epoch file says {epoch}",
-        )
-
-
-def _check_indexes(segment: Segment, seen: _Seen, texts: dict[int, object]) -> Iterator[Finding]:
-    for index in segment.indexes:
-        try:
-            index.check_sane()
-        except LogfsError as error:
-            yield Finding(Severity.ERROR, index.path, str(error).partition(": ")[2])
-            return
-        if not index.exists():
-            yield Finding(Severity.NOTE, index.path, "missing; it is made anew when it is needed")
-    for entry in segment.offset_index:
-        if seen.starts.get(entry.position, (None,))[0] != entry.offset:
-            yield Finding(
-                Severity.ERROR,
-                segment.offset_index.path,
-                f"no batch with last offset {entry.offset} at byte {entry.position}; run 'logfs reindex'",
-            )
-            break
-    yield from _check_times(segment, seen)
-    for text in segment.text_index:
-        if not text.position:
-            # Room that a crash left, and a broker that then closed the segment knew nothing of.
-            break
-        if texts.get(text.position) != text.before:
-            yield Finding(
-                Severity.ERROR,
-                segment.text_index.path,
-                f"the entry at byte {text.position} does not agree with the log; run 'logfs reindex'",
-            )
-            break
-
-
-def _check_transactions(segment: Segment, ended: Sequence[Transaction]) -> Iterator[Finding]:
-    """Every aborted transaction that the log tells of is in the index."""
-    try:
-        indexed = {(entry.producer_id, entry.last_offset) for entry in segment.txn_index.entries}
-    except Corrupt as error:
-        yield Finding(Severity.ERROR, segment.txn_index.path, str(error))
-        return
-    for transaction in ended:
-        if (transaction.producer_id, transaction.last_offset) not in indexed:
-            yield Finding(
-                Severity.ERROR,
-                segment.txn_index.path,
-                f"the transaction of producer {transaction.producer_id} that was aborted at "
-                f"{transaction.last_offset} is missing; run 'logfs reindex'",
-            )
-
-
 def _check_snapshots(partition: Partition) -> Iterator[Finding]:
     for offset in partition.snapshots.offsets:
         path = partition.snapshots.path(offset)
@@ -328,23 +177,3 @@ def _check_snapshots(partition: Partition) -> Iterator[Finding]:
             yield Finding(
                 Severity.NOTE, path, f"{error}; loading drops it, and reads more of the log"
             )
-
-
-def _check_times(segment: Segment, seen: _Seen) -> Iterator[Finding]:
-    """An entry's timestamp is the latest of the records up to its offset (kafka-storage 3.2)."""
-    walked = iter(seen.max_until)
-    last_offset, largest = -1, -1
-    for entry in segment.time_index:
-        while last_offset < entry.offset:
-            following = next(walked, None)
-            if following is None:
-                break
-            last_offset, largest = following
-        if largest != entry.timestamp:
-            yield Finding(
-                Severity.ERROR,
-                segment.time_index.path,
-                f"the latest time up to offset {entry.offset} is {largest}, and not {entry.timestamp}; "
-                "run 'logfs reindex'",
-            )
-            return
