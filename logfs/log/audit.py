@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -17,16 +18,16 @@ from logfs.format.batch import MAGIC, TRANSACTIONAL_BIT, Batch
 from logfs.format.control import ControlType, end_of_transaction
 from logfs.format.text import NO_TEXT, TextSize
 from logfs.log import spans
+from logfs.log.files import Gone, ReadOnlyDisk
+from logfs.log.index import TimeEntry
 from logfs.log.producers import Transaction
+from logfs.log.segment import Segment, Tip
 from logfs.log.walk import Damage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
-
-    from logfs.log.segment import Segment
 
     Epochs = Sequence[tuple[int, int]]
 
@@ -67,6 +68,48 @@ def error(path: Path, text: str) -> Finding:
 def note(path: Path, text: str) -> Finding:
     """Something worth knowing."""
     return Finding(Severity.NOTE, path, text)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A segment as it was when its audit was planned, for who has only its files; it can be pickled.
+
+    `next_offset` is the one behind it, and `size_bytes` how far its log was valid then.
+    """
+
+    directory: str
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    is_last: bool
+    gaps: bool
+    epochs: tuple[tuple[int, int], ...]
+    trusts_indexes: bool
+
+    @property
+    def partition(self) -> str:
+        """The name of its partition's directory."""
+        return Path(self.directory).name
+
+    def audit(self) -> tuple[list[Finding], Account | None]:
+        """What `audit` finds; only a note where the segment has left the log since. Raises `OSError`."""
+        segment = Segment(ReadOnlyDisk(), Path(self.directory), self.base_offset)
+        segment.gaps = self.gaps
+        segment.next_base = None if self.is_last else self.next_offset
+        segment.resume(Tip(self.size_bytes, self.next_offset, NO_TEXT), TimeEntry(-1, 0))
+        findings: list[Finding] = []
+        account = None
+        try:
+            for found in audit(segment, self.epochs, trusts_indexes=self.trusts_indexes):
+                if isinstance(found, Account):
+                    account = found
+                else:
+                    findings.append(found)
+        except (FileNotFoundError, Gone):
+            return [note(segment.path, "has left the log while it was audited")], None
+        finally:
+            segment.close()
+        return findings, account
 
 
 class Marker(NamedTuple):

@@ -12,11 +12,10 @@ from logfs.errors import Corrupt, LogfsError
 from logfs.format import checkpoint, commits
 from logfs.format.snapshot import parse_snapshot
 from logfs.log import key_map
-from logfs.log.audit import Account, Finding, Severity, audit, settle
+from logfs.log.audit import Account, Finding, Severity, audit, error, note, settle
 from logfs.log.recovery import TORN
 from logfs.store.commit import ORPHAN_MS, read_commits
 from logfs.store.log_dir import (
-    CLEAN_SHUTDOWN,
     CLEANER_OFFSETS,
     HIGH_WATERMARKS,
     LOG_STARTS,
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     from logfs.log.files import Disk
     from logfs.log.partition import Partition
+    from logfs.log.segment import Segment
     from logfs.store.log_dir import LogDir
 
     Progress = Callable[[str, int], None]
@@ -45,13 +45,69 @@ def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> 
     """
     report = progress or (lambda *_: None)
     with Store(log_dirs, read_only=True) as store:
-        for log_dir in store.log_dirs:
-            yield from _check_files(store.disk, log_dir.path)
-            yield from _check_commits(store, log_dir)
-        for name, reason in sorted(store.offline.items()):
-            yield Finding(Severity.ERROR, store.home(name) / name, f"cannot be loaded: {reason}")
+        yield from check_log_dirs(store)
         for name in store:
-            yield from _check_partition(store, store[name], report)
+            partition = store[name]
+            yield from check_small_files(store, partition)
+            yield from _check_key_maps(partition)
+            yield from _check_log(store, partition, report)
+
+
+def check_log_dirs(store: Store) -> Iterator[Finding]:
+    """Audit what belongs to no partition, and name the partitions that cannot be loaded."""
+    for log_dir in store.log_dirs:
+        yield from _check_files(store.disk, log_dir.path)
+        yield from _check_commits(store, log_dir)
+    for name, reason in sorted(store.offline.items()):
+        yield error(store.home(name) / name, f"cannot be loaded: {reason}")
+
+
+def check_small_files(store: Store, partition: Partition) -> Iterator[Finding]:
+    """Audit what lies beside the segments of a partition, and whether they reach as far as was promised."""
+    directory = partition.directory
+    yield from _check_metadata(store.disk, directory)
+    for path in sorted(directory.glob("*" + TORN)):
+        yield note(
+            path, "a torn tail that recovery cut off and kept; remove it if it is not missed"
+        )
+    for path in sorted(directory.glob("*" + commits.STAGED)):
+        age_ms = store.clock() - int(path.stat().st_mtime * 1000)
+        if age_ms > ORPHAN_MS:
+            yield note(path, "staged a day ago, and of no commit; upkeep removes it")
+    yield from _check_snapshots(partition)
+    log_dir = store.homes[partition.name.directory]
+    point = log_dir.recovery_points.get(partition.name, 0)
+    if point > partition.log_end_offset:
+        yield error(
+            directory, f"was durable up to offset {point}, and ends at {partition.log_end_offset}"
+        )
+
+
+def _check_log(store: Store, partition: Partition, report: Progress) -> Iterator[Finding]:
+    accounts: list[Account] = []
+    for segment in partition.segments:
+        for found in audit(
+            segment,
+            partition.epochs.entries,
+            trusts_indexes=trusts_indexes(store, partition, segment),
+            report=lambda size: report(partition.name.directory, size),
+        ):
+            if isinstance(found, Account):
+                accounts.append(found)
+            else:
+                yield found
+    yield from settle(accounts, partition.log_start_offset)
+
+
+def trusts_indexes(store: Store, partition: Partition, segment: Segment) -> bool:
+    """Whether a segment's indexes are as its log says, or a writer or a crash may have left them behind it."""
+    log_dir = store.homes[partition.name.directory]
+    if log_dir.clean:
+        return True
+    if segment is partition.active:
+        return False
+    point = log_dir.recovery_points.get(partition.name, 0)
+    return log_dir.live or segment.next_offset <= point
 
 
 def _check_files(disk: Disk, log_dir: Path) -> Iterator[Finding]:
@@ -69,8 +125,8 @@ def _check_files(disk: Disk, log_dir: Path) -> Iterator[Finding]:
             parse(disk.read_file(path))
         except FileNotFoundError:
             continue
-        except (Corrupt, OSError) as error:
-            yield Finding(Severity.ERROR, path, f"{error}; it is ignored, and recovery reads more")
+        except (Corrupt, OSError) as why:
+            yield error(path, f"{why}; it is ignored, and recovery reads more")
 
 
 def _check_commits(store: Store, log_dir: LogDir) -> Iterator[Finding]:
@@ -78,13 +134,12 @@ def _check_commits(store: Store, log_dir: LogDir) -> Iterator[Finding]:
     path = log_dir.path / commits.FILE_NAME
     try:
         pending = read_commits(log_dir.disk, log_dir.path).pending
-    except (Corrupt, OSError) as error:
-        yield Finding(Severity.ERROR, path, str(error))
+    except (Corrupt, OSError) as why:
+        yield error(path, str(why))
         return
     if pending is None:
         return
-    yield Finding(
-        Severity.NOTE,
+    yield note(
         path,
         f"commit {pending.sequence} of {pending.writer} is decided and not done: who opens the log "
         "directories for writing next does it ('logfs recover')",
@@ -95,49 +150,7 @@ def _check_commits(store: Store, log_dir: LogDir) -> Iterator[Finding]:
         for file in part.files:
             staged = store.home(part.partition) / part.partition / file.name
             if not log_dir.disk.exists(staged):
-                yield Finding(Severity.ERROR, staged, "missing; a commit that is decided needs it")
-
-
-def _check_partition(store: Store, partition: Partition, report: Progress) -> Iterator[Finding]:
-    directory = partition.directory
-    yield from _check_metadata(store.disk, directory)
-    for path in sorted(directory.glob("*" + TORN)):
-        yield Finding(
-            Severity.NOTE,
-            path,
-            "a torn tail that recovery cut off and kept; remove it if it is not missed",
-        )
-    for path in sorted(directory.glob("*" + commits.STAGED)):
-        age_ms = store.clock() - int(path.stat().st_mtime * 1000)
-        if age_ms > ORPHAN_MS:
-            yield Finding(
-                Severity.NOTE, path, "staged a day ago, and of no commit; upkeep removes it"
-            )
-    clean = (store.home(partition.name.directory) / CLEAN_SHUTDOWN).exists()
-    yield from _check_snapshots(partition)
-    yield from _check_key_maps(partition)
-    accounts: list[Account] = []
-    for segment in partition.segments:
-        for found in audit(
-            segment,
-            partition.epochs.entries,
-            trusts_indexes=clean or segment is not partition.active,
-            report=lambda size: report(partition.name.directory, size),
-        ):
-            if isinstance(found, Account):
-                accounts.append(found)
-            else:
-                yield found
-    yield from settle(accounts, partition.log_start_offset)
-    home = store.home(partition.name.directory)
-    (log_dir,) = (log_dir for log_dir in store.log_dirs if log_dir.path == home)
-    point = log_dir.recovery_points.get(partition.name, 0)
-    if point > partition.log_end_offset:
-        yield Finding(
-            Severity.ERROR,
-            directory,
-            f"was durable up to offset {point}, and ends at {partition.log_end_offset}",
-        )
+                yield error(staged, "missing; a commit that is decided needs it")
 
 
 def _check_key_maps(partition: Partition) -> Iterator[Finding]:
@@ -146,12 +159,12 @@ def _check_key_maps(partition: Partition) -> Iterator[Finding]:
         path = key_map.file_path(reader)
         try:
             wrong = key_map.audit(reader)
-        except (LogfsError, OSError) as error:
-            text = str(error).removeprefix(f"{path}: ")
-            yield Finding(Severity.NOTE, path, f"{text}; it is made anew when it is needed")
+        except (LogfsError, OSError) as why:
+            text = str(why).removeprefix(f"{path}: ")
+            yield note(path, f"{text}; it is made anew when it is needed")
             continue
         if wrong is not None:
-            yield Finding(Severity.ERROR, path, wrong)
+            yield error(path, wrong)
 
 
 def _check_metadata(disk: Disk, directory: Path) -> Iterator[Finding]:
@@ -159,11 +172,9 @@ def _check_metadata(disk: Disk, directory: Path) -> Iterator[Finding]:
     try:
         checkpoint.parse_partition_metadata(disk.read_file(path))
     except FileNotFoundError:
-        yield Finding(
-            Severity.NOTE, path, "missing; a broker would take the partition for a stray one"
-        )
-    except (Corrupt, OSError) as error:
-        yield Finding(Severity.ERROR, path, str(error))
+        yield note(path, "missing; a broker would take the partition for a stray one")
+    except (Corrupt, OSError) as why:
+        yield error(path, str(why))
 
 
 def _check_snapshots(partition: Partition) -> Iterator[Finding]:
@@ -173,7 +184,5 @@ def _check_snapshots(partition: Partition) -> Iterator[Finding]:
             parse_snapshot(partition.snapshots.read(offset))
         except FileNotFoundError:
             continue
-        except Corrupt as error:
-            yield Finding(
-                Severity.NOTE, path, f"{error}; loading drops it, and reads more of the log"
-            )
+        except Corrupt as why:
+            yield note(path, f"{why}; loading drops it, and reads more of the log")

@@ -1,0 +1,7 @@
+"""`logfs spark JOB`: the jobs of `logfs.spark.jobs`, one file each, with a session of their own."""
+
+from __future__ import annotations
+
+COMMANDS = {
+    "verify": "audit log directories: every batch, every index entry",
+}
