@@ -8,16 +8,20 @@ import shutil
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from logfs.cli.common import progress_bar
 from logfs.errors import LogfsError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from pyspark.sql import SparkSession
+
+    from logfs.spark.jobs.lending import Visited
+
+_Result = TypeVar("_Result")
 
 _QUIET = {
     "spark.ui.showConsoleProgress": "false",
@@ -100,3 +104,15 @@ def bar(title: str) -> Iterator[Callable[[int, int], None]]:
             shown.update(done - shown.n)
 
         yield progress
+
+
+def print_visits(visits: Iterable[Visited[_Result]], describe: Callable[[_Result], str]) -> int:
+    """Print what was done to each partition; how many there were to which nothing could be done."""
+    failed = 0
+    for visit in visits:
+        if visit.result is None:
+            failed += 1
+            print(f"logfs: {visit.name}: {visit.reason}", file=sys.stderr)
+        else:
+            print(f"{visit.name}: {describe(visit.result)}")
+    return failed

@@ -35,18 +35,23 @@ def of_topics(topics: Iterable[str] | None) -> Callable[[str], bool]:
     return says
 
 
+def check_topics(topics: Iterable[str] | None, directories: Iterable[str], store: Store) -> None:
+    """Raise `UnknownPartition` for a topic that none of the partitions is of."""
+    there = {names.parse_directory(name).topic for name in directories}
+    for topic in topics or ():
+        if topic not in there:
+            where = ", ".join(str(log_dir.path) for log_dir in store.log_dirs)
+            raise UnknownPartition(
+                f"{where}: has no topic {topic!r}; 'logfs describe' lists what there is"
+            )
+
+
 def opened(paths: Paths, topics: Iterable[str] | None) -> Store:
     """A store that reads what a job is about. Raises `UnknownPartition` for a topic that is not there."""
     wanted = None if topics is None else list(topics)
     store = Store(log_dirs(paths), read_only=True, only=of_topics(wanted))
     try:
-        there = {names.parse_directory(name).topic for name in (*store, *store.offline)}
-        for topic in wanted or ():
-            if topic not in there:
-                where = ", ".join(str(log_dir.path) for log_dir in store.log_dirs)
-                raise UnknownPartition(
-                    f"{where}: has no topic {topic!r}; 'logfs describe' lists what there is"
-                )
+        check_topics(wanted, (*store, *store.offline), store)
     except BaseException:
         store.close()
         raise
