@@ -41,9 +41,9 @@ FIXED_FIELDS = (
 )
 # What Kafka calls no timestamp type at all: messages of magic 0.
 _NO_TIMESTAMP_TYPE = -1
-# Enough rows that a batch's own cost is nothing, and few enough bytes that many of them fit in memory.
-_BATCH_ROWS = 30_000
-_BATCH_BYTES = 16 << 20
+# Enough rows that a batch's own cost is nothing, and few enough bytes that each finds the last one's memory again.
+_BATCH_ROWS = 20_000
+_BATCH_BYTES = 2 << 20
 
 
 def kafka_schema(*, headers: bool) -> StructType:

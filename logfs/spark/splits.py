@@ -12,6 +12,7 @@ from logfs.errors import LogfsError
 from logfs.log import pieces
 from logfs.log.files import Gone
 from logfs.log.walk import DamagedRange
+from logfs.spark import workers
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ def read(split: Split, maker: BatchMaker, options: ReadOptions) -> Iterator[pa.R
     for part in split.parts:
         columns = _columns(part, options)
         yield from maker.batches(part.topic, part.partition, columns)
+    workers.settle("read")
 
 
 def _columns(part: Part, options: ReadOptions) -> Iterator[Columns]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 from pyspark import InheritableThread
 
 from logfs.errors import LogfsError
+from logfs.spark import workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -124,4 +125,5 @@ class _Task(Generic[_Item, _Result]):
             except (LogfsError, OSError) as error:
                 results.append(_Failure(str(error)))
             self._done += work.size_bytes
+        workers.settle("job")
         return results

@@ -19,6 +19,7 @@ from pyspark.sql.datasource import (
 )
 
 from logfs.errors import LogfsError
+from logfs.spark import workers
 from logfs.spark.sink.options import WriteOptions, check_write_schema
 from logfs.spark.sink.staging import Task
 from logfs.spark.topics import log_dirs_of
@@ -59,7 +60,9 @@ class _Sink:
         turn = sequence + (context.partitionId() if context is not None else 0)
         log_dirs = log_dirs_of(self.options.paths)
         task = Task(log_dirs, self.options.topic, writer, sequence, turn)
-        return Staged(writer, tuple(task.stage(batches)))
+        staged = Staged(writer, tuple(task.stage(batches)))
+        workers.settle("write")
+        return staged
 
     def _commit(
         self, messages: Sequence[WriterCommitMessage | None], writer: str, sequence: int
