@@ -21,6 +21,7 @@ DOORS = {
     "pyfuse3": ["mount/"],
     "pyspark": ["spark/"],
     "pyarrow": ["spark/"],
+    "matplotlib": ["spark/jobs/plot.py"],
     "numba": ["format/kernels.py"],
     "argparse": ["cli/"],
     "tqdm": ["cli/"],
