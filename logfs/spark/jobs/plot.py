@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from logfs.spark.jobs.stats import Stats, TopicStats
 
-# More than these are drawn as one.
+# More than these nobody could tell apart: of the others, only the bytes are drawn.
 _MOST_TOPICS = 8
 _UNITS = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1000, "second"))
 
@@ -25,6 +25,7 @@ def plot(found: Stats, path: str | os.PathLike[str]) -> None:
     Raises `LogfsError` for another, or where matplotlib is missing, and `OSError`.
     """
     try:
+        from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
         from matplotlib.figure import Figure
     except ImportError:
         raise LogfsError("a picture needs matplotlib: pip install 'logfs[spark]'") from None
@@ -32,7 +33,15 @@ def plot(found: Stats, path: str | os.PathLike[str]) -> None:
     figure = Figure(figsize=(10, 3.4 + 0.35 * max(len(topics), 2)), layout="constrained")
     above, below = figure.subplots(2, height_ratios=(3, 0.35 * max(len(topics), 2) + 0.4))
     _draw_times(above, found, topics)
+    locator = AutoDateLocator()  # type: ignore[no-untyped-call]
+    above.xaxis.set_major_locator(locator)
+    above.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
     _draw_bytes(below, topics)
+    for axes in (above, below) if topics else ():
+        # Above the bars, where it hides none.
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize="small", frameon=False
+        )
     try:
         figure.savefig(path, dpi=150)
     except ValueError as error:
@@ -59,8 +68,6 @@ def _draw_times(axes: Axes, found: Stats, topics: list[TopicStats]) -> None:
         heights = [below + more for below, more in zip(heights, records, strict=True)]
     axes.set_ylabel(f"records per {_duration(found.bucket_ms)}")
     axes.set_xlabel("time (UTC)")
-    if drawn:
-        axes.legend(loc="upper left", fontsize="small")
 
 
 def _draw_bytes(axes: Axes, topics: list[TopicStats]) -> None:
@@ -77,7 +84,6 @@ def _draw_bytes(axes: Axes, topics: list[TopicStats]) -> None:
     axes.set_yticks(rows, names)
     axes.invert_yaxis()
     axes.set_xlabel("MiB of .log")
-    axes.legend(loc="lower right", fontsize="small")
 
 
 def _duration(ms: int) -> str:
