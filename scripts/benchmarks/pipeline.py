@@ -26,9 +26,11 @@ from harness import (
     percentile,
     say,
     settle,
+    shell,
+    speed,
     timed,
 )
-from rows import row
+from rows import evict, row
 from upkeep import BROKER_JVM, skipped
 
 if TYPE_CHECKING:
@@ -510,3 +512,79 @@ def _triggers(
     expect("records of each trigger", {each.numInputRows for each in done}, {ROWS_A_TRIGGER})
     expect("triggers", len(done), FIRST_TRIGGERS + count)
     return [dict(each.durationMs) for each in done[FIRST_TRIGGERS:]]
+
+
+# Verifying.
+
+
+@pipeline_row
+def spark_verify(bench: Bench, pipeline: Pipeline) -> list[Result]:
+    """The Spark job `logfs spark verify`, with the files in the page cache and without, against `cat` of them."""
+    log_dir = pipeline.directory / "verify"
+    count = _fill(bench, pipeline, log_dir)
+    files = sorted(log_dir.glob("*/*.log"))
+    size = sum(file.stat().st_size for file in files)
+
+    def work() -> float:
+        return timed(lambda: _verify(pipeline, log_dir, count, size))
+
+    def read() -> float:
+        return timed(lambda: shell('cat "$@" > /dev/null', *files))
+
+    def cold(side: Callable[[], float]) -> Callable[[], float]:
+        def once() -> float:
+            evict(files)
+            return side()
+
+        return once
+
+    settle()
+    in_rounds(1, work, read)
+    repeats = bench.pick(7, 3)
+    warm_ours, warm_cat = in_rounds(repeats, work, read)
+    ours, disk = in_rounds(repeats, cold(work), cold(read))
+    wanted = min(1e9, 0.7 * size / statistics.median(disk))
+    ratio, spread = faster(ours, [size / wanted] * repeats)
+    what = f"Spark verify, {size / 1e9:.2g} GB of .log"
+    floor = f"{wanted / 1e6:,.0f} MB/s: 1 GB/s, or 0.7 of the disk's {speed(size, disk)}"
+    against, pairs = faster(warm_ours, warm_cat)
+    peer = f"{speed(size, warm_cat)} cat"
+    return [
+        Result("spark-verify", what, ratio, speed(size, ours), floor, 1.0, spread=spread),
+        Result(
+            "spark-verify warm",
+            "the same in the page cache, against cat",
+            against,
+            speed(size, warm_ours),
+            peer,
+            spread=pairs,
+        ),
+    ]
+
+
+def _fill(bench: Bench, pipeline: Pipeline, log_dir: Path) -> int:
+    """Both kinds of records in a log directory of its own; how many they are."""
+    from logfs.store.store import Store
+
+    counts = []
+    with Store(log_dir) as store:
+        for _, _, value_bytes in SIZES:
+            for number in range(PARTITIONS):
+                store.create(f"records-{value_bytes}-{number}")
+    for full, quick, value_bytes in SIZES:
+        counts.append(bench.pick(full, quick))
+        say(f"  writing {named(counts[-1], value_bytes)}")
+        source = pipeline.directory / "source.parquet"
+        write_source(source, counts[-1], value_bytes)
+        frame = pipeline.spark.read.parquet(str(source))
+        append(frame, "logfs", path=str(log_dir), topic=f"records-{value_bytes}")
+        source.unlink()
+    return sum(counts)
+
+
+def _verify(pipeline: Pipeline, log_dir: Path, count: int, size: int) -> None:
+    from logfs.spark.jobs import verify
+
+    report = verify(pipeline.spark, str(log_dir))
+    found = report.findings, report.records, report.size_bytes
+    expect("what verify says", found, ((), count, size))
