@@ -430,7 +430,7 @@ def _write(bench: Bench, pipeline: Pipeline, count: int, value_bytes: int) -> li
         if pipeline.broker is not None:
             sides.append(sinks.kafka)
         in_rounds(1, *sides)
-        plain, mounted, *theirs = in_rounds(bench.pick(5, 3), *sides)
+        plain, mounted, *theirs = in_rounds(3, *sides)
     results = []
     for name, words, ours in (("plain", "", plain), ("mount", ", with a mount", mounted)):
         name = f"spark-write {value_bytes} {name}"
