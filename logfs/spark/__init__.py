@@ -17,9 +17,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# What costs much in an untuned session, and can be set in one that runs. The first: any smaller value has Spark
-# measure every row that goes to Python.
-_SETTINGS = {"spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1)}
+# What costs much in an untuned session, and can be set in one that runs.
+_SETTINGS = {
+    # Any smaller value has Spark measure every row that goes to Python.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
+    # So that filters decide what is read, and not only what is shown.
+    "spark.sql.python.filterPushdown.enabled": "true",
+}
 # What a session must begin with: less time for each task, and for each micro-batch.
 _STATIC_SETTINGS = {
     "spark.python.unix.domain.socket.enabled": "true",
@@ -49,6 +53,8 @@ def session(
     """
     from pyspark.sql import SparkSession
 
+    from logfs.spark.source import LogfsDataSource
+
     if (master or "local").startswith("local"):
         # Otherwise Spark's workers are whatever python3 the PATH leads to, which need not have logfs.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -58,5 +64,5 @@ def session(
     for key, value in {**_SETTINGS, **_STATIC_SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
-    register(spark)
+    spark.dataSource.register(LogfsDataSource)
     return spark

@@ -8,12 +8,14 @@ from pyspark.sql.datasource import DataSourceReader
 
 from logfs.spark import splits
 from logfs.spark.arrow import BatchMaker, check_schema
+from logfs.spark.filters import Pushed
 from logfs.spark.topics import Topics, ranges, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
+    from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
     from logfs.format.names import TopicPartition
@@ -29,6 +31,8 @@ class BatchReader(DataSourceReader):
         check_schema(schema)
         self.schema = schema
         self.options = options
+        self.pushed = Pushed()
+        self.pushFilters = _PushFilters(self.pushed)  # type: ignore[method-assign]
 
     def partitions(self) -> list[Split]:
         """The splits. Raises `ValueError`, `DataLoss`, `LogfsError`, `OSError`."""
@@ -53,11 +57,33 @@ class BatchReader(DataSourceReader):
                     f"{name.topic} partition {name.partition}."
                 )
         fail = options.fail_on_data_loss
-        return [
+        inside = [
             (name, *splits.inside_log(name, readers[name], first, end, fail=fail))
             for name, first, end in ranges(starting, ending)
+        ]
+        # Only now: what is an error without filters is one with them.
+        return [
+            (name, *wanted)
+            for name, first, end in inside
+            for wanted in self.pushed.wanted(readers[name], first, end)
         ]
 
     def read(self, partition: Split) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """The records of a split, in order."""
-        return splits.read(partition, BatchMaker(self.schema), self.options)
+        return splits.read(partition, BatchMaker(self.schema), self.options, self.pushed)
+
+
+class _PushFilters:
+    """What Spark calls as a reader's `pushFilters` in a session that has push-down on.
+
+    In a session that has it off, which is the default, Spark calls nothing, and refuses to read at all by a reader
+    that has a method of that name. So this is none, and passes for the one that readers inherit.
+    """
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, pushed: Pushed) -> None:
+        self._pushed = pushed
+
+    def __call__(self, filters: list[Filter]) -> Iterator[Filter]:
+        return self._pushed.push(filters)

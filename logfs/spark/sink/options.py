@@ -78,6 +78,8 @@ def check_write_schema(schema: StructType, options: WriteOptions) -> None:
     if "value" not in found:
         raise ValueError("Required attribute 'value' not found.")
     for name, types in _TYPES.items():
+        if name == "topic" and options.topic is not None:
+            continue
         if name in found and found[name] not in types:
             words = " or ".join(kind.simpleString() for kind in types)
             raise ValueError(

@@ -1,0 +1,402 @@
+"""Filters that reach the log: the same rows as without, and what no filter wants is not read."""
+
+from __future__ import annotations
+
+import operator
+import shutil
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from logfs.format.record import Record
+from logfs.store.store import Store
+
+pytest.importorskip("pyspark", reason="pyspark is not installed")
+
+from pyspark import cloudpickle
+from pyspark.sql import datasource as api
+from pyspark.sql.datasource import CaseInsensitiveDict, EqualTo, Filter, In, IsNotNull, Not
+
+import logfs.spark
+from logfs.spark.source import LogfsDataSource
+from logfs.spark.splits import DataLoss
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from logfs.spark.batch import BatchReader
+
+T = 1_700_000_000_000
+COUNT = 300
+ENABLED = "spark.sql.python.filterPushdown.enabled"
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Row(NamedTuple):
+    """What filters are about."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: datetime
+
+
+def timestamp(partition: int, n: int) -> int:
+    """Of a record, in ms: rising, in falling blocks, or as if drawn by lot; each segment holds a few seconds."""
+    if partition == 0:
+        return T + n * 1000
+    if partition == 1:
+        return T + (COUNT - n // 20 * 20 + n % 20) * 1000
+    return T + n * 7919 % COUNT * 1000
+
+
+def write(store: Store) -> None:
+    """Three partitions of `orders` in segments of 20 to 40 records, and one of `other`."""
+    store.settings.set_topic("orders", "segment.bytes", "1500")
+    store.settings.set_topic("orders", "index.interval.bytes", "200")
+    for number in range(3):
+        partition = store.create(f"orders-{number}")
+        for first in range(0, COUNT, 5):
+            partition.append(
+                [
+                    Record(b"value %d" % n, b"key", timestamp=timestamp(number, n))
+                    for n in range(first, first + 5)
+                ]
+            )
+    store.create("other-0").append([Record(b"%d" % n, timestamp=T + n) for n in range(10)])
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Those partitions, closed as they should be."""
+    path = tmp_path_factory.mktemp("logs")
+    with Store(path) as store:
+        write(store)
+    return path
+
+
+# What Spark asks of the reader, asked directly.
+
+
+def reader(log_dir: Path, **options: str) -> BatchReader:
+    """What Spark makes of these options, as it comes to a task."""
+    wanted = {"subscribe": "orders,other", "path": str(log_dir), **options}
+    source = LogfsDataSource(CaseInsensitiveDict(wanted))
+    return source.reader(source.schema())
+
+
+def planned(found: BatchReader) -> int:
+    """How many offsets the tasks are to look at."""
+    return sum(
+        part.piece.end_offset - part.piece.first_offset
+        for split in found.partitions()
+        for part in split.parts
+    )
+
+
+def read(found: BatchReader) -> list[Row]:
+    """The rows of all splits."""
+    splits = found.partitions()
+    # As it comes to a task.
+    found = cloudpickle.loads(cloudpickle.dumps(found))
+    rows = []
+    for split in splits:
+        for batch in found.read(split):
+            columns = [batch.column(name).to_pylist() for name in Row._fields]
+            rows += map(Row._make, zip(*columns, strict=True))
+    return sorted(rows)
+
+
+def pushed(log_dir: Path, *filters: Filter, **options: str) -> tuple[BatchReader, list[Filter]]:
+    """A reader with these filters, and those that Spark is to look at again."""
+    found = reader(log_dir, **options)
+    return found, list(found.pushFilters([*filters]))
+
+
+COMPARISONS = {
+    api.EqualTo: operator.eq,
+    api.LessThan: operator.lt,
+    api.LessThanOrEqual: operator.le,
+    api.GreaterThan: operator.gt,
+    api.GreaterThanOrEqual: operator.ge,
+    api.StringStartsWith: lambda text, start: text.startswith(start),
+    api.StringEndsWith: lambda text, end: text.endswith(end),
+    api.StringContains: lambda text, part: part in text,
+}
+
+
+def passes(each: Filter, row: Row) -> bool | None:
+    """What SQL says of a row: None where it is unknown, and then the row does not pass."""
+    if isinstance(each, Not):
+        found = passes(each.child, row)
+        return None if found is None else not found
+    value = getattr(row, each.attribute[0])
+    if isinstance(each, (api.IsNull, IsNotNull)):
+        return isinstance(each, IsNotNull)
+    if isinstance(each, api.EqualNullSafe):
+        return bool(value == each.value)
+    if isinstance(each, In):
+        return True if value in each.value else None if None in each.value else False
+    return None if each.value is None else bool(COMPARISONS[type(each)](value, each.value))
+
+
+moments = st.integers(-1500, (COUNT + 2) * 1000 * 1000).map(
+    lambda us: EPOCH + timedelta(milliseconds=T, microseconds=us)
+) | st.sampled_from([EPOCH - timedelta(days=1), EPOCH, datetime(9999, 12, 31, tzinfo=UTC)])
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "topic": st.sampled_from(["orders", "other", "", "none", "order", "ordersx", "ö"]),
+    "partition": st.integers(-1, 4) | st.just(2**31),
+    "offset": st.integers(-3, COUNT + 3) | st.sampled_from([-(2**63), 2**63 - 1]),
+    "timestamp": moments,
+}
+
+
+@st.composite
+def filters(draw: st.DrawFn) -> Filter:
+    """Of every kind that Spark sends, about each of the columns."""
+    column = draw(st.sampled_from(sorted(VALUES)))
+    value = VALUES[column] | st.none() if draw(st.integers(0, 9)) == 0 else VALUES[column]
+    kinds: list[Any] = [*COMPARISONS, api.EqualNullSafe, In, api.IsNull, IsNotNull]
+    if column != "topic":
+        kinds = [kind for kind in kinds if not kind.__name__.startswith("String")]
+    kind = draw(st.sampled_from(kinds))
+    if kind in (api.IsNull, IsNotNull):
+        found = kind((column,))
+    elif kind is In:
+        found = In((column,), draw(st.lists(value, max_size=8)))
+    else:
+        found = kind((column,), draw(value))
+    return Not(found) if draw(st.integers(0, 3)) == 0 else found
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(filters(), max_size=3))
+def test_any_filters_leave_the_rows_that_pass(logs: Path, wanted: list[Filter]) -> None:
+    """What is read, and passes the filters that came back, is what passes all of them."""
+    everything = read(reader(logs))
+    assert len(everything) == 3 * COUNT + 10
+    found, again = pushed(logs, *wanted)
+    assert all(any(each is other for other in wanted) for each in again)
+    assert [row for row in read(found) if all(passes(each, row) for each in again)] == [
+        row for row in everything if all(passes(each, row) for each in wanted)
+    ]
+
+
+def at(ms: int) -> datetime:
+    """A time of the records, by milliseconds behind the first."""
+    return EPOCH + timedelta(milliseconds=T + ms)
+
+
+ANSWERED: list[tuple[int, list[Filter]]] = [
+    (10, [EqualTo(("topic",), "other")]),
+    (900, [Not(EqualTo(("topic",), "other")), IsNotNull(("topic",))]),
+    (0, [In(("topic",), [])]),
+    (300, [EqualTo(("partition",), 1)]),
+    (600, [api.GreaterThan(("partition",), 0)]),
+    (0, [EqualTo(("partition",), 9)]),
+    (4, [EqualTo(("offset",), 7)]),
+    (12, [In(("offset",), [3, 4, 5, 299, 299, 1000]), api.LessThan(("topic",), "other")]),
+    (20, [api.GreaterThanOrEqual(("offset",), 100), api.LessThan(("offset",), 120),
+          api.EqualNullSafe(("partition",), 2)]),
+    (298, [Not(In(("offset",), [0, 150])), EqualTo(("partition",), 1)]),
+    (0, [api.GreaterThan(("offset",), 50), api.LessThan(("offset",), 51)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("count", "wanted"), ANSWERED, ids=str)
+def test_what_is_answered_is_not_looked_at_again(
+    logs: Path, count: int, wanted: list[Filter]
+) -> None:
+    """By topic, partition and offset: what passes is planned, and nothing else."""
+    found, again = pushed(logs, *wanted)
+    assert again == []
+    assert planned(found) == len(read(found)) == count
+
+
+def test_a_long_list_of_offsets_is_read_as_one_range(logs: Path) -> None:
+    """So that a plan does not grow with it; Spark picks the rows."""
+    several = In(("offset",), [*range(0, 100, 2), 150])
+    found, again = pushed(logs, several, EqualTo(("partition",), 0))
+    assert (planned(found), again) == (51, [])
+    many = In(("offset",), list(range(10, 290, 2)))
+    found, again = pushed(logs, many, EqualTo(("partition",), 0))
+    assert (planned(found), again) == (279, [many])
+
+
+def test_what_cannot_be_answered_comes_back(logs: Path) -> None:
+    """By identity, as Spark wants it; nulls and columns that the log cannot look up among them."""
+    for each in (
+        EqualTo(("value",), b"value 1"),
+        EqualTo(("timestampType",), 0),
+        EqualTo(("headers", "key"), "x"),
+        EqualTo(("offset",), None),
+        EqualTo(("partition",), True),
+        api.EqualNullSafe(("topic",), None),
+        In(("offset",), [1, None]),
+        Not(In(("partition",), [None])),
+        api.IsNull(("offset",)),
+        api.GreaterThan(("timestamp",), at(0)),
+    ):
+        found, (again,) = pushed(logs, each)
+        assert again is each
+        assert planned(found) == 3 * COUNT + 10
+
+
+def test_time_leaves_out_segments_and_what_lies_before(logs: Path) -> None:
+    """Where timestamps rise, little is left to read; where they do not, more, and no record is missed."""
+    late = api.GreaterThanOrEqual(("timestamp",), at((COUNT - 10) * 1000))
+    for partition, most in ((0, 20), (1, 60), (2, 290)):
+        found, _ = pushed(logs, late, EqualTo(("partition",), partition), subscribe="orders")
+        assert planned(found) <= most
+        assert len(read(found)) == 10 + 20 * (partition == 1)
+    # What the index cannot tell, each batch and each record does.
+    found, _ = pushed(logs, EqualTo(("timestamp",), at(5000)))
+    assert {row.timestamp for row in read(found)} == {at(5000)}
+    none = api.GreaterThan(("timestamp",), at(COUNT * 2000))
+    found, _ = pushed(logs, none)
+    assert planned(found) == 0
+
+
+def test_a_time_index_that_is_wrong_hides_nothing(logs: Path, tmp_path: Path) -> None:
+    """Zeros behind the entries, as of an index that was never trimmed, and no entries at all."""
+    for number, spoil in enumerate((lambda data: data + bytes(120), lambda data: b"")):
+        copied = tmp_path / str(number)
+        shutil.copytree(logs, copied)
+        for index in copied.glob("*/*.timeindex"):
+            index.write_bytes(spoil(index.read_bytes()))
+        for ms in range(0, COUNT * 1000, 20_500):
+            late = api.GreaterThan(("timestamp",), at(ms))
+            assert read(pushed(copied, late)[0]) == read(pushed(logs, late)[0])
+
+
+def test_filters_while_somebody_writes(tmp_path: Path) -> None:
+    """The last segment grows, and its index is not believed; what was appended since is found."""
+    with Store(tmp_path) as store:
+        write(store)
+        last = [row for row in read(reader(tmp_path)) if row.timestamp >= at(250_500)]
+        late = api.GreaterThan(("timestamp",), at(250_000))
+        found, _ = pushed(tmp_path, late)
+        assert planned(found) < 3 * COUNT
+        assert read(found) == last
+        store["orders-0"].append([Record(b"late", timestamp=T + 251_000)])
+        store["orders-0"].append([Record(b"early", timestamp=T)])
+        assert len(read(found)) == len(last) + 1
+
+
+def test_a_filter_hides_no_loss(tmp_path: Path) -> None:
+    """What is an error without a filter is one with it, whatever the filter wants."""
+    with Store(tmp_path) as store:
+        write(store)
+        store.delete_records("orders-0", 10)
+    start = '{"orders":{"0":4,"1":0,"2":0}}'
+    found, _ = pushed(
+        tmp_path, EqualTo(("partition",), 1), subscribe="orders", startingOffsets=start
+    )
+    with pytest.raises(DataLoss, match="offsets 4 to 9 of orders-0"):
+        found.partitions()
+
+
+# The whole way through Spark.
+
+PREDICATES = [
+    "topic = 'orders' and partition = 1 and offset = 17",
+    "topic = 'none'",
+    "topic in ('other', 'none') and offset < 5",
+    "topic like 'ord%' and offset >= 295",
+    "topic <> 'orders'",
+    "partition = 7 or partition is null",
+    "partition <> 1 and offset between 40 and 60",
+    "partition > 0 and offset > 290L",
+    "offset in (1, 2, 3, 150, 999, null)",
+    "offset not in (1, 2, 3) and offset < 6",
+    "offset <=> 3",
+    "offset <=> null",
+    "offset < 0 or offset > 298",
+    "offset > 10 and offset < 11",
+    "offset % 100 = 0",
+    "offset = 5.5",
+    "timestamp >= timestamp_millis(1700000250000L)",
+    "timestamp > timestamp_millis(1700000250000L) and offset < 100",
+    "timestamp < timestamp_millis(1700000010000L)",
+    "timestamp = timestamp_millis(1700000007000L)",
+    "timestamp > timestamp_micros(1700000249999999L) and partition = 2",
+    "timestamp between timestamp_millis(1700000020000L) and timestamp_millis(1700000021500L)",
+    "date(timestamp) = date'1999-01-01'",
+    "value = binary('value 5')",
+    "key is null",
+    "not (partition = 1)",
+]
+
+
+def load(spark: SparkSession, logs: Path) -> DataFrame:
+    return spark.read.format("logfs").option("subscribe", "orders,other").load(str(logs))
+
+
+@contextmanager
+def push_down(spark: SparkSession, *, on: bool) -> Iterator[None]:
+    """A session that has it on or off."""
+    before = spark.conf.get(ENABLED)
+    spark.conf.set(ENABLED, str(on).lower())
+    try:
+        yield
+    finally:
+        spark.conf.set(ENABLED, before)
+
+
+@pytest.fixture(scope="module")
+def rows(spark: SparkSession, logs: Path, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
+    """All rows, in files of Spark's own."""
+    path = str(tmp_path_factory.mktemp("rows") / "parquet")
+    load(spark, logs).write.parquet(path)
+    return spark.read.parquet(path)
+
+
+def in_order(frame: DataFrame) -> list[tuple[object, ...]]:
+    return sorted((tuple(row) for row in frame.collect()), key=lambda row: row[2:5])
+
+
+@pytest.mark.parametrize("predicate", PREDICATES)
+def test_the_rows_are_those_that_spark_picks(
+    spark: SparkSession, logs: Path, rows: DataFrame, predicate: str
+) -> None:
+    """All columns of them, with push-down and without."""
+    expected = in_order(rows.where(predicate))
+    for on in (True, False):
+        with push_down(spark, on=on):
+            assert in_order(load(spark, logs).where(predicate)) == expected
+
+
+def test_less_is_read(spark: SparkSession, logs: Path) -> None:
+    """By fewer tasks, in a session as `logfs.spark` sets it up; one with Spark's defaults reads all."""
+
+    def tasks(where: str) -> int:
+        frame = spark.read.format("logfs").option("subscribe", "orders,other")
+        return (
+            frame.option("maxRecordsPerPartition", 10)
+            .load(str(logs))
+            .where(where)
+            .rdd.getNumPartitions()
+        )
+
+    assert spark.conf.get(ENABLED) == "true"
+    assert tasks("offset >= 0") == 91
+    assert tasks("offset >= 280 and partition = 1") == 2
+    with push_down(spark, on=False):
+        assert tasks("offset >= 280 and partition = 1") == 91
+
+
+def test_settings_of_ones_own_win(spark: SparkSession) -> None:
+    """`session` leaves what it was given as it is; `register` sets what it needs."""
+    ones = logfs.spark.session(settings={ENABLED: "false"})
+    try:
+        assert ones.conf.get(ENABLED) == "false"
+    finally:
+        logfs.spark.register(spark)
+    assert spark.conf.get(ENABLED) == "true"
