@@ -132,10 +132,9 @@ def _first_as_late_as(segment: Segment, timestamp: int) -> int:
     """An offset before which no record of a segment is that late; behind the last where none is."""
     index = segment.time_index
     try:
-        # What somebody else is writing may hold entries from before a truncation.
-        if not index.is_growing:
-            greatest = segment.max_timestamp
-            if greatest.timestamp < timestamp and _agrees(segment, greatest):
+        # Of one that is being written the last entry is not of all records, and some may be from before a truncation.
+        if not segment.is_active and not index.is_growing:
+            if index.last.timestamp < timestamp and _agrees(segment, index.last):
                 return segment.next_offset
             entry = index.lookup(timestamp - 1)
             if _agrees(segment, entry):

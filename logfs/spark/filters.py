@@ -1,7 +1,7 @@
 """The filters of a query, as far as the log answers them itself.
 
-Topic, partition and offset are answered exactly: nothing else is read. Of time the log knows how late the records of a
-segment and of a batch may be; what is too early is left out, and Spark looks at the rest again.
+Topic, partition and offset are answered exactly: nothing else is read. Of time the log knows how late the records of
+a segment and of a batch may be: what is too early is left out, and Spark looks at the rest again.
 """
 
 from __future__ import annotations
@@ -141,11 +141,13 @@ class Pushed:
         return columns.select((times >= self.since_us) & (times < self.until_us))
 
 
-def _values(plain: Filter) -> Sequence[Any]:
+def _values(plain: Any) -> Sequence[Any]:
+    """What a filter of the tables above compares with."""
     return plain.value if isinstance(plain, In) else [plain.value]
 
 
-def _holds(each: Filter, topic: str) -> bool:
+def _holds(each: Any, topic: str) -> bool:
+    """Whether a filter lets a topic through."""
     if isinstance(each, Not):
         return not _holds(each.child, topic)
     return _STRINGS[type(each)](topic, each.value)

@@ -140,7 +140,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**start, **new}
 
     def _is_too_little(self, backlog: int) -> bool:
-        """Whether a batch waits for more. As in Kafka's source the first never does, and AvailableNow is no exception."""
+        """Whether a batch waits for more; as in Kafka's source the first never does, a last one may."""
         least = self.options.min_offsets_per_trigger
         if least is None or self._triggered is None or backlog >= least:
             return False

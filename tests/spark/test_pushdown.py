@@ -26,7 +26,7 @@ from logfs.spark.source import LogfsDataSource
 from logfs.spark.splits import DataLoss
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -147,6 +147,14 @@ def passes(each: Filter, row: Row) -> bool | None:
     return None if each.value is None else bool(COMPARISONS[type(each)](value, each.value))
 
 
+@pytest.fixture(scope="module")
+def everything(logs: Path) -> list[Row]:
+    """All rows."""
+    found = read(reader(logs))
+    assert len(found) == 3 * COUNT + 10
+    return found
+
+
 moments = st.integers(-1500, (COUNT + 2) * 1000 * 1000).map(
     lambda us: EPOCH + timedelta(milliseconds=T, microseconds=us)
 ) | st.sampled_from([EPOCH - timedelta(days=1), EPOCH, datetime(9999, 12, 31, tzinfo=UTC)])
@@ -176,12 +184,12 @@ def filters(draw: st.DrawFn) -> Filter:
     return Not(found) if draw(st.integers(0, 3)) == 0 else found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(filters(), max_size=3))
-def test_any_filters_leave_the_rows_that_pass(logs: Path, wanted: list[Filter]) -> None:
+def test_any_filters_leave_the_rows_that_pass(
+    logs: Path, everything: list[Row], wanted: list[Filter]
+) -> None:
     """What is read, and passes the filters that came back, is what passes all of them."""
-    everything = read(reader(logs))
-    assert len(everything) == 3 * COUNT + 10
     found, again = pushed(logs, *wanted)
     assert all(any(each is other for other in wanted) for each in again)
     assert [row for row in read(found) if all(passes(each, row) for each in again)] == [
@@ -223,10 +231,10 @@ def test_what_is_answered_is_not_looked_at_again(
 def test_a_long_list_of_offsets_is_read_as_one_range(logs: Path) -> None:
     """So that a plan does not grow with it; Spark picks the rows."""
     several = In(("offset",), [*range(0, 100, 2), 150])
-    found, again = pushed(logs, several, EqualTo(("partition",), 0))
+    found, again = pushed(logs, several, EqualTo(("partition",), 1))
     assert (planned(found), again) == (51, [])
     many = In(("offset",), list(range(10, 290, 2)))
-    found, again = pushed(logs, many, EqualTo(("partition",), 0))
+    found, again = pushed(logs, many, EqualTo(("partition",), 1))
     assert (planned(found), again) == (279, [many])
 
 
@@ -264,16 +272,17 @@ def test_time_leaves_out_segments_and_what_lies_before(logs: Path) -> None:
     assert planned(found) == 0
 
 
-def test_a_time_index_that_is_wrong_hides_nothing(logs: Path, tmp_path: Path) -> None:
-    """Zeros behind the entries, as of an index that was never trimmed, and no entries at all."""
-    for number, spoil in enumerate((lambda data: data + bytes(120), lambda data: b"")):
-        copied = tmp_path / str(number)
-        shutil.copytree(logs, copied)
-        for index in copied.glob("*/*.timeindex"):
-            index.write_bytes(spoil(index.read_bytes()))
-        for ms in range(0, COUNT * 1000, 20_500):
-            late = api.GreaterThan(("timestamp",), at(ms))
-            assert read(pushed(copied, late)[0]) == read(pushed(logs, late)[0])
+@pytest.mark.parametrize("spoil", [lambda data: data + bytes(120), lambda data: b""])
+def test_a_time_index_that_is_wrong_hides_nothing(
+    logs: Path, everything: list[Row], tmp_path: Path, spoil: Callable[[bytes], bytes]
+) -> None:
+    """Zeros behind the entries, as of an index that was never trimmed, or no entries at all."""
+    shutil.copytree(logs, tmp_path, dirs_exist_ok=True)
+    for index in tmp_path.glob("*/*.timeindex"):
+        index.write_bytes(spoil(index.read_bytes()))
+    for ms in range(0, COUNT * 1000, 30_500):
+        found, _ = pushed(tmp_path, api.GreaterThan(("timestamp",), at(ms)))
+        assert read(found) == [row for row in everything if row.timestamp > at(ms)]
 
 
 def test_filters_while_somebody_writes(tmp_path: Path) -> None:
@@ -307,31 +316,20 @@ def test_a_filter_hides_no_loss(tmp_path: Path) -> None:
 
 PREDICATES = [
     "topic = 'orders' and partition = 1 and offset = 17",
-    "topic = 'none'",
     "topic in ('other', 'none') and offset < 5",
-    "topic like 'ord%' and offset >= 295",
-    "topic <> 'orders'",
-    "partition = 7 or partition is null",
+    "topic like 'ord%' and offset >= 295L",
+    "topic <> 'orders' and partition is not null",
     "partition <> 1 and offset between 40 and 60",
-    "partition > 0 and offset > 290L",
     "offset in (1, 2, 3, 150, 999, null)",
     "offset not in (1, 2, 3) and offset < 6",
-    "offset <=> 3",
-    "offset <=> null",
-    "offset < 0 or offset > 298",
+    "offset <=> 3 or offset <=> null",
     "offset > 10 and offset < 11",
-    "offset % 100 = 0",
-    "offset = 5.5",
-    "timestamp >= timestamp_millis(1700000250000L)",
+    "offset % 100 = 0 and not (partition = 1)",
     "timestamp > timestamp_millis(1700000250000L) and offset < 100",
-    "timestamp < timestamp_millis(1700000010000L)",
-    "timestamp = timestamp_millis(1700000007000L)",
+    "timestamp <= timestamp_millis(1700000010000L)",
     "timestamp > timestamp_micros(1700000249999999L) and partition = 2",
-    "timestamp between timestamp_millis(1700000020000L) and timestamp_millis(1700000021500L)",
     "date(timestamp) = date'1999-01-01'",
     "value = binary('value 5')",
-    "key is null",
-    "not (partition = 1)",
 ]
 
 
@@ -350,27 +348,18 @@ def push_down(spark: SparkSession, *, on: bool) -> Iterator[None]:
         spark.conf.set(ENABLED, before)
 
 
-@pytest.fixture(scope="module")
-def rows(spark: SparkSession, logs: Path, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
-    """All rows, in files of Spark's own."""
-    path = str(tmp_path_factory.mktemp("rows") / "parquet")
-    load(spark, logs).write.parquet(path)
-    return spark.read.parquet(path)
-
-
 def in_order(frame: DataFrame) -> list[tuple[object, ...]]:
     return sorted((tuple(row) for row in frame.collect()), key=lambda row: row[2:5])
 
 
 @pytest.mark.parametrize("predicate", PREDICATES)
 def test_the_rows_are_those_that_spark_picks(
-    spark: SparkSession, logs: Path, rows: DataFrame, predicate: str
+    spark: SparkSession, logs: Path, predicate: str
 ) -> None:
-    """All columns of them, with push-down and without."""
-    expected = in_order(rows.where(predicate))
-    for on in (True, False):
-        with push_down(spark, on=on):
-            assert in_order(load(spark, logs).where(predicate)) == expected
+    """All columns of them."""
+    with push_down(spark, on=False):
+        expected = in_order(load(spark, logs).where(predicate))
+    assert in_order(load(spark, logs).where(predicate)) == expected
 
 
 def test_less_is_read(spark: SparkSession, logs: Path) -> None:
@@ -386,10 +375,9 @@ def test_less_is_read(spark: SparkSession, logs: Path) -> None:
         )
 
     assert spark.conf.get(ENABLED) == "true"
-    assert tasks("offset >= 0") == 91
     assert tasks("offset >= 280 and partition = 1") == 2
     with push_down(spark, on=False):
-        assert tasks("offset >= 280 and partition = 1") == 91
+        assert tasks("offset >= 280 and partition = 1") >= 91
 
 
 def test_settings_of_ones_own_win(spark: SparkSession) -> None:

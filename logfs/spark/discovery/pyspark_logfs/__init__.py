@@ -1,4 +1,4 @@
-"""What Spark finds by itself: it looks for `DefaultSource` in every top-level module whose name begins with `pyspark_`.
+"""What Spark finds by itself: the `DefaultSource` of a top-level module whose name begins with `pyspark_`.
 
 pyproject.toml installs this folder as the package `pyspark_logfs`, beside `logfs`.
 """
