@@ -41,7 +41,7 @@ class LogfsDataSource(DataSource):
         """Of a batch."""
         if overwrite:
             raise ValueError(
-                "Save mode overwrite not allowed for logfs: a log is append-only; say .mode('append'), and make room "
+                "Save mode Overwrite not allowed for logfs: a log is append-only; say .mode('append'), and make room "
                 "with 'logfs delete-records' or retention"
             )
         return BatchWriter(schema, write_options(self.options))

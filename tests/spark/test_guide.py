@@ -32,6 +32,7 @@ def test_every_example_runs(
     shown = capsys.readouterr().out
     assert "value 0" in shown
     assert re.search(r"\|\s+0\|\s+7\|", shown), "from offset 23 on"
+    assert names["late"].count() == 20  # type: ignore[attr-defined]
     assert spark.read.parquet(str(tmp_path / "orders")).count() == 60
     with Store(tmp_path / "logfs", read_only=True) as store:
         answers = [
