@@ -17,13 +17,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# What costs much in an untuned session, and can be set in one that runs.
-_SETTINGS = {
-    # Any smaller value has Spark measure every row that goes to Python.
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
-    # So that filters decide what is read, and not only what is shown.
-    "spark.sql.python.filterPushdown.enabled": "true",
-}
+# What costs much in an untuned session, and can be set in one that runs. The first: any smaller value has Spark
+# measure every row that goes to Python.
+_SETTINGS = {"spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1)}
 # What a session must begin with: less time for each task, and for each micro-batch.
 _STATIC_SETTINGS = {
     "spark.python.unix.domain.socket.enabled": "true",

@@ -32,7 +32,6 @@ class BatchReader(DataSourceReader):
         self.schema = schema
         self.options = options
         self.pushed = Pushed()
-        self.pushFilters = _PushFilters(self.pushed)  # type: ignore[method-assign]
 
     def partitions(self) -> list[Split]:
         """The splits. Raises `ValueError`, `DataLoss`, `LogfsError`, `OSError`."""
@@ -73,17 +72,13 @@ class BatchReader(DataSourceReader):
         return splits.read(partition, BatchMaker(self.schema), self.options, self.pushed)
 
 
-class _PushFilters:
-    """What Spark calls as a reader's `pushFilters` in a session that has push-down on.
+class FilteredReader(BatchReader):
+    """The same, taking in filters; where push-down is off, Spark refuses to read by a reader that does.
 
-    In a session that has it off, which is the default, Spark calls nothing, and refuses to read at all by a reader
-    that has a method of that name. So this is none, and passes for the one that readers inherit.
+    Spark up to 4.3 gives what the last filters left to every other use of the same `load`, also to one without filters:
+    so this reader is only for who asks for it.
     """
 
-    __func__ = staticmethod(DataSourceReader.pushFilters)
-
-    def __init__(self, pushed: Pushed) -> None:
-        self._pushed = pushed
-
-    def __call__(self, filters: list[Filter]) -> Iterator[Filter]:
-        return self._pushed.push(filters)
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
+        """Take filters in; yields those that Spark has to look at again."""
+        return self.pushed.push(filters)

@@ -38,7 +38,8 @@ PROGRAM = textwrap.dedent("""
     orders = spark.read.format("logfs").option("subscribe", "orders").load(logs)
     print("FOUND", [row.value for row in orders.where("offset > 0").collect()])
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    print("PUSHED", [row.value for row in orders.where("offset > 1").collect()])
+    orders = spark.read.format("logfs").option("subscribe", "orders").option("pushDownPredicate", "true")
+    print("PUSHED", [row.value for row in orders.load(logs).where("offset > 1").collect()])
 """)
 
 

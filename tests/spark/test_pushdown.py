@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
+import re
 import shutil
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,10 +18,12 @@ from logfs.store.store import Store
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 
 from pyspark import cloudpickle
+from pyspark.errors import PySparkException
 from pyspark.sql import datasource as api
 from pyspark.sql.datasource import CaseInsensitiveDict, EqualTo, Filter, In, IsNotNull, Not
 
 import logfs.spark
+from logfs.spark.batch import FilteredReader
 from logfs.spark.source import LogfsDataSource
 from logfs.spark.splits import DataLoss
 
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
-
-    from logfs.spark.batch import BatchReader
 
 T = 1_700_000_000_000
 COUNT = 300
@@ -85,14 +85,16 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # What Spark asks of the reader, asked directly.
 
 
-def reader(log_dir: Path, **options: str) -> BatchReader:
+def reader(log_dir: Path, **options: str) -> FilteredReader:
     """What Spark makes of these options, as it comes to a task."""
     wanted = {"subscribe": "orders,other", "path": str(log_dir), **options}
-    source = LogfsDataSource(CaseInsensitiveDict(wanted))
-    return source.reader(source.schema())
+    source = LogfsDataSource(CaseInsensitiveDict({"pushDownPredicate": "true", **wanted}))
+    found = source.reader(source.schema())
+    assert isinstance(found, FilteredReader)
+    return found
 
 
-def planned(found: BatchReader) -> int:
+def planned(found: FilteredReader) -> int:
     """How many offsets the tasks are to look at."""
     return sum(
         part.piece.end_offset - part.piece.first_offset
@@ -101,7 +103,7 @@ def planned(found: BatchReader) -> int:
     )
 
 
-def read(found: BatchReader) -> list[Row]:
+def read(found: FilteredReader) -> list[Row]:
     """The rows of all splits."""
     splits = found.partitions()
     # As it comes to a task.
@@ -114,7 +116,7 @@ def read(found: BatchReader) -> list[Row]:
     return sorted(rows)
 
 
-def pushed(log_dir: Path, *filters: Filter, **options: str) -> tuple[BatchReader, list[Filter]]:
+def pushed(log_dir: Path, *filters: Filter, **options: str) -> tuple[FilteredReader, list[Filter]]:
     """A reader with these filters, and those that Spark is to look at again."""
     found = reader(log_dir, **options)
     return found, list(found.pushFilters([*filters]))
@@ -333,19 +335,17 @@ PREDICATES = [
 ]
 
 
-def load(spark: SparkSession, logs: Path) -> DataFrame:
-    return spark.read.format("logfs").option("subscribe", "orders,other").load(str(logs))
+def load(spark: SparkSession, logs: Path, *, push_down: bool) -> DataFrame:
+    frame = spark.read.format("logfs").option("subscribe", "orders,other")
+    return frame.option("pushDownPredicate", str(push_down).lower()).load(str(logs))
 
 
-@contextmanager
-def push_down(spark: SparkSession, *, on: bool) -> Iterator[None]:
-    """A session that has it on or off."""
-    before = spark.conf.get(ENABLED)
-    spark.conf.set(ENABLED, str(on).lower())
-    try:
-        yield
-    finally:
-        spark.conf.set(ENABLED, before)
+@pytest.fixture
+def pushing(spark: SparkSession) -> Iterator[SparkSession]:
+    """The session with the setting that has Spark push filters down."""
+    spark.conf.set(ENABLED, "true")
+    yield spark
+    spark.conf.unset(ENABLED)
 
 
 def in_order(frame: DataFrame) -> list[tuple[object, ...]]:
@@ -354,37 +354,44 @@ def in_order(frame: DataFrame) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("predicate", PREDICATES)
 def test_the_rows_are_those_that_spark_picks(
-    spark: SparkSession, logs: Path, predicate: str
+    pushing: SparkSession, logs: Path, predicate: str
 ) -> None:
     """All columns of them."""
-    with push_down(spark, on=False):
-        expected = in_order(load(spark, logs).where(predicate))
-    assert in_order(load(spark, logs).where(predicate)) == expected
+    expected = in_order(load(pushing, logs, push_down=False).where(predicate))
+    assert in_order(load(pushing, logs, push_down=True).where(predicate)) == expected
 
 
-def test_less_is_read(spark: SparkSession, logs: Path) -> None:
-    """By fewer tasks, in a session as `logfs.spark` sets it up; one with Spark's defaults reads all."""
+def test_less_is_read(pushing: SparkSession, logs: Path) -> None:
+    """Filters reach the plan: there are fewer tasks."""
+    where = "offset >= 280 and partition = 1"
+    options = {"subscribe": "orders,other", "maxRecordsPerPartition": "10"}
+    for push_down, least, most in (("false", 91, 910), ("true", 2, 2)):
+        reading = pushing.read.format("logfs").options(**options, pushDownPredicate=push_down)
+        tasks = reading.load(str(logs)).where(where).rdd.getNumPartitions()
+        assert least <= tasks <= most
 
-    def tasks(where: str) -> int:
-        frame = spark.read.format("logfs").option("subscribe", "orders,other")
-        return (
-            frame.option("maxRecordsPerPartition", 10)
-            .load(str(logs))
-            .where(where)
-            .rdd.getNumPartitions()
-        )
 
-    assert spark.conf.get(ENABLED) == "true"
-    assert tasks("offset >= 280 and partition = 1") == 2
-    with push_down(spark, on=False):
-        assert tasks("offset >= 280 and partition = 1") >= 91
+def test_a_frame_may_be_filtered_in_many_ways(pushing: SparkSession, logs: Path) -> None:
+    """Spark 4.3 gives what the last filter left to all who read the same `load`: not unless it is asked for."""
+    frame = load(pushing, logs, push_down=False)
+    one, two = frame.where("topic = 'other'"), frame.where("partition = 1")
+    assert [one.count(), two.count(), frame.count(), one.count()] == [10, 300, 910, 10]
+    assert one.union(two).union(frame).count() == 10 + 300 + 910
+
+
+def test_without_the_setting_spark_says_what_to_set(spark: SparkSession, logs: Path) -> None:
+    """The option alone is an error; without either, everything works."""
+    spark.conf.unset(ENABLED)
+    with pytest.raises(PySparkException, match=re.escape(ENABLED)):
+        load(spark, logs, push_down=True).count()
+    assert load(spark, logs, push_down=False).where("offset = 3").count() == 4
 
 
 def test_settings_of_ones_own_win(spark: SparkSession) -> None:
-    """`session` leaves what it was given as it is; `register` sets what it needs."""
-    ones = logfs.spark.session(settings={ENABLED: "false"})
+    """`session` leaves them as they were given; `register` sets what it needs."""
+    name = "spark.sql.execution.arrow.maxBytesPerBatch"
     try:
-        assert ones.conf.get(ENABLED) == "false"
+        assert logfs.spark.session(settings={name: "1000000"}).conf.get(name) == "1000000"
     finally:
         logfs.spark.register(spark)
-    assert spark.conf.get(ENABLED) == "true"
+    assert spark.conf.get(name) == str(2**31 - 1)
