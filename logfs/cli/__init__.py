@@ -37,6 +37,7 @@ COMMANDS = {
     "recover": "check and repair what a crash left, now",
     "reindex": "make all indexes of a partition anew",
     "config": "show or change settings",
+    "spark": "verify, rebuild, compact, export, import and count with Spark",
     "groups": "what consumer groups have committed, and how far behind they are",
 }
 
@@ -49,28 +50,37 @@ mount or a broker; the others need the directory for themselves. 'logfs COMMAND 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words and words[0] in COMMANDS:
-        name = words[0]
-        module = importlib.import_module(f"logfs.cli.{name.replace('-', '_')}")
-        parser = argparse.ArgumentParser(
-            prog=f"logfs {name}", description=f"{COMMANDS[name].capitalize()}.", epilog=_EPILOG
-        )
+    return _choose("logfs", "Kafka's log, as files.", COMMANDS, __name__, words)
+
+
+def _choose(
+    prog: str, description: str, commands: dict[str, str], package: str, words: list[str]
+) -> int:
+    """Run the command that the first word names; one that has `COMMANDS` of its own leaves the choice to the next."""
+    if words and words[0] in commands:
+        name, text = words[0], commands[words[0]]
+        text = f"{text[0].upper()}{text[1:]}."
+        path = f"{package}.{name.replace('-', '_')}"
+        module = importlib.import_module(path)
+        if hasattr(module, "COMMANDS"):
+            return _choose(f"{prog} {name}", text, module.COMMANDS, path, words[1:])
+        parser = argparse.ArgumentParser(prog=f"{prog} {name}", description=text, epilog=_EPILOG)
         module.add_arguments(parser)
         return _run(module, parser.parse_intermixed_args(words[1:]))
     parser = argparse.ArgumentParser(
-        prog="logfs",
-        description="Kafka's log, as files.",
+        prog=prog,
+        description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=_list_of_commands() + "\n" + _EPILOG,
+        epilog=_list_of(commands) + "\n" + _EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"logfs {_version()}")
-    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of these:")
+    parser.add_argument("command", choices=commands, metavar="COMMAND", help="one of these:")
     parser.parse_args(words[:1] or ["--help"])
     return 2
 
 
-def _list_of_commands() -> str:
-    return "".join(f"  {name:16}{text}\n" for name, text in COMMANDS.items())
+def _list_of(commands: dict[str, str]) -> str:
+    return "".join(f"  {name:16}{text}\n" for name, text in commands.items())
 
 
 def mount_helper() -> int:

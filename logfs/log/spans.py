@@ -229,27 +229,48 @@ def infos(stretch: Stretch) -> Iterator[BatchInfo]:
         yield BatchInfo._make((start + position, *rest, TextSize._make(size)))
 
 
+def measured(
+    data: memoryview, rows: NDArray[np.int64]
+) -> Iterator[tuple[Columns | Corrupt, NDArray[np.int64], NDArray[np.int64]]]:
+    """The records of scanned batches as `decode` gives them, the rows that they are of, and the text of each row.
+
+    A text is records, bytes of lines, bytes of envelopes. A batch with a good CRC and records that are none comes
+    alone, with what is wrong with it. Control batches are left out: they have no text.
+    """
+    from logfs.format import kernels
+
+    try:
+        yield from [(*each, _texts(*each)) for each in _decode_groups(data, rows)]
+    except Corrupt:
+        # One by one: it alone is odd.
+        for number in range(len(rows)):
+            row = rows[number : number + 1]
+            try:
+                yield from [(*each, _texts(*each)) for each in _decode_groups(data, row)]
+            except Corrupt as error:
+                odd = text_size(Batch.parse(data, int(row[0, kernels.POSITION])))
+                yield error, row, np.array([odd], np.int64)
+
+
 def _text_sizes(data: memoryview, rows: NDArray[np.int64]) -> list[list[int]]:
     """The text of each scanned batch: records, bytes of lines, bytes of envelopes."""
     from logfs.format import kernels
 
     sizes = np.zeros((len(rows), 3), np.int64)
-    try:
-        for columns, group in _decode_groups(data, rows):
-            counts = group[:, kernels.SPAN_COUNT]
-            first = int(np.searchsorted(rows[:, kernels.POSITION], group[0, kernels.POSITION]))
-            ends = np.cumsum(counts)
-            part = sizes[first : first + len(group)]
-            part[:, 0] = counts
-            part[:, 1] = _sums(text.line_sizes(columns), ends)
-            part[:, 2] = _sums(text.envelope_sizes(columns), ends)
-    except Corrupt:
-        # A batch with a good CRC and records that are none: measured one by one, it alone is odd.
-        return [
-            list(text_size(Batch.parse(data, int(position))))
-            for position in rows[:, kernels.POSITION]
-        ]
+    for _, group, texts in measured(data, rows):
+        first = int(np.searchsorted(rows[:, kernels.POSITION], group[0, kernels.POSITION]))
+        sizes[first : first + len(group)] = texts
     return sizes.tolist()
+
+
+def _texts(columns: Columns, group: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The text of each batch whose records these are."""
+    from logfs.format import kernels
+
+    counts = group[:, kernels.SPAN_COUNT]
+    ends = np.cumsum(counts)
+    lines, envelopes = text.line_sizes(columns), text.envelope_sizes(columns)
+    return np.column_stack((counts, _sums(lines, ends), _sums(envelopes, ends)))
 
 
 def _sums(values: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -75,7 +75,7 @@ class BatchReader(DataSourceReader):
 class FilteredReader(BatchReader):
     """The same, taking in filters; where push-down is off, Spark refuses to read by a reader that does.
 
-    Spark up to 4.3 gives what the last filters left to every other use of the same `load`, also to one without filters:
+    Spark up to 4.3 gives what the last filters left to every other use of the same `load`, also to one without any:
     so this reader is only for who asks for it.
     """
 

@@ -18,6 +18,7 @@ from logfs.log.followed import FollowedSegment
 from logfs.log.partition import Partition
 from logfs.log.segment import Segment
 from logfs.store import moves
+from logfs.store.lease import Lease, LeasedLogDir
 from logfs.store.log_dir import LogDir
 
 if TYPE_CHECKING:
@@ -43,9 +44,9 @@ def open_log_dirs(
     One that cannot be used is among them with its `failure`, as long as another can; `failed` is told of each then
     and later. Raises `InvalidStore`, `StoreLocked` and, where none works, `OSError`.
     """
-    if isinstance(log_dirs, (str, bytes)) or not hasattr(log_dirs, "__iter__"):
-        log_dirs = [log_dirs]
-    paths = [Path(path).absolute() for path in log_dirs]
+    named = [log_dirs] if isinstance(log_dirs, (str, os.PathLike)) else list(log_dirs)
+    leases = {Path(each).absolute(): each for each in named if isinstance(each, Lease)}
+    paths = [Path(path).absolute() for path in named]
     if not paths:
         raise InvalidStore("a store needs at least one log directory")
     if len({path.resolve() for path in paths}) < len(paths):
@@ -54,7 +55,11 @@ def open_log_dirs(
     broken: OSError | None = None
     try:
         for path in paths:
-            opened.append(log_dir := LogDir(disk, path, failed))
+            if path in leases:
+                log_dir: LogDir = LeasedLogDir(disk, leases[path], failed)
+            else:
+                log_dir = LogDir(disk, path, failed)
+            opened.append(log_dir)
             try:
                 _check_log_dir(disk, path)
                 log_dir.open()

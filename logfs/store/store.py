@@ -77,7 +77,8 @@ class Store:
 
         A missing log directory is made, unless `read_only`: then nothing below is written, locked or repaired.
         `progress` is told (partition, bytes read, bytes in all) during recovery. `only` loads one partition, or those
-        it says yes to, and leaves the others as they are; `recover` recovers even after a clean shutdown.
+        it says yes to, and leaves the others as they are; `recover` recovers even after a clean shutdown. A `Lease`
+        stands for a log directory that another process has locked and lets this one work in.
 
         Raises `StoreLocked` with the holder's pid, `InvalidStore`, `InvalidSetting` and `Corrupt` for settings
         files, and `OSError`.

@@ -1,0 +1,9 @@
+"""`logfs spark JOB`: the jobs of `logfs.spark.jobs`, one file each, with a session of their own."""
+
+from __future__ import annotations
+
+COMMANDS = {
+    "verify": "audit log directories: every batch, every index entry",
+    "reindex": "make all indexes anew, of every partition",
+    "compact": "keep only the newest record of each key, in every partition that says so",
+}

@@ -1,0 +1,118 @@
+"""What the jobs share: their session, which topics, and a bar."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from logfs.cli.common import progress_bar
+from logfs.errors import LogfsError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterable, Iterator
+
+    from pyspark.sql import SparkSession
+
+    from logfs.spark.jobs.lending import Visited
+
+_Result = TypeVar("_Result")
+
+_QUIET = {
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.extraJavaOptions": (
+        f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
+    ),
+}
+# Servers of a session on one machine listen for that machine alone.
+_LOCAL = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+
+
+def add_session(parser: argparse.ArgumentParser) -> None:
+    """Where a job runs."""
+    group = parser.add_argument_group("Spark")
+    group.add_argument(
+        "--master",
+        default="local[*]",
+        metavar="URL",
+        help="local[N], spark://HOST:PORT, yarn, k8s://… (default: all cores of this machine)",
+    )
+    group.add_argument(
+        "--conf",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of Spark; may be given several times",
+    )
+
+
+@contextmanager
+def session(arguments: argparse.Namespace, job: str) -> Iterator[SparkSession]:
+    """A session for one job. Raises `LogfsError` where something is missing, and says what to install."""
+    if any(importlib.util.find_spec(name) is None for name in ("pyspark", "pyarrow")):
+        raise LogfsError("Spark is not installed: pip install 'logfs[spark]'")
+    if shutil.which("java") is None:
+        raise LogfsError(
+            "Spark needs Java, and there is none: apt-get install default-jre-headless"
+        )
+    import logfs.spark
+
+    settings = dict(_QUIET)
+    if arguments.master.startswith("local"):
+        settings |= _LOCAL
+        os.environ.setdefault("SPARK_LOCAL_IP", _LOCAL["spark.driver.host"])
+    for setting in arguments.conf:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise LogfsError(f"--conf {setting}: give NAME=VALUE")
+        settings[name] = value
+    if sys.stderr.isatty():
+        print("starting Spark …", end="\r", file=sys.stderr, flush=True)
+    spark = logfs.spark.session(f"logfs {job}", master=arguments.master, settings=settings)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def add_topics(parser: argparse.ArgumentParser) -> None:
+    """Which topics a job is about."""
+    parser.add_argument(
+        "--topics",
+        type=lambda text: text.split(","),
+        metavar="TOPIC,…",
+        help="these alone (default: all)",
+    )
+
+
+@contextmanager
+def bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar in bytes, shown on a terminal as soon as the job says how many there are."""
+    with progress_bar(title, None) as shown:
+
+        def progress(done: int, total: int) -> None:
+            shown.total = total
+            shown.update(done - shown.n)
+
+        yield progress
+
+
+def print_visits(visits: Iterable[Visited[_Result]], describe: Callable[[_Result], str]) -> int:
+    """Print what was done to each partition; how many there were to which nothing could be done."""
+    failed = 0
+    for visit in visits:
+        if visit.result is None:
+            failed += 1
+            print(f"logfs: {visit.name}: {visit.reason}", file=sys.stderr)
+        else:
+            print(f"{visit.name}: {describe(visit.result)}")
+    return failed

@@ -1,0 +1,37 @@
+"""`logfs spark reindex`: make all indexes anew, of many partitions at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logfs.cli.common import add_log_dirs
+from logfs.cli.spark.common import add_session, add_topics, bar, print_visits, session
+
+if TYPE_CHECKING:
+    import argparse
+
+    from logfs.spark.jobs import Reindexed
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Log directories and topics."""
+    add_log_dirs(parser)
+    add_topics(parser)
+    add_session(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Rebuild, and say what there is; exit code 1 if a partition could not be read or is damaged."""
+    with session(arguments, "reindex") as spark, bar("reindexing") as progress:
+        from logfs.spark.jobs import reindex
+
+        visits = reindex(spark, arguments.log_dirs, topics=arguments.topics, progress=progress)
+    failed = print_visits(visits, _describe)
+    damaged = sum(visit.result.damaged for visit in visits if visit.result is not None)
+    print(f"{len(visits)} partitions: {failed} could not be read, {damaged} segments are damaged")
+    return 1 if failed or damaged else 0
+
+
+def _describe(found: Reindexed) -> str:
+    text = f"{found.segments} segments, {found.log_end_offset} offsets"
+    return f"{text}; {found.damaged} of them damaged ('logfs check')" if found.damaged else text

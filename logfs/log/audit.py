@@ -1,0 +1,548 @@
+"""A segment held against its indexes, in one pass at the speed of the kernels.
+
+What goes on from one segment to the next, offsets and transactions, comes out as an `Account` of each; so segments
+are audited in any order and by several processes, and `settle` then tells what is wrong between them.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from logfs.errors import Corrupt, LogfsError
+from logfs.format.batch import MAGIC, TRANSACTIONAL_BIT, Batch
+from logfs.format.control import ControlType, end_of_transaction
+from logfs.format.text import NO_TEXT, TextSize
+from logfs.log import spans
+from logfs.log.files import Gone, ReadOnlyDisk
+from logfs.log.index import TimeEntry
+from logfs.log.producers import Transaction
+from logfs.log.segment import Segment, Tip
+from logfs.log.walk import Damage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    Epochs = Sequence[tuple[int, int]]
+
+# What the files of the indexes hold (kafka-storage 3.1, 3.2, and `TextIndex`).
+_OFFSETS = np.dtype([("offset", ">i4"), ("position", ">i4")])
+_TIMES = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
+_TEXTS = np.dtype(
+    [("offset", ">i4"), ("position", ">i4"), ("records", ">i4"), ("lines", ">i8"), ("json", ">i8")]
+)
+# What the epoch file says nothing of, and what a message of an old format has.
+_NO_EPOCH, _LEGACY_EPOCH = -1, -2
+
+
+class Severity(enum.IntEnum):
+    """How bad it is: NOTE is worth knowing, ERROR means that something is lost or wrong."""
+
+    NOTE = 0
+    ERROR = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is not as it should be."""
+
+    severity: Severity
+    path: Path
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.severity.name.lower()}: {self.path}: {self.text}"
+
+
+def error(path: Path, text: str) -> Finding:
+    """Something that is lost or wrong."""
+    return Finding(Severity.ERROR, path, text)
+
+
+def note(path: Path, text: str) -> Finding:
+    """Something worth knowing."""
+    return Finding(Severity.NOTE, path, text)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A segment as it was when its audit was planned, for who has only its files; it can be pickled.
+
+    `next_offset` is the one behind it, and `size_bytes` how far its log was valid then.
+    """
+
+    directory: str
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    is_last: bool
+    gaps: bool
+    epochs: tuple[tuple[int, int], ...]
+    trusts_indexes: bool
+
+    @property
+    def partition(self) -> str:
+        """The name of its partition's directory."""
+        return Path(self.directory).name
+
+    def audit(self) -> tuple[list[Finding], Account | None]:
+        """What `audit` finds; only a note where the segment has left the log since. Raises `OSError`."""
+        segment = Segment(ReadOnlyDisk(), Path(self.directory), self.base_offset)
+        segment.gaps = self.gaps
+        segment.next_base = None if self.is_last else self.next_offset
+        segment.resume(Tip(self.size_bytes, self.next_offset, NO_TEXT), TimeEntry(-1, 0))
+        findings: list[Finding] = []
+        account = None
+        try:
+            for found in audit(segment, self.epochs, trusts_indexes=self.trusts_indexes):
+                if isinstance(found, Account):
+                    account = found
+                else:
+                    findings.append(found)
+        except (FileNotFoundError, Gone):
+            return [note(segment.path, "has left the log while it was audited")], None
+        finally:
+            segment.close()
+        return findings, account
+
+
+class Marker(NamedTuple):
+    """The end of a transaction that did not begin in the same segment."""
+
+    offset: int
+    is_aborted: bool
+    is_indexed: bool
+
+
+@dataclass
+class Account:
+    """What of a segment matters beside others: where it ends, and the transactions that reach over its ends.
+
+    `began` are the producers whose transaction is open at its end, and the offset that it began at; `ended` the first
+    marker of those whose transaction began before the segment, if it began at all; `missing` the aborted transactions
+    that both began and ended here and are not in the index.
+    """
+
+    path: Path
+    txn_index: Path
+    base_offset: int
+    gaps: bool
+    end_offset: int
+    records: int = 0
+    began: dict[int, int] = field(default_factory=dict)
+    ended: dict[int, Marker] = field(default_factory=dict)
+    missing: list[Transaction] = field(default_factory=list)
+
+
+class _Batches(NamedTuple):
+    """Neighbouring batches: where each lies, its offsets, time and epoch; its text (records, lines, envelopes)."""
+
+    positions: NDArray[np.int64]
+    end: int
+    first_offsets: NDArray[np.int64]
+    next_offsets: NDArray[np.int64]
+    max_timestamps: NDArray[np.int64]
+    leader_epochs: NDArray[np.int64]
+    texts: NDArray[np.int64]
+
+
+def audit(
+    segment: Segment,
+    epochs: Epochs,
+    *,
+    trusts_indexes: bool = True,
+    report: Callable[[int], object] = lambda _: None,
+) -> Iterator[Finding | Account]:
+    """All that can be told wrong of a segment by reading it; its account comes last.
+
+    Every batch: its CRC, its records, its offsets, its leader epoch by `epochs`, (epoch, start offset) in order. The
+    indexes are left alone without `trusts_indexes`: those of a segment that a crash may have left behind its log.
+    `report` is told how many bytes have been read. Raises `OSError`.
+    """
+    account = Account(
+        segment.path, segment.txn_index.path, segment.base_offset, segment.gaps, segment.base_offset
+    )
+    transactions = _Transactions(segment, account)
+    indexes: list[_Index] = []
+    if trusts_indexes and not segment.damaged:
+        indexes = yield from _sound_indexes(segment)
+    text = NO_TEXT
+    for found in spans.stretches(segment, 0, segment.base_offset):
+        if isinstance(found, Damage):
+            damage = found
+            if found.end == segment.size_bytes:
+                # How far it goes is known here, and from the bytes alone it is not.
+                damage = found._replace(next_offset=max(found.next_offset, segment.next_offset))
+            yield error(segment.path, str(damage.error(segment.path)).partition(": ")[2])
+            for index in indexes:
+                yield from index.pass_damage(found, text)
+            text = text.plus(spans.text_size(found))
+            account.end_offset = damage.next_offset
+            report(found.end - found.start)
+            continue
+        if isinstance(found, spans.Stretch):
+            batches = yield from _of_stretch(segment, found)
+            transactional = _transactional(found)
+        else:
+            batches = yield from _of_batch(segment, *found)
+            transactional = [found[1]] if found[1].header.is_transactional else []
+        yield from _check_epochs(segment, batches, epochs)
+        for batch in transactional:
+            transactions.note(batch)
+        for index in indexes:
+            yield from index.hold_against(batches, text)
+        text = TextSize(*(np.array(text) + batches.texts.sum(axis=0)).tolist())
+        account.end_offset = int(batches.next_offsets[-1])
+        report(batches.end - int(batches.positions[0]))
+    for index in indexes:
+        yield from index.finish(segment.size_bytes, text)
+    if trusts_indexes and not segment.damaged:
+        yield from transactions.look_up()
+    account.records = text.records
+    yield account
+
+
+def settle(accounts: Iterable[Account], log_start_offset: int) -> Iterator[Finding]:
+    """What is wrong between the segments of a partition, by their accounts in order of their offsets."""
+    expected: int | None = None
+    open_since: dict[int, int] = {}
+    for account in accounts:
+        if expected is not None and account.base_offset != expected and not account.gaps:
+            what = "are missing" if account.base_offset > expected else "are there twice"
+            low, high = sorted((expected, account.base_offset))
+            yield error(account.path, f"offsets {low} to {high - 1} {what}")
+        expected = None if account.gaps else account.end_offset
+        missing = list(account.missing)
+        for producer_id, marker in account.ended.items():
+            first = open_since.pop(producer_id, -1)
+            if first >= 0 and marker.is_aborted and not marker.is_indexed:
+                missing.append(Transaction(producer_id, first, marker.offset, True))
+        open_since.update(account.began)
+        for transaction in missing:
+            # Of one that began below the log's start, recovery may have seen no more than anybody can read of it.
+            if transaction.first_offset >= log_start_offset:
+                yield error(
+                    account.txn_index,
+                    f"the transaction of producer {transaction.producer_id} that was aborted at "
+                    f"{transaction.last_offset} is missing; run 'logfs reindex'",
+                )
+
+
+# The batches.
+
+
+def _of_stretch(segment: Segment, stretch: spans.Stretch) -> Generator[Finding, None, _Batches]:
+    """Scanned batches; their CRCs are checked, and what is in them is looked at here."""
+    from logfs.format import kernels
+
+    start, data, rows = stretch
+    texts = np.zeros((len(rows), 3), np.int64)
+    done = 0
+    for columns, group, sizes in spans.measured(data, rows):
+        first = done + int(
+            np.searchsorted(rows[done:, kernels.POSITION], group[0, kernels.POSITION])
+        )
+        done = first + len(group)
+        texts[first:done] = sizes
+        if isinstance(columns, Corrupt):
+            yield _odd_batch(segment, start, group[0], str(columns))
+            continue
+        counts = group[:, kernels.SPAN_COUNT]
+        ends = np.cumsum(counts)
+        filled = counts > 0
+        offsets = columns.offsets
+        lowest = offsets[(ends - counts)[filled]]
+        highest = offsets[ends[filled] - 1]
+        inside = (lowest >= group[filled, kernels.SPAN_BASE_OFFSET]) & (
+            highest < group[filled, kernels.NEXT_OFFSET]
+        )
+        for row in group[filled][~inside]:
+            yield _odd_batch(segment, start, row, "its records lie outside its offsets")
+    last = rows[-1]
+    return _Batches(
+        start + rows[:, kernels.POSITION],
+        start + int(last[kernels.POSITION] + last[kernels.SIZE]),
+        rows[:, kernels.SPAN_BASE_OFFSET],
+        rows[:, kernels.NEXT_OFFSET],
+        rows[:, kernels.MAX_TIMESTAMP],
+        rows[:, kernels.LEADER_EPOCH],
+        texts,
+    )
+
+
+def _odd_batch(segment: Segment, start: int, row: NDArray[np.int64], text: str) -> Finding:
+    from logfs.format import kernels
+
+    base, position = int(row[kernels.SPAN_BASE_OFFSET]), start + int(row[kernels.POSITION])
+    return error(segment.path, f"batch {base} at byte {position}: {text}")
+
+
+def _of_batch(segment: Segment, position: int, batch: Batch) -> Generator[Finding, None, _Batches]:
+    """A batch that the careful walk has found, of an old format it may be."""
+    header = batch.header
+    where = f"batch {header.base_offset} at byte {position}"
+    try:
+        offsets = [record.offset for record in batch.records()]
+    except LogfsError as why:
+        yield error(segment.path, f"{where}: {why}")
+    else:
+        if offsets and not (header.base_offset <= offsets[0] and offsets[-1] <= header.last_offset):
+            yield error(segment.path, f"{where}: its records lie outside its offsets")
+    epoch = header.partition_leader_epoch if header.magic == MAGIC else _LEGACY_EPOCH
+    return _Batches(
+        np.array([position]),
+        position + header.size_bytes,
+        np.array([header.base_offset]),
+        np.array([header.next_offset]),
+        np.array([header.max_timestamp]),
+        np.array([epoch]),
+        np.array([spans.text_size(batch)]),
+    )
+
+
+def _check_epochs(segment: Segment, batches: _Batches, epochs: Epochs) -> Iterator[Finding]:
+    """Each batch is of the epoch that the epoch file has for its offset (kafka-storage 10.1)."""
+    if not epochs:
+        return
+    table = np.array(epochs, np.int64)
+    numbers = np.searchsorted(table[:, 1], batches.first_offsets, side="right") - 1
+    expected = np.where(numbers >= 0, table[numbers, 0], _NO_EPOCH)
+    found = batches.leader_epochs
+    wrong = (expected != _NO_EPOCH) & (found != expected) & (found != _LEGACY_EPOCH)
+    for number in np.flatnonzero(wrong).tolist():
+        yield error(
+            segment.path,
+            f"batch {batches.first_offsets[number]} at byte {batches.positions[number]}: leader epoch "
+            f"{found[number]}, and the epoch file says {expected[number]}",
+        )
+
+
+# The indexes.
+
+
+class _Index:
+    """The entries of an index, as far as the log has been walked; of those that are wrong, the first is told."""
+
+    dtype: np.dtype[np.void]
+    key: str
+
+    def __init__(self, segment: Segment, path: Path, data: bytes) -> None:
+        self.path = path
+        self.entries = np.frombuffer(data, self.dtype)
+        self.base_offset = segment.base_offset
+        self._keys = self.entries[self.key].astype(np.int64)
+        self._done = 0
+
+    def check_order(self) -> Iterator[Finding]:
+        """Entries that go back are of no use to anybody, so what follows them is not looked at."""
+        back = np.flatnonzero(np.diff(self._keys) < 0)
+        if len(back):
+            yield self._wrong(f"entry {back[0] + 1} goes back; run 'logfs reindex'")
+            self._keep(int(back[0]) + 1)
+
+    def hold_against(self, batches: _Batches, text: TextSize) -> Iterator[Finding]:
+        """Look at the entries that tell of these batches; `text` is what lies before them."""
+        raise NotImplementedError
+
+    def pass_damage(self, damage: Damage, text: TextSize) -> Iterator[Finding]:
+        """Go past bytes that are no batches."""
+        return iter(())
+
+    def finish(self, size: int, text: TextSize) -> Iterator[Finding]:
+        """Look at the entries behind the last batch, of a log of so many bytes and so much text."""
+        raise NotImplementedError
+
+    def _take(self, limit: int) -> NDArray[np.void]:
+        """The entries whose key is below a limit, each of them once."""
+        first, self._done = self._done, max(int(np.searchsorted(self._keys, limit)), self._done)
+        return self.entries[first : self._done]
+
+    def _keep(self, count: int) -> None:
+        self.entries, self._keys = self.entries[:count], self._keys[:count]
+
+    def _wrong(self, text: str) -> Finding:
+        return error(self.path, text)
+
+
+class _Offsets(_Index):
+    dtype, key = _OFFSETS, "position"
+
+    def hold_against(self, batches: _Batches, text: TextSize) -> Iterator[Finding]:
+        entries = self._take(batches.end)
+        if not len(entries):
+            return
+        positions = entries["position"].astype(np.int64)
+        offsets = entries["offset"].astype(np.int64) + self.base_offset
+        at = np.maximum(np.searchsorted(batches.positions, positions, side="right") - 1, 0)
+        right = (batches.positions[at] == positions) & (batches.next_offsets[at] - 1 == offsets)
+        yield from self._first(offsets[~right], positions[~right])
+
+    def finish(self, size: int, text: TextSize) -> Iterator[Finding]:
+        rest = self.entries[self._done :]
+        yield from self._first(rest["offset"].astype(np.int64) + self.base_offset, rest["position"])
+
+    def _first(self, offsets: NDArray[np.int64], positions: NDArray[np.int64]) -> Iterator[Finding]:
+        if len(offsets):
+            yield self._wrong(
+                f"no batch with last offset {offsets[0]} at byte {positions[0]}; run 'logfs reindex'"
+            )
+            self._keep(self._done)
+
+
+class _Times(_Index):
+    """An entry's timestamp is the latest of the records up to its offset (kafka-storage 3.2)."""
+
+    dtype, key = _TIMES, "offset"
+    _largest = -1
+
+    def hold_against(self, batches: _Batches, text: TextSize) -> Iterator[Finding]:
+        latest = np.maximum(np.maximum.accumulate(batches.max_timestamps), self._largest)
+        entries = self._take(int(batches.next_offsets[-1]) - self.base_offset)
+        offsets = entries["offset"].astype(np.int64) + self.base_offset
+        expected = latest[np.searchsorted(batches.next_offsets - 1, offsets)]
+        yield from self._check(entries, expected)
+        self._largest = int(latest[-1])
+
+    def finish(self, size: int, text: TextSize) -> Iterator[Finding]:
+        rest = self.entries[self._done :]
+        yield from self._check(rest, np.full(len(rest), self._largest))
+
+    def _check(self, entries: NDArray[np.void], expected: NDArray[np.int64]) -> Iterator[Finding]:
+        for number in np.flatnonzero(entries["timestamp"] != expected)[:1]:
+            offset, timestamp = entries[number]["offset"], entries[number]["timestamp"]
+            yield self._wrong(
+                f"the latest time up to offset {self.base_offset + int(offset)} is {expected[number]}, and not "
+                f"{timestamp}; run 'logfs reindex'"
+            )
+            self._keep(self._done)
+
+
+class _Texts(_Index):
+    dtype, key = _TEXTS, "position"
+
+    def leave_out_room(self) -> None:
+        """A crash may have left room, and a broker that then closed the segment knew nothing of it."""
+        empty = np.flatnonzero(self._keys == 0)
+        if len(empty):
+            self._keep(int(empty[0]))
+
+    def hold_against(self, batches: _Batches, text: TextSize) -> Iterator[Finding]:
+        entries = self._take(batches.end)
+        if not len(entries):
+            return
+        before = np.cumsum(batches.texts, axis=0) - batches.texts + np.array(text)
+        at = np.searchsorted(batches.positions, entries["position"].astype(np.int64), side="right")
+        yield from self._check(entries, batches.positions[np.maximum(at - 1, 0)], before[at - 1])
+
+    def pass_damage(self, damage: Damage, text: TextSize) -> Iterator[Finding]:
+        entries = self._take(damage.end)
+        yield from self._check(
+            entries,
+            np.full(len(entries), damage.start),
+            np.tile(np.array(text), (len(entries), 1)),
+        )
+
+    def finish(self, size: int, text: TextSize) -> Iterator[Finding]:
+        rest = self.entries[self._done :]
+        yield from self._check(
+            rest, np.full(len(rest), size), np.tile(np.array(text), (len(rest), 1))
+        )
+
+    def _check(
+        self, entries: NDArray[np.void], positions: NDArray[np.int64], texts: NDArray[np.int64]
+    ) -> Iterator[Finding]:
+        wrong = entries["position"] != positions
+        for number, name in enumerate(("records", "lines", "json")):
+            wrong |= entries[name] != texts[:, number]
+        for first in np.flatnonzero(wrong)[:1]:
+            position = entries[first]["position"]
+            yield self._wrong(
+                f"the entry at byte {position} does not agree with the log; run 'logfs reindex'"
+            )
+            self._keep(self._done)
+
+
+def _sound_indexes(segment: Segment) -> Generator[Finding, None, list[_Index]]:
+    """The indexes that can be held against the log at all."""
+    found: list[_Index] = []
+    kinds = (_Offsets, _Times, _Texts)
+    for index, kind in zip(segment.indexes, kinds, strict=True):
+        try:
+            index.check_sane()
+        except LogfsError as why:
+            yield error(index.path, str(why).partition(": ")[2])
+            continue
+        if not index.exists():
+            yield note(index.path, "missing; it is made anew when it is needed")
+            continue
+        held = kind(segment, index.path, index.to_bytes())
+        if isinstance(held, _Texts):
+            held.leave_out_room()
+        yield from held.check_order()
+        found.append(held)
+    return found
+
+
+# Transactions.
+
+
+def _transactional(stretch: spans.Stretch) -> list[Batch]:
+    from logfs.format import kernels
+
+    rows = stretch.rows
+    wanted = rows[rows[:, kernels.ATTRIBUTES] & TRANSACTIONAL_BIT != 0, kernels.POSITION]
+    return [Batch.parse(stretch.data, position) for position in wanted.tolist()]
+
+
+class _Transactions:
+    """Every aborted transaction that a segment's log tells of is in its index (kafka-storage 9.5)."""
+
+    def __init__(self, segment: Segment, account: Account) -> None:
+        self._segment = segment
+        self._account = account
+        self._seen: set[int] = set()
+        self._aborted: list[Transaction] = []
+
+    def note(self, batch: Batch) -> None:
+        """Take the next batch of a transaction, or the next marker."""
+        header, account = batch.header, self._account
+        producer_id, offset = header.producer_id, header.base_offset
+        if not header.is_control:
+            account.began.setdefault(producer_id, offset)
+            self._seen.add(producer_id)
+            return
+        try:
+            marker = end_of_transaction(batch)
+        except Corrupt:
+            return
+        if marker is None:
+            return
+        is_aborted = marker.control_type is ControlType.ABORT
+        first = account.began.pop(producer_id, None)
+        if first is not None and is_aborted:
+            self._aborted.append(Transaction(producer_id, first, offset, is_aborted))
+        elif producer_id not in self._seen:
+            # Nobody who looks here alone knows: as good as indexed, until it is looked up.
+            account.ended[producer_id] = Marker(offset, is_aborted, True)
+        self._seen.add(producer_id)
+
+    def look_up(self) -> Iterator[Finding]:
+        """Note in the account which of them the index does not have."""
+        index, account = self._segment.txn_index, self._account
+        try:
+            indexed = {(entry.producer_id, entry.last_offset) for entry in index.entries}
+        except Corrupt as why:
+            yield error(index.path, str(why))
+            return
+        account.missing += [
+            each for each in self._aborted if (each.producer_id, each.last_offset) not in indexed
+        ]
+        for producer_id, marker in account.ended.items():
+            is_indexed = (producer_id, marker.offset) in indexed
+            account.ended[producer_id] = marker._replace(is_indexed=is_indexed)

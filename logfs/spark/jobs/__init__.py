@@ -1,0 +1,13 @@
+"""What one machine cannot do in an afternoon, as Spark jobs: each a function here, and a command `logfs spark`.
+
+The tasks read and write the log directories themselves, so these lie under the same path on all machines.
+"""
+
+from __future__ import annotations
+
+from logfs.spark.jobs.lending import Visited
+from logfs.spark.jobs.running import JobFailed
+from logfs.spark.jobs.upkeep import Reindexed, compact, reindex
+from logfs.spark.jobs.verify import Report, verify
+
+__all__ = ["JobFailed", "Reindexed", "Report", "Visited", "compact", "reindex", "verify"]

@@ -1,0 +1,146 @@
+"""Partitions that tasks work on, each on one, while the driver holds the locks of their log directories."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, cast
+
+from logfs.errors import InvalidStore, LogfsError
+from logfs.format import names
+from logfs.spark.jobs.running import Work, run
+from logfs.spark.jobs.selection import check_topics, log_dirs, of_topics
+from logfs.store.lease import Lease
+from logfs.store.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from logfs.spark.jobs.running import Progress
+    from logfs.spark.jobs.selection import Paths
+    from logfs.store.lease import LeasedLogDir, Returned
+
+_Result = TypeVar("_Result")
+
+
+class Visited(NamedTuple, Generic[_Result]):
+    """What was done to a partition, or why it could not be."""
+
+    name: str
+    result: _Result | None
+    reason: str | None
+
+
+class Lending:
+    """Log directories that are locked here, and their partitions, which others work on.
+
+    Until all who did have come back without an error, the directories count as not cleanly closed, so that a driver
+    that is killed leaves what any crash leaves.
+    """
+
+    def __init__(self, store: Store, topics: Iterable[str] | None) -> None:
+        """Of a store that has loaded nothing."""
+        wanted = of_topics(topics)
+        self.store = store
+        self.names = [name for name in sorted(store.homes) if wanted(name)]
+        check_topics(topics, self.names, store)
+
+    def visit(
+        self,
+        spark: SparkSession,
+        title: str,
+        wanted: Sequence[str],
+        do: Callable[[Store, str], _Result],
+        *,
+        recover: bool = False,
+        progress: Progress | None = None,
+    ) -> list[Visited[_Result]]:
+        """What `do(store, name)` gives, in a task for each of the partitions; `recover` as in `Store`.
+
+        `do` can be pickled. What stops it for one partition does not stop it for the others.
+        """
+        works = []
+        for name in wanted:
+            home = self.store.homes[name]
+            files = (home.path / name).glob("*" + names.LOG)
+            size = sum(file.stat().st_size for file in files)
+            works.append(Work(Lease.of(home, names.parse_directory(name)), size))
+        was_clean = {log_dir: log_dir.clean for log_dir in self.store.log_dirs}
+        for log_dir in was_clean:
+            log_dir.clean = False
+        visits = run(spark, title, works, _Task(do, recover), progress)
+        for log_dir, clean in was_clean.items():
+            here = [
+                returned for name, _, _, returned in visits if self.store.homes[name] is log_dir
+            ]
+            log_dir.clean = clean and all(each is not None and each.clean for each in here)
+        for name, _, _, returned in visits:
+            if returned is not None:
+                self._note(name, returned)
+        return [Visited(name, result, reason) for name, result, reason, _ in visits]
+
+    def allow_gaps(self, wanted: Iterable[str]) -> None:
+        """Have it known that offsets may be missing in partitions, before any of them is compacted."""
+        for log_dir in self.store.log_dirs:
+            here = [
+                names.parse_directory(name) for name in wanted if self.store.homes[name] is log_dir
+            ]
+            known = log_dir.cleaner_offsets
+            if not known.keys() >= set(here):
+                log_dir.write_cleaner_offsets({**dict.fromkeys(here, 0), **known})
+
+    def _note(self, name: str, returned: Returned) -> None:
+        log_dir, partition = self.store.homes[name], names.parse_directory(name)
+        for known, value in (
+            (log_dir.recovery_points, returned.recovery_point),
+            (log_dir.log_starts, returned.log_start),
+        ):
+            known.pop(partition, None)
+            if value is not None:
+                known[partition] = value
+        offset = returned.cleaner_offset
+        if offset is not None and log_dir.cleaner_offsets.get(partition) != offset:
+            log_dir.write_cleaner_offsets({**log_dir.cleaner_offsets, partition: offset})
+
+
+@contextmanager
+def lent(paths: Paths, topics: Iterable[str] | None) -> Iterator[Lending]:
+    """Lock log directories, and lend their partitions.
+
+    Raises as opening a store does, `StoreLocked` where a mount or a broker has them, and `UnknownPartition` for a
+    topic that is not there.
+    """
+    directories = log_dirs(paths)
+    with Store(directories, only="") as store:
+        held_up = {
+            part.partition for pending in store.commits.pending().values() for part in pending.parts
+        }
+    if held_up:
+        # A commit that is decided is done by who loads its partitions, before anybody works on them.
+        Store(directories, only=held_up.__contains__).close()
+    with Store(directories, only="") as store:
+        if store.commits.pending():
+            raise InvalidStore(
+                f"{', '.join(directories)}: a commit is decided and cannot be done; 'logfs recover' tells why"
+            )
+        yield Lending(store, topics)
+
+
+@dataclass(frozen=True)
+class _Task(Generic[_Result]):
+    """What a task does with a partition that it is lent."""
+
+    do: Callable[[Store, str], _Result]
+    recover: bool
+
+    def __call__(self, lease: Lease) -> tuple[str, _Result | None, str | None, Returned | None]:
+        name = lease.partition.directory
+        try:
+            with Store(lease, only=name, recover=self.recover) as store:
+                home = cast("LeasedLogDir", store.homes[name])
+                result = self.do(store, name)
+        except (LogfsError, OSError) as error:
+            return name, None, str(error), None
+        return name, result, None, home.returned()

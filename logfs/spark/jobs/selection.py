@@ -1,0 +1,58 @@
+"""What a job is about: log directories, and topics in them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from logfs.errors import InvalidName, UnknownPartition
+from logfs.format import names
+from logfs.spark.topics import log_dirs_of
+from logfs.store.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+
+def log_dirs(paths: Paths) -> list[str]:
+    """The log directories that paths mean; of a mountpoint of logfs, those that are mounted there."""
+    named = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+    return log_dirs_of(os.fspath(path) for path in named)
+
+
+def of_topics(topics: Iterable[str] | None) -> Callable[[str], bool]:
+    """Whether a partition, by the name of its directory, is of one of the topics; without topics, all are."""
+    wanted = None if topics is None else frozenset(topics)
+
+    def says(directory: str) -> bool:
+        try:
+            return wanted is None or names.parse_directory(directory).topic in wanted
+        except InvalidName:
+            return False
+
+    return says
+
+
+def check_topics(topics: Iterable[str] | None, directories: Iterable[str], store: Store) -> None:
+    """Raise `UnknownPartition` for a topic that none of the partitions is of."""
+    there = {names.parse_directory(name).topic for name in directories}
+    for topic in topics or ():
+        if topic not in there:
+            where = ", ".join(str(log_dir.path) for log_dir in store.log_dirs)
+            raise UnknownPartition(
+                f"{where}: has no topic {topic!r}; 'logfs describe' lists what there is"
+            )
+
+
+def opened(paths: Paths, topics: Iterable[str] | None) -> Store:
+    """A store that reads what a job is about. Raises `UnknownPartition` for a topic that is not there."""
+    wanted = None if topics is None else list(topics)
+    store = Store(log_dirs(paths), read_only=True, only=of_topics(wanted))
+    try:
+        check_topics(wanted, (*store, *store.offline), store)
+    except BaseException:
+        store.close()
+        raise
+    return store
