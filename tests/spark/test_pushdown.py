@@ -224,10 +224,11 @@ ANSWERED: list[tuple[int, list[Filter]]] = [
 def test_what_is_answered_is_not_looked_at_again(
     logs: Path, count: int, wanted: list[Filter]
 ) -> None:
-    """By topic, partition and offset: what passes is planned, and nothing else."""
-    found, again = pushed(logs, *wanted)
-    assert again == []
-    assert planned(found) == len(read(found)) == count
+    """By topic, partition and offset: what passes is planned, and nothing else, at either isolation level."""
+    for isolation in ("read_uncommitted", "read_committed"):
+        found, again = pushed(logs, *wanted, isolationLevel=isolation)
+        assert again == []
+        assert planned(found) == len(read(found)) == count
 
 
 def test_a_long_list_of_offsets_is_read_as_one_range(logs: Path) -> None:
