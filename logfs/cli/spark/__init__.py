@@ -6,4 +6,5 @@ COMMANDS = {
     "verify": "audit log directories: every batch, every index entry",
     "reindex": "make all indexes anew, of every partition",
     "compact": "keep only the newest record of each key, in every partition that says so",
+    "stats": "count records, bytes, keys, times, and what compression gains",
 }

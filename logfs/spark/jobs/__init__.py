@@ -6,8 +6,22 @@ The tasks read and write the log directories themselves, so these lie under the 
 from __future__ import annotations
 
 from logfs.spark.jobs.lending import Visited
+from logfs.spark.jobs.plot import plot
 from logfs.spark.jobs.running import JobFailed
+from logfs.spark.jobs.stats import Stats, TopicStats, stats
 from logfs.spark.jobs.upkeep import Reindexed, compact, reindex
 from logfs.spark.jobs.verify import Report, verify
 
-__all__ = ["JobFailed", "Reindexed", "Report", "Visited", "compact", "reindex", "verify"]
+__all__ = [
+    "JobFailed",
+    "Reindexed",
+    "Report",
+    "Stats",
+    "TopicStats",
+    "Visited",
+    "compact",
+    "plot",
+    "reindex",
+    "stats",
+    "verify",
+]
