@@ -300,6 +300,10 @@ def test_filters_while_somebody_writes(tmp_path: Path) -> None:
         store["orders-0"].append([Record(b"late", timestamp=T + 251_000)])
         store["orders-0"].append([Record(b"early", timestamp=T)])
         assert len(read(found)) == len(last) + 1
+        # Later than the index knows.
+        store["orders-0"].append([Record(b"latest", timestamp=T + 500_000)])
+        (row,) = read(pushed(tmp_path, api.GreaterThan(("timestamp",), at(400_000)))[0])
+        assert row.timestamp == at(500_000)
 
 
 def test_a_filter_hides_no_loss(tmp_path: Path) -> None:
