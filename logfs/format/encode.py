@@ -12,13 +12,17 @@ import numpy as np
 
 from logfs.errors import InvalidRecord
 from logfs.format.batch import HEADER_SIZE
-from logfs.format.builder import BatchFormat, Built, sealed, too_large
+from logfs.format.builder import BatchFormat, sealed, too_large
 from logfs.format.kernels import kernel, put_varint
 from logfs.format.record import NO_TIMESTAMP
 from logfs.format.text import TextSize
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
+
+    from logfs.format.builder import NewBatch
 
     Bytes = NDArray[np.uint8]
     Int64s = NDArray[np.int64]
@@ -57,18 +61,15 @@ class Rows(NamedTuple):
     header_values: Binary
 
 
-def build_rows(rows: Rows, order: Int64s, form: BatchFormat, now_ms: int) -> Built:
-    """The records with the numbers in `order` in batches; `consumed` counts records.
+def build_rows(rows: Rows, order: Int64s, form: BatchFormat, now_ms: int) -> Iterator[NewBatch]:
+    """The records with the numbers in `order` in batches; the bytes of each are there until the next is asked for.
 
-    Batches hold about `TARGET_BYTES` before compression. They tell nothing of their text. A record whose batch would
-    exceed the limit is refused with `RecordTooLarge`, one with a timestamp below -1 with `InvalidRecord`.
+    Batches hold about `TARGET_BYTES` before compression. They tell nothing of their text. Raises `RecordTooLarge` for
+    a record whose batch would exceed the limit, `InvalidRecord` for a timestamp below -1.
     """
-    built = Built([], 0)
     times = rows.timestamps[order]
     if len(order) and times.min() < NO_TIMESTAMP:
-        return Built(
-            [], 0, InvalidRecord(f"timestamp {times.min()} is negative; give ms since 1970")
-        )
+        raise InvalidRecord(f"timestamp {times.min()} is negative; give ms since 1970")
     bounds = np.empty(len(rows.timestamps), np.int64)
     _bound_rows(
         rows.keys.offsets,
@@ -88,7 +89,7 @@ def build_rows(rows: Rows, order: Int64s, form: BatchFormat, now_ms: int) -> Bui
         )  # fmt: skip
         stamps = times[first : first + count]
         batch = sealed(
-            bytearray(out[:end]),
+            out[:end].data,
             form,
             count,
             int(stamps[0]),
@@ -97,12 +98,9 @@ def build_rows(rows: Rows, order: Int64s, form: BatchFormat, now_ms: int) -> Bui
             TextSize(count, 0, 0),
         )
         if len(batch.data) > form.limit_bytes:
-            built.refused = too_large(len(batch.data), form)
-            return built
-        built.batches.append(batch)
+            raise too_large(len(batch.data), form)
+        yield batch
         first += count
-        built.consumed = first
-    return built
 
 
 def partitions_of(keys: Binary, count: int) -> NDArray[np.int32]:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from logfs.log.files import Disk
     from logfs.log.partition import Partition
 
-_CHUNK_BYTES = 4 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 class StagedWriter:

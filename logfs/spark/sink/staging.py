@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 _Item = TypeVar("_Item", bound=np.generic)
 
-# So much is taken together, so that also many partitions get batches of a good size.
+# So much is taken together for each partition, so that they get batches of a good size, but not more in all than
+# memory is cheap for.
+_CHUNK_BYTES_EACH = 1 << 20
 _CHUNK_BYTES = 32 << 20
 # Records without a key go to one partition after the other, so many at a time.
 _STICKY_ROWS = 1024
@@ -49,6 +51,8 @@ class Task:
         paths = [Path(log_dir) for log_dir in log_dirs]
         self._settings = Settings([(self._disk, path) for path in paths])
         self._partitions = _partitions(paths)
+        count = sum(map(len, self._partitions.values()))
+        self._chunk_bytes = min(max(count, 4) * _CHUNK_BYTES_EACH, _CHUNK_BYTES)
         self._open: dict[str, StagedWriter] = {}
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> list[StagedFile]:
@@ -58,7 +62,7 @@ class Task:
         `OSError`.
         """
         try:
-            for chunk in _chunks(batches):
+            for chunk in _chunks(batches, self._chunk_bytes):
                 self._stage(chunk)
             return [self._open[name].close() for name in sorted(self._open)]
         except BaseException:
@@ -80,16 +84,13 @@ class Task:
             for part in np.split(order, cuts):
                 if not len(part):
                     continue
-                built = build_rows(rows, of_topic[part], form, now_ms)
-                if built.refused is not None:
-                    raise built.refused
                 name = names.TopicPartition(topic, int(numbers[part[0]])).directory
                 if name not in self._open:
                     directory = self._partitions[topic][int(numbers[part[0]])]
                     self._open[name] = StagedWriter(
                         self._disk, directory, self._writer, self._sequence
                     )
-                for batch in built.batches:
+                for batch in build_rows(rows, of_topic[part], form, now_ms):
                     self._open[name].write(batch)
 
     def _by_topic(self, chunk: pa.RecordBatch) -> Iterator[tuple[str, NDArray[np.int64]]]:
@@ -100,7 +101,7 @@ class Task:
         column = chunk.column("topic")
         if column.null_count:
             raise ValueError(
-                "null topic present in the data. Use the topic option for setting a topic."
+                "the data contains a null topic. Use the `topic` option for setting a default topic."
             )
         coded = column.dictionary_encode()
         codes = coded.indices.to_numpy(zero_copy_only=False)
@@ -151,15 +152,15 @@ def _partitions(log_dirs: Sequence[Path]) -> dict[str, dict[int, Path]]:
     return found
 
 
-def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _chunks(batches: Iterable[pa.RecordBatch], chunk_bytes: int) -> Iterator[pa.RecordBatch]:
     """The rows in larger pieces."""
     held: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
         held.append(batch)
         size += batch.nbytes
-        if size >= _CHUNK_BYTES:
-            yield pa.concat_batches(held)
+        if size >= chunk_bytes:
+            yield held[0] if len(held) == 1 else pa.concat_batches(held)
             held, size = [], 0
     if size:
         yield pa.concat_batches(held)
