@@ -199,13 +199,15 @@ def _session(directory: Path, jars: list[str]) -> Iterator[SparkSession]:
         session.sparkContext.setLogLevel("ERROR")
         yield session
     finally:
-        session.stop()
         gateway = SparkContext._gateway
-        SparkContext._gateway = SparkContext._jvm = None
-        gateway.shutdown()
-        # It waits for the end of this.
-        gateway.proc.stdin.close()
-        gateway.proc.wait(60)
+        try:
+            session.stop()
+            gateway.shutdown()
+        finally:
+            SparkContext._gateway = SparkContext._jvm = None
+            # It waits for the end of this.
+            gateway.proc.stdin.close()
+            gateway.proc.wait(60)
 
 
 @contextmanager
