@@ -67,6 +67,7 @@ class Retainer:
         def look(name: str) -> None:
             plan = self.plan(name)
             if plan:
+                store.commits.give_up_place(name)
                 store[name].advance_log_start(plan.log_start_offset)
                 plans[name] = plan
 
