@@ -173,11 +173,14 @@ def _position_behind(segment: Segment, offset: int) -> int:
 def read(piece: Piece) -> Iterator[Columns | DamagedRange]:
     """The records of a piece as columns, in order, and what is damaged among them as the error that tells of it.
 
-    Control records and aborted transactions are left out. Raises `Gone` before the first, if at all.
+    Control records and aborted transactions are left out. Raises `Gone` now, if at all.
     """
+    return _read(piece.open(), piece)
+
+
+def _read(segment: Segment, piece: Piece) -> Iterator[Columns | DamagedRange]:
     from logfs.format.kernels import ATTRIBUTES, NEXT_OFFSET, SPAN_BASE_OFFSET
 
-    segment = piece.open()
     try:
         head = segment.header(piece.position)
         first = segment.base_offset if head is None else head.base_offset

@@ -161,18 +161,14 @@ def read(split: Split, maker: BatchMaker, options: ReadOptions) -> Iterator[pa.R
 
 
 def _columns(part: Part, options: ReadOptions) -> Iterator[Columns]:
-    piece = part.piece
     try:
-        piece.open().close()
+        # From here on the file is open, whatever becomes of its name.
+        read = pieces.read(part.piece)
     except Gone as gone:
         logger.info("%s; looking for its records anew", gone)
         yield from _columns_anew(part, options)
         return
-    yield from _read(piece, options)
-
-
-def _read(piece: Piece, options: ReadOptions) -> Iterator[Columns]:
-    for found in pieces.read(piece):
+    for found in read:
         if isinstance(found, DamagedRange):
             if options.fail_on_data_loss:
                 raise found
@@ -196,4 +192,4 @@ def _columns_anew(part: Part, options: ReadOptions) -> Iterator[Columns]:
         )
         if first < end:
             for found in _parts(store[name].name, reader, first, end, options.split_bytes):
-                yield from _read(found.piece, options)
+                yield from _columns(found, options)
