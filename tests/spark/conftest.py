@@ -26,8 +26,8 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Tests are many short queries: the second compiler costs more than it gives.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    # Tests are many short queries: the second compiler, and threads that collect, cost more than they give.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 
 

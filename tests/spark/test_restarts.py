@@ -1,7 +1,7 @@
 """A query that is killed with all its processes, again and again: every record is in the sink once, and in its order.
 
 It reads a mount that is appended to, rolled, expired and compacted meanwhile, and writes into a directory that has a
-mount at one time and none at another. LOGFS_SPARK_KILLS sets how often it is killed: 3 times in the suite, 10 in
+mount at one time and none at another. LOGFS_SPARK_KILLS sets how often it is killed: twice in the suite, 10 times in
 scripts/crash.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from logfs.format.record import Record
     from tests.conftest import Mount
 
-KILLS = int(os.environ.get("LOGFS_SPARK_KILLS", "3"))
+KILLS = int(os.environ.get("LOGFS_SPARK_KILLS", "2"))
 LIMIT = 1200
 PARTITIONS = ("events-0", "events-1", "states-0")
 KEYS = 40
