@@ -12,6 +12,7 @@ from logfs.errors import LogfsError
 from logfs.log import pieces
 from logfs.log.files import Gone
 from logfs.log.walk import DamagedRange
+from logfs.spark.filters import Pushed
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
@@ -153,20 +154,23 @@ def _packed(parts: Sequence[Part], split_bytes: int) -> Iterator[Split]:
 # In the tasks.
 
 
-def read(split: Split, maker: BatchMaker, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+def read(
+    split: Split, maker: BatchMaker, options: ReadOptions, pushed: Pushed | None = None
+) -> Iterator[pa.RecordBatch]:
     """The records of a split as Arrow batches. Raises `DataLoss`, and `Corrupt` for damage."""
+    pushed = pushed or Pushed()
     for part in split.parts:
-        columns = _columns(part, options)
-        yield from maker.batches(part.topic, part.partition, columns)
+        columns = _columns(part, options, pushed.since_ms)
+        yield from maker.batches(part.topic, part.partition, map(pushed.select, columns))
 
 
-def _columns(part: Part, options: ReadOptions) -> Iterator[Columns]:
+def _columns(part: Part, options: ReadOptions, since_ms: int | None) -> Iterator[Columns]:
     try:
         # From here on the file is open, whatever becomes of its name.
-        read = pieces.read(part.piece)
+        read = pieces.read(part.piece, since_ms)
     except Gone as gone:
         logger.info("%s; looking for its records anew", gone)
-        yield from _columns_anew(part, options)
+        yield from _columns_anew(part, options, since_ms)
         return
     for found in read:
         if isinstance(found, DamagedRange):
@@ -177,7 +181,7 @@ def _columns(part: Part, options: ReadOptions) -> Iterator[Columns]:
             yield found
 
 
-def _columns_anew(part: Part, options: ReadOptions) -> Iterator[Columns]:
+def _columns_anew(part: Part, options: ReadOptions, since_ms: int | None) -> Iterator[Columns]:
     """The same records, where the file has been replaced by compaction or dropped by retention since the plan."""
     piece = part.piece
     log_dir, name = piece.path.parent.parent, piece.path.parent.name
@@ -192,4 +196,4 @@ def _columns_anew(part: Part, options: ReadOptions) -> Iterator[Columns]:
         )
         if first < end:
             for found in _parts(store[name].name, reader, first, end, options.split_bytes):
-                yield from _columns(found, options)
+                yield from _columns(found, options, since_ms)
