@@ -353,7 +353,7 @@ def test_a_power_cut_at_any_step_keeps_what_was_flushed(
     chosen = crashdisk.sample(states, -(-STATES // len(WORKLOADS)))
     total = campaign(chosen)
     print(f"{name}: {len(states)} states, {dict(total)}")
-    record_property("crash states", dict(total))
+    record_property("crash states", str(dict(total)))
     assert total["states"] == len(chosen)
 
 
