@@ -461,9 +461,9 @@ def spark_stream(bench: Bench, pipeline: Pipeline) -> list[Result]:
     theirs: list[list[float]] = []
     parts = {"logfs": ours, "kafka": theirs}
     places = {"logfs": {"path": str(log_dir)}, "kafka": pipeline.servers}
-    triggers = bench.pick(60, 20)
+    triggers = bench.pick(40, 20)
     more: dict[str, object] = {}
-    for number in range(bench.pick(5, 3)):
+    for number in range(3):
         for kind, found in parts.items():
             say(f"  {number + 1}: {kind}")
             options = {**places[kind], "subscribe": topic}
