@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader
 
 from logfs.spark import splits
-from logfs.spark.arrow import BatchMaker, check_schema
+from logfs.spark.arrow import BatchMaker, arrow_schema, check_schema
 from logfs.spark.topics import Topics, ranges, resolve
 
 if TYPE_CHECKING:
@@ -60,4 +60,4 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: Split) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """The records of a split, in order."""
-        return splits.read(partition, BatchMaker(self.schema), self.options)
+        return splits.read(partition, BatchMaker(arrow_schema(self.schema)), self.options)

@@ -12,6 +12,7 @@ from logfs.errors import LogfsError
 from logfs.log import pieces
 from logfs.log.files import Gone
 from logfs.log.walk import DamagedRange
+from logfs.spark.arrow import sized
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
@@ -156,11 +157,12 @@ def _packed(parts: Sequence[Part], split_bytes: int) -> Iterator[Split]:
 def read(split: Split, maker: BatchMaker, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """The records of a split as Arrow batches. Raises `DataLoss`, and `Corrupt` for damage."""
     for part in split.parts:
-        columns = _columns(part, options)
-        yield from maker.batches(part.topic, part.partition, columns)
+        for found in sized(columns(part, options)):
+            yield maker.batch(part.topic, part.partition, found)
 
 
-def _columns(part: Part, options: ReadOptions) -> Iterator[Columns]:
+def columns(part: Part, options: ReadOptions) -> Iterator[Columns]:
+    """The records of a part, in order. Raises as `read`."""
     piece = part.piece
     try:
         piece.open().close()

@@ -5,9 +5,23 @@ The tasks read and write the log directories themselves, so these lie under the 
 
 from __future__ import annotations
 
+from logfs.spark.jobs.export import Exported, export
+from logfs.spark.jobs.import_ import Imported, import_
 from logfs.spark.jobs.lending import Visited
 from logfs.spark.jobs.running import JobFailed
 from logfs.spark.jobs.upkeep import Reindexed, compact, reindex
 from logfs.spark.jobs.verify import Report, verify
 
-__all__ = ["JobFailed", "Reindexed", "Report", "Visited", "compact", "reindex", "verify"]
+__all__ = [
+    "Exported",
+    "Imported",
+    "JobFailed",
+    "Reindexed",
+    "Report",
+    "Visited",
+    "compact",
+    "export",
+    "import_",
+    "reindex",
+    "verify",
+]
