@@ -60,6 +60,13 @@ def need_root() -> None:
     need(os.geteuid() == 0, "not root")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests run on several cores, those with Java share one: one broker, one Spark session."""
+    for item in items:
+        if {"kafka", "spark"} & set(item.path.parts):
+            item.add_marker(pytest.mark.xdist_group("java"))
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Remember why tests were skipped."""
     if report.skipped and isinstance(report.longrepr, tuple):

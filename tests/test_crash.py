@@ -344,7 +344,7 @@ def test_a_power_cut_during_recovery_keeps_what_was_flushed() -> None:
     wanted = STATES // 5
     bases = []
     for name, workload in WORKLOADS.items():
-        bases += crashdisk.sample(states_of(workload), max(wanted // 100, 4), seed=len(name))
+        bases += crashdisk.sample(states_of(workload), max(wanted // 300, 3), seed=len(name))
     total: Counter[str] = Counter()
     for state in bases:
         states = crashdisk.recovery_states(state)

@@ -19,8 +19,9 @@ LEVEL = {name: len(FLOORS) - n for n, row in enumerate(FLOORS) for name in row.s
 DOORS = {
     "trio": ["mount/"],
     "pyfuse3": ["mount/"],
-    "pyspark": ["spark/"],
+    "pyspark": ["spark/", "cli/spark/"],
     "pyarrow": ["spark/"],
+    "matplotlib": ["spark/jobs/plot.py"],
     "numba": ["format/kernels.py"],
     "argparse": ["cli/"],
     "tqdm": ["cli/"],

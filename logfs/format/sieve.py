@@ -447,3 +447,24 @@ def write_batches(
             written = position
         first += row[SPAN_COUNT]
     return written, count
+
+
+@kernel
+def sketch_keys(
+    data: Bytes, starts: Int64s, lengths: NDArray[np.int32], secret: UInt64s, registers: Bytes
+) -> None:
+    """Let keys (of length -1: none) into the registers of a sketch: see `logfs.format.sketch`.
+
+    The first word of a hash picks the register, and the second is looked at for its zeros.
+    """
+    mask = np.uint64(len(registers) - 1)
+    for index in range(len(starts)):
+        if lengths[index] < 0:
+            continue
+        first, second = hash_key(data, starts[index], np.int64(lengths[index]), secret)
+        run = 1
+        while run < 64 and not second & np.uint64(1):
+            second >>= np.uint64(1)
+            run += 1
+        register = np.int64(first & mask)
+        registers[register] = max(registers[register], run)

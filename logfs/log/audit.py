@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -18,16 +17,18 @@ from logfs.format.batch import MAGIC, TRANSACTIONAL_BIT, Batch
 from logfs.format.control import ControlType, end_of_transaction
 from logfs.format.text import NO_TEXT, TextSize
 from logfs.log import spans
-from logfs.log.files import Gone, ReadOnlyDisk
-from logfs.log.index import TimeEntry
+from logfs.log.files import Gone
 from logfs.log.producers import Transaction
-from logfs.log.segment import Segment, Tip
 from logfs.log.walk import Damage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from logfs.log.planned import PlannedSegment
+    from logfs.log.segment import Segment
 
     Epochs = Sequence[tuple[int, int]]
 
@@ -72,31 +73,15 @@ def note(path: Path, text: str) -> Finding:
 
 @dataclass(frozen=True)
 class Subject:
-    """A segment as it was when its audit was planned, for who has only its files; it can be pickled.
+    """A segment to audit in another process, and what `audit` must be told; it can be pickled."""
 
-    `next_offset` is the one behind it, and `size_bytes` how far its log was valid then.
-    """
-
-    directory: str
-    base_offset: int
-    next_offset: int
-    size_bytes: int
-    is_last: bool
-    gaps: bool
+    segment: PlannedSegment
     epochs: tuple[tuple[int, int], ...]
     trusts_indexes: bool
 
-    @property
-    def partition(self) -> str:
-        """The name of its partition's directory."""
-        return Path(self.directory).name
-
     def audit(self) -> tuple[list[Finding], Account | None]:
         """What `audit` finds; only a note where the segment has left the log since. Raises `OSError`."""
-        segment = Segment(ReadOnlyDisk(), Path(self.directory), self.base_offset)
-        segment.gaps = self.gaps
-        segment.next_base = None if self.is_last else self.next_offset
-        segment.resume(Tip(self.size_bytes, self.next_offset, NO_TEXT), TimeEntry(-1, 0))
+        segment = self.segment.open()
         findings: list[Finding] = []
         account = None
         try:
@@ -181,7 +166,7 @@ def audit(
                 damage = found._replace(next_offset=max(found.next_offset, segment.next_offset))
             yield error(segment.path, str(damage.error(segment.path)).partition(": ")[2])
             for index in indexes:
-                yield from index.pass_damage(found, text)
+                index.pass_damage(found)
             text = text.plus(spans.text_size(found))
             account.end_offset = damage.next_offset
             report(found.end - found.start)
@@ -350,9 +335,9 @@ class _Index:
         """Look at the entries that tell of these batches; `text` is what lies before them."""
         raise NotImplementedError
 
-    def pass_damage(self, damage: Damage, text: TextSize) -> Iterator[Finding]:
-        """Go past bytes that are no batches."""
-        return iter(())
+    def pass_damage(self, damage: Damage) -> None:
+        """Go past bytes that are no batches: what entries say of them, nobody can tell, nor what follows from it."""
+        self._keep(self._done)
 
     def finish(self, size: int, text: TextSize) -> Iterator[Finding]:
         """Look at the entries behind the last batch, of a log of so many bytes and so much text."""
@@ -372,6 +357,10 @@ class _Index:
 
 class _Offsets(_Index):
     dtype, key = _OFFSETS, "position"
+
+    def pass_damage(self, damage: Damage) -> None:
+        """The entries behind it can be told again."""
+        self._take(damage.end)
 
     def hold_against(self, batches: _Batches, text: TextSize) -> Iterator[Finding]:
         entries = self._take(batches.end)
@@ -439,14 +428,6 @@ class _Texts(_Index):
         before = np.cumsum(batches.texts, axis=0) - batches.texts + np.array(text)
         at = np.searchsorted(batches.positions, entries["position"].astype(np.int64), side="right")
         yield from self._check(entries, batches.positions[np.maximum(at - 1, 0)], before[at - 1])
-
-    def pass_damage(self, damage: Damage, text: TextSize) -> Iterator[Finding]:
-        entries = self._take(damage.end)
-        yield from self._check(
-            entries,
-            np.full(len(entries), damage.start),
-            np.tile(np.array(text), (len(entries), 1)),
-        )
 
     def finish(self, size: int, text: TextSize) -> Iterator[Finding]:
         rest = self.entries[self._done :]

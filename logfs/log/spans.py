@@ -80,7 +80,7 @@ def decode(data: memoryview, rows: NDArray[np.int64]) -> Iterator[Columns]:
 
     Control batches are left out. `Corrupt` as `Batch.columns`.
     """
-    for columns, _ in _decode_groups(data, rows):
+    for columns, _ in decode_groups(data, rows):
         yield columns
 
 
@@ -103,7 +103,7 @@ def _spans(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.ascontiguousarray(rows[:, kernels.SPAN_START :])
 
 
-def _decode_groups(
+def decode_groups(
     data: memoryview, rows: NDArray[np.int64]
 ) -> Iterator[tuple[Columns, NDArray[np.int64]]]:
     """As `decode`, each with the rows that it is made of."""
@@ -240,13 +240,13 @@ def measured(
     from logfs.format import kernels
 
     try:
-        yield from [(*each, _texts(*each)) for each in _decode_groups(data, rows)]
+        yield from [(*each, _texts(*each)) for each in decode_groups(data, rows)]
     except Corrupt:
         # One by one: it alone is odd.
         for number in range(len(rows)):
             row = rows[number : number + 1]
             try:
-                yield from [(*each, _texts(*each)) for each in _decode_groups(data, row)]
+                yield from [(*each, _texts(*each)) for each in decode_groups(data, row)]
             except Corrupt as error:
                 odd = text_size(Batch.parse(data, int(row[0, kernels.POSITION])))
                 yield error, row, np.array([odd], np.int64)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from logfs.log.audit import Account, Finding, Severity, Subject, settle
+from logfs.log.planned import planned
 from logfs.spark.jobs.running import Work, run
 from logfs.spark.jobs.selection import opened
 from logfs.store.check import check_log_dirs, check_small_files, trusts_indexes
@@ -56,13 +57,13 @@ def verify(
         works: list[Work[Subject]] = []
         for name in store:
             small[name] = list(check_small_files(store, store[name]))
-            works += [Work(each, each.size_bytes) for each in subjects(store, store[name])]
+            works += [Work(each, each.segment.size_bytes) for each in subjects(store, store[name])]
         starts = {name: store[name].log_start_offset for name in store}
     found = run(spark, "logfs verify", works, Subject.audit, progress)
     of_logs: dict[str, list[Finding]] = {name: [] for name in starts}
     accounts: dict[str, list[Account]] = {name: [] for name in starts}
     for work, (wrong, account) in zip(works, found, strict=True):
-        name = work.item.partition
+        name = work.item.segment.partition
         of_logs[name] += wrong
         if account is not None:
             accounts[name].append(account)
@@ -79,16 +80,9 @@ def verify(
 
 def subjects(store: Store, partition: Partition) -> list[Subject]:
     """The segments of a partition, as what a task needs to audit each."""
+    epochs = tuple(partition.epochs.entries)
+    segments = zip(planned(partition), partition.segments, strict=True)
     return [
-        Subject(
-            str(partition.directory),
-            segment.base_offset,
-            segment.next_offset,
-            segment.size_bytes,
-            segment is partition.active,
-            segment.gaps,
-            tuple(partition.epochs.entries),
-            trusts_indexes(store, partition, segment),
-        )
-        for segment in partition.segments
+        Subject(plan, epochs, trusts_indexes(store, partition, segment))
+        for plan, segment in segments
     ]

@@ -1,0 +1,109 @@
+"""`logfs spark stats`: records, bytes, keys, times and compression, as a table, as JSON and as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from logfs.cli.common import add_log_dirs
+from logfs.cli.spark.common import add_session, add_topics, bar, session
+
+if TYPE_CHECKING:
+    import argparse
+
+    from logfs.spark.jobs import Stats
+
+_COLUMNS = [
+    "topic",
+    "partitions",
+    "segments",
+    "records",
+    "keys",
+    "null-keys",
+    "null-values",
+    "bytes",
+    "gain",
+]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Log directories, topics, and what is made of the numbers."""
+    add_log_dirs(parser)
+    add_topics(parser)
+    parser.add_argument("-J", "--json", action="store_true", help="one JSON object a topic")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw them, too: .png, .svg or .pdf"
+    )
+    parser.add_argument(
+        "--bucket",
+        type=int,
+        metavar="MS",
+        help="count times in stretches of so many ms (default: what makes a good picture)",
+    )
+    add_session(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Count, print, draw."""
+    with session(arguments, "stats") as spark, bar("counting") as progress:
+        from logfs.spark.jobs import plot, stats
+
+        found = stats(
+            spark,
+            arguments.log_dirs,
+            topics=arguments.topics,
+            bucket_ms=arguments.bucket,
+            progress=progress,
+        )
+    if arguments.json:
+        _print_json(found)
+    else:
+        _print_table(found)
+    if arguments.plot is not None:
+        plot(found, arguments.plot)
+    return 0
+
+
+def _print_table(found: Stats) -> None:
+    rows = [_COLUMNS]
+    for each in found.topics:
+        counts = each.counts
+        numbers = (
+            each.partitions,
+            each.segments,
+            counts.records,
+            each.keys,
+            counts.null_keys,
+            counts.null_values,
+            counts.log_bytes,
+        )
+        rows.append([each.topic, *map(str, numbers), f"{each.compression:.2f}"])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *others in rows:
+        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
+        print("  ".join([f"{name:{widths[0]}}", *cells]))
+
+
+def _print_json(found: Stats) -> None:
+    import orjson
+
+    for each in found.topics:
+        counts = each.counts
+        told = {
+            "topic": each.topic,
+            "partitions": each.partitions,
+            "segments": each.segments,
+            "batches": counts.batches,
+            "records": counts.records,
+            "keys": each.keys,
+            "null_keys": counts.null_keys,
+            "null_values": counts.null_values,
+            "log_bytes": counts.log_bytes,
+            "plain_bytes": counts.plain_bytes,
+            "value_bytes": counts.value_bytes,
+            "damaged_bytes": counts.damaged,
+            "codecs": dict(sorted(counts.codecs.items())),
+            "bucket_ms": found.bucket_ms,
+            "times": sorted(counts.times.items()),
+        }
+        print(orjson.dumps(told).decode())

@@ -1,0 +1,125 @@
+"""What a segment holds, counted in one pass: records, bytes, keys, times, and what compression gains."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from logfs.errors import Corrupt
+from logfs.format.batch import CODEC_MASK, CONTROL_BIT, HEADER_SIZE
+from logfs.format.compression import Codec
+from logfs.format.sketch import KeySketch
+from logfs.log import spans
+from logfs.log.walk import Damage
+
+if TYPE_CHECKING:
+    from logfs.format.batch import Batch
+    from logfs.format.columns import Columns
+    from logfs.log.segment import Segment
+
+
+@dataclass
+class Counts:
+    """What was counted; `merge` adds another's.
+
+    `log_bytes` are those of the .log files, `plain_bytes` what they would be without compression, `value_bytes` those
+    of keys, values and headers alone. `codecs` has the log bytes of each codec. `times` has the records of each
+    stretch of so many ms, by the time that it begins at; of records without a timestamp, -1. `damaged` are the bytes
+    that are no valid batches.
+    """
+
+    log_bytes: int = 0
+    plain_bytes: int = 0
+    value_bytes: int = 0
+    batches: int = 0
+    records: int = 0
+    null_keys: int = 0
+    null_values: int = 0
+    damaged: int = 0
+    codecs: Counter[str] = field(default_factory=Counter)
+    times: Counter[int] = field(default_factory=Counter)
+    keys: KeySketch = field(default_factory=KeySketch)
+
+    def merge(self, other: Counts) -> None:
+        """Add what another has counted."""
+        self.log_bytes += other.log_bytes
+        self.plain_bytes += other.plain_bytes
+        self.value_bytes += other.value_bytes
+        self.batches += other.batches
+        self.records += other.records
+        self.null_keys += other.null_keys
+        self.null_values += other.null_values
+        self.damaged += other.damaged
+        self.codecs += other.codecs
+        self.times += other.times
+        self.keys.merge(other.keys)
+
+
+def count(segment: Segment, bucket_ms: int) -> Counts:
+    """What a segment holds; times are rounded down to `bucket_ms`. Raises `OSError`.
+
+    Aborted records count, for they take room; control batches have bytes, and no records.
+    """
+    from logfs.format import kernels
+
+    counts = Counts(log_bytes=segment.size_bytes)
+    for found in spans.stretches(segment, 0, segment.base_offset):
+        if isinstance(found, Damage):
+            counts.damaged += found.end - found.start
+            continue
+        if not isinstance(found, spans.Stretch):
+            _note_batch(counts, found[1], bucket_ms)
+            continue
+        rows = found.rows
+        attributes, sizes = rows[:, kernels.ATTRIBUTES], rows[:, kernels.SIZE]
+        is_control = attributes & CONTROL_BIT != 0
+        for codec in np.unique(attributes & CODEC_MASK).tolist():
+            of_it = attributes & CODEC_MASK == codec
+            counts.codecs[Codec(codec).name.lower()] += int(sizes[of_it].sum())
+        counts.batches += len(rows)
+        counts.plain_bytes += int(sizes[is_control].sum())
+        try:
+            for columns, group in spans.decode_groups(found.data, rows):
+                plain = int(group[:, kernels.SIZE].sum())
+                if group[0, kernels.ATTRIBUTES] & CODEC_MASK:
+                    plain = HEADER_SIZE + len(columns.data)
+                _note_columns(counts, columns, plain, bucket_ms)
+        except Corrupt:
+            # A batch with a good CRC and records that are none: `verify` names it.
+            counts.damaged += int(sizes.sum())
+    return counts
+
+
+def _note_batch(counts: Counts, batch: Batch, bucket_ms: int) -> None:
+    header = batch.header
+    counts.batches += 1
+    counts.codecs[Codec(header.attributes & CODEC_MASK).name.lower()] += header.size_bytes
+    if header.is_control:
+        counts.plain_bytes += header.size_bytes
+        return
+    try:
+        columns = batch.columns()
+    except Corrupt:
+        counts.damaged += header.size_bytes
+        return
+    is_plain = not header.attributes & CODEC_MASK
+    _note_columns(counts, columns, header.size_bytes if is_plain else len(columns.data), bucket_ms)
+
+
+def _note_columns(counts: Counts, columns: Columns, plain_bytes: int, bucket_ms: int) -> None:
+    counts.plain_bytes += plain_bytes
+    counts.records += len(columns)
+    counts.null_keys += int((columns.key_lengths < 0).sum())
+    counts.null_values += int((columns.value_lengths < 0).sum())
+    lengths = np.maximum(columns.key_lengths, 0).sum(dtype=np.int64)
+    lengths += np.maximum(columns.value_lengths, 0).sum(dtype=np.int64)
+    lengths += (columns.header_ends - columns.header_starts).sum()
+    counts.value_bytes += int(lengths)
+    times = columns.timestamps
+    begins = np.where(times < 0, -1, times - times % bucket_ms)
+    for begin, records in zip(*np.unique(begins, return_counts=True), strict=True):
+        counts.times[int(begin)] += int(records)
+    counts.keys.add(columns)

@@ -1,0 +1,95 @@
+"""A picture of `stats`: records over time, and the bytes of each topic with and without compression."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from logfs.errors import LogfsError
+
+if TYPE_CHECKING:
+    import os
+
+    from matplotlib.axes import Axes
+
+    from logfs.spark.jobs.stats import Stats, TopicStats
+
+# More than these nobody could tell apart: of the others, only the bytes are drawn.
+_MOST_TOPICS = 8
+_UNITS = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1000, "second"))
+
+
+def plot(found: Stats, path: str | os.PathLike[str]) -> None:
+    """Write the picture; its format is that of the file's name: .png, .svg, .pdf.
+
+    Raises `LogfsError` for another, or where matplotlib is missing, and `OSError`.
+    """
+    try:
+        from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise LogfsError("a picture needs matplotlib: pip install 'logfs[spark]'") from None
+    topics = sorted(found.topics, key=lambda each: -each.counts.records)
+    figure = Figure(figsize=(10, 3.4 + 0.35 * max(len(topics), 2)), layout="constrained")
+    above, below = figure.subplots(2, height_ratios=(3, 0.35 * max(len(topics), 2) + 0.4))
+    _draw_times(above, found, topics)
+    locator = AutoDateLocator()  # type: ignore[no-untyped-call]
+    above.xaxis.set_major_locator(locator)
+    above.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
+    _draw_bytes(below, topics)
+    for axes in (above, below) if topics else ():
+        # Above the bars, where it hides none.
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize="small", frameon=False
+        )
+    try:
+        figure.savefig(path, dpi=150)
+    except ValueError as error:
+        raise LogfsError(f"{path}: {error}") from None
+
+
+def _draw_times(axes: Axes, found: Stats, topics: list[TopicStats]) -> None:
+    """Bars upon bars, the topic with the most records at the bottom."""
+    drawn = topics[:_MOST_TOPICS]
+    times = sorted({time for each in drawn for time in each.counts.times if time >= 0})
+    moments = [datetime.fromtimestamp(time / 1000, UTC) for time in times]
+    width_days = found.bucket_ms / 86_400_000
+    heights = [0] * len(times)
+    for each in drawn:
+        records = [each.counts.times[time] for time in times]
+        axes.bar(
+            moments,  # type: ignore[arg-type]
+            records,
+            width=width_days,
+            bottom=heights,
+            align="edge",
+            label=each.topic,
+        )
+        heights = [below + more for below, more in zip(heights, records, strict=True)]
+    axes.set_ylabel(f"records per {_duration(found.bucket_ms)}")
+    axes.set_xlabel("time (UTC)")
+
+
+def _draw_bytes(axes: Axes, topics: list[TopicStats]) -> None:
+    names = [f"{each.topic} ({each.compression:.1f}x)" for each in topics]
+    rows = range(len(topics))
+    mib = 1 << 20
+    axes.barh(
+        rows,
+        [each.counts.plain_bytes / mib for each in topics],
+        color="0.85",
+        label="without compression",
+    )
+    axes.barh(rows, [each.counts.log_bytes / mib for each in topics], height=0.5, label="on disk")
+    axes.set_yticks(rows, names)
+    axes.invert_yaxis()
+    axes.set_xlabel("MiB of .log")
+
+
+def _duration(ms: int) -> str:
+    """A length of time in words: minute, 10 minutes."""
+    for unit_ms, name in _UNITS:
+        if ms % unit_ms == 0:
+            number = ms // unit_ms
+            return name if number == 1 else f"{number} {name}s"
+    return f"{ms} ms"

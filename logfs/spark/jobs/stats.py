@@ -1,0 +1,128 @@
+"""What is in log directories, counted a segment a piece of work: records, bytes, keys, times, compression."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from logfs.log.counting import Counts, count
+from logfs.log.files import Gone
+from logfs.log.planned import PlannedSegment, planned
+from logfs.spark.jobs.running import Work, run
+from logfs.spark.jobs.selection import opened
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pyspark.sql import SparkSession
+
+    from logfs.log.partition import Partition
+    from logfs.spark.jobs.running import Progress
+    from logfs.spark.jobs.selection import Paths
+
+_SECOND = 1000
+_MINUTE, _HOUR, _DAY = 60 * _SECOND, 3600 * _SECOND, 86_400 * _SECOND
+_WIDTHS_MS = (_SECOND, 10 * _SECOND, _MINUTE, 10 * _MINUTE, _HOUR, 6 * _HOUR, _DAY, 7 * _DAY)
+# So many bars still have room beside each other.
+_MOST_BUCKETS = 200
+
+
+@dataclass(frozen=True)
+class TopicStats:
+    """A topic: how many partitions and segments it has, and what is in them."""
+
+    topic: str
+    partitions: int
+    segments: int
+    counts: Counts
+
+    @property
+    def keys(self) -> int:
+        """About how many different keys there are: within 1 % as good as always."""
+        return self.counts.keys.count()
+
+    @property
+    def compression(self) -> float:
+        """How many times larger the logs would be without compression; 1.0 for none."""
+        counts = self.counts
+        return counts.plain_bytes / counts.log_bytes if counts.log_bytes else 1.0
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What was counted: the topics by name, and how many ms each of `Counts.times` is about."""
+
+    topics: tuple[TopicStats, ...]
+    bucket_ms: int
+
+
+def stats(
+    spark: SparkSession,
+    paths: Paths,
+    *,
+    topics: Iterable[str] | None = None,
+    bucket_ms: int | None = None,
+    progress: Progress | None = None,
+) -> Stats:
+    """Count what log directories hold; nothing is changed, and a mount or a broker may go on.
+
+    `bucket_ms` is how long the stretches of time are in which records are counted; without it, as many as make a
+    good picture. `topics` leaves the others out, `progress` is told (bytes of logs that are done, bytes in all).
+    Raises what opening a store read-only raises, the error that keeps a partition offline, and `JobFailed`.
+    """
+    with opened(paths, topics) as store:
+        for reason in store.offline.values():
+            raise reason
+        works: list[Work[PlannedSegment]] = []
+        segments: Counter[str] = Counter()
+        partitions: Counter[str] = Counter()
+        topic_of = {}
+        for name in store:
+            partition = store[name]
+            here = list(planned(partition))
+            works += [Work(each, each.size_bytes) for each in here]
+            partitions[partition.topic] += 1
+            segments[partition.topic] += len(here)
+            topic_of[name] = partition.topic
+        width = bucket_ms or _width_ms([store[name] for name in store])
+    found = run(spark, "logfs stats", works, partial(_count, bucket_ms=width), progress)
+    counts = {topic: Counts() for topic in sorted(partitions)}
+    for work, counted in zip(works, found, strict=True):
+        counts[topic_of[work.item.partition]].merge(counted)
+    return Stats(
+        tuple(
+            TopicStats(topic, partitions[topic], segments[topic], each)
+            for topic, each in counts.items()
+        ),
+        width,
+    )
+
+
+def _count(planned_segment: PlannedSegment, *, bucket_ms: int) -> Counts:
+    segment = planned_segment.open()
+    try:
+        return count(segment, bucket_ms)
+    except (FileNotFoundError, Gone):
+        # Retention or compaction took it meanwhile: it is not there any more.
+        return Counts()
+    finally:
+        segment.close()
+
+
+def _width_ms(partitions: list[Partition]) -> int:
+    """A good length for the stretches of time, by the first batches and by the time indexes."""
+    first = [
+        header.base_timestamp
+        for partition in partitions
+        if (header := partition.segments[0].header(0)) is not None and header.base_timestamp >= 0
+    ]
+    last = [
+        segment.max_timestamp.timestamp
+        for partition in partitions
+        for segment in partition.segments
+    ]
+    span_ms = max(last, default=0) - min(first, default=0)
+    fitting = (width for width in _WIDTHS_MS if span_ms // width < _MOST_BUCKETS)
+    return next(fitting, -(-span_ms // _MOST_BUCKETS // _DAY) * _DAY)

@@ -1,0 +1,379 @@
+"""The jobs, on directories of many partitions: what each finds and does is what one machine finds and does."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from logfs.errors import LogfsError, StoreLocked, UnknownPartition
+from logfs.format.batch import Batches, assign_offset
+from logfs.format.record import Record
+from logfs.spark.jobs import compact, plot, reindex, stats, verify
+from logfs.store.check import check
+from logfs.store.log_dir import CLEAN_SHUTDOWN
+from logfs.store.store import Store
+from tests.conftest import Clock, assert_clean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from tests.conftest import Mount
+
+TOPICS, PARTITIONS, SEGMENTS = 10, 10, 3
+CODECS = ("uncompressed", "gzip", "snappy", "lz4", "zstd")
+
+
+@pytest.fixture(scope="module")
+def hundred(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two log directories with a hundred partitions of three segments, all codecs, closed cleanly."""
+    root = tmp_path_factory.mktemp("hundred")
+    clock = Clock()
+    with Store([root / "a", root / "b"], clock=clock) as store:
+        for topic in range(TOPICS):
+            settings = {"index.interval.bytes": "300", "compression.type": CODECS[topic % 5]}
+            if topic % 2:
+                settings["cleanup.policy"] = "compact"
+            for name, value in settings.items():
+                store.settings.set_topic(f"t{topic}", name, value)
+            for number in range(PARTITIONS):
+                fill(store, f"t{topic}-{number}", clock)
+    return root
+
+
+def fill(store: Store, name: str, clock: Clock) -> None:
+    """Three segments; every key comes in each of them, one of them with null at last."""
+    partition = store.create(name)
+    for segment in range(SEGMENTS):
+        for batch in range(8):
+            first = 8 * segment + batch
+            partition.append(
+                [
+                    Record(
+                        None if n == 7 and segment == 2 else b"%s %d " % (name.encode(), first) * 5,
+                        b"key %d" % n if n else None if not segment % 2 else b"key 0",
+                        [("h", b"x")] if n == 3 else [],
+                        timestamp=clock() + 60_000 * first,
+                    )
+                    for n in range(8)
+                    if not (n == 0 and partition.config.is_compacted)
+                ]
+            )
+        if segment < SEGMENTS - 1:
+            partition.roll(clock())
+
+
+@pytest.fixture
+def copied(hundred: Path, tmp_path: Path) -> list[Path]:
+    """A copy of the hundred, to ruin or to change."""
+    shutil.copytree(hundred, tmp_path / "copy", symlinks=True)
+    return [tmp_path / "copy/a", tmp_path / "copy/b"]
+
+
+def find(log_dirs: list[Path], name: str) -> Path:
+    """The directory of a partition."""
+    (found,) = (path / name for path in log_dirs if (path / name).is_dir())
+    return found
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+def ruin(log_dirs: list[Path]) -> dict[str, Path]:
+    """Damage of every kind in known places: what is wrong where, by partition."""
+
+    def path(name: str, suffix: str) -> Path:
+        """A file of a partition's second segment."""
+        return sorted(find(log_dirs, name).glob("*.log"))[1].with_suffix(suffix)
+
+    ruined = {}
+    for number, name in enumerate(("t0-0", "t1-3", "t2-5", "t3-7", "t4-9")):
+        # A bit in a record of each codec.
+        ruined[name] = path(name, ".log")
+        flip(ruined[name], ruined[name].stat().st_size // 2 + number)
+    ruined["t5-1"] = path("t5-1", ".index")
+    flip(ruined["t5-1"], 11)
+    ruined["t6-2"] = path("t6-2", ".timeindex")
+    flip(ruined["t6-2"], 3)
+    ruined["t7-4"] = path("t7-4", ".textindex")
+    flip(ruined["t7-4"], 11)
+    ruined["t8-6"] = path("t8-6", ".index")
+    ruined["t8-6"].write_bytes(ruined["t8-6"].read_bytes() + b"abc")
+    ruined["t9-8"] = path("t9-8", ".log")
+    data = bytearray(ruined["t9-8"].read_bytes())
+    batch = next(iter(Batches(bytes(data))))
+    assign_offset(data, batch.header.base_offset, 7)
+    ruined["t9-8"].write_bytes(data)
+    gone = path("t0-9", ".log").stem
+    for file in find(log_dirs, "t0-9").glob(f"{gone}.*"):
+        if file.suffix != ".snapshot":
+            file.unlink()
+    ruined["t0-9"] = sorted(find(log_dirs, "t0-9").glob("*.log"))[0]
+    ruined["t2-2"] = find(log_dirs, "t2-2") / "partition.metadata"
+    ruined["t2-2"].write_text("version: 9\n")
+    return ruined
+
+
+# verify
+
+
+def test_verify_finds_nothing_where_nothing_is_wrong(spark: SparkSession, hundred: Path) -> None:
+    """A hundred sound partitions have no findings, and every record is counted."""
+    told: list[tuple[int, int]] = []
+    report = verify(
+        spark, [hundred / "a", hundred / "b"], progress=lambda *how_far: told.append(how_far)
+    )
+    assert report.findings == ()
+    assert (report.partitions, report.segments) == (100, 100 * SEGMENTS)
+    with Store([hundred / "a", hundred / "b"], read_only=True) as store:
+        assert report.records == sum(
+            sum(1 for _ in partition.read()) for partition in store.partitions.values()
+        )
+    assert told[-1] == (report.size_bytes, report.size_bytes)
+    assert sorted(told) == told
+
+
+def test_verify_names_all_damage_as_check_does(spark: SparkSession, copied: list[Path]) -> None:
+    """Each seeded damage is named with its file, and what is found is what `logfs check` finds."""
+    ruined = ruin(copied)
+    report = verify(spark, copied)
+    assert {finding.path for finding in report.errors} == set(ruined.values())
+    assert list(report.findings) == list(check(copied))
+    # The others are not to suffer from it.
+    assert report.partitions == 100
+
+
+def test_verify_some_topics(spark: SparkSession, copied: list[Path]) -> None:
+    """Only the topics that are named are looked at; one that is not there is an error."""
+    ruined = ruin(copied)
+    report = verify(spark, copied, topics=["t1", "t9"])
+    assert {finding.path for finding in report.errors} == {ruined["t1-3"], ruined["t9-8"]}
+    assert report.partitions == 2 * PARTITIONS
+    with pytest.raises(UnknownPartition, match="has no topic 'nope'"):
+        verify(spark, copied, topics=["t1", "nope"])
+
+
+def test_verify_beside_a_mount(spark: SparkSession, make_mount: Callable[..., Mount]) -> None:
+    """A mountpoint stands for what is mounted there, and may be in use."""
+    mount = make_mount()
+    orders = mount.partition("orders-0")
+    for number in range(20):
+        (orders / "append").write_text(f"line {number}\n")
+    report = verify(spark, mount.path)
+    assert (report.errors, report.partitions, report.records) == ([], 1, 20)
+
+
+# reindex
+
+
+def test_reindex_makes_indexes_right(spark: SparkSession, copied: list[Path]) -> None:
+    """Indexes that are wrong, cut or gone are made anew, and every other file stays as it is."""
+    before = {path: path.read_bytes() for log_dir in copied for path in log_dir.glob("*/*index")}
+    chosen = random.Random(1).sample(sorted(before), 60)
+    for number, path in enumerate(chosen):
+        if number % 3 == 0:
+            path.unlink()
+        elif number % 3 == 1:
+            path.write_bytes(path.read_bytes()[:-5] + b"12345")
+        else:
+            path.write_bytes(b"")
+    assert verify(spark, copied).findings != ()
+    logs = {path: path.read_bytes() for log_dir in copied for path in log_dir.glob("*/*.log")}
+    done = reindex(spark, copied)
+    assert [visit.name for visit in done] == sorted(visit.name for visit in done)
+    assert {visit.result for visit in done} <= {
+        (SEGMENTS, 64 * SEGMENTS, 0),
+        (SEGMENTS, 56 * SEGMENTS, 0),
+    }
+    assert {path: path.read_bytes() for path in logs} == logs
+    # As they were made while the records came: the same entries.
+    assert {path: path.read_bytes() for path in before} == before
+    assert verify(spark, copied).findings == ()
+    assert all((log_dir / CLEAN_SHUTDOWN).exists() for log_dir in copied)
+
+
+def test_reindex_goes_on_past_what_it_cannot_do(spark: SparkSession, copied: list[Path]) -> None:
+    """A damaged segment and a partition that cannot be opened are told, and the others are done."""
+    log = sorted(find(copied, "t0-0").glob("*.log"))[0]
+    flip(log, log.stat().st_size // 2)
+    (find(copied, "t0-1") / "leader-epoch-checkpoint").write_text("nonsense\n")
+    done = {visit.name: visit for visit in reindex(spark, copied, topics=["t0"])}
+    assert len(done) == PARTITIONS
+    assert done["t0-0"].result is not None
+    assert done["t0-0"].result.damaged == 1
+    assert done["t0-1"].result is None
+    assert "leader-epoch-checkpoint" in str(done["t0-1"].reason)
+    # Somebody has to look at it first.
+    assert not all((log_dir / CLEAN_SHUTDOWN).exists() for log_dir in copied)
+    (find(copied, "t0-1") / "leader-epoch-checkpoint").write_text("0\n1\n0 0\n")
+    flip(log, log.stat().st_size // 2)
+    # The indexes were made around the damage.
+    assert all(visit.reason is None for visit in reindex(spark, copied, topics=["t0"]))
+    assert_clean(*copied)
+
+
+def test_jobs_that_write_respect_the_lock(
+    spark: SparkSession, make_mount: Callable[..., Mount]
+) -> None:
+    """What a mount holds is its own: the job says who has it, and changes nothing."""
+    mount = make_mount()
+    mount.partition("orders-0")
+    for job in (reindex, compact):
+        with pytest.raises(StoreLocked, match="in use by process"):
+            job(spark, mount.path)
+
+
+# compact
+
+
+def contents(log_dirs: list[Path]) -> dict[str, list[tuple[object, ...]]]:
+    with Store(log_dirs, read_only=True) as store:
+        return {
+            name: [(r.offset, r.key, r.value, r.headers, r.timestamp) for r in store[name].read()]
+            for name in store
+        }
+
+
+def test_compact_does_what_one_machine_does(
+    spark: SparkSession, copied: list[Path], tmp_path: Path
+) -> None:
+    """The partitions whose policy says so are compacted, all else stays, and it is known that they were."""
+    alone = [shutil.copytree(path, tmp_path / f"alone-{path.name}") for path in copied]
+    with Store(alone) as store:
+        for name in store:
+            if store[name].config.is_compacted:
+                store.compact(name, roll=True)
+    done = compact(spark, copied, roll=True)
+    assert [visit.reason for visit in done] == [None] * 50
+    assert {visit.name.partition("-")[0] for visit in done} == {"t1", "t3", "t5", "t7", "t9"}
+    assert all(v.result is not None and v.result.bytes_after < v.result.bytes_before for v in done)
+    assert contents(copied) == contents(alone)
+    for mine, other in zip(copied, alone, strict=True):
+        assert (mine / CLEAN_SHUTDOWN).exists()
+        for name in ("cleaner-offset-checkpoint", "recovery-point-offset-checkpoint"):
+            assert sorted((mine / name).read_text().splitlines()) == sorted(
+                (other / name).read_text().splitlines()
+            )
+    assert verify(spark, copied).errors == []
+    # Whoever goes on finds nothing odd.
+    with Store(copied) as store:
+        store["t1-0"].append([Record(b"on", b"key")])
+    assert_clean(*copied)
+
+
+# stats
+
+
+def test_stats_count_what_is_there(spark: SparkSession, hundred: Path) -> None:
+    """Records, keys, nulls, bytes, codecs and times are those that reading all of it gives."""
+    log_dirs = [hundred / "a", hundred / "b"]
+    found = stats(spark, log_dirs, bucket_ms=600_000)
+    assert [each.topic for each in found.topics] == [f"t{n}" for n in range(TOPICS)]
+    with Store(log_dirs, read_only=True) as store:
+        for each in found.topics:
+            here = [store[f"{each.topic}-{n}"] for n in range(PARTITIONS)]
+            records = [record for partition in here for record in partition.read()]
+            counts = each.counts
+            assert (each.partitions, each.segments) == (PARTITIONS, PARTITIONS * SEGMENTS)
+            assert counts.records == len(records)
+            assert counts.null_keys == sum(record.key is None for record in records)
+            assert counts.null_values == sum(record.value is None for record in records)
+            assert counts.log_bytes == sum(partition.size_bytes for partition in here)
+            assert each.keys == len({record.key for record in records} - {None})
+            times = Counter(
+                record.timestamp - record.timestamp % 600_000
+                for record in records
+                if record.timestamp is not None
+            )
+            assert counts.times == times
+            codec = CODECS[int(each.topic[1:]) % 5]
+            assert dict(counts.codecs) == {codec.replace("uncompressed", "none"): counts.log_bytes}
+            assert (each.compression > 1.2) == (codec != "uncompressed")
+            assert counts.plain_bytes == found.topics[0].counts.plain_bytes or int(each.topic[1:])
+
+
+def test_a_picture_of_stats(spark: SparkSession, hundred: Path, tmp_path: Path) -> None:
+    """The picture's format is that of its name; one that nobody can draw is an error."""
+    found = stats(spark, hundred / "a")
+    plot(found, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    plot(found, tmp_path / "picture.svg")
+    assert "records per" in (tmp_path / "picture.svg").read_text()
+    with pytest.raises(LogfsError, match=r"picture\.nonsense"):
+        plot(found, tmp_path / "picture.nonsense")
+
+
+# The commands.
+
+
+@pytest.fixture
+def commands() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts commands, which take long to start, side by side."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*words: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "logfs", "spark", *map(str, words)]
+        started.append(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def test_commands(
+    spark: SparkSession,
+    copied: list[Path],
+    hundred: Path,
+    tmp_path: Path,
+    commands: Callable[..., subprocess.Popen[str]],
+) -> None:
+    """Each prints what it found or did, and its exit code tells whether something is wrong."""
+    one = [shutil.copytree(hundred / "a", tmp_path / "one")]
+    ruined = ruin(copied)
+    session = ("--master", "local[1]", "--conf", "spark.driver.memory=512m")
+    verifying = commands("verify", *session, *copied)
+    counting = commands("stats", *session, *copied, "--plot", tmp_path / "p.png", "--topics", "t1")
+    out, _ = verifying.communicate(timeout=120)
+    assert verifying.returncode == 1
+    assert all(str(path) in out for path in ruined.values())
+    assert "100 partitions, " in out.splitlines()[-1]
+    out, err = counting.communicate(timeout=120)
+    assert counting.returncode == 0, err
+    assert out.splitlines()[1].split()[:3] == ["t1", "10", "30"]
+    assert (tmp_path / "p.png").stat().st_size > 1000
+    reindexing = commands("reindex", *session, *one)
+    out, err = reindexing.communicate(timeout=120)
+    assert reindexing.returncode == 0, err
+    compacting = commands("compact", *session, "--roll", *one)
+    out, err = compacting.communicate(timeout=120)
+    assert compacting.returncode == 0, err
+    assert ": 0 could not be compacted" in out.splitlines()[-1]
+    assert_clean(*one)
+
+
+def test_a_command_says_what_is_missing(tmp_path: Path) -> None:
+    """Without Java there is no Spark, and one line says what to install."""
+    command = [sys.executable, "-m", "logfs", "spark", "verify", str(tmp_path)]
+    done = subprocess.run(
+        command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "logfs: Spark needs Java, and there is none: apt-get install default-jre-headless\n"
+    )
