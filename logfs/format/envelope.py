@@ -100,8 +100,8 @@ def _parse(line: bytes | memoryview) -> dict[str, Any]:
         raise InvalidEnvelope(f"not JSON: {error}") from None
     if not isinstance(envelope, dict):
         raise InvalidEnvelope("an envelope is one JSON object a line")
-    unknown = envelope.keys() - _FIELDS
-    if unknown:
+    if not envelope.keys() <= _FIELDS:
+        unknown = envelope.keys() - _FIELDS
         raise InvalidEnvelope(
             f"unknown field {min(unknown)!r}; an envelope has {', '.join(_ORDER)}"
         )

@@ -32,8 +32,13 @@ def any_record(chosen: random.Random, number: int, days: int) -> Record:
     )
 
 
-def make_log(path: Path, *, days: int = 3, records: int = 400) -> None:
-    """Five topics, one of each codec, of one to three partitions, in several segments; their dates go to and fro."""
+def make_log(
+    path: Path, *, days: int = 3, records: int = 400, partitions: int | None = None
+) -> None:
+    """Five topics, one of each codec, of one to three partitions unless told, in several segments.
+
+    Their dates go to and fro; those of the first topic are so many.
+    """
     chosen = random.Random(days)
     with Store(path) as store:
         for number, codec in enumerate(CODECS):
@@ -41,10 +46,12 @@ def make_log(path: Path, *, days: int = 3, records: int = 400) -> None:
             store.settings.set_topic(topic, "compression.type", codec)
             store.settings.set_topic(topic, "segment.bytes", "9000")
             store.settings.set_topic(topic, "index.interval.bytes", "500")
-            for partition in range(1 + number % 3):
+            for partition in range(partitions or 1 + number % 3):
                 log = store.create(f"{topic}-{partition}")
                 for first in range(0, records, 50):
-                    log.append([any_record(chosen, first + n, days) for n in range(50)])
+                    log.append(
+                        [any_record(chosen, first + n, 3 if number else days) for n in range(50)]
+                    )
 
 
 def contents(path: Path) -> dict[str, list[Row]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from logfs.cli import main
 from logfs.errors import InvalidSetting, LogfsError
 from logfs.format.commits import STAGED
 from logfs.format.record import Record
@@ -79,6 +81,19 @@ def test_what_was_exported_comes_back(
     assert contents(empty) == wanted
     assert done.offsets == {name: (0, len(rows)) for name, rows in wanted.items()}
     assert done.records == sum(map(len, wanted.values()))
+
+
+def test_a_hundred_partitions_come_back(spark: SparkSession, empty: Path, tmp_path: Path) -> None:
+    """Into a log that has some of the topics."""
+    make_log(tmp_path / "source", partitions=20, records=50)
+    export(spark, tmp_path / "source", tmp_path / "out")
+    with Store(empty) as store:
+        for number in range(20):
+            store.create(f"zstd.log-{number}")
+    import_(spark, tmp_path / "out", empty, partitions=1)
+    found = contents(empty)
+    assert len(found) == 100
+    assert found == contents(tmp_path / "source")
 
 
 def test_transactions_and_gaps_keep_their_order(
@@ -356,7 +371,7 @@ def test_what_is_malformed_is_named(
         ({"partitions": 0}, "give 1 or more"),
         ({}, "does not tell the topic"),
         ({"topic": "t"}, "has no topic 't'"),
-        ({"topic": "../t", "partitions": 1}, "t-0"),
+        ({"topic": "../t", "partitions": 1}, "'../t' has '/' in it"),
         ({"topic": "t", "key": "id", "partitions": 1}, "has no column 'id' for the key"),
     ],
 )
@@ -411,26 +426,38 @@ def test_through_a_mount(
 
 
 def test_by_the_command_line(log: Path, empty: Path, tmp_path: Path) -> None:
-    """Export and import print what they did; what is wrong is one line, and exit code 1."""
+    """Export and import print what they did."""
 
-    def logfs(*words: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "logfs", "spark", *map(str, words), "--master", "local[2]"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    def logfs(*words: object) -> str:
+        session = ("--master", "local[1]", "--conf", "spark.driver.memory=512m")
+        command = [sys.executable, "-m", "logfs", "spark", *map(str, words), *session]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     out = tmp_path / "out"
-    topics = "uncompressed.log,snappy.log"
-    done = logfs("export", log, out, "--topics", topics, "--format", "json")
-    assert done.returncode == 0, done.stderr
-    assert "1600 records" in done.stdout
-    done = logfs("import", out, empty, "--format", "json", "--partitions", 1)
-    assert done.returncode == 0, done.stderr
-    assert "snappy.log-2: 0..400\nuncompressed.log-0: 0..400\n" in done.stdout
-    wanted = {name: rows for name, rows in contents(log).items() if name[:2] in ("un", "sn")}
-    assert contents(empty) == wanted
-    done = logfs("export", log, out)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert f"{out}: it is not empty" in done.stderr
+    topics = ["uncompressed.log", "snappy.log"]
+    said = logfs("export", log, out, "--topics", ",".join(topics), "--format", "json")
+    assert re.fullmatch(rf"{out}: [0-9]+ files, 1600 records, [0-9]+ bytes\n", said)
+    said = logfs("import", out, empty, "--format", "json", "--partitions", 1)
+    assert "snappy.log-2: 0..400\nuncompressed.log-0: 0..400\n" in said
+    wanted = contents(log)
+    assert contents(empty) == {
+        name: rows for name, rows in wanted.items() if name.rpartition("-")[0] in topics
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("export", "one"), "one: give one log directory or more, and a directory for the files"),
+        (("export", "a", "b", "-o", "x"), "'x': give an option as NAME=VALUE"),
+        (("import", "one"), "one: give one source or more, and a log directory"),
+    ],
+)
+def test_a_command_says_what_it_needs(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, before Spark is started."""
+    assert main(["spark", *words]) == 1
+    assert capsys.readouterr().err == f"logfs: {message}\n"

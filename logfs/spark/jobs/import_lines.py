@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from logfs.errors import InvalidEnvelope, InvalidRecord
 from logfs.format.envelope import decode_placed
+from logfs.format.envelopes import parse
 from logfs.format.gather import gather
 from logfs.spark.arrow import binary_array
 from logfs.spark.jobs.import_forms import BATCH_ROWS, SCHEMA, Form, batch_of
@@ -24,7 +25,10 @@ from logfs.spark.jobs.running import TASK_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from numpy.typing import NDArray
+
     from logfs.format.envelope import Placed
+    from logfs.format.envelopes import Envelopes
     from logfs.spark.jobs.portions import Name
 
 _BLOCK_BYTES = 4 << 20
@@ -32,7 +36,9 @@ _BLOCK_BYTES = 4 << 20
 _LONGEST_LINE = 1 << 30
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".lz4": "lz4", ".bz2": "bz2"}
 # What the envelopes of an export begin with; it is the same for all of a partition.
-_PREFIX = re.compile(rb'(\{"topic":"([^"\\]*)","partition":([0-9]+),"offset":)([0-9]+),')
+_PREFIX = re.compile(
+    rb'(\{"topic":"([a-zA-Z0-9._-]+)","partition":(0|[1-9][0-9]{0,8}),"offset":)([0-9]{1,18}),'
+)
 
 
 class LinesForm(Form):
@@ -129,9 +135,38 @@ class EnvelopeForm(LinesForm):
         return frozenset((topic or own, partition) for own, partition in names)
 
     def _rows(self, portion: Portion, position: int, block: bytes) -> Iterator[pa.RecordBatch]:
+        head = _PREFIX.match(block)
+        parsed = None if head is None else parse(block, head[1])
+        if head is not None and parsed is not None:
+            yield self._canonical(head[2].decode(), int(head[3]), parsed)
+            return
         placed = list(self._decoded(portion, position, block))
         for start in range(0, len(placed), BATCH_ROWS):
             yield self._batch(placed[start : start + BATCH_ROWS])
+
+    def _canonical(self, topic: str, partition: int, found: Envelopes) -> pa.RecordBatch:
+        """What an export wrote, straight from the columns."""
+        count = len(found.offsets)
+
+        def gathered(starts: NDArray[np.int64], lengths: NDArray[np.int32], kind: Any) -> pa.Array:
+            return binary_array(gather(found.data, starts, lengths), kind)
+
+        names = gathered(found.header_key_starts, found.header_key_lengths, pa.string())
+        values = gathered(found.header_value_starts, found.header_value_lengths, pa.binary())
+        kind = SCHEMA.field("headers").type
+        pairs = pa.StructArray.from_arrays([names, values], fields=list(kind.value_type))
+        columns = {
+            "topic": pa.repeat(topic, count),
+            "key": gathered(found.key_starts, found.key_lengths, pa.binary()),
+            "value": gathered(found.value_starts, found.value_lengths, pa.binary()),
+            "headers": pa.ListArray.from_arrays(pa.array(found.header_offsets), pairs, kind),
+            "timestamp": pa.array(found.timestamps),
+            "offset": pa.array(found.offsets),
+        }
+        if not self.options.repartition:
+            columns["partition"] = pa.repeat(partition, count)
+        arrays = {name: column.cast(SCHEMA.field(name).type) for name, column in columns.items()}
+        return batch_of(count, **arrays)
 
     def _batch(self, placed: Sequence[Placed]) -> pa.RecordBatch:
         records = [each.record for each in placed]

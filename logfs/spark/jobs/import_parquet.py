@@ -82,7 +82,7 @@ class ParquetForm(Form):
             if field.name == "partition" and self.options.repartition:
                 continue
             if constant is not None:
-                columns[field.name] = pa.array([constant] * len(batch)).cast(field.type)
+                columns[field.name] = pa.repeat(constant, len(batch)).cast(field.type)
             elif source in batch.schema.names:
                 try:
                     columns[field.name] = _cast(batch.column(source), field)
