@@ -249,7 +249,8 @@ def _parse(
         value_starts[row] = written
         value_lengths[row], written, position = _field(data, position, out, written)
         position = _literal(data, position, _HEADERS)
-        while 0 <= position < len(data) and data[position] == _OPEN:
+        more = 0 <= position < len(data) and data[position] == _OPEN
+        while more:
             header_key_starts[headers] = written
             length, written, position = _field(data, position + 1, out, written)
             if length < 0 or position < 0 or position >= len(data) or data[position] != _COMMA:
@@ -259,10 +260,11 @@ def _parse(
             length, written, position = _field(data, position + 1, out, written)
             header_value_lengths[headers] = length
             headers += 1
-            if position < 0 or position + 1 >= len(data) or data[position] != _CLOSE:
+            if position < 0 or position + 2 >= len(data) or data[position] != _CLOSE:
                 return _BAD
             position += 1
-            if data[position] == _COMMA:
+            more = data[position] == _COMMA
+            if more:
                 position += 1
                 if data[position] != _OPEN:
                     return _BAD
