@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
+import threading
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -86,3 +89,51 @@ def test_a_holder_that_dies_leaves_what_any_crash_leaves(closed: Path, clock: Cl
         assert newest(store) == left
         assert [record.value for record in store["orders-0"].read()] == [b"not theirs"]
     assert_clean(closed)
+
+
+def test_two_attempts_take_turns_and_the_second_recovers_after_a_first_that_died(
+    closed: Path, clock: Clock
+) -> None:
+    """Of two processes with the same lease one waits; after one that was killed, what it left is recovered."""
+    with Store(closed, clock=clock, only="") as holder:
+        lease = Lease.of(holder.log_dirs[0], USERS)
+        code = (
+            "import pickle, sys, time\n"
+            "from logfs.format.record import Record\n"
+            "from logfs.store.store import Store\n"
+            "store = Store(pickle.load(sys.stdin.buffer), only='users-0')\n"
+            "store['users-0'].append([Record(b'not flushed', b'key')])\n"
+            "print('at work', flush=True)\n"
+            "time.sleep(600)\n"
+        )
+        first = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        try:
+            assert first.stdin is not None
+            assert first.stdout is not None
+            first.stdin.write(pickle.dumps(lease))
+            first.stdin.close()
+            assert first.stdout.readline() == b"at work\n"
+            ends: list[int] = []
+
+            def work() -> None:
+                with Store(lease, clock=clock, only="users-0") as store:
+                    ends.append(store["users-0"].log_end_offset)
+                    ends.append(store.recovered_bytes)
+
+            second = threading.Thread(target=work)
+            second.start()
+            second.join(0.5)
+            assert second.is_alive(), "did not wait for its turn"
+            first.kill()
+            second.join(60)
+            assert not second.is_alive()
+        finally:
+            first.kill()
+            first.wait()
+            first.stdout.close()
+    end, recovered = ends
+    assert end == 61
+    assert recovered > 0
+    assert not (closed / "users-0/logfs.lease").exists()

@@ -19,7 +19,7 @@ from logfs.log import spans
 from logfs.log.files import Gone, ReadOnlyDisk
 from logfs.log.index import TimeEntry
 from logfs.log.segment import Segment, Tip
-from logfs.log.walk import Damage
+from logfs.log.walk import Damage, DamagedRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from logfs.format.columns import Columns
     from logfs.log.files import Disk
     from logfs.log.reader import Reader
-    from logfs.log.walk import DamagedRange
 
     # Each producer's aborted transactions: (first offset, offset of the marker), in order.
     Aborted = Mapping[int, Sequence[tuple[int, int]]]
@@ -113,6 +112,54 @@ def plan(
             )
 
 
+def as_late_as(reader: Reader, timestamp: int) -> list[tuple[int, int]]:
+    """The ranges of offsets, in order, outside of which no record has a timestamp (ms) that late.
+
+    By the time indexes. Timestamps need not rise with the offsets, so each segment is asked by itself, and nothing is
+    said of how early its records may be.
+    """
+    found: list[tuple[int, int]] = []
+    for segment in reader.segments:
+        end = segment.next_offset
+        first = _first_as_late_as(segment, timestamp)
+        if first < end:
+            start = found.pop()[0] if found and found[-1][1] == first else first
+            found.append((start, end))
+    return found
+
+
+def _first_as_late_as(segment: Segment, timestamp: int) -> int:
+    """An offset before which no record of a segment is that late; behind the last where none is."""
+    index = segment.time_index
+    try:
+        # Of one that is being written the last entry is not of all records, and some may be from before a truncation.
+        if not segment.is_active and not index.is_growing:
+            if index.last.timestamp < timestamp and _agrees(segment, index.last):
+                return segment.next_offset
+            entry = index.lookup(timestamp - 1)
+            if _agrees(segment, entry):
+                return entry.offset + 1
+    except (Gone, FileNotFoundError):
+        # Who reads it will see.
+        pass
+    return segment.base_offset
+
+
+def _agrees(segment: Segment, entry: TimeEntry) -> bool:
+    """Whether an entry of a time index is of a batch in the log; zeros that were never cut off are not."""
+    if entry.timestamp < 0:
+        return False
+    try:
+        batch = segment.find_batch(entry.offset)
+    except DamagedRange:
+        return False
+    return (
+        batch is not None
+        and batch.header.base_offset <= entry.offset
+        and batch.header.max_timestamp == entry.timestamp
+    )
+
+
 def split(piece: Piece, records: int) -> Iterator[Piece]:
     """A piece in pieces of at most so many offsets; they begin to read at the same byte, or a little later."""
     segment = piece.open()
@@ -170,12 +217,13 @@ def _position_behind(segment: Segment, offset: int) -> int:
     )
 
 
-def read(piece: Piece) -> Iterator[Columns | DamagedRange]:
+def read(piece: Piece, since: int | None = None) -> Iterator[Columns | DamagedRange]:
     """The records of a piece as columns, in order, and what is damaged among them as the error that tells of it.
 
-    Control records and aborted transactions are left out. Raises `Gone` before the first, if at all.
+    Control records and aborted transactions are left out, and batches in which no record has a timestamp (ms) as late
+    as `since`. Raises `Gone` before the first, if at all.
     """
-    from logfs.format.kernels import ATTRIBUTES, NEXT_OFFSET, SPAN_BASE_OFFSET
+    from logfs.format.kernels import ATTRIBUTES, MAX_TIMESTAMP, NEXT_OFFSET, SPAN_BASE_OFFSET
 
     segment = piece.open()
     try:
@@ -200,6 +248,8 @@ def read(piece: Piece) -> Iterator[Columns | DamagedRange]:
             wanted &= rows[:, NEXT_OFFSET] > piece.first_offset
             wanted &= rows[:, SPAN_BASE_OFFSET] < piece.end_offset
             wanted &= ~_aborted(rows, piece.aborted)
+            if since is not None:
+                wanted &= rows[:, MAX_TIMESTAMP] >= since
             for columns in spans.decode(found.data, rows[wanted]):
                 yield from _inside(columns, piece)
             if rows[-1, NEXT_OFFSET] >= piece.end_offset:

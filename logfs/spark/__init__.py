@@ -49,6 +49,8 @@ def session(
     """
     from pyspark.sql import SparkSession
 
+    from logfs.spark.source import LogfsDataSource
+
     if (master or "local").startswith("local"):
         # Otherwise Spark's workers are whatever python3 the PATH leads to, which need not have logfs.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -58,5 +60,5 @@ def session(
     for key, value in {**_SETTINGS, **_STATIC_SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
-    register(spark)
+    spark.dataSource.register(LogfsDataSource)
     return spark

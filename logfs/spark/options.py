@@ -105,6 +105,7 @@ class ReadOptions:
     max_trigger_delay_ms: int
     split_bytes: int
     initial_offsets_path: str | None
+    push_down_predicate: bool
 
 
 def paths_of(options: Mapping[str, str]) -> tuple[str, ...]:
@@ -169,6 +170,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         max_trigger_delay_ms=_duration_ms(options.get("maxTriggerDelay")),
         split_bytes=_number(options, "splitBytes") or _DEFAULT_SPLIT_BYTES,
         initial_offsets_path=options.get("initialOffsetsPath"),
+        push_down_predicate=flag(options, "pushDownPredicate", default=False),
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 from logfs.spark.arrow import kafka_schema
-from logfs.spark.batch import BatchReader
+from logfs.spark.batch import BatchReader, FilteredReader
 from logfs.spark.options import flag, read_options
 from logfs.spark.sink.options import write_options
 from logfs.spark.sink.writer import BatchWriter, StreamWriter
@@ -31,7 +31,9 @@ class LogfsDataSource(DataSource):
 
     def reader(self, schema: StructType) -> BatchReader:
         """Of a batch; `schema` may name fewer columns, and then only these are read."""
-        return BatchReader(schema, read_options(self.options, streaming=False))
+        options = read_options(self.options, streaming=False)
+        kind = FilteredReader if options.push_down_predicate else BatchReader
+        return kind(schema, options)
 
     def streamReader(self, schema: StructType) -> StreamReader:
         """Of a stream."""
@@ -41,7 +43,7 @@ class LogfsDataSource(DataSource):
         """Of a batch."""
         if overwrite:
             raise ValueError(
-                "Save mode overwrite not allowed for logfs: a log is append-only; say .mode('append'), and make room "
+                "Save mode Overwrite not allowed for logfs: a log is append-only; say .mode('append'), and make room "
                 "with 'logfs delete-records' or retention"
             )
         return BatchWriter(schema, write_options(self.options))

@@ -13,6 +13,7 @@ from logfs.log import pieces
 from logfs.log.files import Gone
 from logfs.log.walk import DamagedRange
 from logfs.spark.arrow import sized
+from logfs.spark.filters import Pushed
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
@@ -154,27 +155,30 @@ def _packed(parts: Sequence[Part], split_bytes: int) -> Iterator[Split]:
 # In the tasks.
 
 
-def read(split: Split, maker: BatchMaker, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+def read(
+    split: Split, maker: BatchMaker, options: ReadOptions, pushed: Pushed | None = None
+) -> Iterator[pa.RecordBatch]:
     """The records of a split as Arrow batches. Raises `DataLoss`, and `Corrupt` for damage."""
+    pushed = pushed or Pushed()
     for part in split.parts:
-        for found in sized(columns(part, options)):
+        for found in sized(map(pushed.select, columns(part, options, pushed.since_ms))):
             yield maker.batch(part.topic, part.partition, found)
 
 
-def columns(part: Part, options: ReadOptions) -> Iterator[Columns]:
-    """The records of a part, in order. Raises as `read`."""
+def columns(part: Part, options: ReadOptions, since_ms: int | None = None) -> Iterator[Columns]:
+    """The records of a part, in order, but for batches before a time. Raises as `read`."""
     piece = part.piece
     try:
         piece.open().close()
     except Gone as gone:
         logger.info("%s; looking for its records anew", gone)
-        yield from _columns_anew(part, options)
+        yield from _columns_anew(part, options, since_ms)
         return
-    yield from _read(piece, options)
+    yield from _read(piece, options, since_ms)
 
 
-def _read(piece: Piece, options: ReadOptions) -> Iterator[Columns]:
-    for found in pieces.read(piece):
+def _read(piece: Piece, options: ReadOptions, since_ms: int | None) -> Iterator[Columns]:
+    for found in pieces.read(piece, since_ms):
         if isinstance(found, DamagedRange):
             if options.fail_on_data_loss:
                 raise found
@@ -183,7 +187,7 @@ def _read(piece: Piece, options: ReadOptions) -> Iterator[Columns]:
             yield found
 
 
-def _columns_anew(part: Part, options: ReadOptions) -> Iterator[Columns]:
+def _columns_anew(part: Part, options: ReadOptions, since_ms: int | None) -> Iterator[Columns]:
     """The same records, where the file has been replaced by compaction or dropped by retention since the plan."""
     piece = part.piece
     log_dir, name = piece.path.parent.parent, piece.path.parent.name
@@ -198,4 +202,4 @@ def _columns_anew(part: Part, options: ReadOptions) -> Iterator[Columns]:
         )
         if first < end:
             for found in _parts(store[name].name, reader, first, end, options.split_bytes):
-                yield from _read(found.piece, options)
+                yield from _read(found.piece, options, since_ms)

@@ -62,7 +62,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._topics: Topics | None = None
         # What Trigger.AvailableNow is to reach.
         self._target: Offsets | None = None
-        self._triggered = time.monotonic()
+        self._triggered: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_topics": None}
@@ -127,12 +127,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # What has left the log keeps its offsets until it is reported as lost.
         ends = {**begins, **ends}
         backlog = {name: max(ends[name] - begins[name], 0) for name in ends}
+        if isinstance(limit, ReadAllAvailable):
+            return to_json(ends)
         if self._is_too_little(sum(backlog.values())):
             return dict(start)
         self._triggered = time.monotonic()
-        if not isinstance(limit, ReadAllAvailable):
-            ends = self._limited(begins, ends, backlog, readers)
-        return to_json(ends)
+        return to_json(self._limited(begins, ends, backlog, readers))
 
     def _begins(self, start: Offsets, readers: Mapping[TopicPartition, Reader]) -> Offsets:
         """`start`, and the log start of partitions that are new."""
@@ -140,8 +140,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**start, **new}
 
     def _is_too_little(self, backlog: int) -> bool:
+        """Whether a batch waits for more; as in Kafka's source the first never does, a last one may."""
         least = self.options.min_offsets_per_trigger
-        if least is None or self._target is not None or backlog >= least:
+        if least is None or self._triggered is None or backlog >= least:
             return False
         waited_ms = (time.monotonic() - self._triggered) * 1000
         return waited_ms < self.options.max_trigger_delay_ms

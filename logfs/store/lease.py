@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from logfs.store.lock import Turn
 from logfs.store.log_dir import LogDir
 
 if TYPE_CHECKING:
@@ -63,18 +64,25 @@ class Returned(NamedTuple):
 
 
 class LeasedLogDir(LogDir):
-    """A log directory whose lock another process has for this one: none of its own files is written."""
+    """A log directory whose lock another process has for this one: none of its own files is written.
+
+    Two that have the same lease, as two attempts of a task, take turns. One that ended in the middle has left what a
+    crash leaves, so the next one recovers the partition.
+    """
 
     def __init__(self, disk: Disk, lease: Lease, failed: Callable[[LogDir], object]) -> None:
         super().__init__(disk, Path(lease.log_dir), failed)
         self.lease = lease
         self._closed_cleanly = False
+        self._turn: Turn | None = None
 
     def open(self) -> None:
-        """Take what the lease says; `OSError` if the directory is unusable."""
+        """Wait for the turn, and take what the lease says; `OSError` if the directory is unusable."""
         lease = self.lease
         self.found = self.disk.stat(self.path)
-        self.clean, self.is_brokers = lease.clean, lease.is_brokers
+        self._turn = Turn(self.disk, self.path / lease.partition.directory)
+        self.clean = lease.clean and not self._turn.was_left_behind
+        self.is_brokers = lease.is_brokers
         for known, value in (
             (self.recovery_points, lease.recovery_point),
             (self.log_starts, lease.log_start),
@@ -111,3 +119,9 @@ class LeasedLogDir(LogDir):
     def mark_clean(self) -> None:
         """To be returned."""
         self._closed_cleanly = True
+
+    def close(self) -> None:
+        """Give the turn to the next."""
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.release()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FILE_NAME = ".lock"
+TURN_NAME = "logfs.lease"
 
 # struct flock of Linux on 64-bit machines: l_type, l_whence, l_start, l_len, l_pid.
 _FLOCK = struct.Struct("hhqqi4x")
@@ -73,6 +74,33 @@ class Lock:
 # What this process holds, by device and inode of the file. The system knows only processes: it would grant a second
 # lock to this one, and take the first away as soon as any descriptor of the file is closed.
 _held: WeakValueDictionary[tuple[int, int], Lock] = WeakValueDictionary()
+
+
+class Turn:
+    """The turn of one process among those that are to work on a partition; the others wait for it.
+
+    Who ends without `release`, as a process that is killed, leaves a file behind by which the next one knows.
+    """
+
+    def __init__(self, disk: Disk, directory: Path) -> None:
+        """Wait for the turn, and take it."""
+        self._disk = disk
+        self._path = directory / TURN_NAME
+        while True:
+            self._file: File = disk.open(self._path, write=True, create=True)
+            fcntl.lockf(self._file.fd, fcntl.LOCK_EX)
+            found = disk.stat_file(self._file)
+            if _identity(disk, self._path) == (found.st_dev, found.st_ino):
+                break
+            # Who had it before has removed the file that was waited for.
+            self._file.close()
+        self.was_left_behind = found.st_size > 0
+        disk.write(self._file, 0, b"%d\n" % os.getpid())
+
+    def release(self) -> None:
+        """Give the turn to the next: the work is done."""
+        self._disk.unlink(self._path)
+        self._file.close()
 
 
 def holder(disk: Disk, log_dir: Path) -> int | None:

@@ -61,6 +61,10 @@ class Client:
             self.call("createTopic", topic=topic, partitions=partitions, configs=_settings(configs))
         )
 
+    def grow_topic(self, topic: str, partitions: int) -> None:
+        """Give a topic more partitions, so many in all; they are served when this returns."""
+        self.call("growTopic", topic=topic, partitions=partitions)
+
     def delete_topic(self, topic: str) -> None:
         """Delete a topic."""
         self.call("deleteTopic", topic=topic)

@@ -28,10 +28,12 @@ def test_every_example_runs(
     names: dict[str, object] = {}
     for example in examples:
         exec(example.replace("/var/lib", str(tmp_path)), names)
+    spark.conf.unset("spark.sql.python.filterPushdown.enabled")
     assert names["spark"] is not None
     shown = capsys.readouterr().out
     assert "value 0" in shown
     assert re.search(r"\|\s+0\|\s+7\|", shown), "from offset 23 on"
+    assert "20 late ones" in shown
     assert spark.read.parquet(str(tmp_path / "orders")).count() == 60
     with Store(tmp_path / "logfs", read_only=True) as store:
         answers = [

@@ -158,6 +158,15 @@ STREAMS: list[dict[str, object]] = [
     {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 20},
     {"startingOffsets": each(10, -1, -2), "maxOffsetsPerTrigger": 13},
     {"startingTimestamp": T + 1500, "maxOffsetsPerTrigger": 40},
+    # The first batch does not wait for more, and a last one that is too small is left for the next run.
+    {"startingOffsets": "earliest", "minOffsetsPerTrigger": 1000},
+    {"startingOffsets": "earliest", "minOffsetsPerTrigger": 15, "maxOffsetsPerTrigger": 20},
+    {
+        "startingOffsets": "earliest",
+        "minOffsetsPerTrigger": 15,
+        "maxOffsetsPerTrigger": 20,
+        "maxTriggerDelay": "0ms",
+    },
     {
         "startingOffsetsByTimestamp": each(T + 40_000),
         "startingOffsetsByTimestampStrategy": "latest",
@@ -177,6 +186,40 @@ def test_streams(sources: Sources, tmp_path: Path, options: dict[str, object]) -
     """The same rows in the same batches, by the offsets that the checkpoint has for each."""
     kafka, logfs = (run(sources, source, tmp_path / source, **options) for source in FORMATS)
     assert logfs == kafka
+
+
+def test_partitions_that_appear_under_a_query(
+    sources: Sources, connect: Callable[[Broker], Client], tmp_path: Path
+) -> None:
+    """Read from their beginning, in the same batches."""
+    client = connect(sources.broker)
+    client.create_topic("growing", 1)
+    client.produce("growing", [Record(b"first", timestamp=T)])
+    queries = {}
+    for source in FORMATS:
+        stream = sources.stream(source, subscribe="growing", startingOffsets="earliest")
+        writer = stream.writeStream.format("memory").queryName(f"growing_{source}")
+        queries[source] = writer.option("checkpointLocation", str(tmp_path / source)).start()
+    try:
+        for partitions in (1, 2, 4):
+            if partitions > 1:
+                for query in queries.values():
+                    query.processAllAvailable()
+                client.grow_topic("growing", partitions)
+            for number in range(partitions):
+                client.produce("growing", [Record(b"next", timestamp=T)] * 3, partition=number)
+        for query in queries.values():
+            query.processAllAvailable()
+        ends = {
+            source: query.lastProgress.sources[0].endOffset for source, query in queries.items()
+        }
+    finally:
+        for query in queries.values():
+            query.stop()
+    kafka, logfs = (rows(sources.spark.table(f"growing_{source}")) for source in FORMATS)
+    assert logfs == kafka
+    assert len(logfs) == 1 + 3 * (1 + 2 + 4)
+    assert ends["logfs"] == ends["kafka"]
 
 
 ERRORS: list[tuple[dict[str, object], str]] = [
@@ -248,4 +291,63 @@ def test_errors_say_the_same(sources: Sources, options: dict[str, object], sente
     for source in FORMATS:
         with pytest.raises((PySparkException, Py4JError)) as caught:
             sources.batch(source, **options).collect()
+        assert sentence in str(caught.value), source
+
+
+HEADERS = "array<struct<key:string,value:binary>>"
+WRITE_ERRORS: list[tuple[str, dict[str, str], str]] = [
+    (
+        "value binary",
+        {},
+        "topic option required when no 'topic' attribute is present. Use the topic option for setting a topic.",
+    ),
+    ("key binary", {"topic": "orders"}, "Required attribute 'value' not found"),
+    (
+        "value int",
+        {"topic": "orders"},
+        "value attribute unsupported type int. value must be a(n) string or binary",
+    ),
+    (
+        "key int, partition bigint",
+        {"topic": "orders"},
+        "key attribute unsupported type int. key must be a(n) string or binary",
+    ),
+    (
+        "key int, topic binary",
+        {},
+        "topic attribute unsupported type binary. topic must be a(n) string",
+    ),
+    (
+        "value string, partition bigint",
+        {"topic": "orders"},
+        "partition attribute unsupported type bigint. partition must be a(n) int",
+    ),
+    (
+        "partition string, value string, headers array<struct<key:string,value:string>>",
+        {"topic": "orders"},
+        "headers attribute unsupported type array<struct<key:string,value:string>>. "
+        f"headers must be a(n) {HEADERS}",
+    ),
+    (
+        "value string, topic string",
+        {},
+        "contains a null topic. Use the `topic` option for setting a default topic.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "options", "sentence"), WRITE_ERRORS, ids=str)
+def test_errors_of_a_write_say_the_same(
+    sources: Sources, schema: str, options: dict[str, str], sentence: str
+) -> None:
+    """Of columns that are missing or of another type, and of a topic that is null."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    row = [None] * len(schema.split(", "))
+    frame = sources.spark.createDataFrame([row], schema)
+    for source in FORMATS:
+        writer = frame.write.format(source).options(**sources.options(source, dict(options)))
+        with pytest.raises((PySparkException, Py4JError)) as caught:
+            writer.mode("append").save()
         assert sentence in str(caught.value), source

@@ -190,21 +190,24 @@ def test_a_batch_that_begins_behind_its_end_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("spark")
 def test_min_offsets_per_trigger_waits(tmp_path: Path) -> None:
-    """Fewer records make no batch until maxTriggerDelay is over; AvailableNow does not wait."""
-    from pyspark.sql.streaming.datasource import ReadMinRows
+    """After the first batch, fewer records make none until maxTriggerDelay is over, unless all are asked for."""
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMinRows
 
     with Store(tmp_path / "logs") as store:
         fill(store, 10, 1)
-        start = {"orders": {"0": 4}}
+        start, end = {"orders": {"0": 4}}, {"orders": {"0": 10}}
         options = {"minOffsetsPerTrigger": "100", "maxTriggerDelay": "10h"}
         stream = reader(tmp_path / "logs", **options)
         assert stream.getDefaultReadLimit() == ReadMinRows(100)
+        assert stream.latestOffset(start, ReadMinRows(100)) == end
         assert stream.latestOffset(start, ReadMinRows(100)) == start
+        assert stream.latestOffset(start, ReadAllAvailable()) == end
         stream.prepareForTriggerAvailableNow()
-        assert stream.latestOffset(start, ReadMinRows(100)) == {"orders": {"0": 10}}
+        assert stream.latestOffset(start, ReadMinRows(100)) == start
         stream.stop()
         stream = reader(tmp_path / "logs", **{**options, "maxTriggerDelay": "0ms"})
-        assert stream.latestOffset(start, ReadMinRows(100)) == {"orders": {"0": 10}}
+        for _ in range(2):
+            assert stream.latestOffset(start, ReadMinRows(100)) == end
         stream.stop()
 
 

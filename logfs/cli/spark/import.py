@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--key-separator",
         metavar="TEXT",
-        type=lambda text: text.encode("latin-1", "backslashreplace").decode("unicode_escape"),
+        type=_separator,
         help=r"what stands between key and value in a line of text; \t is a tab",
     )
     parser.add_argument(
@@ -46,6 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="to the partitions of the keys, whatever the files say",
     )
     add_session(parser)
+
+
+def _separator(text: str) -> str:
+    return text.encode("latin-1", "backslashreplace").decode("unicode_escape")
 
 
 def run(arguments: argparse.Namespace) -> int:

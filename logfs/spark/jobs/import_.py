@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A footer is read by a few requests.
-_LOOK_BYTES = 1 << 20
 _FORMS: dict[str, type[Form]] = {"parquet": ParquetForm, "json": EnvelopeForm, "text": TextForm}
 
 
@@ -76,7 +74,8 @@ def import_(
     `key` names a field of lines that are JSON). `topic` goes before what the files say. The files' partition is
     kept, unless `repartition`; without one, a key goes where Kafka's default partitioner puts it, and records
     without keys go round. With `partitions`, topics that are not there are made with so many, or more where the files
-    name a higher one. `progress` is told (bytes of files that are done, bytes in all).
+    name a higher one. `progress` is told (bytes of files that are done, bytes in all), what is looked at to plan counted
+    too.
 
     Rows keep their order within a file; files that tell partitions and offsets, as an export's do, go in by offset.
     Raises `InvalidSetting` for what cannot be asked for, `FileNotFoundError`, `JobFailed` with the file and the line
@@ -88,26 +87,35 @@ def import_(
     form = _FORMS[format](options)
     files = find_files([sources] if isinstance(sources, (str, os.PathLike)) else sources)
     looks = [
-        Work(portion, min(portion.size_bytes, _LOOK_BYTES))
-        for file in files
-        for portion in form.cut(file)
+        Work(portion, form.look_bytes(portion)) for file in files for portion in form.cut(file)
     ]
-    found = [each for some in run(spark, "logfs import: plan", looks, form.look) for each in some]
+    size = sum(work.item.size_bytes for work in looks)
+    looked = sum(work.size_bytes for work in looks)
+    tell = _told(progress, 0, looked + size)
+    found = [
+        each for some in run(spark, "logfs import: plan", looks, form.look, tell) for each in some
+    ]
     directories = log_dirs(paths)
     _check_topics(directories, options, found, partitions)
     writer = str(uuid.uuid4())
     groups = packed(in_order(found), _size, TASK_BYTES)
     works = [Work((turn, some), sum(map(_size, some))) for turn, some in enumerate(groups)]
     task = _Stage(form, directories, writer)
+    tell = _told(progress, looked, looked + size)
     try:
-        staged = [
-            each for some in run(spark, "logfs import", works, task, progress) for each in some
-        ]
+        staged = [each for some in run(spark, "logfs import", works, task, tell) for each in some]
     except BaseException:
         _remove_staged(directories, writer)
         raise
     done = _commit(directories, writer, staged)
     return Imported(len(files), sum(each.record_count for each in staged), done.offsets)
+
+
+def _told(progress: Progress | None, before: int, total: int) -> Progress | None:
+    """The progress of a part of the work, as one of all of it."""
+    if progress is None:
+        return None
+    return lambda done, _: progress(before + done, total)
 
 
 def _size(group: Sequence[Portion]) -> int:

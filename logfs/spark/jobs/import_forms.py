@@ -80,6 +80,10 @@ class Form(ABC):
         """A file in portions, without opening it."""
 
     @abstractmethod
+    def look_bytes(self, portion: Portion) -> int:
+        """About how many bytes `look` has to read."""
+
+    @abstractmethod
     def look(self, portion: Portion) -> list[Portion]:
         """The same rows in portions that tell their names and offsets. Raises `InvalidRecord`, `OSError`."""
 

@@ -65,6 +65,9 @@ class LinesForm(Form):
 class TextForm(LinesForm):
     """A line is a value, as it is; its key is what stands before a separator, or a field of the JSON that it is."""
 
+    def look_bytes(self, portion: Portion) -> int:
+        return 0
+
     def look(self, portion: Portion) -> list[Portion]:
         return [replace(portion, names=frozenset([(self.options.topic, None)]))]
 
@@ -108,6 +111,9 @@ class TextForm(LinesForm):
 
 class EnvelopeForm(LinesForm):
     """A line is a JSON envelope, as an export, `records.jsonl` and `append.jsonl` have them."""
+
+    def look_bytes(self, portion: Portion) -> int:
+        return portion.size_bytes
 
     def look(self, portion: Portion) -> list[Portion]:
         """As long as all lines begin as an export's do, with the same partition, none but two are parsed."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # A file that is no more than this is read whole and closed: many may be merged at once.
 _SMALL_BYTES = 4 << 20
+# What opening a file costs, as if it were bytes.
+_FOOTER_BYTES = 1 << 20
 
 
 class ParquetForm(Form):
@@ -30,6 +32,9 @@ class ParquetForm(Form):
 
     def cut(self, path: str) -> list[Portion]:
         return [Portion(path, 0, None, Path(path).stat().st_size)]
+
+    def look_bytes(self, portion: Portion) -> int:
+        return min(portion.size_bytes, _FOOTER_BYTES)
 
     def look(self, portion: Portion) -> list[Portion]:
         with _named(portion.path), pq.ParquetFile(portion.path) as file:

@@ -6,29 +6,24 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    IntegerType,
-    StringType,
-    StructType,
-    TimestampType,
-)
-
 from logfs.spark.options import paths_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pyspark.sql.types import StructType
+
 logger = logging.getLogger(__name__)
 
+# In the order in which Spark's own sink checks them.
 _TYPES = {
-    "topic": (StringType(),),
-    "key": (StringType(), BinaryType()),
-    "value": (StringType(), BinaryType()),
-    "partition": (IntegerType(),),
+    "topic": ("string",),
+    "key": ("string", "binary"),
+    "value": ("string", "binary"),
+    "headers": ("array<struct<key:string,value:binary>>",),
+    "partition": ("int",),
     # Our own: Kafka's sink lets the producer take the time.
-    "timestamp": (TimestampType(),),
+    "timestamp": ("timestamp",),
 }
 
 
@@ -69,29 +64,20 @@ def _transaction(options: Mapping[str, str]) -> tuple[str, int] | None:
 
 
 def check_write_schema(schema: StructType, options: WriteOptions) -> None:
-    """Raise `ValueError` unless the columns are those of Kafka's sink, and `timestamp`."""
-    found = {field.name: field.dataType for field in schema}
-    if options.topic is None and "topic" not in found:
+    """Raise `ValueError` unless the columns are those of Kafka's sink, and `timestamp`; it ignores all others."""
+    # What Spark's own sink compares too: whether a column may be null says nothing.
+    found = {field.name: field.dataType.simpleString() for field in schema}
+    if options.topic is not None:
+        # Goes before the column, whatever that is.
+        found.pop("topic", None)
+    elif "topic" not in found:
         raise ValueError(
             "topic option required when no 'topic' attribute is present. Use the topic option for setting a topic."
         )
-    if "value" not in found:
-        raise ValueError("Required attribute 'value' not found.")
     for name, types in _TYPES.items():
+        if name == "value" and name not in found:
+            raise ValueError("Required attribute 'value' not found")
         if name in found and found[name] not in types:
-            words = " or ".join(kind.simpleString() for kind in types)
             raise ValueError(
-                f"{name} attribute type must be a {words}, not {found[name].simpleString()}"
+                f"{name} attribute unsupported type {found[name]}. {name} must be a(n) {' or '.join(types)}"
             )
-    if "headers" in found and not _are_headers(found["headers"]):
-        raise ValueError(
-            "headers attribute type must be a array<struct<key:string,value:binary>>, "
-            f"not {found['headers'].simpleString()}"
-        )
-
-
-def _are_headers(kind: object) -> bool:
-    if not isinstance(kind, ArrayType) or not isinstance(kind.elementType, StructType):
-        return False
-    fields = [(field.name, field.dataType) for field in kind.elementType]
-    return fields == [("key", StringType()), ("value", BinaryType())]

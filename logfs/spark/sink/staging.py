@@ -101,7 +101,7 @@ class Task:
         column = chunk.column("topic")
         if column.null_count:
             raise ValueError(
-                "null topic present in the data. Use the topic option for setting a topic."
+                "the data contains a null topic. Use the `topic` option for setting a default topic."
             )
         coded = column.dictionary_encode()
         codes = coded.indices.to_numpy(zero_copy_only=False)

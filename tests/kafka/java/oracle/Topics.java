@@ -12,11 +12,13 @@ import org.apache.kafka.clients.admin.ConfigEntry;
 import org.apache.kafka.clients.admin.ListOffsetsOptions;
 import org.apache.kafka.clients.admin.ListOffsetsResult;
 import org.apache.kafka.clients.admin.ListTopicsOptions;
+import org.apache.kafka.clients.admin.NewPartitions;
 import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.admin.OffsetSpec;
 import org.apache.kafka.clients.admin.RecordsToDelete;
 import org.apache.kafka.common.IsolationLevel;
 import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.TopicPartitionInfo;
 import org.apache.kafka.common.config.ConfigResource;
 import org.apache.kafka.common.errors.UnknownTopicOrPartitionException;
 
@@ -30,6 +32,7 @@ final class Topics {
             admin(arguments).deleteTopics(List.of(arguments.get("topic").textValue())).all().get();
             return null;
         });
+        calls.put("growTopic", Topics::grow);
         calls.put("topicIds", Topics::ids);
         calls.put("alterTopic", Topics::alter);
         calls.put("deleteRecords", Topics::deleteRecords);
@@ -65,16 +68,29 @@ final class Topics {
             entry -> configs.put(entry.getKey(), entry.getValue().asText()));
         NewTopic topic = new NewTopic(name, arguments.get("partitions").intValue(), (short) 1).configs(configs);
         String id = admin(arguments).createTopics(List.of(topic)).topicId(name).get().toString();
-        while (!served(admin(arguments), name)) {
-            Thread.sleep(5);
-        }
+        awaitServed(admin(arguments), name, arguments.get("partitions").intValue());
         return id;
     }
 
-    private static boolean served(Admin admin, String name) throws Exception {
+    private static Object grow(JsonNode arguments) throws Exception {
+        String name = arguments.get("topic").textValue();
+        int count = arguments.get("partitions").intValue();
+        admin(arguments).createPartitions(Map.of(name, NewPartitions.increaseTo(count))).all().get();
+        awaitServed(admin(arguments), name, count);
+        return null;
+    }
+
+    private static void awaitServed(Admin admin, String name, int count) throws Exception {
+        while (!served(admin, name, count)) {
+            Thread.sleep(5);
+        }
+    }
+
+    private static boolean served(Admin admin, String name, int count) throws Exception {
         try {
-            return admin.describeTopics(List.of(name)).allTopicNames().get().get(name).partitions().stream()
-                .allMatch(partition -> partition.leader() != null);
+            List<TopicPartitionInfo> found =
+                admin.describeTopics(List.of(name)).allTopicNames().get().get(name).partitions();
+            return found.size() == count && found.stream().allMatch(partition -> partition.leader() != null);
         } catch (ExecutionException error) {
             if (error.getCause() instanceof UnknownTopicOrPartitionException) {
                 return false;

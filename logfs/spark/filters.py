@@ -1,0 +1,184 @@
+"""The filters of a query, as far as the log answers them itself.
+
+Topic, partition and offset are answered exactly: nothing else is read. Of time the log knows how late the records of
+a segment and of a batch may be: what is too early is left out, and Spark looks at the rest again.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+    StringContains,
+    StringEndsWith,
+    StringStartsWith,
+)
+
+from logfs.log import pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from pyspark.sql.datasource import Filter
+
+    from logfs.format.columns import Columns
+    from logfs.log.reader import Reader
+
+    # Numbers in order: from the first of a pair to before the second.
+    Ranges = Sequence[tuple[int, int]]
+
+_FIRST, _END = -(2**63), 2**63 - 1
+# Of offsets with more gaps than this, all between the least and the greatest are read.
+_MOST_RANGES = 100
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+# None of these columns is ever null.
+_TYPES = {"topic": str, "partition": int, "offset": int, "timestamp": datetime}
+# Spark orders strings by their bytes in UTF-8, which is Python's order too.
+_STRINGS: dict[type[Filter], Callable[[str, Any], bool]] = {
+    EqualTo: operator.eq,
+    EqualNullSafe: operator.eq,
+    In: lambda topic, topics: topic in topics,
+    LessThan: operator.lt,
+    LessThanOrEqual: operator.le,
+    GreaterThan: operator.gt,
+    GreaterThanOrEqual: operator.ge,
+    StringStartsWith: str.startswith,
+    StringEndsWith: str.endswith,
+    StringContains: operator.contains,
+}
+_NUMBERS: dict[type[Filter], Callable[[Sequence[int]], Ranges]] = {
+    EqualTo: lambda values: [(values[0], values[0] + 1)],
+    EqualNullSafe: lambda values: [(values[0], values[0] + 1)],
+    In: lambda values: _runs(values),
+    LessThan: lambda values: [(_FIRST, values[0])],
+    LessThanOrEqual: lambda values: [(_FIRST, values[0] + 1)],
+    GreaterThan: lambda values: [(values[0] + 1, _END)],
+    GreaterThanOrEqual: lambda values: [(values[0], _END)],
+}
+
+
+@dataclass
+class Pushed:
+    """What the filters that were pushed down leave of a read; without any, all of it.
+
+    Times are microseconds since the epoch, as Spark has them.
+    """
+
+    topics: list[Filter] = field(default_factory=list)
+    partitions: Ranges = ((_FIRST, _END),)
+    offsets: Ranges = ((_FIRST, _END),)
+    since_us: int = _FIRST
+    until_us: int = _END
+
+    def push(self, filters: Iterable[Filter]) -> Iterator[Filter]:
+        """Take in filters, all of which a row has to pass; yields those that Spark has to look at again."""
+        for each in filters:
+            if not self._answers(each):
+                yield each
+
+    def _answers(self, each: Filter) -> bool:
+        plain = each.child if isinstance(each, Not) else each
+        column = ".".join(getattr(plain, "attribute", ()))
+        if column not in _TYPES:
+            return False
+        if isinstance(each, IsNotNull):
+            return True
+        known = _STRINGS if column == "topic" else _NUMBERS
+        # Anything that is not as expected is left to Spark.
+        if type(plain) not in known or {*map(type, _values(plain))} - {_TYPES[column]}:
+            return False
+        if column == "topic":
+            self.topics.append(each)
+            return True
+        found = _ranges(each)
+        if column == "partition":
+            self.partitions = _common(self.partitions, found)
+            return True
+        first, end = (found[0][0], found[-1][1]) if found else (_END, _FIRST)
+        if column == "timestamp":
+            self.since_us, self.until_us = max(self.since_us, first), min(self.until_us, end)
+            return False
+        is_exact = len(found) <= _MOST_RANGES
+        self.offsets = _common(self.offsets, found if is_exact else [(first, end)])
+        return is_exact
+
+    def wanted(self, reader: Reader, first: int, end: int) -> Ranges:
+        """What of the offsets [first, end) of a partition is to be read."""
+        number = reader.partition
+        if not _common(self.partitions, [(number, number + 1)]):
+            return []
+        if not all(_holds(each, reader.topic) for each in self.topics):
+            return []
+        found = _common([(first, end)], self.offsets)
+        if found and self.since_ms is not None:
+            found = _common(found, pieces.as_late_as(reader, self.since_ms))
+        return found
+
+    @property
+    def since_ms(self) -> int | None:
+        """The earliest timestamp that is wanted, in milliseconds as the log has it; None for any."""
+        return None if self.since_us == _FIRST else -(-self.since_us // 1000)
+
+    def select(self, columns: Columns) -> Columns:
+        """The records of the times that are wanted."""
+        if (self.since_us, self.until_us) == (_FIRST, _END):
+            return columns
+        # As Spark is shown them, also where that overflows.
+        times = columns.timestamps * 1000
+        return columns.select((times >= self.since_us) & (times < self.until_us))
+
+
+def _values(plain: Any) -> Sequence[Any]:
+    """What a filter of the tables above compares with."""
+    return plain.value if isinstance(plain, In) else [plain.value]
+
+
+def _holds(each: Any, topic: str) -> bool:
+    """Whether a filter lets a topic through."""
+    if isinstance(each, Not):
+        return not _holds(each.child, topic)
+    return _STRINGS[type(each)](topic, each.value)
+
+
+def _ranges(each: Filter) -> Ranges:
+    """The numbers that a filter lets through."""
+    if isinstance(each, Not):
+        return _complement(_ranges(each.child))
+    values = _values(each)
+    return _NUMBERS[type(each)](
+        [v if isinstance(v, int) else (v - _EPOCH) // _MICROSECOND for v in values]
+    )
+
+
+def _runs(values: Sequence[int]) -> Ranges:
+    """Numbers as ranges."""
+    found: list[tuple[int, int]] = []
+    for value in sorted(set(values)):
+        first = found.pop()[0] if found and found[-1][1] == value else value
+        found.append((first, value + 1))
+    return found
+
+
+def _complement(ranges: Ranges) -> Ranges:
+    ends = [_FIRST, *(end for _, end in ranges)]
+    firsts = [*(first for first, _ in ranges), _END]
+    return [(end, first) for end, first in zip(ends, firsts, strict=True) if end < first]
+
+
+def _common(one: Ranges, other: Ranges) -> Ranges:
+    """What is in both."""
+    found = ((max(a, c), min(b, d)) for a, b in one for c, d in other)
+    return [(first, end) for first, end in found if first < end]

@@ -1,0 +1,402 @@
+"""Filters that reach the log: the same rows as without, and what no filter wants is not read."""
+
+from __future__ import annotations
+
+import operator
+import re
+import shutil
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from logfs.format.record import Record
+from logfs.store.store import Store
+
+pytest.importorskip("pyspark", reason="pyspark is not installed")
+
+from pyspark import cloudpickle
+from pyspark.errors import PySparkException
+from pyspark.sql import datasource as api
+from pyspark.sql.datasource import CaseInsensitiveDict, EqualTo, Filter, In, IsNotNull, Not
+
+import logfs.spark
+from logfs.spark.batch import FilteredReader
+from logfs.spark.source import LogfsDataSource
+from logfs.spark.splits import DataLoss
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+T = 1_700_000_000_000
+COUNT = 300
+ENABLED = "spark.sql.python.filterPushdown.enabled"
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Row(NamedTuple):
+    """What filters are about."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: datetime
+
+
+def timestamp(partition: int, n: int) -> int:
+    """Of a record, in ms: rising, in falling blocks, or as if drawn by lot; each segment holds a few seconds."""
+    if partition == 0:
+        return T + n * 1000
+    if partition == 1:
+        return T + (COUNT - n // 20 * 20 + n % 20) * 1000
+    return T + n * 7919 % COUNT * 1000
+
+
+def write(store: Store) -> None:
+    """Three partitions of `orders` in segments of 20 to 40 records, and one of `other`."""
+    store.settings.set_topic("orders", "segment.bytes", "1500")
+    store.settings.set_topic("orders", "index.interval.bytes", "200")
+    for number in range(3):
+        partition = store.create(f"orders-{number}")
+        for first in range(0, COUNT, 5):
+            partition.append(
+                [
+                    Record(b"value %d" % n, b"key", timestamp=timestamp(number, n))
+                    for n in range(first, first + 5)
+                ]
+            )
+    store.create("other-0").append([Record(b"%d" % n, timestamp=T + n) for n in range(10)])
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Those partitions, closed as they should be."""
+    path = tmp_path_factory.mktemp("logs")
+    with Store(path) as store:
+        write(store)
+    return path
+
+
+# What Spark asks of the reader, asked directly.
+
+
+def reader(log_dir: Path, **options: str) -> FilteredReader:
+    """What Spark makes of these options, as it comes to a task."""
+    wanted = {"subscribe": "orders,other", "path": str(log_dir), **options}
+    source = LogfsDataSource(CaseInsensitiveDict({"pushDownPredicate": "true", **wanted}))
+    found = source.reader(source.schema())
+    assert isinstance(found, FilteredReader)
+    return found
+
+
+def planned(found: FilteredReader) -> int:
+    """How many offsets the tasks are to look at."""
+    return sum(
+        part.piece.end_offset - part.piece.first_offset
+        for split in found.partitions()
+        for part in split.parts
+    )
+
+
+def read(found: FilteredReader) -> list[Row]:
+    """The rows of all splits."""
+    splits = found.partitions()
+    # As it comes to a task.
+    found = cloudpickle.loads(cloudpickle.dumps(found))
+    rows = []
+    for split in splits:
+        for batch in found.read(split):
+            columns = [batch.column(name).to_pylist() for name in Row._fields]
+            rows += map(Row._make, zip(*columns, strict=True))
+    return sorted(rows)
+
+
+def pushed(log_dir: Path, *filters: Filter, **options: str) -> tuple[FilteredReader, list[Filter]]:
+    """A reader with these filters, and those that Spark is to look at again."""
+    found = reader(log_dir, **options)
+    return found, list(found.pushFilters([*filters]))
+
+
+COMPARISONS = {
+    api.EqualTo: operator.eq,
+    api.LessThan: operator.lt,
+    api.LessThanOrEqual: operator.le,
+    api.GreaterThan: operator.gt,
+    api.GreaterThanOrEqual: operator.ge,
+    api.StringStartsWith: lambda text, start: text.startswith(start),
+    api.StringEndsWith: lambda text, end: text.endswith(end),
+    api.StringContains: lambda text, part: part in text,
+}
+
+
+def passes(each: Filter, row: Row) -> bool | None:
+    """What SQL says of a row: None where it is unknown, and then the row does not pass."""
+    if isinstance(each, Not):
+        found = passes(each.child, row)
+        return None if found is None else not found
+    value = getattr(row, each.attribute[0])
+    if isinstance(each, (api.IsNull, IsNotNull)):
+        return isinstance(each, IsNotNull)
+    if isinstance(each, api.EqualNullSafe):
+        return bool(value == each.value)
+    if isinstance(each, In):
+        return True if value in each.value else None if None in each.value else False
+    return None if each.value is None else bool(COMPARISONS[type(each)](value, each.value))
+
+
+@pytest.fixture(scope="module")
+def everything(logs: Path) -> list[Row]:
+    """All rows."""
+    found = read(reader(logs))
+    assert len(found) == 3 * COUNT + 10
+    return found
+
+
+moments = st.integers(-1500, (COUNT + 2) * 1000 * 1000).map(
+    lambda us: EPOCH + timedelta(milliseconds=T, microseconds=us)
+) | st.sampled_from([EPOCH - timedelta(days=1), EPOCH, datetime(9999, 12, 31, tzinfo=UTC)])
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "topic": st.sampled_from(["orders", "other", "", "none", "order", "ordersx", "ö"]),
+    "partition": st.integers(-1, 4) | st.just(2**31),
+    "offset": st.integers(-3, COUNT + 3) | st.sampled_from([-(2**63), 2**63 - 1]),
+    "timestamp": moments,
+}
+
+
+@st.composite
+def filters(draw: st.DrawFn) -> Filter:
+    """Of every kind that Spark sends, about each of the columns."""
+    column = draw(st.sampled_from(sorted(VALUES)))
+    value = VALUES[column] | st.none() if draw(st.integers(0, 9)) == 0 else VALUES[column]
+    kinds: list[Any] = [*COMPARISONS, api.EqualNullSafe, In, api.IsNull, IsNotNull]
+    if column != "topic":
+        kinds = [kind for kind in kinds if not kind.__name__.startswith("String")]
+    kind = draw(st.sampled_from(kinds))
+    if kind in (api.IsNull, IsNotNull):
+        found = kind((column,))
+    elif kind is In:
+        found = In((column,), draw(st.lists(value, max_size=8)))
+    else:
+        found = kind((column,), draw(value))
+    return Not(found) if draw(st.integers(0, 3)) == 0 else found
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(filters(), max_size=3))
+def test_any_filters_leave_the_rows_that_pass(
+    logs: Path, everything: list[Row], wanted: list[Filter]
+) -> None:
+    """What is read, and passes the filters that came back, is what passes all of them."""
+    found, again = pushed(logs, *wanted)
+    assert all(any(each is other for other in wanted) for each in again)
+    assert [row for row in read(found) if all(passes(each, row) for each in again)] == [
+        row for row in everything if all(passes(each, row) for each in wanted)
+    ]
+
+
+def at(ms: int) -> datetime:
+    """A time of the records, by milliseconds behind the first."""
+    return EPOCH + timedelta(milliseconds=T + ms)
+
+
+ANSWERED: list[tuple[int, list[Filter]]] = [
+    (10, [EqualTo(("topic",), "other")]),
+    (900, [Not(EqualTo(("topic",), "other")), IsNotNull(("topic",))]),
+    (0, [In(("topic",), [])]),
+    (300, [EqualTo(("partition",), 1)]),
+    (600, [api.GreaterThan(("partition",), 0)]),
+    (0, [EqualTo(("partition",), 9)]),
+    (4, [EqualTo(("offset",), 7)]),
+    (12, [In(("offset",), [3, 4, 5, 299, 299, 1000]), api.LessThan(("topic",), "other")]),
+    (20, [api.GreaterThanOrEqual(("offset",), 100), api.LessThan(("offset",), 120),
+          api.EqualNullSafe(("partition",), 2)]),
+    (298, [Not(In(("offset",), [0, 150])), EqualTo(("partition",), 1)]),
+    (0, [api.GreaterThan(("offset",), 50), api.LessThan(("offset",), 51)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("count", "wanted"), ANSWERED, ids=str)
+def test_what_is_answered_is_not_looked_at_again(
+    logs: Path, count: int, wanted: list[Filter]
+) -> None:
+    """By topic, partition and offset: what passes is planned, and nothing else, at either isolation level."""
+    for isolation in ("read_uncommitted", "read_committed"):
+        found, again = pushed(logs, *wanted, isolationLevel=isolation)
+        assert again == []
+        assert planned(found) == len(read(found)) == count
+
+
+def test_a_long_list_of_offsets_is_read_as_one_range(logs: Path) -> None:
+    """So that a plan does not grow with it; Spark picks the rows."""
+    several = In(("offset",), [*range(0, 100, 2), 150])
+    found, again = pushed(logs, several, EqualTo(("partition",), 1))
+    assert (planned(found), again) == (51, [])
+    many = In(("offset",), list(range(10, 290, 2)))
+    found, again = pushed(logs, many, EqualTo(("partition",), 1))
+    assert (planned(found), again) == (279, [many])
+
+
+def test_what_cannot_be_answered_comes_back(logs: Path) -> None:
+    """By identity, as Spark wants it; nulls and columns that the log cannot look up among them."""
+    for each in (
+        EqualTo(("value",), b"value 1"),
+        EqualTo(("timestampType",), 0),
+        EqualTo(("headers", "key"), "x"),
+        EqualTo(("offset",), None),
+        EqualTo(("partition",), True),
+        api.EqualNullSafe(("topic",), None),
+        In(("offset",), [1, None]),
+        Not(In(("partition",), [None])),
+        api.IsNull(("offset",)),
+        api.GreaterThan(("timestamp",), at(0)),
+    ):
+        found, (again,) = pushed(logs, each)
+        assert again is each
+        assert planned(found) == 3 * COUNT + 10
+
+
+def test_time_leaves_out_segments_and_what_lies_before(logs: Path) -> None:
+    """Where timestamps rise, little is left to read; where they do not, more, and no record is missed."""
+    late = api.GreaterThanOrEqual(("timestamp",), at((COUNT - 10) * 1000))
+    for partition, most in ((0, 20), (1, 60), (2, 290)):
+        found, _ = pushed(logs, late, EqualTo(("partition",), partition), subscribe="orders")
+        assert planned(found) <= most
+        assert len(read(found)) == 10 + 20 * (partition == 1)
+    # What the index cannot tell, each batch and each record does.
+    found, _ = pushed(logs, EqualTo(("timestamp",), at(5000)))
+    assert {row.timestamp for row in read(found)} == {at(5000)}
+    none = api.GreaterThan(("timestamp",), at(COUNT * 2000))
+    found, _ = pushed(logs, none)
+    assert planned(found) == 0
+
+
+@pytest.mark.parametrize("spoil", [lambda data: data + bytes(120), lambda data: b""])
+def test_a_time_index_that_is_wrong_hides_nothing(
+    logs: Path, everything: list[Row], tmp_path: Path, spoil: Callable[[bytes], bytes]
+) -> None:
+    """Zeros behind the entries, as of an index that was never trimmed, or no entries at all."""
+    shutil.copytree(logs, tmp_path, dirs_exist_ok=True)
+    for index in tmp_path.glob("*/*.timeindex"):
+        index.write_bytes(spoil(index.read_bytes()))
+    for ms in range(0, COUNT * 1000, 30_500):
+        found, _ = pushed(tmp_path, api.GreaterThan(("timestamp",), at(ms)))
+        assert read(found) == [row for row in everything if row.timestamp > at(ms)]
+
+
+def test_filters_while_somebody_writes(tmp_path: Path) -> None:
+    """The last segment grows, and its index is not believed; what was appended since is found."""
+    with Store(tmp_path) as store:
+        write(store)
+        last = [row for row in read(reader(tmp_path)) if row.timestamp >= at(250_500)]
+        late = api.GreaterThan(("timestamp",), at(250_000))
+        found, _ = pushed(tmp_path, late)
+        assert planned(found) < 3 * COUNT
+        assert read(found) == last
+        store["orders-0"].append([Record(b"late", timestamp=T + 251_000)])
+        store["orders-0"].append([Record(b"early", timestamp=T)])
+        assert len(read(found)) == len(last) + 1
+        # Later than the index knows.
+        store["orders-0"].append([Record(b"latest", timestamp=T + 500_000)])
+        (row,) = read(pushed(tmp_path, api.GreaterThan(("timestamp",), at(400_000)))[0])
+        assert row.timestamp == at(500_000)
+
+
+def test_a_filter_hides_no_loss(tmp_path: Path) -> None:
+    """What is an error without a filter is one with it, whatever the filter wants."""
+    with Store(tmp_path) as store:
+        write(store)
+        store.delete_records("orders-0", 10)
+    start = '{"orders":{"0":4,"1":0,"2":0}}'
+    found, _ = pushed(
+        tmp_path, EqualTo(("partition",), 1), subscribe="orders", startingOffsets=start
+    )
+    with pytest.raises(DataLoss, match="offsets 4 to 9 of orders-0"):
+        found.partitions()
+
+
+# The whole way through Spark.
+
+PREDICATES = [
+    "topic = 'orders' and partition = 1 and offset = 17",
+    "topic in ('other', 'none') and offset < 5",
+    "topic like 'ord%' and offset >= 295L",
+    "topic <> 'orders' and partition is not null",
+    "partition <> 1 and offset between 40 and 60",
+    "offset in (1, 2, 3, 150, 999, null)",
+    "offset not in (1, 2, 3) and offset < 6",
+    "offset <=> 3 or offset <=> null",
+    "offset > 10 and offset < 11",
+    "offset % 100 = 0 and not (partition = 1)",
+    "timestamp > timestamp_millis(1700000250000L) and offset < 100",
+    "timestamp <= timestamp_millis(1700000010000L)",
+    "timestamp > timestamp_micros(1700000249999999L) and partition = 2",
+    "date(timestamp) = date'1999-01-01'",
+    "value = binary('value 5')",
+]
+
+
+def load(spark: SparkSession, logs: Path, *, push_down: bool) -> DataFrame:
+    frame = spark.read.format("logfs").option("subscribe", "orders,other")
+    return frame.option("pushDownPredicate", str(push_down).lower()).load(str(logs))
+
+
+@pytest.fixture
+def pushing(spark: SparkSession) -> Iterator[SparkSession]:
+    """The session with the setting that has Spark push filters down."""
+    spark.conf.set(ENABLED, "true")
+    yield spark
+    spark.conf.unset(ENABLED)
+
+
+def in_order(frame: DataFrame) -> list[tuple[object, ...]]:
+    return sorted((tuple(row) for row in frame.collect()), key=lambda row: row[2:5])
+
+
+@pytest.mark.parametrize("predicate", PREDICATES)
+def test_the_rows_are_those_that_spark_picks(
+    pushing: SparkSession, logs: Path, predicate: str
+) -> None:
+    """All columns of them."""
+    expected = in_order(load(pushing, logs, push_down=False).where(predicate))
+    assert in_order(load(pushing, logs, push_down=True).where(predicate)) == expected
+
+
+def test_less_is_read(pushing: SparkSession, logs: Path) -> None:
+    """Filters reach the plan: there are fewer tasks."""
+    where = "offset >= 280 and partition = 1"
+    options = {"subscribe": "orders,other", "maxRecordsPerPartition": "10"}
+    for push_down, least, most in (("false", 91, 910), ("true", 2, 2)):
+        reading = pushing.read.format("logfs").options(**options, pushDownPredicate=push_down)
+        tasks = reading.load(str(logs)).where(where).rdd.getNumPartitions()
+        assert least <= tasks <= most
+
+
+def test_a_frame_may_be_filtered_in_many_ways(pushing: SparkSession, logs: Path) -> None:
+    """Spark 4.3 gives what the last filter left to all who read the same `load`: not unless it is asked for."""
+    frame = load(pushing, logs, push_down=False)
+    one, two = frame.where("topic = 'other'"), frame.where("partition = 1")
+    assert [one.count(), two.count(), frame.count(), one.count()] == [10, 300, 910, 10]
+    assert one.union(two).union(frame).count() == 10 + 300 + 910
+
+
+def test_without_the_setting_spark_says_what_to_set(spark: SparkSession, logs: Path) -> None:
+    """The option alone is an error; without either, everything works."""
+    spark.conf.unset(ENABLED)
+    with pytest.raises(PySparkException, match=re.escape(ENABLED)):
+        load(spark, logs, push_down=True).count()
+    assert load(spark, logs, push_down=False).where("offset = 3").count() == 4
+
+
+def test_settings_of_ones_own_win(spark: SparkSession) -> None:
+    """`session` leaves them as they were given; `register` sets what it needs."""
+    name = "spark.sql.execution.arrow.maxBytesPerBatch"
+    try:
+        assert logfs.spark.session(settings={name: "1000000"}).conf.get(name) == "1000000"
+    finally:
+        logfs.spark.register(spark)
+    assert spark.conf.get(name) == str(2**31 - 1)
