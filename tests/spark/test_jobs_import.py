@@ -242,13 +242,16 @@ def test_columns_of_ones_own(spark: SparkSession, empty: Path, tmp_path: Path) -
     moment = pa.array([T * 1_000_000 + 999_999, None], pa.timestamp("ns"))
     first = pa.table({"id": [1, 2], "body": ["a", None], "timestamp": moment})
     pq.write_table(first, tmp_path / "1.parquet")
-    second = pa.table({"body": pa.array([b"c"], pa.large_binary()), "id": ["x"], "more": [1.5]})
+    body = pa.array([b"c", b"d"], pa.large_binary())
+    second = pa.table({"body": body, "id": ["x", None], "more": [1.5, 2], "timestamp": [T + 1, -1]})
     pq.write_table(second, tmp_path / "2.parquet")
     import_(spark, tmp_path, empty, topic="t", key="id", value="body", partitions=1)
     rows = contents(empty)["t-0"]
-    assert [row[1:3] for row in rows] == [(b"1", b"a"), (b"2", None), (b"x", b"c")]
-    assert rows[0][4] == T
-    assert all((row[4] or 0) > T for row in rows[1:])
+    assert [row[1:3] for row in rows] == [(b"1", b"a"), (b"2", None), (b"x", b"c"), (None, b"d")]
+    now = rows[1][4]
+    assert now is not None
+    assert now > T + 1
+    assert [row[4] for row in rows] == [T, now, T + 1, -1]
 
 
 def test_partitions_of_the_files_or_of_the_keys(

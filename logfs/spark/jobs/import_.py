@@ -74,8 +74,7 @@ def import_(
     `key` names a field of lines that are JSON). `topic` goes before what the files say. The files' partition is
     kept, unless `repartition`; without one, a key goes where Kafka's default partitioner puts it, and records
     without keys go round. With `partitions`, topics that are not there are made with so many, or more where the files
-    name a higher one. `progress` is told (bytes of files that are done, bytes in all), what is looked at to plan counted
-    too.
+    name a higher one. `progress` is told (bytes that are done, bytes in all) of files that are looked at, and read.
 
     Rows keep their order within a file; files that tell partitions and offsets, as an export's do, go in by offset.
     Raises `InvalidSetting` for what cannot be asked for, `FileNotFoundError`, `JobFailed` with the file and the line
