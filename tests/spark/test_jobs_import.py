@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from tests.conftest import Mount
 
 
+ENVELOPE = '{"topic":"t","partition":0,"offset":%d,"value":"v"}\n'
+
+
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log with everything in it; its dates go to and fro."""
@@ -132,6 +135,8 @@ def test_what_spark_wrote_as_parquet(
     source = spark.read.format("logfs").option("includeHeaders", "true")
     frame = source.option("subscribePattern", ".").load(str(log))
     frame.coalesce(2).write.partitionBy(*folders).parquet(str(tmp_path / "out"))
+    nothing = pa.table({"value": pa.array([], pa.string())})
+    pq.write_table(nothing, tmp_path / "out/empty.parquet")
     import_(spark, tmp_path / "out", empty, partitions=1)
     assert contents(empty) == contents(log)
 
@@ -234,6 +239,21 @@ def test_a_large_file_is_cut_for_many_tasks(
     assert values(empty, "t-0") == lines
 
 
+def test_a_long_line_hides_no_order(
+    spark: SparkSession, empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A portion that is the inside of one line tells no offsets, and the others are merged all the same."""
+    monkeypatch.setattr(import_lines, "TASK_BYTES", 1000)
+    lines = [
+        ENVELOPE.replace('"v"', f'"{n}{"x" * (5000 if n == 9 else 9)}"') % n for n in range(80)
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(lines[::2]))
+    (tmp_path / "b.jsonl").write_text("".join(lines[1::2]))
+    import_(spark, tmp_path, empty, format="json", partitions=1)
+    numbers = [int((value or b"").rstrip(b"x")) for value in values(empty, "t-0")]
+    assert numbers == list(range(80))
+
+
 # Parquet.
 
 
@@ -317,9 +337,6 @@ def test_merging_keeps_both_orders(seed: int) -> None:
 
 
 # What is wrong.
-
-
-ENVELOPE = '{"topic":"t","partition":0,"offset":%d,"value":"v"}\n'
 
 
 @pytest.mark.parametrize(

@@ -165,8 +165,9 @@ class _OpenFile(ABC):
     @abstractmethod
     def _end(self) -> None: ...
 
-    def flush(self) -> None:  # noqa: B027
-        """Write what is held back, if anything is."""
+    @abstractmethod
+    def flush(self) -> None:
+        """Write what is held back."""
 
     def write(self, columns: Columns) -> None:
         """Add records."""
@@ -230,6 +231,9 @@ class _JsonFile(_OpenFile):
     def _add(self, columns: Columns) -> None:
         lines: NDArray[np.uint8] = text.render(columns, text.View.ENVELOPES, self._prefix)[0]
         self._stream.write(lines)
+
+    def flush(self) -> None:
+        self._stream.flush()
 
     def _end(self) -> None:
         self._stream.close()

@@ -130,9 +130,12 @@ class EnvelopeForm(LinesForm):
                 here = list(found[1])
             known = [offset for offset in here if offset is not None]
             offsets += [known[0], max(known)] if len(known) == len(here) else [None]
+        if not names:
+            # All of it is the inside of one line.
+            return []
         alone = len(names) == 1 and None not in {partition for _, partition in names}
         bounds = None
-        if alone and offsets and None not in offsets:
+        if alone and None not in offsets:
             bounds = offsets[0] or 0, max(offset or 0 for offset in offsets)
         return [replace(portion, names=self._named(names), offsets=bounds)]
 

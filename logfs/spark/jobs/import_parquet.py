@@ -39,8 +39,11 @@ class ParquetForm(Form):
     def look(self, portion: Portion) -> list[Portion]:
         with _named(portion.path), pq.ParquetFile(portion.path) as file:
             self._check(portion.path, file.schema_arrow)
-            groups = range(file.metadata.num_row_groups)
-            found = [self._group(portion.path, file, number) for number in groups]
+            found = [
+                self._group(portion.path, file, number)
+                for number in range(file.metadata.num_row_groups)
+                if file.metadata.row_group(number).num_rows
+            ]
         return list(_joined(found))
 
     def read(self, portion: Portion) -> Iterator[pa.RecordBatch]:
