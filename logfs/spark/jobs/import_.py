@@ -5,7 +5,6 @@ Tasks read the files and stage batches as the sink's do (`logfs.spark.sink`); th
 
 from __future__ import annotations
 
-import logging
 import os
 import uuid
 from contextlib import suppress
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     from logfs.spark.jobs.running import Progress
     from logfs.spark.jobs.selection import Paths
     from logfs.store.commit import Committed
-
-logger = logging.getLogger(__name__)
 
 _FORMS: dict[str, type[Form]] = {"parquet": ParquetForm, "json": EnvelopeForm, "text": TextForm}
 
