@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from logfs.errors import LogfsError
+from logfs.errors import CommitPending, LogfsError
 from logfs.format.record import Record
 from logfs.format.text import View
 from logfs.log.files import Disk, File
@@ -392,6 +392,8 @@ class Workload:
         self.exists: dict[str, bool | None] = {}
         self.configs: dict[str, list[dict[str, str]]] = {}
         self.commits: list[SentCommit] = []
+        # The records of a commit that is held up.
+        self.waiting: dict[str, frozenset[Sent]] = {}
         self.failures: list[Exception] = []
         self.failed: list[Partition] = []
         self.settings = SMALL if settings is None else settings
@@ -403,7 +405,7 @@ class Workload:
             name: Expected(
                 exists,
                 dict(self.durable[name]),
-                {offset: frozenset(sent) for offset, sent in self.allowed[name].items()},
+                self._allowed(name),
                 self._missing(name),
                 frozenset(self.leaving[name]),
             )
@@ -411,6 +413,15 @@ class Workload:
         }
         configs = {topic: tuple(map(dict, known)) for topic, known in self.configs.items()}
         self.disk.note(Oracle(partitions, configs, tuple(self.commits)))
+
+    def _allowed(self, name: str) -> dict[int, frozenset[Sent]]:
+        allowed = {offset: frozenset(sent) for offset, sent in self.allowed[name].items()}
+        if name in self.waiting:
+            # Wherever the log ends when it is made.
+            waiting = self.waiting[name]
+            for offset in range(max(allowed, default=-1) + len(waiting) + 1):
+                allowed[offset] = allowed.get(offset, frozenset()) | waiting
+        return allowed
 
     def _missing(self, name: str) -> frozenset[int]:
         """Of a compacted log: what is being dropped, what is gone, and what was not flushed, for nobody can tell."""
@@ -511,6 +522,42 @@ class Workload:
                 # Though the log directory may have failed since.
                 self._settle(name, log)
         return done
+
+    def hold_up(self, writer: str, sequence: int, values: dict[str, tuple[bytes, ...]]) -> None:
+        """Commit values, later than all to come until `make_room`, on a disk that is full once that is decided."""
+        now_ms, self.now_ms = self.now_ms, self.now_ms + 1000
+        staged = restage(self.store, writer, sequence, values)
+        for name in values:
+            self.waiting[name] = frozenset(Sent(value, self.now_ms) for value in values[name])
+        self.commits.append(SentCommit(writer, sequence, values))
+        self._note()
+        write = self.disk.write
+
+        def full(file: File, position: int, data: Buffer) -> None:
+            if file.path.suffix == ".log":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            write(file, position, data)
+
+        self.disk.write = full  # type: ignore[method-assign]
+        try:
+            self.store.commit(writer, sequence, staged)
+            raise AssertionError("the disk was to be full")
+        except CommitPending:
+            self.now_ms = now_ms
+        finally:
+            del self.disk.write
+
+    def make_room(self) -> None:
+        """Let upkeep make the commit that was held up."""
+        self.now_ms += 2000
+        self.step(lambda: self.store.upkeep(compaction=False))
+        assert not self.store.commits.pending()
+        self.commits[-1] = self.commits[-1]._replace(done=True)
+        for name in self.waiting:
+            new = self.store[name].read(len(self.logs[name]))
+            self.logs[name] += [Sent(r.value, r.timestamp or 0, r.key) for r in new]
+        while self.waiting:
+            self._settle(self.waiting.popitem()[0])
 
     def replay(self, number: int) -> None:
         """Send a commit again that was made, with files of its own."""
@@ -1175,8 +1222,9 @@ def _replay(root: Path, oracle: Oracle, found: dict[str, Observed], now_ms: int)
         shown = observe_store(store)
         hold_commits(shown, oracle, replayed=True)
         for name, partition in shown.items():
-            assert [*partition.records] == [*range(partition.end)], f"{name}: offsets have gaps"
-    assert not errors_of(log_dirs(root))
+            there = partition.records.keys() | partition.damaged
+            assert not set(range(min(there, default=0), partition.end)) - there, f"{name}: gaps"
+    held_reported(shown, errors_of(log_dirs(root)))
 
 
 def verify_state(state: State) -> Counter[str]:

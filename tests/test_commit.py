@@ -24,6 +24,7 @@ from logfs.log.view import TextView
 from logfs.store.check import check
 from logfs.store.commit import ORPHAN_MS, read_commits
 from logfs.store.store import Store
+from tests.crashdisk import abandon
 from tests.staging import stage
 
 if TYPE_CHECKING:
@@ -233,33 +234,73 @@ def test_readers_see_all_of_a_partition_or_nothing(log_dir: Path, clock: Clock) 
     assert seen == [(1, 1), (1, 21)]
 
 
-def test_a_full_disk_after_the_decision_loses_nothing(log_dir: Path, clock: Clock) -> None:
-    """The commit waits, others go on, and upkeep makes it as soon as there is room, behind what came meanwhile."""
-
-    class Full(Disk):
-        """Has no room for one more write to the .log of b-0."""
-
-        def write(self, file: File, position: int, data: Buffer) -> None:
-            if full and file.path.parent.name == "b-0" and file.path.suffix == ".log":
-                super().write(file, position, bytes(data)[:20])
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            super().write(file, position, data)
+class Full(Disk):
+    """Has, while `full`, no room for one more write to the .log of b-0."""
 
     full = False
-    with Store(log_dir, clock=clock, disk=Full()) as store:
+
+    def write(self, file: File, position: int, data: Buffer) -> None:
+        if self.full and file.path.parent.name == "b-0" and file.path.suffix == ".log":
+            super().write(file, position, bytes(data)[:20])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().write(file, position, data)
+
+
+def test_a_full_disk_after_the_decision_loses_nothing(log_dir: Path, clock: Clock) -> None:
+    """The commit waits, others go on, and upkeep makes it as soon as there is room, behind what came meanwhile."""
+    with Store(log_dir, clock=clock, disk=(disk := Full())) as store:
         for name in ("a-0", "b-0"):
             store.create(name).append([b"before"])
-        full = True
+        disk.full = True
         staged = staging(store, "q", 0, {"a-0": [b"1"], "b-0": [b"2", b"3"]})
         with pytest.raises(CommitPending, match="decided"):
             store.commit("q", 0, staged)
         assert values(store, "a-0") == values(store, "b-0") == [b"before"]
         store["a-0"].append([b"meanwhile"])
-        full = False
+        disk.full = False
         store.upkeep()
         assert values(store, "a-0") == [b"before", b"meanwhile", b"1"]
         assert values(store, "b-0") == [b"before", b"2", b"3"]
         assert store.commit("q", 0, staging(store, "q", 0, {"a-0": [b"1"]})).already
+    assert not leftovers(log_dir)
+
+
+def expire(store: Store) -> None:
+    store.settings.set_topic("a", "retention.bytes", "1")
+    assert store.retain() > 1
+
+
+CHANGES = {
+    "retention": expire,
+    "delete-records": lambda store: store.delete_records("a-0", -1),
+    "compaction": lambda store: store.compact("a-0", roll=True),
+    "truncation": lambda store: store.truncate("a-0", 0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_commit_that_waits_outlives_what_is_done_to_its_log(
+    log_dir: Path, clock: Clock, change: str
+) -> None:
+    """What lies where it was to begin leaves the log, and the process dies: the commit is made all the same, once."""
+    store = Store(log_dir, clock=clock, disk=(disk := Full()))
+    store.settings.set_topic("a", "cleanup.policy", "compact,delete")
+    store.settings.set_topic("a", "segment.bytes", "300")
+    for name in ("a-0", "b-0"):
+        store.create(name).append([Record(b"before", b"key")])
+    disk.full = True
+    with pytest.raises(CommitPending):
+        store.commit("q", 0, staging(store, "q", 0, {"a-0": [b"1"], "b-0": [b"2", b"3"]}))
+    for number in range(9):
+        store["a-0"].append([Record(b"meanwhile %d" % number * 5, b"key")])
+    CHANGES[change](store)
+    more = [b"more %d" % number * 3 for number in range(7)]
+    store["a-0"].append([Record(value, b"key") for value in more])
+    abandon(store)
+    with Store(log_dir, clock=clock) as store:
+        assert [record.value for record in store["a-0"].read()][-8:] == [*more, b"1"]
+        assert values(store, "b-0") == [b"before", b"2", b"3"]
+        assert store.commit("q", 0, []).already
     assert not leftovers(log_dir)
 
 

@@ -235,6 +235,23 @@ def committing_over_segments(work: Workload) -> None:
     work.commit("r", 0, {"a-0": tuple(b"c.%d" % n + b"x" * 60 for n in range(11))})
 
 
+def committing_late(work: Workload) -> None:
+    work.create("a-0")
+    work.create("b-0")
+    work.append("a-0", b"before")
+    work.append("b-0", b"truncated")
+    work.hold_up("q", 0, {"a-0": (b"a0", b"a1", b"a2"), "b-0": (b"b0",)})
+    for number in range(12):
+        work.append("a-0", line(number) * 3)
+    # What lies where the commit was to begin leaves the log.
+    work.retain("a-0", 500)
+    work.append("a-0", b"after")
+    work.truncate("b-0", 0)
+    work.append("b-0", b"more")
+    work.make_room()
+    work.append("a-0", b"the end")
+
+
 def looking_up(work: Workload) -> None:
     work.create("a-0")
     for number in range(6):
@@ -297,6 +314,7 @@ WORKLOADS: dict[str, Callable[[Workload], None]] = {
         compacting,
         committing,
         committing_over_segments,
+        committing_late,
         looking_up,
         moving,
     )
@@ -335,7 +353,7 @@ def test_a_power_cut_at_any_step_keeps_what_was_flushed(
     chosen = crashdisk.sample(states, -(-STATES // len(WORKLOADS)))
     total = campaign(chosen)
     print(f"{name}: {len(states)} states, {dict(total)}")
-    record_property("crash states", dict(total))
+    record_property("crash states", str(dict(total)))
     assert total["states"] == len(chosen)
 
 
@@ -534,6 +552,11 @@ def _commit_without_a_look_back(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Commits, "last", lambda self, writer: None)
 
 
+def _commit_that_keeps_its_place(patch: pytest.MonkeyPatch) -> None:
+    """What retention has passed counts as done."""
+    patch.setattr(Commits, "give_up_place", lambda self, name: None)
+
+
 def _stock_that_cuts_too_late(patch: pytest.MonkeyPatch) -> None:
     """Half of a commit is left where it is, as somebody else's."""
     patch.setattr(staged._Standing, "cut", lambda self, part: None)
@@ -592,6 +615,7 @@ MUTANTS = (
     (_commit_without_taking_stock, committing),
     (_commit_without_a_look_back, committing),
     (_stock_that_cuts_too_late, committing_over_segments),
+    (_commit_that_keeps_its_place, committing_late),
     (_dropped_without_checkpoint, retaining),
     (_any_key_map_is_believed, looking_up),
     (_swap_of_directories_without_fsync, moving_once),

@@ -395,7 +395,7 @@ def test_programs_go_on_beside_rolls_retention_and_compaction(
     first, *usage = crowd.run(ROUNDS)
     for name, value in (("looks", crowd.looks), ("usage", [first, *usage])):
         print(f"{name}: {value}")
-        record_property(name, value)
+        record_property(name, str(value))
     assert all(crowd.looks.values()), crowd.looks
     # A segment has its log and three indexes, each with a descriptor of its own for its map. Of each partition there
     # are those that its follower has just passed, and a few in the log, being made, or open for a moment. Until all

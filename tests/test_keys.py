@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import base64
 import os
+import random
 import shutil
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
+from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +36,7 @@ from logfs.store.store import Store
 from tests.conftest import Clock, Mount, assert_clean, run
 from tests.crashdisk import fast_directory
 from tests.test_cleaner_transactions import Producer
+from tests.test_crowd import Threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -353,6 +358,48 @@ def test_more_keys_than_the_memory_holds(log_dir: Path, monkeypatch: pytest.Monk
         expected = {b"%d" % (n % 15_000): n for n in range(40_000)}
         assert {key: offset_of(log, key) for key in expected} == expected
         assert log.newest(b"15000") is None
+
+
+@pytest.mark.usefixtures("_small")
+def test_many_ask_while_the_log_lives(log_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside appends, rolls and compaction: a record of the key, and none that was not the newest any more."""
+    monkeypatch.setattr(key_map, "MEMORY_KEYS", 8)
+    keys = [b"key %d" % number for number in range(60)]
+    newest = dict.fromkeys(keys, -1)
+    over = threading.Event()
+    asked: Counter[int] = Counter()
+
+    def ask(number: int) -> None:
+        chosen = random.Random(number)
+        while not over.is_set():
+            key = chosen.choice(keys)
+            least = newest[key]
+            record = log.newest(key)
+            assert (-1 if record is None else record.offset) >= least
+            assert record is None or (record.key, record.value) == (key, b"of " + key)
+            asked[number] += 1
+
+    with Store(log_dir) as store:
+        for setting in ("cleanup.policy=compact", "segment.bytes=4000", "file.delete.delay.ms=0"):
+            store.settings.set_topic("orders", *setting.split("="))
+        log = store.create(NAME)
+        threads = Threads([])
+        for number in range(4):
+            threads.start(partial(ask, number))
+        chosen = random.Random(4)
+        try:
+            while not threads.errors and (len(asked) < 4 or min(asked.values()) < 200):
+                for key in chosen.sample(keys, 20):
+                    newest[key] = log.append([Record(b"of " + key, key)])
+                if log.log_end_offset % 500 == 0:
+                    store.compact(NAME, roll=True)
+                    store.upkeep(compaction=False)
+        finally:
+            over.set()
+            threads.join()
+        assert not threads.errors, threads.errors[0]
+        assert {key: offset_of(log, key) for key in keys} == newest
+        assert store.compactor.rounds > 0
 
 
 def test_the_background_says_what_is_read(store: Store) -> None:

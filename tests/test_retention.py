@@ -119,6 +119,48 @@ def test_when_all_has_expired_one_new_empty_segment_is_left(
     assert orders.epochs.entries == [(0, 35)]
 
 
+def test_what_is_appended_meanwhile_stays(
+    store: Store, orders: Partition, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All has expired; before the segments go, somebody appends to the last of them."""
+    set_topic(store, segment_ms=str(100 * WEEK))
+    clock.now += 2 * WEEK
+    write = store.write_checkpoints
+
+    def append_before() -> None:
+        monkeypatch.undo()
+        orders.append([b"new"])
+        write()
+
+    monkeypatch.setattr(store, "write_checkpoints", append_before)
+    assert store.retain() == 3
+    assert [(record.offset, record.value) for record in orders.read()] == [(35, b"new")]
+    clock.now += 2 * WEEK
+    assert store.retain() == 1
+    assert bases(orders) == [36]
+
+
+def test_what_compaction_merged_meanwhile_stays(
+    store: Store, orders: Partition, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two segments are to go; before they do, they become one with others, and it has records that stay."""
+    set_topic(store, cleanup_policy="compact,delete")
+    orders.append([Record(b"%d" % number, b"%d" % number) for number in range(35, 50)])
+    orders.roll(clock.now)
+    write = store.write_checkpoints
+
+    def compact_before() -> None:
+        monkeypatch.undo()
+        store.compact(NAME)
+        write()
+
+    set_topic(store, retention_bytes=str(sum(each.size_bytes for each in orders.segments[2:])))
+    monkeypatch.setattr(store, "write_checkpoints", compact_before)
+    store.retain()
+    assert orders.log_start_offset == 20
+    assert [record.value for record in orders.read()] == [b"%d" % n for n in range(35, 50)]
+
+
 def test_an_empty_active_segment_is_never_deleted(
     store: Store, orders: Partition, clock: Clock
 ) -> None:

@@ -19,6 +19,8 @@ VERSION = 0
 # Of a staged file: plain files with a suffix that a broker does not know are ignored by it (kafka-storage 1.1).
 STAGED = ".staged"
 NO_APPEND_TIME = -1
+# The base offset of a part that has no place in its log, and of which nothing is there but what is skipped.
+NO_PLACE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,9 @@ class Part:
     """What a commit does to one partition: its batches, in the order of `files`, begin at `base_offset`.
 
     The first lies at byte `position` of the segment with base offset `segment`. `skip` batches are in the log
-    already, elsewhere; with `done`, all are. `append_time` (ms) stamps every batch where the topic says
-    LogAppendTime. `log_dir` is where the partition was, "" for the directory that the file of commits is in.
+    already, elsewhere; with `done`, all are; with `base_offset` NO_PLACE, none of the others is. `append_time` (ms)
+    stamps every batch where the topic says LogAppendTime. `log_dir` is where the partition was, "" for the directory
+    that the file of commits is in.
     """
 
     partition: str

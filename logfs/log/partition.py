@@ -511,26 +511,31 @@ class Partition(Reader):
 
     # Dropping segments (kafka-storage 7).
 
-    def drop_oldest(self, count: int) -> None:
-        """Let the oldest segments go: out of the log at once, their files after `file.delete.delay.ms`.
+    def drop_oldest(self, count: int) -> Sequence[Segment]:
+        """Let the oldest segments go: out of the log at once, their files after `file.delete.delay.ms`; which went.
 
-        With all of them, an empty one takes over at the log end. That their offsets are gone is durable before.
+        That their offsets are gone is durable before: what reaches above the log start offset stays, for since
+        somebody counted, records were appended to it, or compaction has put it in the place of several. With all of
+        them, an empty one takes over at the log end.
         """
         self.check_appendable()
         self._pin_views()
         with self.flush_lock, self.lock:
             now_ms = self._clock()
-            if count == len(self.segments):
+            start = self.log_start_offset
+            if count >= len(self.segments) and start == self.log_end_offset:
                 self.roll(now_ms)
-            dropped, kept = self.segments[:count], self.segments[count:]
-            self.advance_log_start(kept[0].base_offset)
-            self.segments = kept
+            dropped = tuple(s for s in self.segments[:count] if s.next_offset <= start)
+            if len(dropped) == len(self.segments):
+                dropped = dropped[:-1]
+            self.segments = self.segments[len(dropped) :]
             try:
                 due_ms = now_ms + self.config.file_delete_delay_ms
                 self._dropped.move_away(dropped, self.snapshots, due_ms)
                 self.disk.sync_directory(self.directory)
             except OSError as error:
                 raise self.fail("segments could not be renamed", error) from error
+        return dropped
 
     def holds(self, segments: Sequence[Segment]) -> bool:
         """Whether these are neighbours in the log, sealed ones all, and the log is in use."""

@@ -221,11 +221,14 @@ def read(piece: Piece, since: int | None = None) -> Iterator[Columns | DamagedRa
     """The records of a piece as columns, in order, and what is damaged among them as the error that tells of it.
 
     Control records and aborted transactions are left out, and batches in which no record has a timestamp (ms) as late
-    as `since`. Raises `Gone` before the first, if at all.
+    as `since`. Raises `Gone` now, if at all.
     """
+    return _read(piece.open(), piece, since)
+
+
+def _read(segment: Segment, piece: Piece, since: int | None) -> Iterator[Columns | DamagedRange]:
     from logfs.format.kernels import ATTRIBUTES, MAX_TIMESTAMP, NEXT_OFFSET, SPAN_BASE_OFFSET
 
-    segment = piece.open()
     try:
         head = segment.header(piece.position)
         first = segment.base_offset if head is None else head.base_offset

@@ -167,18 +167,14 @@ def read(
 
 def columns(part: Part, options: ReadOptions, since_ms: int | None = None) -> Iterator[Columns]:
     """The records of a part, in order, but for batches before a time. Raises as `read`."""
-    piece = part.piece
     try:
-        piece.open().close()
+        # From here on the file is open, whatever becomes of its name.
+        read = pieces.read(part.piece, since_ms)
     except Gone as gone:
         logger.info("%s; looking for its records anew", gone)
         yield from _columns_anew(part, options, since_ms)
         return
-    yield from _read(piece, options, since_ms)
-
-
-def _read(piece: Piece, options: ReadOptions, since_ms: int | None) -> Iterator[Columns]:
-    for found in pieces.read(piece, since_ms):
+    for found in read:
         if isinstance(found, DamagedRange):
             if options.fail_on_data_loss:
                 raise found
@@ -202,4 +198,4 @@ def _columns_anew(part: Part, options: ReadOptions, since_ms: int | None) -> Ite
         )
         if first < end:
             for found in _parts(store[name].name, reader, first, end, options.split_bytes):
-                yield from _read(found.piece, options, since_ms)
+                yield from columns(found, options, since_ms)

@@ -189,7 +189,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The splits of a batch. Raises `DataLoss`, `ValueError`, `LogfsError`, `OSError`."""
         readers = self._readers()
         fail = self.options.fail_on_data_loss
-        begins, ends = self._begins(from_json(start), readers), from_json(end)
+        known, ends = from_json(start), from_json(end)
+        begins = self._begins(known, readers)
+        for name in (ends.keys() & readers.keys()) - known.keys():
+            # As in Kafka's source: a query that had been there before would have read it from its beginning.
+            if begins[name]:
+                splits.report_loss(
+                    f"{name.directory} is new to the query, and offsets 0 to {begins[name] - 1} are gone already",
+                    fail=fail,
+                )
         for name in begins.keys() - readers.keys():
             splits.report_loss(f"{name.directory} is in the log directories no more", fail=fail)
         for name in ends.keys() & begins.keys():

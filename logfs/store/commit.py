@@ -22,7 +22,7 @@ from logfs.errors import (
     NotWritable,
 )
 from logfs.format import commits
-from logfs.format.commits import CommitLog, Part, Pending, StagedFile, Writer
+from logfs.format.commits import NO_PLACE, CommitLog, Part, Pending, StagedFile, Writer
 from logfs.log.files import NO_SPACE
 from logfs.log.staged import Landing, Measures, measure, place, take_stock
 from logfs.store.log_dir import FirstError
@@ -307,7 +307,10 @@ class Commits:
             is_there = any(
                 partition.disk.exists(partition.directory / file.name) for file in part.files
             )
-            if part.done or is_there or partition.log_end_offset >= part.base_offset:
+            has_stood = (
+                part.base_offset != NO_PLACE and partition.log_end_offset >= part.base_offset
+            )
+            if part.done or is_there or has_stood:
                 return part
             # Of the same name, and made since.
         elif name in self._store.homes:
@@ -322,6 +325,30 @@ class Commits:
         logger.warning("%s: was deleted before a commit into it was done", name)
         return None
 
+    def give_up_place(self, name: str) -> None:
+        """Before a log is changed where a commit that waits has its place: note that nothing of it stands there.
+
+        An opening looks there for what a crash has left, and takes what retention or a cleaner has passed for done.
+        The commit gets another place when it is done. Raises `LogfsError`, `OSError`: then the log has to stay so.
+        """
+        if not self.concerns(name):
+            return
+        self._store.disk.check_may_block()
+        with self._lock:
+            # If something of it could be in the log, the partition would have failed, and nobody may change it.
+            self._store[name].check_appendable()
+            for home, pending in self.pending().items():
+                parts = tuple(
+                    replace(part, base_offset=NO_PLACE)
+                    if part.partition == name and not part.done
+                    else part
+                    for part in pending.parts
+                )
+                if parts != pending.parts:
+                    self._write(
+                        home, replace(self._known[home], pending=replace(pending, parts=parts))
+                    )
+
     def finish_at_opening(self) -> None:
         """`finish`; what cannot be done is logged, and stays decided."""
         try:
@@ -335,7 +362,11 @@ class Commits:
         for home, pending in self.pending().items():
             parts = []
             for part in pending.parts:
-                if part.partition == name.directory and not part.done:
+                if (
+                    part.partition == name.directory
+                    and not part.done
+                    and part.base_offset != NO_PLACE
+                ):
                     part = self._taken(part, log_dir, name, directory)
                     changed |= not part.done
                 parts.append(part)

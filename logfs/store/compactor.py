@@ -221,6 +221,7 @@ class Compactor:
         with self.running:
             store = self._store
             partition = store[name]
+            store.commits.give_up_place(name)
             plan = self.plan(name)
             if store.cleaner_offset(name) is None:
                 # Before offsets are missing for the first time: it is by this that loading knows.

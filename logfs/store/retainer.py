@@ -67,6 +67,7 @@ class Retainer:
         def look(name: str) -> None:
             plan = self.plan(name)
             if plan:
+                store.commits.give_up_place(name)
                 store[name].advance_log_start(plan.log_start_offset)
                 plans[name] = plan
 
@@ -78,6 +79,7 @@ class Retainer:
                     if not each.is_paused and each.failure is None
                 ]
             errors = FirstError()
+            before = self.segments.total()
             for name in names:
                 with errors:
                     attempt(name, partial(look, name))
@@ -89,23 +91,27 @@ class Retainer:
                 with errors:
                     attempt(name, partial(self._drop, name, plan))
             errors.throw()
-            return sum(len(plan.expired) for plan in plans.values())
+            return self.segments.total() - before
 
     def _drop(self, name: str, plan: Plan) -> None:
         partition = self._store[name]
-        sizes = [gone.segment.size_bytes for gone in plan.expired]
-        partition.drop_oldest(len(plan.expired))
-        for gone, size in zip(plan.expired, sizes, strict=True):
+        sizes = {gone.segment.base_offset: gone.segment.size_bytes for gone in plan.expired}
+        dropped = {segment.base_offset for segment in partition.drop_oldest(len(plan.expired))}
+        expired = [gone for gone in plan.expired if gone.segment.base_offset in dropped]
+        if not expired:
+            return
+        for gone in expired:
             self.segments[gone.cause] += 1
-            self.size_bytes[gone.cause] += size
+            self.size_bytes[gone.cause] += sizes[gone.segment.base_offset]
             logger.debug("%s: dropped: %s", gone.segment.path, gone.reason)
         start = partition.log_start_offset
-        self.last[name] = Retained(self._store.clock(), len(sizes), sum(sizes), start)
+        total = sum(sizes[gone.segment.base_offset] for gone in expired)
+        self.last[name] = Retained(self._store.clock(), len(expired), total, start)
         logger.info(
             "%s: dropped %d segments of %d bytes by %s; the log starts at offset %d",
             name,
-            len(sizes),
-            sum(sizes),
-            ", ".join(dict.fromkeys(gone.cause.value for gone in plan.expired)),
+            len(expired),
+            total,
+            ", ".join(dict.fromkeys(gone.cause.value for gone in expired)),
             start,
         )

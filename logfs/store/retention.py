@@ -36,18 +36,17 @@ class Expired(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What retention would do now: the oldest segments, which go, and why the first of the others stays."""
+    """What retention would do now: the oldest segments, which go, and why the first of the others stays.
+
+    `log_start_offset` is where the log starts once they are gone.
+    """
 
     expired: Sequence[Expired]
     stays: str
+    log_start_offset: int
 
     def __bool__(self) -> bool:
         return bool(self.expired)
-
-    @property
-    def log_start_offset(self) -> int:
-        """Where the log starts once they are gone."""
-        return self.expired[-1].segment.next_offset
 
 
 def plan(
@@ -57,13 +56,16 @@ def plan(
 
     Without a `config`, where nobody here knows the topic's settings, nothing goes by size or age.
     """
+    # Before anybody looks at times: what is appended to the last segment from now on has not expired.
+    starts = [log_start_offset, *(segment.next_offset for segment in segments)]
     expired = [*_below_start(segments, log_start_offset)]
     if config is not None and config.is_deleted:
         for cause, reasons in ((Cause.SIZE, _too_large), (Cause.TIME, _too_old)):
             left = segments[len(expired) :]
             expired += map(Expired, left, repeat(cause), reasons(left, config, now_ms))
     left = segments[len(expired) :]
-    return Plan(expired, _why_it_stays(left, config, now_ms) if left else "")
+    stays = _why_it_stays(left, config, now_ms) if left else ""
+    return Plan(expired, stays, starts[len(expired)])
 
 
 def _below_start(segments: Sequence[Segment], log_start_offset: int) -> Iterator[Expired]:

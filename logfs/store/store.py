@@ -297,6 +297,7 @@ class Store:
         """Drop the records of a partition at or beyond an offset, for good; whether any went."""
         with self._lock:
             partition = self[name]
+            self.commits.give_up_place(name)
             if offset < partition.recovery_point:
                 # First: a crash in between must not take what is being dropped for durable records that are lost.
                 partition.lower_recovery_point(offset)
@@ -320,6 +321,7 @@ class Store:
                 raise InvalidSetting(
                     f"{name}: cleanup.policy has no 'delete', so its records are not deleted by offset"
                 )
+            self.commits.give_up_place(name)
             partition.advance_log_start(partition.log_end_offset if offset == -1 else offset)
             self.write_checkpoints()
             self.keeper.ask(Task.RETENTION)

@@ -23,6 +23,7 @@ from logfs.spark.sink.staging import Task  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from logfs.format.commits import StagedFile
     from tests.kafka.broker import Broker
     from tests.kafka.client import Client
     from tests.kafka.tools import Tools
@@ -58,7 +59,10 @@ def test_kafka_reads_what_was_committed(
     connect: Callable[[Broker], Client],
     tools: Tools,
 ) -> None:
-    """Every codec, over several segments, committed beside a broker's own records: each field of each record."""
+    """Every codec, over several segments, each field of each record: behind a broker's own, and those of others.
+
+    An attempt at a task whose files no commit names, and a commit that is sent again, add nothing.
+    """
     broker = make_broker()
     client = connect(broker)
     topics = [f"sink-{codec}" for codec in CODECS]
@@ -75,13 +79,23 @@ def test_kafka_reads_what_was_committed(
             store.settings.set_topic(topic, "segment.bytes", "60000")
     assert Settings([(Disk(), log_dir)]).log_config(topics[0]).segment_bytes == 60000
     batch = {topic: pa.RecordBatch.from_pylist(rows(topic), pa.schema(SCHEMA)) for topic in topics}
-    staged = [
-        file
-        for topic in topics
-        for file in Task([str(log_dir)], topic, "query", 0, 0).stage([batch[topic]])
-    ]
+
+    def attempt(writer: str, count: int = 2000) -> list[StagedFile]:
+        return [
+            file
+            for topic in topics
+            for file in Task([str(log_dir)], topic, writer, 0, 0).stage([batch[topic][:count]])
+        ]
+
+    attempt("query")
+    staged = attempt("query")
+    door.commit(log_dir, "another", 0, attempt("another", 1))
+    with Store(log_dir) as store:
+        for topic in topics:
+            store[f"{topic}-0"].append([Record(b"appended", timestamp=T)])
     done = door.commit(log_dir, "query", 0, staged)
-    assert set(done.offsets.values()) == {(1, 2001)}
+    assert set(done.offsets.values()) == {(3, 2003)}
+    assert door.commit(log_dir, "query", 0, attempt("query")).already
     assert_clean(log_dir)
     for topic in topics:
         for log in sorted(broker.partition(f"{topic}-0").glob("*.log")):
@@ -92,8 +106,9 @@ def test_kafka_reads_what_was_committed(
     broker.start()
     for topic in topics:
         found = connect(broker).consume(topic)
-        assert [record.offset for record in found] == list(range(2001))
-        for record, row in zip(found[1:], rows(topic), strict=True):
+        assert [record.offset for record in found] == list(range(2003))
+        assert found[2].value == b"appended"
+        for record, row in zip([found[1], *found[3:]], rows(topic)[:1] + rows(topic), strict=True):
             headers = [(header["key"], header["value"]) for header in row["headers"]]
             assert (record.key, record.value) == (row["key"], row["value"])
             assert list(record.headers) == headers

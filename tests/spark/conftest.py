@@ -10,8 +10,8 @@ import pytest
 
 from tests.conftest import need
 
-# The broker that `format("kafka")` reads from, and those who write to it.
-from tests.kafka.conftest import connect, helper, kafka, make_broker  # noqa: F401
+# The broker that `format("kafka")` reads from, those who write to it, and Kafka's tools.
+from tests.kafka.conftest import connect, helper, kafka, make_broker, tools  # noqa: F401
 from tests.spark.connector import connector
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Tests are many short queries: the second compiler costs more than it gives.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    # Tests are many short queries: the second compiler, and threads that collect, cost more than they give.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 
 
@@ -36,12 +36,17 @@ def spark_settings() -> dict[str, str]:
     return dict(SETTINGS)
 
 
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The one Spark session of a run, with `format("logfs")`; skipped without Java or pyspark."""
+def need_spark() -> None:
+    """The test has a session."""
     need(shutil.which("java"), "java is not installed")
     for package in ("pyspark", "pyarrow"):
         need(importlib.util.find_spec(package), f"{package} is not installed")
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The one Spark session of a run, with `format("logfs")`; skipped without Java or pyspark."""
+    need_spark()
     import logfs.spark
 
     settings = spark_settings()

@@ -329,3 +329,34 @@ def test_a_file_that_leaves_the_log_after_the_plan(spark: SparkSession, tmp_path
         store.compact("orders-0", roll=True)
         partition.append([Record(b"later", b"k")])
         assert offsets(frame) == {("orders", 0): [27, 28, 29]}
+
+
+def test_it_may_leave_again_while_it_is_looked_for(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compaction that is quicker than the reader twice: what is left of the records is read, and each once."""
+    from pyspark.sql.datasource import CaseInsensitiveDict
+
+    from logfs.spark import splits
+    from logfs.spark.source import LogfsDataSource
+
+    source = LogfsDataSource(CaseInsensitiveDict({"subscribe": "orders", "path": str(tmp_path)}))
+    with Store(tmp_path) as store:
+        store.settings.set_topic("orders", "cleanup.policy", "compact")
+        partition = store.create("orders-0")
+        partition.append([Record(b"%d" % n, b"k%d" % (n % 3)) for n in range(30)])
+        reader = source.reader(source.schema())
+        (split,) = reader.partitions()
+        store.compact("orders-0", roll=True)
+        plan = splits._parts
+
+        def compact_behind(*arguments: Any) -> Any:
+            monkeypatch.undo()
+            found = plan(*arguments)
+            partition.append([Record(b"later", b"k0")])
+            store.compact("orders-0", roll=True)
+            return found
+
+        monkeypatch.setattr(splits, "_parts", compact_behind)
+        found = [o for batch in reader.read(split) for o in batch.column("offset").to_pylist()]
+    assert found == [28, 29]

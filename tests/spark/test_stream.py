@@ -189,6 +189,28 @@ def test_a_batch_that_begins_behind_its_end_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("spark")
+def test_a_new_partition_without_its_beginning_is_a_loss(tmp_path: Path) -> None:
+    """As in Kafka's source: retention may have been quicker than the query, or than its second attempt."""
+    from logfs.spark.splits import DataLoss
+
+    with Store(tmp_path / "logs") as store:
+        fill(store, 10, 2)
+        start, end = {"orders": {"0": 5}}, {"orders": {"0": 10, "1": 10}}
+        stream = reader(tmp_path / "logs")
+        assert stream.partitions(start, end)
+        stream.stop()
+        store.delete_records("orders-1", 4)
+        stream = reader(tmp_path / "logs")
+        with pytest.raises(DataLoss, match="orders-1 is new to the query, and offsets 0 to 3"):
+            stream.partitions(start, end)
+        stream.stop()
+        stream = reader(tmp_path / "logs", failOnDataLoss="false")
+        (split,) = stream.partitions(start, end)
+        assert [part.piece.first_offset for part in split.parts] == [5, 4]
+        stream.stop()
+
+
+@pytest.mark.usefixtures("spark")
 def test_min_offsets_per_trigger_waits(tmp_path: Path) -> None:
     """After the first batch, fewer records make none until maxTriggerDelay is over, unless all are asked for."""
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMinRows

@@ -1,0 +1,141 @@
+"""Tasks that die with their work done or half-way, speculative twins, and others who write: all is there, and once.
+
+It is Spark's own retrying and speculation, on a cluster of two executors (`tests.spark.cluster`): local sessions have
+neither. The cluster is started once, and runs the same query into a directory and into a mount.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from logfs.format.commits import STAGED
+from logfs.format.record import Record
+from logfs.store.store import Store
+from tests.conftest import Mount, assert_clean, need_fuse
+from tests.spark.conftest import need_spark, spark_settings
+from tests.spark.program import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.kafka.tools import Tools
+
+T = 1_700_000_000_000
+INPUT = [(b"k%d" % (n % 11), b"v%03d" % n, T + n) for n in range(240)]
+BESIDE = [*(b"job %d" % n for n in range(30)), *[b"plain"] * 3]
+
+
+class Outcome(NamedTuple):
+    """A log directory that was written to, and what happened meanwhile."""
+
+    log_dir: Path
+    notes: frozenset[str]
+
+    def records(self) -> list[list[Record]]:
+        """Those of each partition, whose offsets have no gap."""
+        with Store(self.log_dir, read_only=True) as store:
+            found = [list(store[f"out-{number}"].read()) for number in range(3)]
+        for records in found:
+            assert [record.offset for record in records] == list(range(len(records)))
+        return found
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Outcome]]:
+    """By "directory" and "mount"; the audit has nothing to say of either."""
+    need_spark()
+    need_fuse()
+    root = tmp_path_factory.mktemp("cluster")
+    with Store(root / "source") as store:
+        store.create("in-0").append([Record(value, key, [], time) for key, value, time in INPUT])
+    mount = Mount(root / "mnt", [root / "mount-logs"])
+    targets = []
+    for kind in ("directory", "mount"):
+        log_dir = root / f"{kind}-logs"
+        with Store(log_dir) as store:
+            for number in range(3):
+                store.create(f"out-{number}")
+        state = root / f"{kind}-state"
+        state.mkdir()
+        at = str(mount.path) if kind == "mount" else None
+        targets.append({"path": str(log_dir), "state": str(state), "mount": at})
+    told: dict[str, object] = {
+        "settings": spark_settings(),
+        "scratch": str(root / "work"),
+        "source": str(root / "source"),
+        "targets": targets,
+    }
+    try:
+        mount.start()
+        program = Program("tests.spark.cluster", told, root / "cluster.log")
+        try:
+            program.expect("over")
+        finally:
+            program.kill()
+    finally:
+        mount.stop()
+    found = {}
+    for kind in ("directory", "mount"):
+        notes = frozenset(path.name for path in (root / f"{kind}-state").iterdir())
+        found[kind] = Outcome(root / f"{kind}-logs", notes)
+    yield found
+    for outcome in found.values():
+        assert_clean(outcome.log_dir)
+
+
+@pytest.mark.parametrize("kind", ["directory", "mount"])
+def test_what_dies_or_dawdles_changes_nothing(outcomes: dict[str, Outcome], kind: str) -> None:
+    """Key, value and time of each row once, in the order of its partition; what others wrote, too."""
+    found = outcomes[kind].records()
+    own = [[record for record in each if record.value not in BESIDE] for each in found]
+    seen = [[(r.key, r.value, r.timestamp) for r in each] for each in own]
+    assert sorted(row for each in seen for row in each) == sorted(INPUT)
+    for each in seen:
+        assert each == [row for row in INPUT if row in each]
+    others = [r.value for each in found for r in each if r.value in BESIDE]
+    assert sorted(others) == sorted(BESIDE)
+
+
+@pytest.mark.parametrize("kind", ["directory", "mount"])
+def test_they_did_die_and_dawdle(outcomes: dict[str, Outcome], kind: str) -> None:
+    """Attempts with their work done, or half of it, whose work counts for nothing; twins that both did it."""
+    notes = outcomes[kind].notes
+
+    def attempts(what: str, task: str) -> set[int]:
+        return {int(name[-1]) for name in notes if name.startswith(f"{what}-{task}-")}
+
+    for task in ("0-1", "1-3"):
+        assert attempts("failed", task) == {0}
+        assert {0} < attempts("staged", task)
+    assert attempts("failed", "2-2") == {0}
+    assert attempts("staged", "2-2")
+    assert 0 not in attempts("staged", "2-2")
+    assert attempts("failed", "1-0") == set()
+    assert len(attempts("staged", "1-0")) > 1
+
+
+@pytest.mark.parametrize("kind", ["directory", "mount"])
+def test_what_they_staged_goes(outcomes: dict[str, Outcome], kind: str) -> None:
+    """Of commits that are over, at the next upkeep."""
+    log_dir = outcomes[kind].log_dir
+    with Store(log_dir) as store:
+        store.upkeep()
+    assert not list(log_dir.rglob("*" + STAGED))
+
+
+@pytest.mark.parametrize("kind", ["directory", "mount"])
+def test_kafka_agrees(outcomes: dict[str, Outcome], kind: str, tools: Tools) -> None:
+    """kafka-dump-log finds the same offsets, keys and values, and nothing wrong."""
+    outcome = outcomes[kind]
+    for number, records in enumerate(outcome.records()):
+        logs = sorted((outcome.log_dir / f"out-{number}").glob("*.log"))
+        dumped = tools.dump(*logs, options="--deep-iteration --print-data-log")
+        assert dumped.code == 0, dumped.err
+        assert "isvalid: false" not in dumped.out
+        lines = [line for line in dumped.out.splitlines() if line.startswith("| offset: ")]
+        for line, record in zip(lines, records, strict=True):
+            assert line.startswith(f"| offset: {record.offset} CreateTime: {record.timestamp} ")
+            assert line.endswith(f" payload: {(record.value or b'').decode()}")

@@ -1,0 +1,306 @@
+"""A query that is killed with all its processes, again and again: every record is in the sink once, and in its order.
+
+It reads a mount that is appended to, rolled, expired and compacted meanwhile, and writes into a directory that has a
+mount at one time and none at another. LOGFS_SPARK_KILLS sets how often it is killed: twice in the suite, 10 times in
+scripts/crash.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+from itertools import cycle, islice
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from logfs.format.commits import STAGED, CommitLog
+from logfs.log.files import Disk
+from logfs.store.commit import read_commits
+from logfs.store.store import Store
+from tests.conftest import need_fuse
+from tests.spark.conftest import need_spark, spark_settings
+from tests.spark.program import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from logfs.format.record import Record
+    from tests.conftest import Mount
+
+KILLS = int(os.environ.get("LOGFS_SPARK_KILLS", "2"))
+LIMIT = 1200
+PARTITIONS = ("events-0", "events-1", "states-0")
+KEYS = 40
+
+
+class At(NamedTuple):
+    """How far a query is: the newest batch that is planned, and that is done by its checkpoint and by the sink's."""
+
+    planned: int
+    done: int
+    log: CommitLog
+    staged: frozenset[Path]
+
+    @property
+    def is_inside(self) -> bool:
+        return self.planned > self.done
+
+    @property
+    def committed(self) -> int:
+        return max((writer.sequence for writer in self.log.writers.values()), default=-1)
+
+
+# When a query is killed. Inside a batch but for the last.
+MOMENTS: dict[str, Callable[[At], bool]] = {
+    "staged": lambda at: at.is_inside and at.committed < at.planned and bool(at.staged),
+    "decided": lambda at: at.log.pending is not None,
+    "committed": lambda at: at.is_inside and at.committed == at.planned,
+    "planned": lambda at: at.is_inside and at.committed < at.planned and not at.staged,
+    "between": lambda at: not at.is_inside and at.done > 0,
+}
+
+
+def newest(directory: Path) -> int:
+    """The newest batch that has a file in a directory of a checkpoint."""
+    if not directory.is_dir():
+        return -1
+    return max((int(path.name) for path in directory.iterdir() if path.name.isdigit()), default=-1)
+
+
+class Pipeline:
+    """A log that lives, and the queries that copy it, one after the other."""
+
+    def __init__(self, mount: Mount, target: Path, state: Path) -> None:
+        self.mount = mount
+        self.target = target
+        self.state = state
+        self.checkpoint = state / "checkpoint"
+        self.threads: list[threading.Thread] = []
+        self.over = threading.Event()
+        self.errors: list[BaseException] = []
+        self.expected: dict[str, list[tuple[bytes | None, bytes, tuple[object, ...]]]] = {}
+        # How many events the sink has.
+        self.taken = 0
+        self.started = 0
+        for name in PARTITIONS:
+            mount.partition(name)
+            settings = {"segment.bytes": "30000", "file.delete.delay.ms": "0"}
+            if name.startswith("states"):
+                settings |= {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "1.0"}
+            for setting, value in settings.items():
+                (mount.path / name / "config" / setting).write_text(value)
+            self.expected[name] = []
+        with Store(target) as store:
+            for name in PARTITIONS:
+                store.create(f"copy-{name}")
+
+    # What goes on beside the queries.
+
+    def begin(self) -> None:
+        """Have the log written and kept up."""
+
+        def guarded(work: Callable[[], None]) -> None:
+            try:
+                work()
+            except BaseException as error:
+                self.errors.append(error)
+
+        for work in (self.write, self.keep):
+            self.threads.append(threading.Thread(target=guarded, args=[work]))
+            self.threads[-1].start()
+
+    def end(self) -> None:
+        """Have all that end."""
+        self.over.set()
+        for thread in self.threads:
+            thread.join()
+
+    def write(self) -> None:
+        """Lines, and envelopes with keys and headers; of the states a few keys, again and again."""
+        paths = [self.mount.path / name for name in PARTITIONS]
+        with (
+            (paths[0] / "append").open("ab", buffering=0) as plain,
+            (paths[1] / "append.jsonl").open("ab", buffering=0) as events,
+            (paths[2] / "append.jsonl").open("ab", buffering=0) as states,
+        ):
+            number = 0
+            while not self.over.is_set():
+                lines = [b"line %d " % (number + n) + b"x" * (n * 9) for n in range(6)]
+                plain.write(b"".join(line + b"\n" for line in lines))
+                self.expected["events-0"] += [(None, line, ()) for line in lines]
+                key, value = b"key %d" % (number % 99), b"event %d" % number
+                envelope = b'{"key":"%b","value":"%b","headers":[["n","%d"]]}\n'
+                events.write(envelope % (key, value, number))
+                self.expected["events-1"].append((key, value, (("n", b"%d" % number),)))
+                key, value = b"%d" % (number % KEYS), b"state %d" % number
+                states.write(b'{"key":"%b","value":"%b"}\n' % (key, value))
+                self.expected["states-0"].append((key, value, ()))
+                number += 6
+                written = len(self.expected["events-0"]) + len(self.expected["events-1"])
+                while not self.over.wait(0.006) and written > self.taken + 6 * LIMIT:
+                    # Where a query is slow or dead, its backlog is not to grow for ever.
+                    pass
+
+    def keep(self) -> None:
+        """Rolls; compaction of the states; of the events, an end to all that the sink has."""
+        states = self.mount.path / "states-0"
+        while not self.over.wait(0.2):
+            (states / "ctl").write_text("roll")
+            (states / "ctl").write_text("compact")
+            done = newest(self.checkpoint / "commits")
+            if done < 0:
+                continue
+            ends = json.loads((self.checkpoint / f"offsets/{done}").read_text().splitlines()[-1])
+            self.taken = sum(ends["events"].values())
+            for number, end in ends["events"].items():
+                events = self.mount.path / f"events-{number}"
+                (events / "log-start-offset").write_text(str(end))
+                (events / "ctl").write_text("retain")
+
+    # The queries.
+
+    def program(self) -> Program:
+        """A session that waits to be told to begin."""
+        self.started += 1
+        told: dict[str, object] = {
+            "settings": spark_settings() | {"spark.sql.warehouse.dir": str(self.state / "none")},
+            "source": str(self.mount.path),
+            "subscribe": "events,states",
+            "target": str(self.target),
+            "checkpoint": str(self.checkpoint),
+            "limit": LIMIT,
+        }
+        return Program("tests.spark.driver", told, self.state / f"driver-{self.started}.log")
+
+    def staged(self) -> frozenset[Path]:
+        """What is staged in the sink."""
+        return frozenset(self.target.glob("*/*" + STAGED))
+
+    def at(self, before: frozenset[Path]) -> At:
+        """How far the query is now; `before` is what those before it have left staged."""
+        done = newest(self.checkpoint / "commits")
+        staged = self.staged() - before
+        log = read_commits(Disk(), self.target)
+        return At(newest(self.checkpoint / "offsets"), done, log, staged)
+
+    def kill(self, program: Program, moment: str, batches: int, *, workers: bool) -> At:
+        """Let a query begin and do some batches, and kill it at a moment of one; how far it was then.
+
+        Without `workers` these, who have lost their driver, are still there when the next query begins.
+        """
+        before = self.staged()
+        program.tell()
+        program.expect("begun")
+        end = time.monotonic() + 180
+        first = newest(self.checkpoint / "commits")
+        while True:
+            assert not self.errors, self.errors[0]
+            assert program.process.poll() is None, program.errors()
+            at = self.at(before)
+            assert time.monotonic() < end, f"{moment}: {at}"
+            if at.done >= first + batches and MOMENTS[moment](at):
+                # It may have gone on until everything stood still.
+                program.signal(signal.SIGSTOP)
+                at = self.at(before)
+                if MOMENTS[moment](at):
+                    program.kill() if workers else program.kill_driver()
+                    return at
+                program.signal(signal.SIGCONT)
+            time.sleep(0.002)
+
+
+def copied(target: Path, name: str) -> list[Record]:
+    """What the sink has of a partition, without a gap."""
+    with Store(target, read_only=True) as store:
+        found = list(store[f"copy-{name}"].read())
+    assert [record.offset for record in found] == list(range(len(found)))
+    return found
+
+
+@pytest.fixture
+def pipeline(make_mount: Callable[..., Mount], log_dir: Path, tmp_path: Path) -> Iterator[Pipeline]:
+    """With those at work beside the queries, who end whatever happens."""
+    need_fuse()
+    need_spark()
+    state = tmp_path / "state"
+    state.mkdir()
+    mount = make_mount(name="source", log_dirs=[tmp_path / "source-logs"])
+    pipeline = Pipeline(mount, log_dir, state)
+    pipeline.begin()
+    yield pipeline
+    pipeline.end()
+
+
+def test_a_query_is_killed_again_and_again(
+    pipeline: Pipeline, make_mount: Callable[..., Mount]
+) -> None:
+    """At moments inside a batch, and once in three times its mount, too: the copies are what was written."""
+    target = make_mount(name="target", log_dirs=[pipeline.target])
+    programs = [pipeline.program()]
+    killed: list[At] = []
+    try:
+        for number, moment in enumerate(islice(cycle(MOMENTS), KILLS)):
+            programs[-1].expect("ready")
+            # A mount makes a commit whose driver is dead: without one it stays as it is.
+            if moment == "decided":
+                target.stop()
+            elif target.process is None:
+                target.start()
+            # The next one gets ready while this is at work.
+            programs.append(pipeline.program())
+            workers = number % 3 < 2
+            killed.append(pipeline.kill(programs[-2], moment, 1 + number % 3, workers=workers))
+            if not workers and target.process is not None:
+                target.kill()
+        last = programs[-1]
+        last.expect("ready")
+        last.tell()
+        last.expect("begun")
+        pipeline.end()
+        last.tell()
+        last.expect("over")
+        assert last.process.wait(60) == 0
+    finally:
+        for program in programs:
+            program.kill()
+    assert not pipeline.errors, pipeline.errors[0]
+    target.stop()
+    hold(pipeline)
+    inside = sum(at.is_inside for at in killed)
+    counts = {name: len(each) for name, each in pipeline.expected.items()}
+    print(f"{KILLS} kills, {inside} of them inside a batch; written: {counts}")
+    for moment, at in zip(cycle(MOMENTS), killed, strict=False):
+        print(f"  {moment}: planned {at.planned}, done {at.done}, in the sink {at.committed}")
+    assert inside >= KILLS * 3 // 5
+
+
+def hold(pipeline: Pipeline) -> None:
+    """Each record of the events once and in its order; of the states, the newest of each key, and none twice."""
+    starts = {}
+    with Store(pipeline.target) as store:
+        store.upkeep()
+    assert not list(pipeline.target.rglob("*" + STAGED))
+    for name in PARTITIONS:
+        folder = pipeline.mount.path / name
+        starts[name] = int((folder / "log-start-offset").read_text())
+        found = copied(pipeline.target, name)
+        seen = [(record.key, record.value, tuple(record.headers)) for record in found]
+        expected = pipeline.expected[name]
+        if name.startswith("events"):
+            assert seen == expected
+            assert starts[name] > 0, "nothing has expired"
+            continue
+        order = {each: number for number, each in enumerate(expected)}
+        places = [order[each] for each in seen]
+        assert places == sorted(set(places))
+        newest_of = {key: value for key, value, _ in expected}
+        assert {key: value for key, value, _ in seen} == newest_of
+        cleaned = re.search(r"^dirty from offset (\d+)", (folder / "ctl").read_text(), re.M)
+        assert cleaned is not None
+        assert int(cleaned[1]) > 0, "nothing was compacted"
