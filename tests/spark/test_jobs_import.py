@@ -274,6 +274,17 @@ def test_columns_of_ones_own(spark: SparkSession, empty: Path, tmp_path: Path) -
     assert [row[4] for row in rows] == [T, now, T + 1, -1]
 
 
+def test_columns_that_mean_something_else(spark: SparkSession, empty: Path, tmp_path: Path) -> None:
+    """An offset that is no number is left alone; a partition that is none is an error, unless it does not count."""
+    columns = {"value": ["a", "b"], "offset": ["+1h", "-2h"], "partition": ["eu", "us"]}
+    pq.write_table(pa.table(columns), tmp_path / "in.parquet")
+    with pytest.raises(JobFailed, match=r"in\.parquet: column 'partition'"):
+        import_(spark, tmp_path / "in.parquet", empty, topic="t", partitions=1)
+    assert_untouched(empty)
+    import_(spark, tmp_path / "in.parquet", empty, topic="t", repartition=True)
+    assert values(empty, "t-0") == [b"a", b"b"]
+
+
 def test_partitions_of_the_files_or_of_the_keys(
     spark: SparkSession, log: Path, empty: Path, tmp_path: Path
 ) -> None:

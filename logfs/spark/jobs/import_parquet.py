@@ -92,6 +92,10 @@ class ParquetForm(Form):
             if constant is not None:
                 columns[field.name] = pa.repeat(constant, len(batch)).cast(field.type)
             elif source in batch.schema.names:
+                kind = batch.schema.field(source).type
+                if field.name == "offset" and not pa.types.is_integer(kind):
+                    # It only tells an order, and this is something else of that name.
+                    continue
                 try:
                     columns[field.name] = _cast(batch.column(source), field)
                 except pa.ArrowException as error:
@@ -105,6 +109,7 @@ class ParquetForm(Form):
         names = self._names(path, file, number, columns)
         offsets = _bounds(columns.get("offset"))
         alone = len(names) == 1 and None not in {partition for _, partition in names}
+        alone &= offsets is not None and isinstance(offsets[0], int)
         return Portion(path, number, number + 1, size, names, offsets if alone else None)
 
     def _names(
@@ -131,8 +136,9 @@ class ParquetForm(Form):
         )
 
 
-def _name(topic: str | None, partition: str | None) -> Name:
-    return topic, None if partition is None else int(partition)
+def _name(topic: str | None, partition: object) -> Name:
+    number = str(partition)
+    return topic, int(number) if number.isdecimal() else None
 
 
 def _bounds(column: Any) -> tuple[Any, Any] | None:
