@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs.errors import InvalidRecord, InvalidStore, StoreLocked, UnknownPartition
+from logfs.errors import InvalidName, InvalidRecord, InvalidStore, StoreLocked, UnknownPartition
 from logfs.format.commits import STAGED, StagedFile
 from logfs.format.record import Record
 from logfs.log.files import Disk
@@ -92,6 +92,25 @@ def test_a_mount_takes_commits(mount: Mount) -> None:
     assert not (log_dir / door.MOUNT_FILE).exists()
     assert door.commit(log_dir, "q", 0, []).already
     assert not list(log_dir.rglob("*" + STAGED))
+
+
+def test_partitions_are_made_by_whoever_has_the_directories(mount: Mount) -> None:
+    """By the mount, which shows them at once; then without it. Those that are there stay; a bad name makes none."""
+    log_dir = mount.log_dirs[0]
+    mount.partition("a-0")
+    staged = put(log_dir, "q", 0, {"a-0": [b"kept"]})
+    door.commit(log_dir, "q", 0, staged)
+    door.create(log_dir, ["a-0", "a-1"])
+    assert (mount.path / "a-1/records").read_bytes() == b""
+    with pytest.raises(InvalidName):
+        door.create(log_dir, ["b-0", "../c-0"])
+    mount.stop()
+    door.create([log_dir], ["a-1", "a-2"])
+    with Store(log_dir, read_only=True) as store:
+        assert sorted(store) == ["a-0", "a-1", "a-2"]
+    assert read(log_dir, "a-0") == [b"kept"]
+    with Store(log_dir), pytest.raises(StoreLocked):
+        door.create(log_dir, ["a-3"], seconds=0.1)
 
 
 def test_what_a_mount_refuses_is_told_with_its_reason(mount: Mount) -> None:

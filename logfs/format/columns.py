@@ -57,8 +57,8 @@ class Columns:
     def __len__(self) -> int:
         return len(self.offsets)
 
-    def select(self, rows: slice | NDArray[np.bool_]) -> Columns:
-        """The same columns with these rows only; the bytes are shared."""
+    def select(self, rows: slice | NDArray[np.bool_] | NDArray[np.int64]) -> Columns:
+        """The same columns with these rows only, by a slice, a mask or their numbers; the bytes are shared."""
         chosen = {name: getattr(self, name)[rows] for name in _ROW_FIELDS}
         return Columns(data=self.data, timestamp_type=self.timestamp_type, **chosen)
 

@@ -10,7 +10,7 @@ record always gives the same bytes, so that sizes can be known without writing i
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
@@ -21,6 +21,17 @@ if TYPE_CHECKING:
     from logfs.format.names import TopicPartition
 
 _INT64 = range(-(2**63), 2**63)
+_OFFSETS = range(2**63)
+_PARTITIONS = range(2**31)
+
+
+class Placed(NamedTuple):
+    """A record, and the place that its envelope tells; None for what it leaves out."""
+
+    topic: str | None
+    partition: int | None
+    offset: int | None
+    record: Record
 
 
 def prefix(partition: TopicPartition) -> bytes:
@@ -69,19 +80,37 @@ def decode(line: bytes | memoryview) -> Record:
     `value` is required; `key`, `headers` and `timestamp` may be missing. `topic`, `partition`, `offset` and
     `timestamp_type` are what the log gives and are ignored. Raises `InvalidEnvelope` with the reason.
     """
+    return _record(_parse(line))
+
+
+def decode_placed(line: bytes | memoryview) -> Placed:
+    """The same, with the place in a log that the record had. Raises `InvalidEnvelope` with the reason."""
+    envelope = _parse(line)
+    topic = envelope.get("topic")
+    if topic is not None and not isinstance(topic, str):
+        raise InvalidEnvelope(f'"topic" is a string, not {topic!r}')
+    partition = _number(envelope, "partition", _PARTITIONS)
+    return Placed(topic, partition, _number(envelope, "offset", _OFFSETS), _record(envelope))
+
+
+def _parse(line: bytes | memoryview) -> dict[str, Any]:
     try:
         envelope = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         raise InvalidEnvelope(f"not JSON: {error}") from None
     if not isinstance(envelope, dict):
         raise InvalidEnvelope("an envelope is one JSON object a line")
-    unknown = envelope.keys() - _FIELDS
-    if unknown:
+    if not envelope.keys() <= _FIELDS:
+        unknown = envelope.keys() - _FIELDS
         raise InvalidEnvelope(
             f"unknown field {min(unknown)!r}; an envelope has {', '.join(_ORDER)}"
         )
     if "value" not in envelope:
         raise InvalidEnvelope('"value" is missing; write null for a tombstone')
+    return envelope
+
+
+def _record(envelope: dict[str, Any]) -> Record:
     timestamp = envelope.get("timestamp")
     if timestamp is not None and (type(timestamp) is not int or timestamp not in _INT64):
         raise InvalidEnvelope(f'"timestamp" is ms since the epoch, not {timestamp!r}')
@@ -91,6 +120,13 @@ def decode(line: bytes | memoryview) -> Record:
         _headers(envelope.get("headers")),
         timestamp,
     )
+
+
+def _number(envelope: dict[str, Any], field: str, allowed: range) -> int | None:
+    number: Any = envelope.get(field)
+    if number is not None and (type(number) is not int or number not in allowed):
+        raise InvalidEnvelope(f'"{field}" is a number from 0 on, not {number!r}')
+    return number
 
 
 _ORDER = ("topic", "partition", "offset", "timestamp", "timestamp_type", "key", "value", "headers")

@@ -110,8 +110,8 @@ class Account:
     """What of a segment matters beside others: where it ends, and the transactions that reach over its ends.
 
     `began` are the producers whose transaction is open at its end, and the offset that it began at; `ended` the first
-    marker of those whose transaction began before the segment, if it began at all; `missing` the aborted transactions
-    that both began and ended here and are not in the index.
+    marker of those whose transaction began before the segment, if it began at all; `over` those who have any marker
+    here; `missing` the aborted transactions that both began and ended here and are not in the index.
     """
 
     path: Path
@@ -122,6 +122,7 @@ class Account:
     records: int = 0
     began: dict[int, int] = field(default_factory=dict)
     ended: dict[int, Marker] = field(default_factory=dict)
+    over: set[int] = field(default_factory=set)
     missing: list[Transaction] = field(default_factory=list)
 
 
@@ -203,12 +204,17 @@ def settle(accounts: Iterable[Account], log_start_offset: int) -> Iterator[Findi
             low, high = sorted((expected, account.base_offset))
             yield error(account.path, f"offsets {low} to {high - 1} {what}")
         expected = None if account.gaps else account.end_offset
-        missing = list(account.missing)
+        missing = [
+            each._replace(first_offset=open_since.get(each.producer_id, each.first_offset))
+            for each in account.missing
+        ]
         for producer_id, marker in account.ended.items():
-            first = open_since.pop(producer_id, -1)
+            first = open_since.get(producer_id, -1)
             if first >= 0 and marker.is_aborted and not marker.is_indexed:
                 missing.append(Transaction(producer_id, first, marker.offset, True))
-        open_since.update(account.began)
+        for producer_id in account.over:
+            open_since.pop(producer_id, None)
+        open_since = account.began | open_since
         for transaction in missing:
             # Of one that began below the log's start, recovery may have seen no more than anybody can read of it.
             if transaction.first_offset >= log_start_offset:
@@ -512,6 +518,7 @@ class _Transactions:
             # Nobody who looks here alone knows: as good as indexed, until it is looked up.
             account.ended[producer_id] = Marker(offset, is_aborted, True)
         self._seen.add(producer_id)
+        account.over.add(producer_id)
 
     def look_up(self) -> Iterator[Finding]:
         """Note in the account which of them the index does not have."""

@@ -44,6 +44,7 @@ _NO_TIMESTAMP_TYPE = -1
 # Enough rows that a batch's own cost is nothing, and few enough bytes that each finds the last one's memory again.
 _BATCH_ROWS = 20_000
 _BATCH_BYTES = 2 << 20
+_PER_MS = {"ms": 1, "us": 1000}
 
 
 def kafka_schema(*, headers: bool) -> StructType:
@@ -64,49 +65,55 @@ def check_schema(schema: StructType) -> None:
             )
 
 
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The schema that Spark wants of batches for a schema of its own."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
 class BatchMaker:
     """Makes record batches of one schema; picks the columns that it names, and touches no others."""
 
-    def __init__(self, schema: StructType) -> None:
-        self._schema = to_arrow_schema(schema, timezone="UTC")
+    def __init__(self, schema: pa.Schema) -> None:
+        """`timestamp` is in ms or us, as the schema says; the other types are those of `kafka_schema`."""
+        self._schema = schema
 
-    def batches(
-        self, topic: str, partition: int, parts: Iterable[Columns]
-    ) -> Iterator[pa.RecordBatch]:
-        """Batches of bounded size, of records of one partition in order."""
-        from logfs.format.columns import concatenate
-
-        waiting: list[Columns] = []
-        rows = size = 0
-        for part in parts:
-            for columns in _bounded(part):
-                bytes_here = _payload(columns)
-                if waiting and (
-                    rows + len(columns) > _BATCH_ROWS or size + bytes_here > _BATCH_BYTES
-                ):
-                    yield self._batch(topic, partition, concatenate(waiting))
-                    waiting, rows, size = [], 0, 0
-                waiting.append(columns)
-                rows += len(columns)
-                size += bytes_here
-        if waiting:
-            yield self._batch(topic, partition, concatenate(waiting))
-
-    def _batch(self, topic: str, partition: int, columns: Columns) -> pa.RecordBatch:
+    def batch(self, topic: str, partition: int, columns: Columns) -> pa.RecordBatch:
+        """The records of one partition as one batch."""
         makers: dict[str, Maker] = {
-            "key": lambda _: _bytes(gather(columns.data, columns.key_starts, columns.key_lengths)),
-            "value": lambda _: _bytes(
+            "key": lambda _: binary_array(
+                gather(columns.data, columns.key_starts, columns.key_lengths)
+            ),
+            "value": lambda _: binary_array(
                 gather(columns.data, columns.value_starts, columns.value_lengths)
             ),
             "topic": lambda _: _repeated(topic.encode(), len(columns)),
             "partition": lambda _: _numbers(np.full(len(columns), partition, np.int32)),
             "offset": lambda _: _numbers(columns.offsets),
-            "timestamp": lambda kind: _numbers(columns.timestamps * 1000, kind),
+            "timestamp": lambda kind: _numbers(columns.timestamps * _PER_MS[kind.unit], kind),
             "timestampType": lambda _: _numbers(_timestamp_types(columns)),
             "headers": lambda kind: _headers(columns, kind),
         }
         arrays = [makers[field.name](field.type) for field in self._schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def sized(parts: Iterable[Columns]) -> Iterator[Columns]:
+    """The same records, in order, so many together as make a good batch."""
+    from logfs.format.columns import concatenate
+
+    waiting: list[Columns] = []
+    rows = size = 0
+    for part in parts:
+        for columns in _bounded(part):
+            bytes_here = _payload(columns)
+            if waiting and (rows + len(columns) > _BATCH_ROWS or size + bytes_here > _BATCH_BYTES):
+                yield concatenate(waiting)
+                waiting, rows, size = [], 0, 0
+            waiting.append(columns)
+            rows += len(columns)
+            size += bytes_here
+    if waiting:
+        yield concatenate(waiting)
 
 
 def _payload(columns: Columns) -> int:
@@ -134,7 +141,8 @@ def _numbers(values: np.ndarray, kind: pa.DataType | None = None) -> pa.Array:
     )
 
 
-def _bytes(field: Field, kind: pa.DataType | None = None) -> pa.Array:
+def binary_array(field: Field, kind: pa.DataType | None = None) -> pa.Array:
+    """A field as an array of bytes, or of a type that lies as bytes do."""
     validity = pa.py_buffer(field.validity) if field.nulls else None
     buffers = [validity, pa.py_buffer(field.offsets), pa.py_buffer(field.data)]
     return pa.Array.from_buffers(kind or pa.binary(), len(field.offsets) - 1, buffers, field.nulls)
@@ -158,7 +166,7 @@ def _headers(columns: Columns, kind: pa.DataType) -> pa.Array:
     none = columns.header_counts == 0
     validity = np.packbits(~none, bitorder="little")
     pairs = pa.StructArray.from_arrays(
-        [_bytes(keys, pa.string()), _bytes(values)], fields=list(kind.value_type)
+        [binary_array(keys, pa.string()), binary_array(values)], fields=list(kind.value_type)
     )
     buffers = [pa.py_buffer(validity), pa.py_buffer(offsets)]
     return pa.Array.from_buffers(kind, count, buffers, int(none.sum()), children=[pairs])

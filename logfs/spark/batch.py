@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader
 
 from logfs.spark import splits
-from logfs.spark.arrow import BatchMaker, check_schema
+from logfs.spark.arrow import BatchMaker, arrow_schema, check_schema
 from logfs.spark.filters import Pushed
 from logfs.spark.topics import Topics, ranges, resolve
 
@@ -69,7 +69,9 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: Split) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """The records of a split, in order."""
-        return splits.read(partition, BatchMaker(self.schema), self.options, self.pushed)
+        return splits.read(
+            partition, BatchMaker(arrow_schema(self.schema)), self.options, self.pushed
+        )
 
 
 class FilteredReader(BatchReader):

@@ -13,6 +13,7 @@ from logfs.log import pieces
 from logfs.log.files import Gone
 from logfs.log.walk import DamagedRange
 from logfs.spark import workers
+from logfs.spark.arrow import sized
 from logfs.spark.filters import Pushed
 from logfs.store.store import Store
 
@@ -161,12 +162,13 @@ def read(
     """The records of a split as Arrow batches. Raises `DataLoss`, and `Corrupt` for damage."""
     pushed = pushed or Pushed()
     for part in split.parts:
-        columns = _columns(part, options, pushed.since_ms)
-        yield from maker.batches(part.topic, part.partition, map(pushed.select, columns))
+        for found in sized(map(pushed.select, columns(part, options, pushed.since_ms))):
+            yield maker.batch(part.topic, part.partition, found)
     workers.settle("read")
 
 
-def _columns(part: Part, options: ReadOptions, since_ms: int | None) -> Iterator[Columns]:
+def columns(part: Part, options: ReadOptions, since_ms: int | None = None) -> Iterator[Columns]:
+    """The records of a part, in order, but for batches before a time. Raises as `read`."""
     try:
         # From here on the file is open, whatever becomes of its name.
         read = pieces.read(part.piece, since_ms)
@@ -198,4 +200,4 @@ def _columns_anew(part: Part, options: ReadOptions, since_ms: int | None) -> Ite
         )
         if first < end:
             for found in _parts(store[name].name, reader, first, end, options.split_bytes):
-                yield from _columns(found, options, since_ms)
+                yield from columns(found, options, since_ms)

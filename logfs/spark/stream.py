@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
 
 from logfs.log import pieces
 from logfs.spark import splits
-from logfs.spark.arrow import BatchMaker, check_schema
+from logfs.spark.arrow import BatchMaker, arrow_schema, check_schema
 from logfs.spark.topics import Topics, from_json, ranges, resolve, to_json
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: Split) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """The records of a split, in order."""
-        return splits.read(partition, BatchMaker(self.schema), self.options)
+        return splits.read(partition, BatchMaker(arrow_schema(self.schema)), self.options)
 
     def commit(self, end: Mapping[str, Any]) -> None:
         """Nothing: the offsets are in the query's checkpoint."""

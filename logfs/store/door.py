@@ -12,12 +12,13 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import orjson
 
 from logfs import errors
 from logfs.errors import CommitPending, Corrupt, InvalidStore, LogfsError, StoreLocked
+from logfs.format import names
 from logfs.format.commits import StagedFile
 from logfs.log.files import Disk
 from logfs.store.commit import Committed, read_commits
@@ -25,11 +26,13 @@ from logfs.store.lock import holder
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from logfs.store.log_dir import LogDir
 
     LogDirs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+_Answer = TypeVar("_Answer")
 
 logger = logging.getLogger(__name__)
 
@@ -174,7 +177,38 @@ def discard(log_dirs: LogDirs, staged: Sequence[StagedFile], *, seconds: float =
         _send(log_dirs, Request("", 0, tuple(staged), discards=True), seconds)
 
 
+def create(log_dirs: LogDirs, partitions: Sequence[str], *, seconds: float = 60.0) -> None:
+    """Make those partitions that are not there yet, whoever has the log directories.
+
+    Raises `InvalidName`, what opening a store raises, and `StoreLocked` as `commit`.
+    """
+    for name in partitions:
+        names.parse_directory(name)
+    if partitions:
+        _through_whoever(
+            log_dirs,
+            lambda paths: _create_directly(paths, partitions),
+            lambda door: _create_through(door, partitions),
+            seconds,
+        )
+
+
 def _send(log_dirs: LogDirs, request: Request, seconds: float) -> Committed:
+    return _through_whoever(
+        log_dirs,
+        lambda paths: _send_directly(paths, request),
+        lambda door: _send_through(door, format_request(request)),
+        seconds,
+    )
+
+
+def _through_whoever(
+    log_dirs: LogDirs,
+    directly: Callable[[Sequence[Path]], _Answer],
+    through: Callable[[Path], _Answer],
+    seconds: float,
+) -> _Answer:
+    """Do something by a store of our own, or by the door of the mount that holds the directories."""
     named = [log_dirs] if isinstance(log_dirs, (str, os.PathLike)) else log_dirs
     paths = [Path(path).absolute() for path in named]
     for path in paths:
@@ -185,9 +219,7 @@ def _send(log_dirs: LogDirs, request: Request, seconds: float) -> Committed:
     while True:
         try:
             door = find_door(Disk(), paths[0])
-            if door is None:
-                return _send_directly(paths, request)
-            return _send_through(door, format_request(request))
+            return directly(paths) if door is None else through(door)
         except (StoreLocked, _NoAnswer, CommitPending) as error:
             # A commit that is decided is done at the next opening, if that is all it waits for.
             if time.monotonic() + pause > end or (isinstance(error, CommitPending) and pause > 0.1):
@@ -200,6 +232,23 @@ def _send(log_dirs: LogDirs, request: Request, seconds: float) -> Committed:
                 raise
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def _create_directly(paths: Sequence[Path], partitions: Sequence[str]) -> None:
+    with Store(paths, only=frozenset(partitions).__contains__) as store:
+        for name in partitions:
+            if name not in store.homes:
+                store.create(name)
+
+
+def _create_through(door: Path, partitions: Sequence[str]) -> None:
+    for name in partitions:
+        try:
+            (door.parents[1] / name).mkdir(exist_ok=True)
+        except OSError as error:
+            if error.errno in _NO_MOUNT:
+                raise _NoAnswer(error) from None
+            raise
 
 
 def _send_directly(paths: Sequence[Path], request: Request) -> Committed:

@@ -35,10 +35,16 @@ def test_every_example_runs(
     assert re.search(r"\|\s+0\|\s+7\|", shown), "from offset 23 on"
     assert "20 late ones" in shown
     assert spark.read.parquet(str(tmp_path / "orders")).count() == 60
+    assert spark.read.parquet(str(tmp_path / "lake")).count() == 60
     with Store(tmp_path / "logfs", read_only=True) as store:
         answers = [
             record.value for number in range(2) for record in store[f"answers-{number}"].read()
         ]
+        for number in range(2):
+            orders, copies = store[f"orders-{number}"].read(), store[f"copies-{number}"].read()
+            assert list(orders) == list(copies)
+        users = [(record.key, record.value) for record in store["users-0"].read()]
+        assert users == [(b"7", b"alice"), (b"9", b"bob")]
     # The batch, the stream, and one of the two calls with the same transaction.
     assert len(answers) == 180
     assert answers.count(b"seen value 7") == 2

@@ -7,4 +7,6 @@ COMMANDS = {
     "reindex": "make all indexes anew, of every partition",
     "compact": "keep only the newest record of each key, in every partition that says so",
     "stats": "count records, bytes, keys, times, and what compression gains",
+    "export": "write a log to Parquet or JSON files, by topic and date",
+    "import": "append Parquet, JSON or text files, all of it or nothing",
 }

@@ -5,6 +5,8 @@ The tasks read and write the log directories themselves, so these lie under the 
 
 from __future__ import annotations
 
+from logfs.spark.jobs.export import Exported, export
+from logfs.spark.jobs.import_ import Imported, import_
 from logfs.spark.jobs.lending import Visited
 from logfs.spark.jobs.plot import plot
 from logfs.spark.jobs.running import JobFailed
@@ -13,6 +15,8 @@ from logfs.spark.jobs.upkeep import Reindexed, compact, reindex
 from logfs.spark.jobs.verify import Report, verify
 
 __all__ = [
+    "Exported",
+    "Imported",
     "JobFailed",
     "Reindexed",
     "Report",
@@ -20,6 +24,8 @@ __all__ = [
     "TopicStats",
     "Visited",
     "compact",
+    "export",
+    "import_",
     "plot",
     "reindex",
     "stats",

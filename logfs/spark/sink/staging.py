@@ -34,6 +34,7 @@ _CHUNK_BYTES_EACH = 1 << 20
 _CHUNK_BYTES = 32 << 20
 # Records without a key go to one partition after the other, so many at a time.
 _STICKY_ROWS = 1024
+_PER_MS = {"ms": 1, "us": 1000}
 
 
 class Task:
@@ -50,7 +51,7 @@ class Task:
         self._turn = turn
         paths = [Path(log_dir) for log_dir in log_dirs]
         self._settings = Settings([(self._disk, path) for path in paths])
-        self._partitions = _partitions(paths)
+        self._partitions = partitions_in(paths)
         count = sum(map(len, self._partitions.values()))
         self._chunk_bytes = min(max(count, 4) * _CHUNK_BYTES_EACH, _CHUNK_BYTES)
         self._open: dict[str, StagedWriter] = {}
@@ -138,7 +139,7 @@ class Task:
         return found
 
 
-def _partitions(log_dirs: Sequence[Path]) -> dict[str, dict[int, Path]]:
+def partitions_in(log_dirs: Iterable[Path]) -> dict[str, dict[int, Path]]:
     """The partitions in log directories, by topic and number."""
     found: dict[str, dict[int, Path]] = {}
     for log_dir in log_dirs:
@@ -185,8 +186,9 @@ def _rows(chunk: pa.RecordBatch, now_ms: int) -> Rows:
     times = np.full(count, now_ms, np.int64)
     if "timestamp" in held:
         column = chunk.column("timestamp")
-        micros = column.cast(pa.int64()).fill_null(now_ms * 1000).to_numpy(zero_copy_only=False)
-        times = micros // 1000
+        per_ms = _PER_MS[column.type.unit]
+        units = column.cast(pa.int64()).fill_null(now_ms * per_ms)
+        times = units.to_numpy(zero_copy_only=False) // per_ms
     values = _binary(chunk.column("value"))
     return Rows(keys, values, _fixed(times), _fixed(offsets), header_keys, header_values)
 

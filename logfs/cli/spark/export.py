@@ -1,0 +1,77 @@
+"""`logfs spark export`: a log as Parquet or JSON files, by topic and date."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logfs.cli.common import add_isolation
+from logfs.cli.spark.common import add_session, add_topics, bar, session
+from logfs.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Log directories, where to, what, and as what."""
+    parser.add_argument(
+        "words",
+        nargs="+",
+        metavar="LOGDIR… TARGET",
+        help="log directories, and the directory for the files",
+    )
+    parser.add_argument(
+        "--format", default="parquet", help="parquet (default), or json: envelopes, one a line"
+    )
+    parser.add_argument(
+        "--compression",
+        metavar="CODEC",
+        help="zstd (usual for parquet), none (usual for json), gzip; for parquet also snappy, lz4",
+    )
+    parser.add_argument(
+        "--mode",
+        default="errorifexists",
+        help="errorifexists (default); append: files of earlier exports stay; overwrite: they go",
+    )
+    add_topics(parser)
+    add_isolation(parser)
+    parser.add_argument(
+        "-o",
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of a read, such as startingTimestamp=…; may be given several times",
+    )
+    add_session(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the files, and say how many."""
+    *log_dirs, target = arguments.words
+    if not log_dirs:
+        raise InvalidSetting(
+            f"{target}: give one log directory or more, and a directory for the files"
+        )
+    options = {"isolationLevel": arguments.isolation}
+    for option in arguments.option:
+        name, equals, value = option.partition("=")
+        if not equals:
+            raise InvalidSetting(f"{option!r}: give an option as NAME=VALUE")
+        options[name] = value
+    with session(arguments, "export") as spark, bar("exporting") as progress:
+        from logfs.spark.jobs import export
+
+        done = export(
+            spark,
+            log_dirs,
+            target,
+            format=arguments.format,
+            topics=arguments.topics,
+            options=options,
+            compression=arguments.compression,
+            mode=arguments.mode,
+            progress=progress,
+        )
+    print(f"{target}: {done.files} files, {done.records} records, {done.size_bytes} bytes")
+    return 0

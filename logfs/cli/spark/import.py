@@ -1,0 +1,79 @@
+"""`logfs spark import`: Parquet, JSON envelopes or lines of text into a log, all of it or nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logfs.cli.spark.common import add_session, bar, session
+from logfs.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Files, where to, and how their rows become records."""
+    parser.add_argument(
+        "words",
+        nargs="+",
+        metavar="SOURCE… LOGDIR[,LOGDIR…]",
+        help="files, directories or globs, and the log directories",
+    )
+    parser.add_argument(
+        "--format",
+        default="parquet",
+        help="parquet (default); json: envelopes, one a line; text: a line is a value",
+    )
+    parser.add_argument("--topic", help="into this one, whatever the files say")
+    parser.add_argument(
+        "--key",
+        metavar="NAME",
+        help="the column of parquet, or the field of lines of JSON, that is the key",
+    )
+    parser.add_argument("--value", metavar="NAME", help="the column of parquet that is the value")
+    parser.add_argument(
+        "--key-separator",
+        metavar="TEXT",
+        type=_separator,
+        help=r"what stands between key and value in a line of text; \t is a tab",
+    )
+    parser.add_argument(
+        "--partitions", metavar="N", type=int, help="make topics that are missing, with so many"
+    )
+    parser.add_argument(
+        "--repartition",
+        action="store_true",
+        help="to the partitions of the keys, whatever the files say",
+    )
+    add_session(parser)
+
+
+def _separator(text: str) -> str:
+    return text.encode("latin-1", "backslashreplace").decode("unicode_escape")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Append the rows, and print the offsets [first, next) that they got."""
+    *sources, log_dirs = arguments.words
+    if not sources:
+        raise InvalidSetting(f"{log_dirs}: give one source or more, and a log directory")
+    with session(arguments, "import") as spark, bar("importing") as progress:
+        from logfs.spark.jobs import import_
+
+        done = import_(
+            spark,
+            sources,
+            log_dirs.split(","),
+            format=arguments.format,
+            topic=arguments.topic,
+            key=arguments.key,
+            value=arguments.value,
+            key_separator=arguments.key_separator,
+            partitions=arguments.partitions,
+            repartition=arguments.repartition,
+            progress=progress,
+        )
+    for name, (first, end) in sorted(done.offsets.items()):
+        print(f"{name}: {first}..{end}")
+    print(f"{done.files} files, {done.records} records")
+    return 0

@@ -1,0 +1,187 @@
+"""A log as files for others: Parquet, or JSON envelopes, in folders of topic and date as Hive and Spark lay them out.
+
+    target/topic=orders/date=2021-11-28/part-00000-00000000000000000000.parquet
+
+Tasks write under `_temporary`, where no reader looks, and the driver moves what those have written that count; the
+last file is `_SUCCESS`. A job that fails leaves nothing of its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import CaseInsensitiveDict
+
+from logfs.errors import InvalidSetting
+from logfs.format.names import TopicPartition
+from logfs.log.files import Disk
+from logfs.spark import splits
+from logfs.spark.arrow import kafka_schema, sized
+from logfs.spark.batch import BatchReader
+from logfs.spark.jobs.export_files import Files, by_date, form_of
+from logfs.spark.jobs.running import Work, run
+from logfs.spark.jobs.selection import log_dirs
+from logfs.spark.options import SELECTIONS, read_options
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from logfs.spark.jobs.export_files import Form, WrittenFile
+    from logfs.spark.jobs.running import Progress
+    from logfs.spark.jobs.selection import Paths
+    from logfs.spark.options import ReadOptions
+    from logfs.spark.splits import Part
+
+MODES = ("errorifexists", "append", "overwrite")
+SUCCESS = "_SUCCESS"
+_TEMPORARY = "_temporary"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export wrote."""
+
+    files: int
+    records: int
+    size_bytes: int
+
+
+def export(
+    spark: SparkSession,
+    paths: Paths,
+    target: str | os.PathLike[str],
+    *,
+    format: str = "parquet",
+    topics: Iterable[str] | None = None,
+    options: Mapping[str, str] | None = None,
+    compression: str | None = None,
+    mode: str = "errorifexists",
+    progress: Progress | None = None,
+) -> Exported:
+    """Write the records of log directories to files below `target`, by topic and UTC date.
+
+    `format` is "parquet" (the columns of `format("logfs")` with headers; the topic is in the path) or "json"
+    (envelopes, one a line). `options` are those of a read: where it starts and ends, `isolationLevel`, `assign` or
+    `subscribePattern` instead of `topics`. `compression`: zstd (usual for Parquet), none (for JSON), gzip, and for
+    Parquet snappy and lz4. With `mode` "append", files of an earlier export stay; with "overwrite" its folders
+    `topic=…` are replaced when all else is done. `progress` is told (bytes of logs that are done, bytes in all).
+
+    Raises `InvalidSetting` for what cannot be asked for, `FileExistsError`, `DataLoss`, and `JobFailed`.
+    """
+    form = form_of(format, compression)
+    folder = _folder(target, mode)
+    try:
+        chosen = read_options(_read_options(paths, topics, options), streaming=False)
+        planned = BatchReader(kafka_schema(headers=True), chosen).partitions()
+    except ValueError as error:
+        raise InvalidSetting(str(error)) from None
+    works = [Work(part, part.piece.bytes) for split in planned for part in split.parts]
+    temporary = folder / _TEMPORARY / uuid.uuid4().hex
+    temporary.mkdir(parents=True)
+    try:
+        task = _Task(str(temporary), form, chosen)
+        written = [
+            each for files in run(spark, "logfs export", works, task, progress) for each in files
+        ]
+        _publish(folder, temporary, written, replaces=mode == "overwrite")
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):
+            # Another export into the same folder is still at work.
+            temporary.parent.rmdir()
+    return Exported(
+        len(written),
+        sum(each.records for each in written),
+        sum(each.size_bytes for each in written),
+    )
+
+
+def _folder(target: str | os.PathLike[str], mode: str) -> Path:
+    """The target, if it can be written to in that mode."""
+    if mode not in MODES:
+        raise InvalidSetting(f"mode {mode!r}: give one of {', '.join(MODES)}")
+    text = str(target).removeprefix("file://")
+    if "://" in text:
+        raise InvalidSetting(f"{text}: give a directory that all machines have under this path")
+    folder = Path(text).absolute()
+    if mode == "errorifexists" and folder.exists() and any(folder.iterdir()):
+        raise FileExistsError(
+            errno.EEXIST,
+            "it is not empty: give mode append or overwrite, or another directory",
+            str(folder),
+        )
+    return folder
+
+
+def _read_options(
+    paths: Paths, topics: Iterable[str] | None, options: Mapping[str, str] | None
+) -> CaseInsensitiveDict:
+    found = CaseInsensitiveDict({**(options or {}), "paths": json.dumps(log_dirs(paths))})
+    if topics is not None:
+        found["subscribe"] = ",".join(topics)
+    elif not any(name in found for name in SELECTIONS):
+        found["subscribePattern"] = "."
+    return found
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Writes the records of a part of a log."""
+
+    directory: str
+    form: Form
+    options: ReadOptions
+
+    def __call__(self, part: Part) -> list[WrittenFile]:
+        name = TopicPartition(part.topic, part.partition)
+        files = Files(Path(self.directory), self.form, name)
+        for columns in sized(splits.columns(part, self.options)):
+            for date, of_date in by_date(columns):
+                files.write(date, of_date)
+        return files.close()
+
+
+def _publish(
+    folder: Path, temporary: Path, written: Sequence[WrittenFile], *, replaces: bool
+) -> None:
+    """Move what was written to its place; if that cannot be done, all is as it was."""
+    disk = Disk()
+    moved: list[tuple[Path, Path]] = []
+
+    def move(old: Path, new: Path) -> None:
+        if new.exists():
+            raise FileExistsError(
+                errno.EEXIST,
+                "these records were exported before: say with startingOffsets where to begin",
+                str(new),
+            )
+        new.parent.mkdir(parents=True, exist_ok=True)
+        disk.move(old, new)
+        moved.append((old, new))
+
+    try:
+        (folder / SUCCESS).unlink(missing_ok=True)
+        if replaces:
+            for old in sorted(folder.glob("topic=*")):
+                move(old, temporary / "replaced" / old.name)
+        for each in written:
+            move(Path(each.path), folder / each.place)
+    except BaseException:
+        for old, new in reversed(moved):
+            with suppress(OSError):
+                disk.move(new, old)
+        raise
+    dates = {(folder / each.place).parent for each in written}
+    for directory in dates | {date.parent for date in dates} | {folder}:
+        disk.sync_directory(directory)
+    disk.replace_file(folder / SUCCESS, b"")

@@ -1,0 +1,239 @@
+"""The files that a task of an export writes: one for each date, in Parquet or as JSON envelopes."""
+
+from __future__ import annotations
+
+import uuid
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from logfs.errors import InvalidSetting
+from logfs.format import envelope, text
+from logfs.log.files import Disk
+from logfs.spark.arrow import BatchMaker, arrow_schema, kafka_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from logfs.format.columns import Columns
+    from logfs.format.names import TopicPartition
+
+# What Hive, and Spark, call the value of a partition column that is null.
+NO_DATE = "__HIVE_DEFAULT_PARTITION__"
+_DAY_MS = 86_400_000
+# 9999-12-31: later ones are dates for nobody.
+_LAST_DAY = 2_932_896
+# So much is held back for each file, to become one row group, and so much for all files of a task.
+_ROW_GROUP_BYTES = 64 << 20
+_HELD_BYTES = 256 << 20
+# A log whose dates go back and forth must not open a file for each of them at once.
+_OPEN_FILES = 64
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """A file of an export: where a task has written it, and its place below the target."""
+
+    path: str
+    place: str
+    records: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Form:
+    """What the files hold, "parquet" or "json", and by which codec, or "none"."""
+
+    format: str
+    compression: str
+
+    @property
+    def suffix(self) -> str:
+        """How the names of the files end."""
+        if self.format == "parquet":
+            return ".parquet"
+        return ".jsonl" + _JSON_SUFFIXES[self.compression]
+
+
+_JSON_SUFFIXES = {"none": "", "gzip": ".gz", "zstd": ".zst"}
+_COMPRESSIONS = {
+    "parquet": ("zstd", "none", "snappy", "gzip", "lz4"),
+    "json": ("none", "gzip", "zstd"),
+}
+
+
+def form_of(format: str, compression: str | None) -> Form:
+    """The form of that name; without a compression, the usual one. Raises `InvalidSetting`."""
+    known = _COMPRESSIONS.get(format)
+    if known is None:
+        raise InvalidSetting(f"format {format!r}: give one of {', '.join(_COMPRESSIONS)}")
+    chosen = known[0] if compression is None else compression
+    if chosen not in known:
+        raise InvalidSetting(f"compression {chosen!r} of {format}: give one of {', '.join(known)}")
+    return Form(format, chosen)
+
+
+def parquet_schema() -> pa.Schema:
+    """The columns of `format("logfs")` with headers, less the topic; timestamps in ms, as the log has them."""
+    schema = arrow_schema(kafka_schema(headers=True))
+    schema = schema.remove(schema.get_field_index("topic"))
+    at = schema.get_field_index("timestamp")
+    return schema.set(at, pa.field("timestamp", pa.timestamp("ms", tz="UTC")))
+
+
+def by_date(columns: Columns) -> Iterator[tuple[str, Columns]]:
+    """The records of each UTC date, in order; those without a timestamp, or beyond the year 9999, of `NO_DATE`."""
+    days = columns.timestamps // _DAY_MS
+    days[(days < 0) | (days > _LAST_DAY)] = -1
+    if (days == days[0]).all():
+        yield _date(days[0]), columns
+        return
+    order = np.argsort(days, kind="stable")
+    cuts = np.flatnonzero(np.diff(days[order])) + 1
+    for rows in np.split(order, cuts):
+        yield _date(days[rows[0]]), columns.select(rows)
+
+
+def _date(day: np.int64) -> str:
+    return NO_DATE if day < 0 else str(np.datetime64(int(day), "D"))
+
+
+class Files:
+    """What a task writes of one partition: under names that no other attempt has, until the driver moves them."""
+
+    def __init__(self, directory: Path, form: Form, name: TopicPartition) -> None:
+        """`directory` is there, and is this job's alone."""
+        self._directory = directory
+        self._form = form
+        self._name = name
+        self._open: dict[str, _OpenFile] = {}
+        self._written: list[WrittenFile] = []
+
+    def write(self, date: str, columns: Columns) -> None:
+        """Add records of a date. Raises `OSError`."""
+        if date not in self._open:
+            if len(self._open) >= _OPEN_FILES:
+                self._close_all()
+            self._open[date] = self._make(date, int(columns.offsets[0]))
+        self._open[date].write(columns)
+        if sum(file.held_bytes for file in self._open.values()) > _HELD_BYTES:
+            for file in self._open.values():
+                file.flush()
+
+    def close(self) -> list[WrittenFile]:
+        """Make all files durable, and tell of them."""
+        self._close_all()
+        return self._written
+
+    def _make(self, date: str, first_offset: int) -> _OpenFile:
+        path = self._directory / uuid.uuid4().hex
+        # By what it holds: a task that runs again gives the same name to the same records.
+        name = f"part-{self._name.partition:05}-{first_offset:020}{self._form.suffix}"
+        place = f"topic={self._name.topic}/date={date}/{name}"
+        kind = _ParquetFile if self._form.format == "parquet" else _JsonFile
+        return kind(path, place, self._form.compression, self._name)
+
+    def _close_all(self) -> None:
+        self._written += [file.close() for file in self._open.values()]
+        self._open.clear()
+
+
+class _OpenFile(ABC):
+    # What is not in the file yet.
+    held_bytes = 0
+
+    def __init__(self, path: Path, place: str, compression: str, name: TopicPartition) -> None:
+        self._path = path
+        self._place = place
+        self._name = name
+        self._records = 0
+        self._begin(compression)
+
+    @abstractmethod
+    def _begin(self, compression: str) -> None: ...
+
+    @abstractmethod
+    def _add(self, columns: Columns) -> None: ...
+
+    @abstractmethod
+    def _end(self) -> None: ...
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Write what is held back."""
+
+    def write(self, columns: Columns) -> None:
+        """Add records."""
+        self._add(columns)
+        self._records += len(columns)
+
+    def close(self) -> WrittenFile:
+        """Make it durable, and tell of it."""
+        self._end()
+        disk = Disk()
+        file = disk.open(self._path)
+        disk.sync(file)
+        size = disk.size(file)
+        file.close()
+        return WrittenFile(str(self._path), self._place, self._records, size)
+
+
+class _ParquetFile(_OpenFile):
+    """A row group at a time, straight from the columns of the log."""
+
+    def _begin(self, compression: str) -> None:
+        schema = parquet_schema()
+        self._maker = BatchMaker(schema)
+        self._batches: list[pa.RecordBatch] = []
+        # Offsets and times grow by small steps; no two values are alike, and nobody asks for the smallest of them.
+        self._writer = pq.ParquetWriter(
+            self._path,
+            schema,
+            compression=compression,
+            use_dictionary=["key", "partition", "timestampType", "headers.list.element.key"],
+            column_encoding={"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"},
+            write_statistics=["partition", "offset", "timestamp"],
+        )
+
+    def _add(self, columns: Columns) -> None:
+        batch = self._maker.batch(*self._name, columns)
+        self._batches.append(batch)
+        self.held_bytes += batch.nbytes
+        if self.held_bytes >= _ROW_GROUP_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._batches:
+            table = pa.Table.from_batches(self._batches)
+            self._writer.write_table(table, row_group_size=len(table))
+            self._batches, self.held_bytes = [], 0
+
+    def _end(self) -> None:
+        self.flush()
+        self._writer.close()
+
+
+class _JsonFile(_OpenFile):
+    """Envelopes, one a line."""
+
+    def _begin(self, compression: str) -> None:
+        self._prefix = envelope.prefix(self._name)
+        codec = None if compression == "none" else compression
+        self._stream = pa.output_stream(str(self._path), compression=codec)
+
+    def _add(self, columns: Columns) -> None:
+        lines: NDArray[np.uint8] = text.render(columns, text.View.ENVELOPES, self._prefix)[0]
+        self._stream.write(lines)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def _end(self) -> None:
+        self._stream.close()

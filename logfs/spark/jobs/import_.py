@@ -1,0 +1,196 @@
+"""Files into a log: Parquet, JSON envelopes or lines of text, keyed and partitioned, all of it or nothing.
+
+Tasks read the files and stage batches as the sink's do (`logfs.spark.sink`); the driver commits them once.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from logfs.errors import CommitPending, InvalidRecord, InvalidSetting, LogfsError
+from logfs.format import commits
+from logfs.log.files import Disk
+from logfs.spark.jobs.import_forms import ImportOptions
+from logfs.spark.jobs.import_lines import EnvelopeForm, TextForm
+from logfs.spark.jobs.import_parquet import ParquetForm
+from logfs.spark.jobs.portions import find_files, in_order, merged
+from logfs.spark.jobs.running import TASK_BYTES, Work, packed, run
+from logfs.spark.jobs.selection import log_dirs
+from logfs.spark.sink.staging import Task, partitions_in
+from logfs.store import door
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from logfs.format.commits import StagedFile
+    from logfs.spark.jobs.import_forms import Form
+    from logfs.spark.jobs.portions import Portion
+    from logfs.spark.jobs.running import Progress
+    from logfs.spark.jobs.selection import Paths
+    from logfs.store.commit import Committed
+
+_FORMS: dict[str, type[Form]] = {"parquet": ParquetForm, "json": EnvelopeForm, "text": TextForm}
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What an import wrote: `offsets` are those given, as partition -> (first, behind the last)."""
+
+    files: int
+    records: int
+    offsets: dict[str, tuple[int, int]]
+
+
+def import_(
+    spark: SparkSession,
+    sources: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    paths: Paths,
+    *,
+    format: str = "parquet",
+    topic: str | None = None,
+    key: str | None = None,
+    value: str | None = None,
+    key_separator: str | None = None,
+    partitions: int | None = None,
+    repartition: bool = False,
+    progress: Progress | None = None,
+) -> Imported:
+    """Append the rows of files to log directories, in one commit: all of them, or none.
+
+    `sources` are files, directories and globs. `format` is "parquet" (the columns of `format("logfs")`; `key` and
+    `value` name others), "json" (envelopes), or "text" (a line is a value; `key_separator` stands behind its key, or
+    `key` names a field of lines that are JSON). `topic` goes before what the files say. The files' partition is
+    kept, unless `repartition`; without one, a key goes where Kafka's default partitioner puts it, and records
+    without keys go round. With `partitions`, topics that are not there are made with so many, or more where the files
+    name a higher one. `progress` is told (bytes that are done, bytes in all) of files that are looked at, and read.
+
+    Rows keep their order within a file; files that tell partitions and offsets, as an export's do, go in by offset.
+    Raises `InvalidSetting` for what cannot be asked for, `FileNotFoundError`, `JobFailed` with the file and the line
+    or row that is wrong, and what `logfs.store.door.commit` raises.
+    """
+    options = ImportOptions(format, topic, key, value, key_separator, repartition)
+    if partitions is not None and partitions < 1:
+        raise InvalidSetting(f"partitions: give 1 or more, not {partitions}")
+    form = _FORMS[format](options)
+    files = find_files([sources] if isinstance(sources, (str, os.PathLike)) else sources)
+    looks = [
+        Work(portion, form.look_bytes(portion)) for file in files for portion in form.cut(file)
+    ]
+    size = sum(work.item.size_bytes for work in looks)
+    looked = sum(work.size_bytes for work in looks)
+    tell = _told(progress, 0, looked + size)
+    found = [
+        each for some in run(spark, "logfs import: plan", looks, form.look, tell) for each in some
+    ]
+    directories = log_dirs(paths)
+    _check_topics(directories, options, found, partitions)
+    writer = str(uuid.uuid4())
+    groups = packed(in_order(found), _size, TASK_BYTES)
+    works = [Work((turn, some), sum(map(_size, some))) for turn, some in enumerate(groups)]
+    task = _Stage(form, directories, writer)
+    tell = _told(progress, looked, looked + size)
+    try:
+        staged = [each for some in run(spark, "logfs import", works, task, tell) for each in some]
+    except BaseException:
+        _remove_staged(directories, writer)
+        raise
+    done = _commit(directories, writer, staged)
+    return Imported(len(files), sum(each.record_count for each in staged), done.offsets)
+
+
+def _told(progress: Progress | None, before: int, total: int) -> Progress | None:
+    """The progress of a part of the work, as one of all of it."""
+    if progress is None:
+        return None
+    return lambda done, _: progress(before + done, total)
+
+
+def _size(group: Sequence[Portion]) -> int:
+    return sum(portion.size_bytes for portion in group)
+
+
+def _check_topics(
+    directories: Sequence[str],
+    options: ImportOptions,
+    found: Sequence[Portion],
+    partitions: int | None,
+) -> None:
+    """See that there is a topic for all, and make those that are missing where that is asked for."""
+    there = partitions_in(Path(path) for path in directories if Path(path).is_dir())
+    wanted: dict[str, int] = {}
+    for portion in found:
+        for topic, partition in portion.names:
+            if topic is None:
+                raise InvalidSetting(
+                    f"{portion.path}: does not tell the topic of its records: give one"
+                )
+            if topic not in there:
+                highest = -1 if partition is None or options.repartition else partition
+                wanted[topic] = max(wanted.get(topic, 0), partitions or 0, highest + 1)
+    if partitions is None:
+        for topic in wanted:
+            raise InvalidSetting(
+                f"{', '.join(directories)}: has no topic {topic!r}; give a number of partitions to have it made"
+            )
+    door.create(
+        directories,
+        [f"{topic}-{number}" for topic in sorted(wanted) for number in range(wanted[topic])],
+    )
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Stages portions, one group after the other."""
+
+    form: Form
+    log_dirs: Sequence[str]
+    writer: str
+
+    def __call__(self, item: tuple[int, Sequence[Sequence[Portion]]]) -> list[StagedFile]:
+        turn, groups = item
+        task = Task(self.log_dirs, self.form.options.topic, self.writer, 0, turn)
+        try:
+            return task.stage(self._rows(groups))
+        except (LogfsError, ValueError, pa.ArrowException) as error:
+            files = sorted({portion.path for group in groups for portion in group})
+            text = str(error)
+            if any(text.startswith(file) for file in files):
+                raise InvalidRecord(text) from None
+            where = files[0] if len(files) == 1 else f"{files[0]} to {files[-1]}"
+            raise InvalidRecord(f"{where}: {text}") from None
+
+    def _rows(self, groups: Sequence[Sequence[Portion]]) -> Iterator[pa.RecordBatch]:
+        for group in groups:
+            yield from merged(group, self.form.read)
+
+
+def _commit(directories: Sequence[str], writer: str, staged: Sequence[StagedFile]) -> Committed:
+    try:
+        return door.commit(directories, writer, 0, staged)
+    except CommitPending:
+        # It is decided: what is staged is needed.
+        raise
+    except BaseException:
+        with suppress(LogfsError, OSError):
+            door.discard(directories, staged)
+        raise
+
+
+def _remove_staged(directories: Sequence[str], writer: str) -> None:
+    """Remove what the tasks of an import have staged that is never going to be committed."""
+    disk = Disk()
+    known = {writer: commits.Writer(0, 0)}
+    for numbers in partitions_in(Path(path) for path in directories).values():
+        for directory in numbers.values():
+            for entry in disk.scan(directory):
+                if entry.name.endswith(commits.STAGED) and commits.is_over(entry.name, known):
+                    disk.unlink(directory / entry.name)

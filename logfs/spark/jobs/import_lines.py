@@ -1,0 +1,304 @@
+"""Lines of text for an import: the values themselves, or JSON envelopes. Large files are cut where a line begins."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logfs.errors import InvalidEnvelope, InvalidRecord
+from logfs.format.envelope import decode_placed
+from logfs.format.envelopes import parse
+from logfs.format.gather import gather
+from logfs.spark.arrow import binary_array
+from logfs.spark.jobs.import_forms import BATCH_ROWS, SCHEMA, Form, batch_of
+from logfs.spark.jobs.portions import Portion
+from logfs.spark.jobs.running import TASK_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from logfs.format.envelope import Placed
+    from logfs.format.envelopes import Envelopes
+    from logfs.spark.jobs.portions import Name
+
+_BLOCK_BYTES = 4 << 20
+# A file without newlines is not text; no record is as long.
+_LONGEST_LINE = 1 << 30
+_CODECS = {".gz": "gzip", ".zst": "zstd", ".lz4": "lz4", ".bz2": "bz2"}
+# What the envelopes of an export begin with; it is the same for all of a partition.
+_PREFIX = re.compile(
+    rb'(\{"topic":"([a-zA-Z0-9._-]+)","partition":(0|[1-9][0-9]{0,8}),"offset":)([0-9]{1,18}),'
+)
+
+
+class LinesForm(Form):
+    """What both forms of lines share."""
+
+    def cut(self, path: str) -> list[Portion]:
+        size = Path(path).stat().st_size
+        if Path(path).suffix in _CODECS or size <= TASK_BYTES:
+            return [Portion(path, 0, None, size)] if size else []
+        return [
+            Portion(path, start, start + TASK_BYTES, min(TASK_BYTES, size - start))
+            for start in range(0, size, TASK_BYTES)
+        ]
+
+    def read(self, portion: Portion) -> Iterator[pa.RecordBatch]:
+        for position, block in blocks(portion):
+            yield from self._rows(portion, position, block)
+
+    @abstractmethod
+    def _rows(self, portion: Portion, position: int, block: bytes) -> Iterator[pa.RecordBatch]:
+        """The rows of whole lines, which begin at a byte of the file."""
+
+
+class TextForm(LinesForm):
+    """A line is a value, as it is; its key is what stands before a separator, or a field of the JSON that it is."""
+
+    def look_bytes(self, portion: Portion) -> int:
+        return 0
+
+    def look(self, portion: Portion) -> list[Portion]:
+        return [replace(portion, names=frozenset([(self.options.topic, None)]))]
+
+    def _rows(self, portion: Portion, position: int, block: bytes) -> Iterator[pa.RecordBatch]:
+        data = np.frombuffer(block, np.uint8)
+        ends = np.flatnonzero(data == ord("\n"))
+        starts = np.concatenate([[0], ends[:-1] + 1])
+        lengths = (ends - starts).astype(np.int32)
+        separator = self.options.key_separator
+        if self.options.key is not None:
+            lines = block[:-1].split(b"\n")
+            keys = pa.array(self._fields(portion, position, lines), SCHEMA.field("key").type)
+        elif separator is not None:
+            values = binary_array(gather(data, starts, lengths))
+            found = pc.find_substring(values, separator.encode()).to_numpy(zero_copy_only=False)
+            keys = binary_array(gather(data, starts, found.astype(np.int32)))
+            behind = np.where(found < 0, 0, found + len(separator.encode()))
+            starts, lengths = starts + behind, lengths - behind.astype(np.int32)
+        else:
+            keys = pa.nulls(len(starts), SCHEMA.field("key").type)
+        values = binary_array(gather(data, starts, lengths))
+        kind = SCHEMA.field("value").type
+        yield batch_of(len(starts), key=keys.cast(kind), value=values.cast(kind))
+
+    def _fields(self, portion: Portion, position: int, lines: Sequence[bytes]) -> list[Any]:
+        """The field of each line that is its key: strings as they are, all else as JSON."""
+        found = []
+        for number, line in enumerate(lines):
+            try:
+                value = orjson.loads(line)
+                if not isinstance(value, dict):
+                    raise ValueError("not a JSON object")
+            except ValueError as error:
+                _refuse(
+                    portion, position, number, f"{error}: its field {self.options.key!r} is the key"
+                )
+            key = value.get(self.options.key)
+            found.append(key if key is None or isinstance(key, str) else orjson.dumps(key))
+        return found
+
+
+class EnvelopeForm(LinesForm):
+    """A line is a JSON envelope, as an export, `records.jsonl` and `append.jsonl` have them."""
+
+    def look_bytes(self, portion: Portion) -> int:
+        return portion.size_bytes
+
+    def look(self, portion: Portion) -> list[Portion]:
+        """As long as all lines begin as an export's do, with the same partition, none but two are parsed."""
+        names: set[Name] = set()
+        offsets: list[int | None] = []
+        for position, block in blocks(portion):
+            found = _same_prefix(block)
+            if found is None:
+                placed = list(self._decoded(portion, position, block))
+                names |= {(each.topic, each.partition) for each in placed}
+                here = [each.offset for each in placed]
+            else:
+                names.add(found[0])
+                here = list(found[1])
+            known = [offset for offset in here if offset is not None]
+            offsets += [known[0], max(known)] if len(known) == len(here) else [None]
+        if not names:
+            # All of it is the inside of one line.
+            return []
+        alone = len(names) == 1 and None not in {partition for _, partition in names}
+        bounds = None
+        if alone and None not in offsets:
+            bounds = offsets[0] or 0, max(offset or 0 for offset in offsets)
+        return [replace(portion, names=self._named(names), offsets=bounds)]
+
+    def _named(self, names: set[Name]) -> frozenset[Name]:
+        topic = self.options.topic
+        return frozenset((topic or own, partition) for own, partition in names)
+
+    def _rows(self, portion: Portion, position: int, block: bytes) -> Iterator[pa.RecordBatch]:
+        head = _PREFIX.match(block)
+        parsed = None if head is None else parse(block, head[1])
+        if head is not None and parsed is not None:
+            yield self._canonical(head[2].decode(), int(head[3]), parsed)
+            return
+        placed = list(self._decoded(portion, position, block))
+        for start in range(0, len(placed), BATCH_ROWS):
+            yield self._batch(placed[start : start + BATCH_ROWS])
+
+    def _canonical(self, topic: str, partition: int, found: Envelopes) -> pa.RecordBatch:
+        """What an export wrote, straight from the columns."""
+        count = len(found.offsets)
+
+        def gathered(starts: NDArray[np.int64], lengths: NDArray[np.int32], kind: Any) -> pa.Array:
+            return binary_array(gather(found.data, starts, lengths), kind)
+
+        names = gathered(found.header_key_starts, found.header_key_lengths, pa.string())
+        values = gathered(found.header_value_starts, found.header_value_lengths, pa.binary())
+        kind = SCHEMA.field("headers").type
+        pairs = pa.StructArray.from_arrays([names, values], fields=list(kind.value_type))
+        columns = {
+            "topic": pa.repeat(topic, count),
+            "key": gathered(found.key_starts, found.key_lengths, pa.binary()),
+            "value": gathered(found.value_starts, found.value_lengths, pa.binary()),
+            "headers": pa.ListArray.from_arrays(pa.array(found.header_offsets), pairs, kind),
+            "timestamp": pa.array(found.timestamps),
+            "offset": pa.array(found.offsets),
+        }
+        if not self.options.repartition:
+            columns["partition"] = pa.repeat(partition, count)
+        arrays = {name: column.cast(SCHEMA.field(name).type) for name, column in columns.items()}
+        return batch_of(count, **arrays)
+
+    def _batch(self, placed: Sequence[Placed]) -> pa.RecordBatch:
+        records = [each.record for each in placed]
+        columns: dict[str, list[Any]] = {
+            "topic": [each.topic for each in placed],
+            "partition": [None if self.options.repartition else each.partition for each in placed],
+            "key": [record.key for record in records],
+            "value": [record.value for record in records],
+            "headers": [
+                [
+                    {"key": name.encode("utf-8", "surrogateescape"), "value": value}
+                    for name, value in record.headers
+                ]
+                for record in records
+            ],
+            "timestamp": [record.timestamp for record in records],
+            "offset": [each.offset for each in placed],
+        }
+        arrays = {name: _array(name, column) for name, column in columns.items()}
+        return batch_of(len(placed), **arrays)
+
+    def _decoded(self, portion: Portion, position: int, block: bytes) -> Iterator[Placed]:
+        for number, line in enumerate(block[:-1].split(b"\n")):
+            try:
+                yield decode_placed(line)
+            except InvalidEnvelope as error:
+                _refuse(
+                    portion, position, number, f"{error} (lines that are no envelopes: format text)"
+                )
+
+
+def _array(name: str, column: list[Any]) -> pa.Array:
+    kind = SCHEMA.field(name).type
+    if name == "headers":
+        # Names are bytes in a log; Arrow's strings take them from bytes as they are.
+        pairs = pa.struct([("key", pa.binary()), ("value", pa.binary())])
+        return pa.array(column, pa.list_(pairs)).cast(kind, safe=False)
+    if name == "timestamp":
+        return pa.array(column, pa.int64()).cast(kind)
+    return pa.array(column, kind)
+
+
+def _same_prefix(block: bytes) -> tuple[Name, tuple[int, int]] | None:
+    """The partition of envelopes that all begin alike, and the offsets of the first and the last of them."""
+    head = _PREFIX.match(block)
+    last = block.rfind(b"\n", 0, len(block) - 1) + 1
+    tail = _PREFIX.match(block, last)
+    if head is None or tail is None:
+        return None
+    if block.count(b"\n" + head[1]) + 1 != block.count(b"\n"):
+        return None
+    return (head[2].decode(), int(head[3])), (int(head[4]), int(tail[4]))
+
+
+# Files of lines.
+
+
+def blocks(portion: Portion) -> Iterator[tuple[int, bytes]]:
+    """The lines that begin in a portion, in blocks of whole lines, and the byte that each block begins at.
+
+    Bytes of a compressed file are those that were packed. The last newline of a file may be missing. Raises
+    `InvalidRecord`, `OSError`.
+    """
+    with _open(portion.path) as file:
+        position = max(portion.start - 1, 0)
+        end = portion.end
+        if position:
+            file.seek(position)
+        # A line that began before is another portion's: it ends at the first newline from the byte before on.
+        skips = portion.start > 0
+        rest = b""
+        while end is None or position < end:
+            data = _read(portion, file, max(_BLOCK_BYTES, len(rest)))
+            rest += data
+            if skips:
+                newline = rest.find(b"\n") + 1
+                if not newline and data:
+                    position, rest = position + len(rest), b""
+                    continue
+                position, rest, skips = position + newline, rest[newline:], False
+                if not data or (end is not None and position >= end):
+                    return
+            if not data:
+                if rest:
+                    yield position, rest + b"\n"
+                return
+            if end is not None and position + len(rest) >= end:
+                cut = rest.find(b"\n", end - 1 - position) + 1
+                if cut:
+                    yield position, rest[:cut]
+                    return
+            else:
+                cut = rest.rfind(b"\n") + 1
+            if cut:
+                yield position, rest[:cut]
+                position, rest = position + cut, rest[cut:]
+            elif len(rest) > _LONGEST_LINE:
+                _refuse(
+                    portion, position, 0, f"is longer than {_LONGEST_LINE} bytes: is this text?"
+                )
+
+
+def _open(path: str) -> BinaryIO:
+    codec = _CODECS.get(Path(path).suffix)
+    if codec is None:
+        return Path(path).open("rb", buffering=0)
+    file: BinaryIO = pa.input_stream(path, codec)
+    return file
+
+
+def _read(portion: Portion, file: BinaryIO, size: int) -> bytes:
+    try:
+        return file.read(size)
+    except (pa.ArrowException, OSError) as error:
+        # What unpacks tells no name.
+        raise InvalidRecord(f"{portion.path}: {error}") from None
+
+
+def _refuse(portion: Portion, position: int, number: int, why: str) -> NoReturn:
+    """Name the line: the `number`-th behind a byte of the file."""
+    before = 0
+    with _open(portion.path) as file:
+        while position > 0 and (data := file.read(min(_BLOCK_BYTES, position))):
+            before += data.count(b"\n")
+            position -= len(data)
+    raise InvalidRecord(f"{portion.path}, line {before + number + 1}: {why}")

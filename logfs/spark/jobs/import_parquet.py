@@ -1,0 +1,205 @@
+"""Rows of Parquet files for an import: planned by their footers, read by row groups."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from logfs.errors import InvalidRecord
+from logfs.spark.jobs.import_forms import BATCH_BYTES, BATCH_ROWS, SCHEMA, Form, batch_of
+from logfs.spark.jobs.portions import Portion, from_path
+from logfs.spark.jobs.running import TASK_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from logfs.spark.jobs.portions import Name
+
+# A file that is no more than this is read whole and closed: many may be merged at once.
+_SMALL_BYTES = 4 << 20
+# What opening a file costs, as if it were bytes.
+_FOOTER_BYTES = 1 << 20
+
+
+class ParquetForm(Form):
+    """Columns by the names of `format("logfs")`, or those that the options name; folders `topic=…`, too."""
+
+    def cut(self, path: str) -> list[Portion]:
+        return [Portion(path, 0, None, Path(path).stat().st_size)]
+
+    def look_bytes(self, portion: Portion) -> int:
+        return min(portion.size_bytes, _FOOTER_BYTES)
+
+    def look(self, portion: Portion) -> list[Portion]:
+        with _named(portion.path), pq.ParquetFile(portion.path) as file:
+            self._check(portion.path, file.schema_arrow)
+            found = [
+                self._group(portion.path, file, number)
+                for number in range(file.metadata.num_row_groups)
+                if file.metadata.row_group(number).num_rows
+            ]
+        return list(_joined(found))
+
+    def read(self, portion: Portion) -> Iterator[pa.RecordBatch]:
+        options = self.options
+        with _named(portion.path), pq.ParquetFile(portion.path) as file:
+            groups = range(portion.start, portion.end or 0)
+            held = self._check(portion.path, file.schema_arrow)
+            metas = [file.metadata.row_group(number) for number in groups]
+            size = sum(meta.total_byte_size for meta in metas)
+            rows = max(sum(meta.num_rows for meta in metas), 1)
+            batch_rows = min(max(BATCH_BYTES * rows // max(size, 1), 1), BATCH_ROWS)
+            if size <= _SMALL_BYTES:
+                batches = iter(file.read_row_groups(groups, columns=held).to_batches())
+                file.close()
+            else:
+                batches = file.iter_batches(batch_rows, groups, held)
+            constants = {
+                "topic": options.topic or from_path(portion.path, "topic"),
+                "partition": from_path(portion.path, "partition"),
+            }
+            for batch in batches:
+                yield self._conformed(batch, constants)
+
+    def _source(self, column: str) -> str:
+        """The column of the file for one of ours."""
+        return {"key": self.options.key, "value": self.options.value}.get(column) or column
+
+    def _check(self, path: str, schema: pa.Schema) -> list[str]:
+        """The columns of a file that are read; `InvalidRecord` if one is missing that must be there."""
+        held = [self._source(name) for name in SCHEMA.names if self._source(name) in schema.names]
+        for name in ("value", *(["key"] if self.options.key else [])):
+            if self._source(name) not in held:
+                raise InvalidRecord(
+                    f"{path}: has no column {self._source(name)!r} for the {name}; it has "
+                    f"{', '.join(schema.names)}"
+                )
+        return list(dict.fromkeys(held))
+
+    def _conformed(self, batch: pa.RecordBatch, constants: dict[str, str | None]) -> pa.RecordBatch:
+        columns = {}
+        for field in SCHEMA:
+            constant = constants.get(field.name)
+            source = self._source(field.name)
+            if field.name == "partition" and self.options.repartition:
+                continue
+            if constant is not None:
+                columns[field.name] = pa.repeat(constant, len(batch)).cast(field.type)
+            elif source in batch.schema.names:
+                kind = batch.schema.field(source).type
+                if field.name == "offset" and not pa.types.is_integer(kind):
+                    # It only tells an order, and this is something else of that name.
+                    continue
+                try:
+                    columns[field.name] = _cast(batch.column(source), field)
+                except pa.ArrowException as error:
+                    raise InvalidRecord(f"column {source!r}: {error}") from None
+        return batch_of(len(batch), **columns)
+
+    def _group(self, path: str, file: pq.ParquetFile, number: int) -> Portion:
+        meta = file.metadata.row_group(number)
+        columns = {meta.column(n).path_in_schema: meta.column(n) for n in range(meta.num_columns)}
+        size = sum(column.total_compressed_size for column in columns.values())
+        names = self._names(path, file, number, columns)
+        offsets = _bounds(columns.get("offset"))
+        alone = len(names) == 1 and None not in {partition for _, partition in names}
+        alone &= offsets is not None and isinstance(offsets[0], int)
+        return Portion(path, number, number + 1, size, names, offsets if alone else None)
+
+    def _names(
+        self, path: str, file: pq.ParquetFile, number: int, columns: dict[str, Any]
+    ) -> frozenset[Name]:
+        """The topics and partitions of a row group: from the path, the footer, or else the columns themselves."""
+        known: dict[str, str | None] = {
+            "topic": self.options.topic or from_path(path, "topic"),
+            "partition": from_path(path, "partition"),
+        }
+        asked = []
+        for name in known:
+            bounds = _bounds(columns.get(name))
+            if known[name] is None and bounds is not None and bounds[0] == bounds[1]:
+                known[name] = str(bounds[0])
+            elif known[name] is None and name in columns:
+                asked.append(name)
+        if not asked:
+            return frozenset([_name(known["topic"], known["partition"])])
+        table = file.read_row_group(number, columns=asked).group_by(asked).aggregate([])
+        return frozenset(
+            _name(row.get("topic", known["topic"]), row.get("partition", known["partition"]))
+            for row in table.to_pylist()
+        )
+
+
+def _name(topic: str | None, partition: object) -> Name:
+    number = str(partition)
+    return topic, int(number) if number.isdecimal() else None
+
+
+def _bounds(column: Any) -> tuple[Any, Any] | None:
+    """The least and the greatest value of a column of a row group, if the footer tells them and none is null."""
+    statistics = None if column is None else column.statistics
+    if statistics is None or not statistics.has_min_max or statistics.null_count:
+        return None
+    return statistics.min, statistics.max
+
+
+def _joined(portions: list[Portion]) -> Iterator[Portion]:
+    """Neighbours as one, as long as they are of the same names and not too large."""
+    held: Portion | None = None
+    for portion in portions:
+        if held is not None and _belong_together(held, portion):
+            offsets = None
+            if held.offsets and portion.offsets:
+                offsets = held.offsets[0], portion.offsets[1]
+            size = held.size_bytes + portion.size_bytes
+            held = replace(held, end=portion.end, size_bytes=size, offsets=offsets)
+            continue
+        if held is not None:
+            yield held
+        held = portion
+    if held is not None:
+        yield held
+
+
+def _belong_together(first: Portion, second: Portion) -> bool:
+    if first.names != second.names or first.size_bytes + second.size_bytes > TASK_BYTES:
+        return False
+    if first.offsets is None or second.offsets is None:
+        return first.offsets is second.offsets
+    return first.offsets[1] < second.offsets[0]
+
+
+def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
+    """A column as the sink takes it; numbers and dates as keys and values are their text."""
+    kind = column.type
+    if field.name in ("key", "value"):
+        if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
+            column = column.cast(
+                pa.large_binary()
+                if pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+                else pa.large_string()
+            )
+        return column.cast(pa.large_binary())
+    if field.name == "timestamp" and pa.types.is_timestamp(kind):
+        # Nanoseconds and microseconds are cut; what is too large for milliseconds is an error.
+        return column.cast(field.type, safe=kind.unit == "s")
+    if field.name == "timestamp":
+        return pc.cast(column, pa.int64()).cast(field.type)
+    return column.cast(field.type)
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    try:
+        yield
+    except InvalidRecord as error:
+        text = str(error)
+        raise InvalidRecord(text if text.startswith(path) else f"{path}: {text}") from None
+    except (pa.ArrowException, ValueError) as error:
+        raise InvalidRecord(f"{path}: {error}") from None

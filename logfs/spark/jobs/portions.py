@@ -1,0 +1,185 @@
+"""The files of an import: found, cut into portions for the tasks, and put into the order in which they go in."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+
+from logfs.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    # A topic and a partition; None for what a file does not say.
+    Name = tuple[str | None, int | None]
+
+
+@dataclass(frozen=True)
+class Portion:
+    """Rows of a file that stand one behind the other.
+
+    `start` and `end` are bytes of a text, where lines begin that are meant, or numbers of row groups; `end` is None
+    where the file is not cut. `names` are those of all its rows, and `offsets` the first and the last, where that is
+    known and the rows are of one partition.
+    """
+
+    path: str
+    start: int
+    end: int | None
+    size_bytes: int
+    names: frozenset[Name] = frozenset()
+    offsets: tuple[int, int] | None = None
+
+
+def find_files(sources: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """The files that are meant, in the order of their names: files, directories with all below them, or globs.
+
+    Names that begin with `_` or `.` are hidden, as for Spark, below a directory. Raises `FileNotFoundError`, and
+    `InvalidSetting` where there is nothing in what is named.
+    """
+    found: dict[str, None] = {}
+    texts = [os.fspath(source) for source in sources]
+    for source in texts:
+        text = source.removeprefix("file://")
+        named = [text] if os.path.exists(text) else sorted(glob.glob(text))
+        if not named:
+            raise FileNotFoundError(errno.ENOENT, "there is no such file or directory", text)
+        for name in named:
+            path = Path(name).absolute()
+            found.update(dict.fromkeys(_below(path) if path.is_dir() else [str(path)]))
+    if not found:
+        raise InvalidSetting(f"{', '.join(texts) or 'sources'}: there is no file to import")
+    return list(found)
+
+
+def _below(directory: Path) -> Iterator[str]:
+    for path, directories, files in os.walk(directory):
+        directories[:] = sorted(name for name in directories if name[0] not in "_.")
+        yield from (os.path.join(path, name) for name in sorted(files) if name[0] not in "_.")
+
+
+def from_path(path: str, column: str) -> str | None:
+    """What a folder `column=value` above a file says, as Hive writes it."""
+    for folder in reversed(Path(path).parent.parts):
+        name, equals, value = folder.partition("=")
+        if equals and name == column:
+            return unquote(value)
+    return None
+
+
+# Their order.
+
+
+def in_order(portions: Sequence[Portion]) -> list[list[Portion]]:
+    """Portions as they go in, one behind the other; those that go in together are to be merged by offset.
+
+    By offset if all tell theirs, as the files of an export do, where the dates of a partition may be interleaved;
+    otherwise in the order of the files' names.
+    """
+    if not all(portion.offsets for portion in portions) or not _ascend(portions):
+        return [[portion] for portion in portions]
+    groups: list[list[Portion]] = []
+    previous: frozenset[Name] | None = None
+    last = -1
+    for portion in sorted(portions, key=_place):
+        first, end = portion.offsets or (0, 0)
+        if portion.names == previous and first <= last:
+            groups[-1].append(portion)
+        else:
+            groups.append([portion])
+            last = -1
+        previous, last = portion.names, max(last, end)
+    return groups
+
+
+def _place(portion: Portion) -> tuple[str, int, int, str, int]:
+    ((topic, partition),) = portion.names
+    first, _ = portion.offsets or (0, 0)
+    return topic or "", partition or 0, first, portion.path, portion.start
+
+
+def _ascend(portions: Sequence[Portion]) -> bool:
+    """Whether the offsets of each partition ascend in every file."""
+    last: dict[tuple[str, frozenset[Name]], int] = {}
+    for portion in portions:
+        first, end = portion.offsets or (0, 0)
+        file = portion.path, portion.names
+        if first <= last.get(file, -1):
+            return False
+        last[file] = end
+    return True
+
+
+# Merging.
+
+
+class _Head(NamedTuple):
+    """Rows of a stream that are not merged yet, and the greatest offset up to each of them."""
+
+    rows: pa.RecordBatch
+    offsets: NDArray[np.int64]
+
+
+def merged(
+    portions: Sequence[Portion], read: Callable[[Portion], Iterator[pa.RecordBatch]]
+) -> Iterator[pa.RecordBatch]:
+    """The rows of portions by their column `offset`; those of a portion never change their order.
+
+    A portion is opened when its turn comes, by the first offset that it tells.
+    """
+    if len(portions) == 1:
+        yield from read(portions[0])
+        return
+    waiting = sorted(portions, key=lambda portion: portion.offsets or (0, 0), reverse=True)
+    streams: list[Iterator[_Head]] = []
+    heads: list[_Head] = []
+    while heads or waiting:
+        limit = min((int(head.offsets[-1]) for head in heads), default=None)
+        if waiting and (limit is None or (waiting[-1].offsets or (0, 0))[0] <= limit):
+            stream = _heads(read(waiting.pop()))
+            head = next(stream, None)
+            if head is not None:
+                streams.append(stream)
+                heads.append(head)
+            continue
+        assert limit is not None
+        taken = []
+        for number in reversed(range(len(heads))):
+            rows, offsets = heads[number]
+            count = int(np.searchsorted(offsets, limit, "right"))
+            taken.append(_Head(rows.slice(0, count), offsets[:count]))
+            rest = _Head(rows.slice(count), offsets[count:])
+            left = rest if len(rest.offsets) else next(streams[number], None)
+            if left is None:
+                del heads[number], streams[number]
+            else:
+                heads[number] = left
+        yield _by_offset([head for head in taken if len(head.offsets)])
+
+
+def _by_offset(taken: Sequence[_Head]) -> pa.RecordBatch:
+    if len(taken) == 1:
+        return taken[0].rows
+    order = np.argsort(np.concatenate([head.offsets for head in taken]), kind="stable")
+    return pa.concat_batches([head.rows for head in taken]).take(pa.array(order))
+
+
+def _heads(batches: Iterable[pa.RecordBatch]) -> Iterator[_Head]:
+    last = np.int64(-1)
+    for batch in batches:
+        if not len(batch):
+            continue
+        column = batch.column("offset").fill_null(-1).to_numpy(zero_copy_only=False)
+        offsets = np.maximum.accumulate(np.maximum(column, last))
+        last = offsets[-1]
+        yield _Head(batch, offsets)

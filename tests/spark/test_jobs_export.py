@@ -1,0 +1,226 @@
+"""`logfs.spark.jobs.export`: what is in the log is in the files, where Hive and Spark look for it, or nothing is."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from logfs.errors import InvalidSetting
+from logfs.format import envelope, names
+from logfs.format.record import Record
+from logfs.store.store import Store
+from tests.conftest import assert_clean
+from tests.spark.logs import CODECS, DAY_MS, T, contents, make_log
+from tests.test_producers import batch
+
+pytest.importorskip("pyspark", reason="pyspark is not installed")
+
+from logfs.spark.jobs import JobFailed, export
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+COLUMNS = ("topic", "partition", "offset", "key", "value", "timestamp", "timestampType", "headers")
+NO_DATE = "__HIVE_DEFAULT_PARTITION__"
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log with everything in it, of more dates than an export has open at once."""
+    path = tmp_path_factory.mktemp("logs")
+    make_log(path, days=70)
+    assert_clean(path)
+    return path
+
+
+def files(target: Path) -> list[str]:
+    """The names of all files, from the target on."""
+    return sorted(
+        path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()
+    )
+
+
+def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
+    """Its rows in the columns of `format("logfs")`, in the order of the log."""
+    return [tuple(row) for row in frame.select(*COLUMNS).orderBy(*COLUMNS[:3]).collect()]
+
+
+def test_spark_reads_the_parquet_as_it_reads_the_log(
+    spark: SparkSession, log: Path, tmp_path: Path
+) -> None:
+    """Every column of every record, whatever the codec; the topic and the UTC date from the path."""
+    target = tmp_path / "out"
+    done = export(spark, log, target)
+    source = spark.read.format("logfs").option("includeHeaders", "true")
+    wanted = source.option("subscribePattern", ".").load(str(log))
+    found = spark.read.parquet(str(target))
+    assert rows(found) == rows(wanted)
+    assert done.records == wanted.count() == sum(map(len, contents(log).values()))
+    dates = found.selectExpr("date = to_date(timestamp) right", "unix_millis(timestamp) < 0 none")
+    assert {(row.right, row.none) for row in dates.distinct().collect()} == {
+        (True, False),
+        (None, True),
+    }
+    there = [name for name in files(target) if name != "_SUCCESS"]
+    assert len(there) == done.files
+    assert sum((target / name).stat().st_size for name in there) == done.size_bytes
+    assert {name.split("/")[0] for name in there} == {f"topic={codec}.log" for codec in CODECS}
+    assert any(f"/date={NO_DATE}/" in name for name in there)
+    assert not (target / "_temporary").exists()
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_json_is_the_envelopes_of_the_log(
+    spark: SparkSession, log: Path, tmp_path: Path, compression: str
+) -> None:
+    """The same bytes as in `records.jsonl`, a line each, in order within each file."""
+    topic = f"{CODECS[1]}.log"
+    done = export(spark, [log], tmp_path, format="json", topics=[topic], compression=compression)
+    found: dict[bytes, list[bytes]] = {}
+    for name in files(tmp_path):
+        if name != "_SUCCESS":
+            data = (tmp_path / name).read_bytes()
+            text = gzip.decompress(data) if compression == "gzip" else data
+            offsets = [envelope.decode_placed(line).offset for line in text.splitlines()]
+            assert offsets == sorted(offsets, key=int)
+            assert int(Path(name).name.split("-")[2].split(".")[0]) == offsets[0]
+            prefix = b"".join(text.partition(b'"offset":')[:2])
+            found.setdefault(prefix, []).extend(text.splitlines(keepends=True))
+    with Store(log, read_only=True) as store:
+        wanted = {}
+        for number in range(2):
+            prefix = envelope.prefix(names.TopicPartition(topic, number))
+            wanted[prefix] = sorted(
+                envelope.encode(record, prefix) for record in store[f"{topic}-{number}"].read()
+            )
+    assert {prefix: sorted(lines) for prefix, lines in found.items()} == wanted
+    assert done.records == sum(map(len, wanted.values()))
+
+
+def test_the_options_of_a_read_say_what_is_written(spark: SparkSession, log_dir: Path) -> None:
+    """From an offset, up to a time, by isolation level; names of options in any case."""
+    with Store(log_dir) as store:
+        orders = store.create("orders-0")
+        orders.append([Record(b"%d" % n, timestamp=T + n) for n in range(10)])
+        orders.append_batch(batch(1, 0, b"aborted", transactional=True, timestamp=T + 10))
+        orders.end_transaction(1, 0, commit=False)
+        orders.append_batch(batch(2, 0, b"committed", transactional=True, timestamp=T + 11))
+        orders.end_transaction(2, 0, commit=True)
+        orders.append_batch(batch(3, 0, b"open", transactional=True, timestamp=T + 12))
+        store.create("empty-0")
+
+    def exported(number: int, **options: str) -> list[bytes]:
+        target = log_dir.with_name(f"out{number}")
+        export(spark, log_dir, target, options=options)
+        frame = spark.read.parquet(str(target)).orderBy("offset")
+        return [bytes(row.value) for row in frame.collect()]
+
+    numbers = [b"%d" % n for n in range(10)]
+    assert exported(1) == [*numbers, b"aborted", b"committed", b"open"]
+    assert exported(2, isolationlevel="read_committed") == [*numbers, b"committed"]
+    limits = {"assign": '{"orders":[0]}', "startingOffsets": '{"orders":{"0":3}}'}
+    assert exported(3, **limits, endingTimestamp=str(T + 7)) == numbers[3:7]
+
+
+def test_a_record_of_any_time(spark: SparkSession, log_dir: Path) -> None:
+    """Milliseconds beyond what microseconds can tell, and beyond the years that have dates."""
+    with Store(log_dir) as store:
+        store.settings.set_topic("t", "message.timestamp.after.max.ms", str(2**63 - 1))
+        last = 253_402_300_799_999
+        store.create("t-0").append(
+            [Record(b"", timestamp=time) for time in (0, last, last + 1, 2**62)]
+        )
+    target = log_dir.with_name("out")
+    export(spark, log_dir, target, format="json")
+    times = {
+        name.split("/")[1]: [
+            envelope.decode(line).timestamp for line in (target / name).read_bytes().splitlines()
+        ]
+        for name in files(target)
+        if name != "_SUCCESS"
+    }
+    assert times == {
+        "date=1970-01-01": [0],
+        "date=9999-12-31": [last],
+        f"date={NO_DATE}": [last + 1, 2**62],
+    }
+
+
+def test_what_is_there_already(spark: SparkSession, log_dir: Path) -> None:
+    """It is an error, or stays, or is replaced; nothing else in the folder is touched."""
+    with Store(log_dir) as store:
+        store.create("a-0").append([Record(b"a", timestamp=T)])
+        store.create("b-0").append([Record(b"b", timestamp=T)])
+    target = log_dir.with_name("out")
+    export(spark, log_dir, target, topics=["a"])
+    (target / "notes").write_text("mine")
+    a = "topic=a/date=2021-11-28/part-00000-00000000000000000000.parquet"
+    b = a.replace("=a", "=b")
+    before = (target / a).stat().st_ino
+    with pytest.raises(FileExistsError, match="append or overwrite"):
+        export(spark, log_dir, target)
+    with pytest.raises(FileExistsError, match="startingOffsets"):
+        export(spark, log_dir, target, mode="append")
+    assert files(target) == ["notes", a]
+    assert (target / a).stat().st_ino == before
+    export(spark, log_dir, target, topics=["b"], mode="append")
+    assert files(target) == ["_SUCCESS", "notes", a, b]
+    export(spark, log_dir, target, topics=["b"], mode="overwrite")
+    assert files(target) == ["_SUCCESS", "notes", b]
+
+
+def test_a_job_that_fails_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    """Damage in the last of several partitions: it is named, and what an earlier export left stays as it is."""
+    log_dir, target = tmp_path / "log", tmp_path / "out"
+    with Store(log_dir) as store:
+        for number in range(3):
+            log = store.create(f"t-{number}")
+            for day in range(3):
+                log.append([Record(b"value", timestamp=T + day * DAY_MS)])
+    export(spark, log_dir, target)
+    before = {name: (target / name).stat().st_ino for name in files(target)}
+    segment = log_dir / "t-2/00000000000000000000.log"
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data)
+    with pytest.raises(JobFailed, match=r"t-2/0+\.log"):
+        export(spark, log_dir, target, mode="overwrite")
+    assert {name: (target / name).stat().st_ino for name in files(target)} == before
+    with pytest.raises(JobFailed):
+        export(spark, log_dir, tmp_path / "other")
+    assert files(tmp_path / "other") == []
+    loose = {"failOnDataLoss": "false"}
+    assert export(spark, log_dir, tmp_path / "other", options=loose).records == 8
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"format": "csv"}, "give one of parquet, json"),
+        ({"format": "json", "compression": "snappy"}, "give one of none, gzip, zstd"),
+        ({"mode": "ignore"}, "give one of errorifexists"),
+        ({"topics": ["nowhere"]}, "logfs describe"),
+        ({"options": {"isolationLevel": "high"}}, "read_uncommitted or read_committed"),
+        ({"target": "s3a://bucket/out"}, "a directory that all machines have"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    spark: SparkSession, log: Path, tmp_path: Path, wanted: dict[str, Any], message: str
+) -> None:
+    """Before anything is made."""
+    target = tmp_path / "out"
+    with pytest.raises(InvalidSetting, match=message):
+        export(spark, log, **{"target": target, **wanted})
+    assert not target.exists()
+
+
+def test_progress_is_told_in_bytes(spark: SparkSession, log: Path, tmp_path: Path) -> None:
+    """Up to all of the bytes of the logs."""
+    told: list[tuple[int, int]] = []
+    export(spark, log, tmp_path / "out", progress=lambda *each: told.append(each))
+    size = sum(path.stat().st_size for path in log.rglob("*.log"))
+    assert told[-1] == (size, size)
+    assert told == sorted(told)

@@ -1,0 +1,494 @@
+"""`logfs.spark.jobs.import_`: what is in the files is in the log, all of it and in order, or nothing is."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logfs.cli import main
+from logfs.errors import InvalidSetting, LogfsError
+from logfs.format.commits import STAGED
+from logfs.format.record import Record
+from logfs.store.store import Store
+from tests.conftest import assert_clean, need_fuse
+from tests.spark.logs import DAY_MS, T, contents, make_log
+from tests.test_producers import batch
+
+pytest.importorskip("pyspark", reason="pyspark is not installed")
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from logfs.spark.jobs import JobFailed, export, import_, import_lines
+from logfs.spark.jobs.portions import Portion, find_files, in_order, merged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from tests.conftest import Mount
+
+
+ENVELOPE = '{"topic":"t","partition":0,"offset":%d,"value":"v"}\n'
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log with everything in it; its dates go to and fro."""
+    path = tmp_path_factory.mktemp("logs")
+    make_log(path)
+    assert_clean(path)
+    return path
+
+
+@pytest.fixture
+def empty(log_dir: Path) -> Path:
+    """A log directory with nothing in it, audited afterwards."""
+    log_dir.mkdir()
+    return log_dir
+
+
+def values(log_dir: Path, name: str) -> list[bytes | None]:
+    return [row[2] for row in contents(log_dir).get(name, [])]
+
+
+def assert_untouched(log_dir: Path) -> None:
+    """Nothing was appended, and nothing is left of what was staged."""
+    assert contents(log_dir) == {}
+    assert not list(log_dir.rglob("*" + STAGED))
+
+
+# import(export(x)) == x.
+
+
+@pytest.mark.parametrize(
+    ("format", "compression"), [("parquet", "zstd"), ("json", "none"), ("json", "zstd")]
+)
+def test_what_was_exported_comes_back(
+    spark: SparkSession, log: Path, empty: Path, tmp_path: Path, format: str, compression: str
+) -> None:
+    """Every field of every record, null or empty, in its partition, with its offset; codecs do not matter."""
+    export(spark, log, tmp_path / "out", format=format, compression=compression)
+    done = import_(spark, tmp_path / "out", empty, format=format, partitions=1)
+    wanted = contents(log)
+    assert contents(empty) == wanted
+    assert done.offsets == {name: (0, len(rows)) for name, rows in wanted.items()}
+    assert done.records == sum(map(len, wanted.values()))
+
+
+def test_a_hundred_partitions_come_back(spark: SparkSession, empty: Path, tmp_path: Path) -> None:
+    """Into a log that has some of the topics."""
+    make_log(tmp_path / "source", partitions=20, records=50)
+    export(spark, tmp_path / "source", tmp_path / "out")
+    with Store(empty) as store:
+        for number in range(20):
+            store.create(f"zstd.log-{number}")
+    import_(spark, tmp_path / "out", empty, partitions=1)
+    found = contents(empty)
+    assert len(found) == 100
+    assert found == contents(tmp_path / "source")
+
+
+def test_transactions_and_gaps_keep_their_order(
+    spark: SparkSession, empty: Path, tmp_path: Path
+) -> None:
+    """What was aborted is left out; what follows a gap moves up, in order."""
+    source = tmp_path / "source"
+    with Store(source) as store:
+        orders = store.create("orders-0")
+        for n in range(40):
+            kind = n % 4
+            stamp = T + (n % 3) * DAY_MS
+            if kind == 3:
+                orders.append([Record(b"plain %d" % n, timestamp=stamp)])
+                continue
+            data = batch(
+                kind, n // 4, b"%d %d" % (kind, n), transactional=kind > 0, timestamp=stamp
+            )
+            orders.append_batch(data)
+            if kind:
+                orders.end_transaction(kind, 0, commit=kind == 1)
+        wanted = [(r.value, r.timestamp) for r in orders.committed.read()]
+    committed = {"isolationLevel": "read_committed"}
+    export(spark, source, tmp_path / "out", options=committed)
+    import_(spark, tmp_path / "out", empty, partitions=1)
+    rows = contents(empty)["orders-0"]
+    assert [(row[2], row[4]) for row in rows] == wanted
+    assert [row[0] for row in rows] == list(range(30))
+
+
+@pytest.mark.parametrize("folders", [(), ("topic", "partition")])
+def test_what_spark_wrote_as_parquet(
+    spark: SparkSession, log: Path, empty: Path, tmp_path: Path, folders: tuple[str, ...]
+) -> None:
+    """A frame of `format("logfs")`, in one folder or in one for each partition, comes back the same."""
+    source = spark.read.format("logfs").option("includeHeaders", "true")
+    frame = source.option("subscribePattern", ".").load(str(log))
+    frame.coalesce(2).write.partitionBy(*folders).parquet(str(tmp_path / "out"))
+    nothing = pa.table({"value": pa.array([], pa.string())})
+    pq.write_table(nothing, tmp_path / "out/empty.parquet")
+    import_(spark, tmp_path / "out", empty, partitions=1)
+    assert contents(empty) == contents(log)
+
+
+# Text.
+
+
+def test_lines_are_values_as_they_are(spark: SparkSession, empty: Path, tmp_path: Path) -> None:
+    """Empty ones, ones without a newline at the end, and what is not UTF-8; packed ones too; in order."""
+    (tmp_path / "1.txt").write_bytes(b"one\r\n\n\xff\x00 two\nlast")
+    (tmp_path / "2.txt.gz").write_bytes(gzip.compress(b"of 2\n"))
+    (tmp_path / "3.txt").write_bytes(b"")
+    (tmp_path / "_hidden").write_bytes(b"hidden\n")
+    done = import_(spark, [f"{tmp_path}/*.*"], empty, format="text", topic="t", partitions=1)
+    assert values(empty, "t-0") == [b"one\r", b"", b"\xff\x00 two", b"last", b"of 2"]
+    assert (done.files, done.records, done.offsets) == (3, 5, {"t-0": (0, 5)})
+
+
+def test_keys_go_where_kafkas_partitioner_puts_them(
+    spark: SparkSession, empty: Path, tmp_path: Path
+) -> None:
+    """Before a separator, as of kcat; a line without it has no key."""
+    (tmp_path / "in.txt").write_text("21::a\nno key\n::empty key\n21::b::c\n")
+    import_(
+        spark,
+        tmp_path / "in.txt",
+        empty,
+        format="text",
+        topic="t",
+        key_separator="::",
+        partitions=5,
+    )
+    found = {name: [(row[1], row[2]) for row in rows] for name, rows in contents(empty).items()}
+    hashed = (-973932308 & 0x7FFFFFFF) % 5
+    assert [each for each in found[f"t-{hashed}"] if each[0] == b"21"] == [
+        (b"21", b"a"),
+        (b"21", b"b::c"),
+    ]
+    others = {each for rows in found.values() for each in rows if each[0] != b"21"}
+    assert others == {(None, b"no key"), (b"", b"empty key")}
+
+
+def test_lines_of_json_by_a_field(spark: SparkSession, empty: Path, tmp_path: Path) -> None:
+    """The value is the line as it is; the key a string as it is, or JSON, or nothing."""
+    lines = ['{"id": "k", "x": 1}', '{"id":7}', '{"id":null}', "{}", '{"id":["a"]}']
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    import_(spark, tmp_path / "in.jsonl", empty, format="text", topic="t", key="id", partitions=1)
+    rows = contents(empty)["t-0"]
+    assert [row[2] for row in rows] == [line.encode() for line in lines]
+    assert [row[1] for row in rows] == [b"k", b"7", None, None, b'["a"]']
+
+
+def test_envelopes_by_hand(spark: SparkSession, empty: Path, tmp_path: Path) -> None:
+    """What an append of envelopes takes: most fields may be missing, and their order is free."""
+    (tmp_path / "in.jsonl").write_text(
+        '{"value":"a","topic":"x","partition":1}\n'
+        '{"headers":[["h",null]],"value":{"base64":"/w=="},"key":"k","timestamp":5}\n'
+    )
+    import_(spark, tmp_path / "in.jsonl", empty, format="json", topic="t", partitions=1)
+    found = contents(empty)
+    assert [row[2] for row in found["t-1"] if row[2] == b"a"] == [b"a"]
+    second = [row for rows in found.values() for row in rows if row[1] == b"k"]
+    assert [row[1:] for row in second] == [(b"k", b"\xff", (("h", None),), 5)]
+
+
+@given(
+    lines=st.lists(st.text("ab\r", max_size=12), min_size=1, max_size=40),
+    cut=st.integers(1, 60),
+    ends=st.booleans(),
+)
+def test_a_cut_file_has_every_line_once(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str], cut: int, ends: bool
+) -> None:
+    """Wherever a file is cut: also in a newline, behind one, and several times in one line."""
+    text = "\n".join(lines).encode() + (b"\n" if ends else b"")
+    path = tmp_path_factory.mktemp("cut") / "in.txt"
+    path.write_bytes(text)
+    found = b""
+    for start in range(0, len(text), cut):
+        for position, block in import_lines.blocks(Portion(str(path), start, start + cut, cut)):
+            assert text[position:].startswith(block.removesuffix(b"\n"))
+            assert position == len(found)
+            found += block
+    assert found == (text if text.endswith(b"\n") or not text else text + b"\n")
+
+
+def test_a_large_file_is_cut_for_many_tasks(
+    spark: SparkSession, empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its records keep their order, and an error far behind a cut names its line."""
+    monkeypatch.setattr(import_lines, "TASK_BYTES", 1000)
+    lines = [b"%d %s" % (n, b"x" * (n % 50)) for n in range(2000)]
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"\n".join(lines))
+    import_(spark, path, empty, format="text", topic="t", partitions=1)
+    assert values(empty, "t-0") == lines
+    path.write_bytes(b'{"value":"x"}\n' * 1999 + b"bad\n")
+    with pytest.raises(JobFailed, match=r"in\.txt, line 2000: not JSON"):
+        import_(spark, path, empty, format="json", topic="t")
+    assert values(empty, "t-0") == lines
+
+
+def test_a_long_line_hides_no_order(
+    spark: SparkSession, empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A portion that is the inside of one line tells no offsets, and the others are merged all the same."""
+    monkeypatch.setattr(import_lines, "TASK_BYTES", 1000)
+    lines = [
+        ENVELOPE.replace('"v"', f'"{n}{"x" * (5000 if n == 9 else 9)}"') % n for n in range(80)
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(lines[::2]))
+    (tmp_path / "b.jsonl").write_text("".join(lines[1::2]))
+    import_(spark, tmp_path, empty, format="json", partitions=1)
+    numbers = [int((value or b"").rstrip(b"x")) for value in values(empty, "t-0")]
+    assert numbers == list(range(80))
+
+
+# Parquet.
+
+
+def test_columns_of_ones_own(spark: SparkSession, empty: Path, tmp_path: Path) -> None:
+    """Key and value by their names, numbers as text; times of any unit; files of different columns together."""
+    moment = pa.array([T * 1_000_000 + 999_999, None], pa.timestamp("ns"))
+    first = pa.table({"id": [1, 2], "body": ["a", None], "timestamp": moment})
+    pq.write_table(first, tmp_path / "1.parquet")
+    body = pa.array([b"c", b"d"], pa.large_binary())
+    second = pa.table({"body": body, "id": ["x", None], "more": [1.5, 2], "timestamp": [T + 1, -1]})
+    pq.write_table(second, tmp_path / "2.parquet")
+    import_(spark, tmp_path, empty, topic="t", key="id", value="body", partitions=1)
+    rows = contents(empty)["t-0"]
+    assert [row[1:3] for row in rows] == [(b"1", b"a"), (b"2", None), (b"x", b"c"), (None, b"d")]
+    now = rows[1][4]
+    assert now is not None
+    assert now > T + 1
+    assert [row[4] for row in rows] == [T, now, T + 1, -1]
+
+
+def test_columns_that_mean_something_else(spark: SparkSession, empty: Path, tmp_path: Path) -> None:
+    """An offset that is no number is left alone; a partition that is none is an error, unless it does not count."""
+    columns = {"value": ["a", "b"], "offset": ["+1h", "-2h"], "partition": ["eu", "us"]}
+    pq.write_table(pa.table(columns), tmp_path / "in.parquet")
+    with pytest.raises(JobFailed, match=r"in\.parquet: column 'partition'"):
+        import_(spark, tmp_path / "in.parquet", empty, topic="t", partitions=1)
+    assert_untouched(empty)
+    import_(spark, tmp_path / "in.parquet", empty, topic="t", repartition=True)
+    assert values(empty, "t-0") == [b"a", b"b"]
+
+
+def test_partitions_of_the_files_or_of_the_keys(
+    spark: SparkSession, log: Path, empty: Path, tmp_path: Path
+) -> None:
+    """Into another topic, with more partitions, by the keys; or by the files, which may name too many."""
+    topic = "snappy.log"
+    export(spark, log, tmp_path / "out", topics=[topic])
+    with Store(empty) as store:
+        store.create("one-0")
+    with pytest.raises(JobFailed, match="logfs create LOG_DIR one-1"):
+        import_(spark, tmp_path / "out", empty, topic="one")
+    assert_untouched(empty)
+    import_(spark, tmp_path / "out", empty, topic="many", partitions=7, repartition=True)
+    found = contents(empty)
+    where: dict[bytes, set[str]] = {}
+    for name, rows in found.items():
+        for row in rows:
+            if row[1] is not None:
+                where.setdefault(row[1], set()).add(name)
+    assert len(found) > 3
+    assert {len(each) for each in where.values()} == {1}
+    before = [row[1:] for name, rows in contents(log).items() if topic in name for row in rows]
+    after = [row[1:] for rows in found.values() for row in rows]
+    assert sorted(map(repr, after)) == sorted(map(repr, before))
+
+
+@given(seed=st.integers(0, 2**32))
+def test_merging_keeps_both_orders(seed: int) -> None:
+    """By offset over all files; and within a file as it is, even where offsets there do not ascend."""
+    chosen = random.Random(seed)
+    count = chosen.randrange(1, 60)
+    sorted_files = chosen.random() < 0.7
+    files: list[list[int]] = [[] for _ in range(chosen.randrange(1, 6))]
+    for offset in range(count):
+        chosen.choice(files).append(offset)
+    if not sorted_files:
+        for file in files:
+            chosen.shuffle(file)
+    rows = {str(number): file for number, file in enumerate(files) if file}
+    name = frozenset([("t", 0)])
+    portions = [Portion(path, 0, 1, 1, name, (file[0], max(file))) for path, file in rows.items()]
+    groups = in_order(portions)
+    assert sorted(portion.path for group in groups for portion in group) == sorted(rows)
+
+    def read(portion: Portion) -> Iterator[pa.RecordBatch]:
+        file = rows[portion.path]
+        while file:
+            size = chosen.randrange(1, 8)
+            part, file = file[:size], file[size:]
+            yield pa.record_batch({"offset": part, "path": [portion.path] * len(part)})
+
+    found = [
+        (row["offset"], row["path"])
+        for group in groups
+        for some in merged(group, read)
+        for row in some.to_pylist()
+    ]
+    for path, file in rows.items():
+        assert [offset for offset, its in found if its == path] == file
+    if sorted_files:
+        assert [offset for offset, _ in found] == list(range(count))
+
+
+# What is wrong.
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options", "message"),
+    [
+        ("a.jsonl", "{}\n", {}, r"a\.jsonl, line 1: \"value\" is missing"),
+        ("a.jsonl", ENVELOPE % 0 + "{", {}, r"line 2: not JSON"),
+        ("a.jsonl", ENVELOPE % 0 + "\n", {}, r"line 2: not JSON"),
+        ("a.jsonl", '{"id":1}\n', {}, "unknown field 'id'.*format text"),
+        ("a.jsonl", '{"topic":7,"value":""}\n', {}, 'line 1: "topic" is a string'),
+        ("a.jsonl", '{"partition":-1,"value":""}\n', {}, 'line 1: "partition" is a number'),
+        ("a.txt", '{"k":1}\nx\n', {"format": "text", "topic": "t", "key": "k"}, "line 2: .*'k'"),
+        ("a.txt", "x" * 2_000_000, {"format": "text", "topic": "t"}, r"a\.txt: .*1048588"),
+        ("a.txt.gz", "text", {"format": "text", "topic": "t"}, r"a\.txt\.gz: "),
+        ("a.parquet", "text", {"format": "parquet"}, r"a\.parquet: "),
+    ],
+)
+def test_what_is_malformed_is_named(
+    spark: SparkSession,
+    empty: Path,
+    tmp_path: Path,
+    name: str,
+    text: str,
+    options: dict[str, Any],
+    message: str,
+) -> None:
+    """The file and the line; nothing is committed of it, nor of the good file beside it."""
+    with Store(empty) as store:
+        store.create("t-0")
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / name).write_text(text)
+    options = {"format": "json", **options}
+    if options["format"] == "parquet":
+        pq.write_table(pa.table({"value": ["good"]}), folder / "0.parquet")
+        options["topic"] = "t"
+    else:
+        (folder / "0.txt").write_text(ENVELOPE % 0 if options["format"] == "json" else '{"k":1}\n')
+    with pytest.raises(JobFailed, match=message):
+        import_(spark, folder, empty, **options)
+    assert_untouched(empty)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"format": "csv"}, "give one of parquet, json, text"),
+        ({"format": "json", "key": "id"}, "has its own key"),
+        ({"format": "text"}, "topic: lines of text do not tell theirs"),
+        ({"format": "text", "topic": "t", "value": "v"}, "names a column of parquet"),
+        ({"format": "text", "topic": "t", "key": "k", "key_separator": ","}, "not with key"),
+        ({"partitions": 0}, "give 1 or more"),
+        ({}, "does not tell the topic"),
+        ({"topic": "t"}, "has no topic 't'"),
+        ({"topic": "../t", "partitions": 1}, "'../t' has '/' in it"),
+        ({"topic": "t", "key": "id", "partitions": 1}, "has no column 'id' for the key"),
+    ],
+)
+def test_what_cannot_be_asked_for(
+    spark: SparkSession, empty: Path, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    """Says what, and what to do; no partition is made."""
+    pq.write_table(pa.table({"value": ["v"]}), tmp_path / "in.parquet")
+    with pytest.raises(LogfsError, match=message):
+        import_(spark, tmp_path / "in.parquet", empty, **options)
+    with Store(empty, read_only=True) as store:
+        assert list(store) == []
+
+
+def test_files_that_are_not_there(spark: SparkSession, empty: Path, tmp_path: Path) -> None:
+    """Nothing of that name, and nothing in it."""
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        import_(spark, tmp_path / "nowhere*", empty)
+    with pytest.raises(InvalidSetting, match="no file to import"):
+        import_(spark, empty, empty)
+
+
+def test_files_are_found_in_order(tmp_path: Path) -> None:
+    """Directories with all below them, but for what is hidden; each file once."""
+    for name in ("b/2", "b/1", "a", "_temporary/x", ".y", "b/_SUCCESS"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    found = find_files([str(tmp_path), f"{tmp_path}/b/*"])
+    assert [name.removeprefix(str(tmp_path)) for name in found] == [
+        "/a", "/b/1", "/b/2", "/b/_SUCCESS",
+    ]  # fmt: skip
+
+
+# The ways in.
+
+
+def test_through_a_mount(
+    spark: SparkSession, log: Path, tmp_path: Path, make_mount: Callable[..., Mount]
+) -> None:
+    """By the path of the mount: partitions are made through it, and the records can be read there at once."""
+    need_fuse()
+    mount = make_mount()
+    export(spark, log, tmp_path / "out")
+    import_(spark, tmp_path / "out", mount.path, partitions=1)
+    wanted = contents(log)
+    for name, rows in wanted.items():
+        values = b"".join((row[2] or b"") + b"\n" for row in rows)
+        assert (mount.path / name / "records").read_bytes() == values
+    export(spark, mount.path, tmp_path / "again", topics=["zstd.log"])
+    mount.stop()
+    assert contents(tmp_path / "log") == wanted
+
+
+def test_by_the_command_line(log: Path, empty: Path, tmp_path: Path) -> None:
+    """Export and import print what they did."""
+
+    def logfs(*words: object) -> str:
+        session = ("--master", "local[1]", "--conf", "spark.driver.memory=512m")
+        command = [sys.executable, "-m", "logfs", "spark", *map(str, words), *session]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    out = tmp_path / "out"
+    topics = ["uncompressed.log", "snappy.log"]
+    said = logfs("export", log, out, "--topics", ",".join(topics), "--format", "json")
+    assert re.fullmatch(rf"{out}: [0-9]+ files, 1600 records, [0-9]+ bytes\n", said)
+    said = logfs("import", out, empty, "--format", "json", "--partitions", 1)
+    assert "snappy.log-2: 0..400\nuncompressed.log-0: 0..400\n" in said
+    wanted = contents(log)
+    assert contents(empty) == {
+        name: rows for name, rows in wanted.items() if name.rpartition("-")[0] in topics
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("export", "one"), "one: give one log directory or more, and a directory for the files"),
+        (("export", "a", "b", "-o", "x"), "'x': give an option as NAME=VALUE"),
+        (("import", "one"), "one: give one source or more, and a log directory"),
+    ],
+)
+def test_a_command_says_what_it_needs(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, before Spark is started."""
+    assert main(["spark", *words]) == 1
+    assert capsys.readouterr().err == f"logfs: {message}\n"

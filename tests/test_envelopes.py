@@ -1,0 +1,112 @@
+"""Envelopes in bulk are what they are one by one; what is not canonical is left to those who take them one by one."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logfs.errors import InvalidEnvelope
+from logfs.format import envelope, envelopes
+from logfs.format.envelope import Placed
+from logfs.format.names import TopicPartition
+from logfs.format.record import Record
+
+NAME = TopicPartition("orders.v2", 7)
+PREFIX = envelope.prefix(NAME)
+
+texts = st.one_of(st.binary(max_size=9), st.text(max_size=9).map(str.encode))
+fields = st.none() | texts
+names = texts.map(lambda data: data.decode("utf-8", "surrogateescape"))
+records = st.builds(
+    Record,
+    fields,
+    fields,
+    st.lists(st.tuples(names, fields), max_size=3),
+    timestamp=st.integers(-1, 10**18 - 1),
+    offset=st.integers(0, 10**18 - 1),
+)
+
+
+def placed(found: envelopes.Envelopes) -> list[Placed]:
+    """The records of columns, as objects."""
+    data = found.data.tobytes()
+
+    def field(start: int, length: int) -> bytes | None:
+        return None if length < 0 else data[start : start + length]
+
+    keys = map(field, found.key_starts.tolist(), found.key_lengths.tolist())
+    values = map(field, found.value_starts.tolist(), found.value_lengths.tolist())
+    header_keys = map(field, found.header_key_starts.tolist(), found.header_key_lengths.tolist())
+    header_values = map(
+        field, found.header_value_starts.tolist(), found.header_value_lengths.tolist()
+    )
+    headers = [
+        ((key or b"").decode("utf-8", "surrogateescape"), value)
+        for key, value in zip(header_keys, header_values, strict=True)
+    ]
+    firsts = found.header_offsets.tolist()
+    rows = zip(keys, values, found.timestamps.tolist(), strict=True)
+    return [
+        Placed(
+            NAME.topic,
+            NAME.partition,
+            offset,
+            Record(value, key, tuple(headers[firsts[row] : firsts[row + 1]]), timestamp),
+        )
+        for row, (offset, (key, value, timestamp)) in enumerate(
+            zip(found.offsets.tolist(), rows, strict=True)
+        )
+    ]
+
+
+@given(st.lists(records, min_size=1, max_size=5))
+def test_what_was_rendered_is_read(given_records: list[Record]) -> None:
+    """Any bytes in any field, null or empty."""
+    lines = [envelope.encode(record, PREFIX) for record in given_records]
+    found = envelopes.parse(b"".join(lines), PREFIX)
+    assert found is not None
+    assert placed(found) == [envelope.decode_placed(line) for line in lines]
+
+
+BYTES = b'{}[]",:\\u0a9-=/nbe \n\xc3'
+CASES = 20_000
+
+
+def test_what_is_taken_is_what_any_reader_takes() -> None:
+    """Whatever a byte here or there makes of the text: it is left alone, or means the same to both."""
+    chosen = random.Random(5)
+    values = [None, b"", b"abc", b"\xff\x00", 'к\x01\n"\\/'.encode()]
+    taken = 0
+    for offset in range(CASES):
+        headers = [
+            (chosen.choice(["h", "", "\udcff"]), chosen.choice(values))
+            for _ in range(chosen.randrange(4))
+        ]
+        record = Record(
+            chosen.choice(values),
+            chosen.choice(values),
+            headers,
+            chosen.choice([-1, 0, 5]),
+            offset=offset,
+        )
+        text = bytearray(envelope.encode(record, PREFIX) * 2)
+        for _ in range(chosen.randrange(1, 3)):
+            at, change = chosen.randrange(len(text)), chosen.choice(["put", "cut", "add"])
+            text[at : at + (change != "add")] = (
+                b"" if change == "cut" else bytes([chosen.choice(BYTES)])
+            )
+        if not text.endswith(b"\n"):
+            text += b"\n"
+        found = envelopes.parse(bytes(text), PREFIX)
+        if found is None:
+            continue
+        taken += 1
+        try:
+            assert placed(found) == [
+                envelope.decode_placed(line) for line in text[:-1].split(b"\n")
+            ]
+        except InvalidEnvelope as error:
+            raise AssertionError(bytes(text)) from error
+    assert taken > CASES // 50
