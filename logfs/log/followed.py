@@ -95,15 +95,13 @@ class FollowedSegment(Segment):
             return self._disk.stat_file(self._file).st_ino == inode
         return self.inodes.get(names.LOG, inode) == inode
 
-    @property
-    def size_bytes(self) -> int:
-        if self._tip is None and self._sealed_size is None and self._file is None:
-            # Of very many segments, without opening them all.
+    def _size_of_file(self) -> int:
+        if self._file is None:
             with suppress(FileNotFoundError):
                 found = self._disk.stat(self.path)
                 if found.st_ino == self.inodes.get(names.LOG):
-                    self._sealed_size = found.st_size
-        return super().size_bytes
+                    return found.st_size
+        return self._disk.size(self.file)
 
     @property
     def file(self) -> File:

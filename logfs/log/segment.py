@@ -142,8 +142,15 @@ class Segment:
         if self._tip is not None:
             return self._tip.size_bytes
         if self._sealed_size is None:
-            self._sealed_size = self._disk.size(self.file)
+            self._sealed_size = self._size_of_file()
         return self._sealed_size
+
+    def _size_of_file(self) -> int:
+        """Of one that is not open, without opening it: there may be very many, and descriptors are few."""
+        with self._disk.hold(self._disk.naming):
+            if self._file is None:
+                return self._disk.stat(self.path).st_size
+        return self._disk.size(self._file)
 
     @property
     def next_offset(self) -> int:
