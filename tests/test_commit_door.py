@@ -113,6 +113,15 @@ def test_partitions_are_made_by_whoever_has_the_directories(mount: Mount) -> Non
         door.create(log_dir, ["a-3"], seconds=0.1)
 
 
+def test_a_log_directory_that_is_missing_is_made_with_its_partitions(log_dir: Path) -> None:
+    """As by `logfs create`; a commit into one says what to do."""
+    with pytest.raises(InvalidStore, match="'logfs create' makes one"):
+        door.commit(log_dir, "q", 0, [])
+    door.create(log_dir, ["a-0"])
+    with Store(log_dir, read_only=True) as store:
+        assert list(store) == ["a-0"]
+
+
 def test_what_a_mount_refuses_is_told_with_its_reason(mount: Mount) -> None:
     """The same error as without a mount; an errno and a line in `.logfs/errors` for who writes the file himself."""
     log_dir = mount.log_dirs[0]

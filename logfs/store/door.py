@@ -178,7 +178,7 @@ def discard(log_dirs: LogDirs, staged: Sequence[StagedFile], *, seconds: float =
 
 
 def create(log_dirs: LogDirs, partitions: Sequence[str], *, seconds: float = 60.0) -> None:
-    """Make those partitions that are not there yet, whoever has the log directories.
+    """Make those partitions that are not there yet, whoever has the log directories; a missing one of those is made.
 
     Raises `InvalidName`, what opening a store raises, and `StoreLocked` as `commit`.
     """
@@ -194,12 +194,20 @@ def create(log_dirs: LogDirs, partitions: Sequence[str], *, seconds: float = 60.
 
 
 def _send(log_dirs: LogDirs, request: Request, seconds: float) -> Committed:
+    for path in _paths(log_dirs):
+        if not path.is_dir():
+            raise InvalidStore(f"{path}: there is no such log directory; 'logfs create' makes one")
     return _through_whoever(
         log_dirs,
         lambda paths: _send_directly(paths, request),
         lambda door: _send_through(door, format_request(request)),
         seconds,
     )
+
+
+def _paths(log_dirs: LogDirs) -> list[Path]:
+    named = [log_dirs] if isinstance(log_dirs, (str, os.PathLike)) else log_dirs
+    return [Path(path).absolute() for path in named]
 
 
 def _through_whoever(
@@ -209,11 +217,7 @@ def _through_whoever(
     seconds: float,
 ) -> _Answer:
     """Do something by a store of our own, or by the door of the mount that holds the directories."""
-    named = [log_dirs] if isinstance(log_dirs, (str, os.PathLike)) else log_dirs
-    paths = [Path(path).absolute() for path in named]
-    for path in paths:
-        if not path.is_dir():
-            raise InvalidStore(f"{path}: there is no such log directory")
+    paths = _paths(log_dirs)
     end = time.monotonic() + seconds
     pause = 0.02
     while True:
