@@ -388,7 +388,9 @@ def test_many_ask_while_the_log_lives(log_dir: Path, monkeypatch: pytest.MonkeyP
             threads.start(partial(ask, number))
         chosen = random.Random(4)
         try:
-            while not threads.errors and (len(asked) < 4 or min(asked.values()) < 200):
+            while not threads.errors and (
+                len(asked) < 4 or min(asked.values()) < 200 or not store.compactor.rounds
+            ):
                 for key in chosen.sample(keys, 20):
                     newest[key] = log.append([Record(b"of " + key, key)])
                 if log.log_end_offset % 500 == 0:
@@ -399,7 +401,6 @@ def test_many_ask_while_the_log_lives(log_dir: Path, monkeypatch: pytest.MonkeyP
             threads.join()
         assert not threads.errors, threads.errors[0]
         assert {key: offset_of(log, key) for key in keys} == newest
-        assert store.compactor.rounds > 0
 
 
 def test_the_background_says_what_is_read(store: Store) -> None:

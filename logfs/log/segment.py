@@ -91,9 +91,6 @@ class Segment:
         self.created_ms = 0
         self._jitter_ms = 0
 
-    def __repr__(self) -> str:
-        return f"Segment({str(self.path)!r})"
-
     @property
     def indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
         """The three indexes."""
@@ -146,11 +143,10 @@ class Segment:
         return self._sealed_size
 
     def _size_of_file(self) -> int:
-        """Of one that is not open, without opening it: there may be very many, and descriptors are few."""
+        # One that is not open is not opened for this: there may be very many.
         with self._disk.hold(self._disk.naming):
-            if self._file is None:
-                return self._disk.stat(self.path).st_size
-        return self._disk.size(self._file)
+            file = self._file
+            return self._disk.stat(self.path).st_size if file is None else self._disk.size(file)
 
     @property
     def next_offset(self) -> int:
