@@ -145,8 +145,7 @@ class Segment:
     def _size_of_file(self) -> int:
         # One that is not open is not opened for this: there may be very many.
         with self._disk.hold(self._disk.naming):
-            file = self._file
-            return self._disk.stat(self.path).st_size if file is None else self._disk.size(file)
+            return self._disk.size(self._file) if self._file else self._disk.stat(self.path).st_size
 
     @property
     def next_offset(self) -> int:
