@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pyspark.sql.datasource import InputPartition
 
@@ -18,7 +18,7 @@ from logfs.spark.filters import Pushed
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from logfs.spark.options import ReadOptions
 
 logger = logging.getLogger(__name__)
+
+_Item = TypeVar("_Item")
 
 # How often a plan is made anew when files leave the log while it is made.
 _TRIES = 5
@@ -113,7 +115,9 @@ def plan(
         records = sum(part.piece.end_offset - part.piece.first_offset for part in parts)
         each = max(-(-records // options.min_partitions), 1)
         return [Split([part]) for some in parts for part in _cut(some, each)]
-    return list(_packed(parts, piece_bytes))
+    groups = packed(parts, lambda part: part.piece.bytes, piece_bytes)
+    # Of a plan without splits Spark makes one of its own, of which nothing is known here.
+    return [Split(group) for group in groups] or [Split([])]
 
 
 def _cut(part: Part, records: int) -> Iterator[Part]:
@@ -138,19 +142,21 @@ def _parts(
     raise AssertionError
 
 
-def _packed(parts: Sequence[Part], split_bytes: int) -> Iterator[Split]:
-    """Neighbours together as long as they fit: a task costs as much as reading some MB."""
-    split: list[Part] = []
-    size = 0
-    for part in parts:
-        if split and size + part.piece.bytes > split_bytes:
-            yield Split(split)
-            split, size = [], 0
-        split.append(part)
-        size += part.piece.bytes
-    if split or not parts:
-        # Of a plan without splits Spark makes one of its own, of which nothing is known here.
-        yield Split(split)
+def packed(
+    items: Iterable[_Item], size_of: Callable[[_Item], int], limit_bytes: int
+) -> Iterator[list[_Item]]:
+    """Neighbours together as long as they are no more bytes than the limit; in order, and no group is empty."""
+    group: list[_Item] = []
+    total = 0
+    for item in items:
+        size = size_of(item)
+        if group and total + size > limit_bytes:
+            yield group
+            group, total = [], 0
+        group.append(item)
+        total += size
+    if group:
+        yield group
 
 
 # In the tasks.

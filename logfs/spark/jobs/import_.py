@@ -21,9 +21,10 @@ from logfs.spark.jobs.import_forms import ImportOptions
 from logfs.spark.jobs.import_lines import EnvelopeForm, TextForm
 from logfs.spark.jobs.import_parquet import ParquetForm
 from logfs.spark.jobs.portions import find_files, in_order, merged
-from logfs.spark.jobs.running import TASK_BYTES, Work, packed, run
+from logfs.spark.jobs.running import TASK_BYTES, Work, run
 from logfs.spark.jobs.selection import log_dirs
 from logfs.spark.sink.staging import Task, partitions_in
+from logfs.spark.splits import packed
 from logfs.store import door
 
 if TYPE_CHECKING:

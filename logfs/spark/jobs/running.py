@@ -11,9 +11,10 @@ from pyspark import InheritableThread
 
 from logfs.errors import LogfsError
 from logfs.spark import workers
+from logfs.spark.splits import packed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from pyspark import Accumulator
     from pyspark.sql import SparkSession
@@ -42,23 +43,6 @@ class Work(NamedTuple, Generic[_Item]):
 
 class _Failure(NamedTuple):
     reason: str
-
-
-def packed(
-    items: Iterable[_Item], size_of: Callable[[_Item], int], limit_bytes: int
-) -> Iterator[list[_Item]]:
-    """Neighbours together as long as they are no more bytes than the limit; in order, and no group is empty."""
-    group: list[_Item] = []
-    total = 0
-    for item in items:
-        size = size_of(item)
-        if group and total + size > limit_bytes:
-            yield group
-            group, total = [], 0
-        group.append(item)
-        total += size
-    if group:
-        yield group
 
 
 def run(
