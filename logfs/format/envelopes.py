@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from logfs.format.kernels import kernel
+from logfs.format.kernels import (
+    BASE64_CLOSE,
+    BASE64_OPEN,
+    ENVELOPE_END,
+    HEADERS_FIELD,
+    KEY_FIELD,
+    NULL_WORD,
+    TIMESTAMP_FIELD,
+    TIMESTAMP_TYPE_FIELD,
+    VALUE_FIELD,
+    kernel,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,15 +30,6 @@ if TYPE_CHECKING:
     Int64s = NDArray[np.int64]
     Int32s = NDArray[np.int32]
 
-_TIMESTAMP = np.frombuffer(b',"timestamp":', np.uint8)
-_TIMESTAMP_TYPE = np.frombuffer(b',"timestamp_type":"', np.uint8)
-_KEY = np.frombuffer(b'","key":', np.uint8)
-_VALUE = np.frombuffer(b',"value":', np.uint8)
-_HEADERS = np.frombuffer(b',"headers":[', np.uint8)
-_END = np.frombuffer(b"]}\n", np.uint8)
-_NULL = np.frombuffer(b"null", np.uint8)
-_BASE64_OPEN = np.frombuffer(b'{"base64":"', np.uint8)
-_BASE64_CLOSE = np.frombuffer(b'"}', np.uint8)
 _QUOTE, _BACKSLASH, _MINUS, _COMMA, _OPEN, _CLOSE = b'"\\-,[]'
 _LOWER_A, _LOWER_U, _LOWER_Z, _ZERO, _NINE, _EQUALS = b"auz09="
 
@@ -203,14 +205,14 @@ def _field(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, i
     if data[position] == _QUOTE:
         end, position = _string(data, position + 1, out, written)
         return end - written, end, position
-    behind = _literal(data, position, _NULL)
+    behind = _literal(data, position, NULL_WORD)
     if behind >= 0:
         return -1, written, behind
-    position = _literal(data, position, _BASE64_OPEN)
+    position = _literal(data, position, BASE64_OPEN)
     if position < 0:
         return -1, written, _BAD
     end, position = _base64(data, position, out, written)
-    return end - written, end, _literal(data, position, _BASE64_CLOSE)
+    return end - written, end, _literal(data, position, BASE64_CLOSE)
 
 
 @kernel
@@ -235,20 +237,20 @@ def _parse(
     for row in range(len(offsets)):
         position = _literal(data, position, prefix)
         offsets[row], position = _integer(data, position)
-        position = _literal(data, position, _TIMESTAMP)
+        position = _literal(data, position, TIMESTAMP_FIELD)
         timestamps[row], position = _integer(data, position)
-        position = _literal(data, position, _TIMESTAMP_TYPE)
+        position = _literal(data, position, TIMESTAMP_TYPE_FIELD)
         if position < 0 or offsets[row] < 0:
             return _BAD
         while position < len(data) and _LOWER_A <= (data[position] | 32) <= _LOWER_Z:
             position += 1
-        position = _literal(data, position, _KEY)
+        position = _literal(data, position, KEY_FIELD)
         key_starts[row] = written
         key_lengths[row], written, position = _field(data, position, out, written)
-        position = _literal(data, position, _VALUE)
+        position = _literal(data, position, VALUE_FIELD)
         value_starts[row] = written
         value_lengths[row], written, position = _field(data, position, out, written)
-        position = _literal(data, position, _HEADERS)
+        position = _literal(data, position, HEADERS_FIELD)
         more = 0 <= position < len(data) and data[position] == _OPEN
         while more:
             header_key_starts[headers] = written
@@ -269,7 +271,7 @@ def _parse(
                 if data[position] != _OPEN:
                     return _BAD
         header_offsets[row + 1] = headers
-        position = _literal(data, position, _END)
+        position = _literal(data, position, ENVELOPE_END)
         if position < 0:
             return _BAD
     return headers if position == len(data) else _BAD

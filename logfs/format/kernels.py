@@ -58,18 +58,30 @@ _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 _BASE64 = np.frombuffer(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8
 )
-_NULL = np.frombuffer(b"null", np.uint8)
-_BASE64_OPEN = np.frombuffer(b'{"base64":"', np.uint8)
-_BASE64_CLOSE = np.frombuffer(b'"}', np.uint8)
-_TIMESTAMP = np.frombuffer(b',"timestamp":', np.uint8)
-_TIMESTAMP_TYPE = np.frombuffer(b',"timestamp_type":"', np.uint8)
-_KEY = np.frombuffer(b'","key":', np.uint8)
-_VALUE = np.frombuffer(b',"value":', np.uint8)
-_HEADERS = np.frombuffer(b',"headers":[', np.uint8)
-_END = np.frombuffer(b"]}\n", np.uint8)
+NULL_WORD = np.frombuffer(b"null", np.uint8)
+BASE64_OPEN = np.frombuffer(b'{"base64":"', np.uint8)
+BASE64_CLOSE = np.frombuffer(b'"}', np.uint8)
+TIMESTAMP_FIELD = np.frombuffer(b',"timestamp":', np.uint8)
+TIMESTAMP_TYPE_FIELD = np.frombuffer(b',"timestamp_type":"', np.uint8)
+KEY_FIELD = np.frombuffer(b'","key":', np.uint8)
+VALUE_FIELD = np.frombuffer(b',"value":', np.uint8)
+HEADERS_FIELD = np.frombuffer(b',"headers":[', np.uint8)
+ENVELOPE_END = np.frombuffer(b"]}\n", np.uint8)
 
 # The bytes of an envelope that every record has, whatever it holds, between prefix and newline.
-_FIXED_SIZE = sum(map(len, (_TIMESTAMP, _TIMESTAMP_TYPE, _KEY, _VALUE, _HEADERS, _END)))
+_FIXED_SIZE = sum(
+    map(
+        len,
+        (
+            TIMESTAMP_FIELD,
+            TIMESTAMP_TYPE_FIELD,
+            KEY_FIELD,
+            VALUE_FIELD,
+            HEADERS_FIELD,
+            ENVELOPE_END,
+        ),
+    )
+)
 
 
 # Varints.
@@ -179,7 +191,7 @@ def _string_size(data: Bytes, start: int, length: int) -> int:
         while position < end:
             position = _utf8_end(data, position, end)
             if position < 0:
-                return len(_BASE64_OPEN) + (length + 2) // 3 * 4 + len(_BASE64_CLOSE)
+                return len(BASE64_OPEN) + (length + 2) // 3 * 4 + len(BASE64_CLOSE)
     return length + 2 + extra
 
 
@@ -193,7 +205,7 @@ def _put(out: Bytes, position: int, text: Bytes) -> int:
 
 @kernel
 def _put_base64(out: Bytes, position: int, data: Bytes, start: int, length: int) -> int:
-    position = _put(out, position, _BASE64_OPEN)
+    position = _put(out, position, BASE64_OPEN)
     for index in range(start, start + length, 3):
         rest = start + length - index
         word = np.int64(data[index]) << 16
@@ -206,14 +218,14 @@ def _put_base64(out: Bytes, position: int, data: Bytes, start: int, length: int)
         out[position + 2] = _BASE64[(word >> 6) & 63] if rest > 1 else 61
         out[position + 3] = _BASE64[word & 63] if rest > 2 else 61
         position += 4
-    return _put(out, position, _BASE64_CLOSE)
+    return _put(out, position, BASE64_CLOSE)
 
 
 @kernel
 def _put_string(out: Bytes, position: int, data: Bytes, start: int, length: int) -> int:
     """Write what `_string_size` measures; the position behind it."""
     if length < 0:
-        return _put(out, position, _NULL)
+        return _put(out, position, NULL_WORD)
     size = _string_size(data, start, length)
     if size == length + 2:
         out[position] = 34
@@ -605,15 +617,15 @@ def write_envelopes(
     for index in range(len(offsets)):
         position = _put(out, position, prefix)
         position = _put_integer(out, position, offsets[index])
-        position = _put(out, position, _TIMESTAMP)
+        position = _put(out, position, TIMESTAMP_FIELD)
         position = _put_integer(out, position, timestamps[index])
-        position = _put(out, position, _TIMESTAMP_TYPE)
+        position = _put(out, position, TIMESTAMP_TYPE_FIELD)
         position = _put(out, position, timestamp_type)
-        position = _put(out, position, _KEY)
+        position = _put(out, position, KEY_FIELD)
         position = _put_string(out, position, data, key_starts[index], key_lengths[index])
-        position = _put(out, position, _VALUE)
+        position = _put(out, position, VALUE_FIELD)
         position = _put_string(out, position, data, value_starts[index], value_lengths[index])
-        position = _put(out, position, _HEADERS)
+        position = _put(out, position, HEADERS_FIELD)
         at = header_starts[index]
         for number in range(header_counts[index]):
             if number:
@@ -628,7 +640,7 @@ def write_envelopes(
             at += max(length, 0)
             out[position] = 93
             position += 1
-        position = _put(out, position, _END)
+        position = _put(out, position, ENVELOPE_END)
         out_ends[index] = position
     return position
 
