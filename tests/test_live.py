@@ -287,6 +287,45 @@ def test_opening_reads_the_end_alone(writer: Writer) -> None:
         assert disk.bytes_read - before[1] < 10_000
 
 
+class MeddledDisk(ReadOnlyDisk):
+    """Has something happen to a directory between a look at it and the opening of its files: the first few times."""
+
+    def __init__(self, directory: Path, meddle: Callable[[], object], times: int) -> None:
+        super().__init__()
+        self._directory = directory
+        self._meddle = meddle
+        self._times = times
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False):  # type: ignore[no-untyped-def]
+        if path.parent == self._directory and path.suffix == names.LOG and self._times:
+            self._times -= 1
+            self._meddle()
+        return super().open(path, write=write, create=create)
+
+
+@pytest.mark.parametrize("change", ["retention", "compaction"])
+def test_who_opens_while_files_go_finds_the_partition(writer: Writer, change: str) -> None:
+    """A listing that is old before it is looked at is made again: a partition that is there is never missing."""
+    for _ in range(3):
+        writer.append()
+        writer.roll()
+    directory = writer.log_dir / NAME
+
+    def retain() -> None:
+        writer("store.settings.set_topic('orders', 'file.delete.delay.ms', '0')")
+        writer(f"store.delete_records({NAME!r}, p.log_end_offset)")
+        writer("store.upkeep(compaction=False)")
+
+    def compact() -> None:
+        clean(directory, [2], lambda offset: True, lambda: None)
+
+    # The last segment is empty: for the time of the last record the one before it is looked at.
+    meddle, left = (retain, []) if change == "retention" else (compact, [b"0", b"1", b"2"])
+    disk = MeddledDisk(directory, meddle, 3)
+    with Store(writer.log_dir, read_only=True, disk=disk) as store:
+        assert values(store[NAME]) == left
+
+
 @pytest.mark.parametrize("preallocate", [False, True])
 def test_a_half_written_batch_is_not_there_yet(writer: Writer, preallocate: bool) -> None:
     """Whatever part of the last batch is in the file, only whole batches are shown; then the batch is there, once."""

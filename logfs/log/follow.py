@@ -54,6 +54,14 @@ def load(disk: Disk, directory: Path, start: Start) -> Loaded:
 
     Raises `OSError`; `Gone` if files vanish too fast; `Corrupt` for a leader epoch file that cannot be read.
     """
+    for _ in range(_TRIES - 1):
+        with suppress(Gone):
+            return _load(disk, directory, start)
+    return _load(disk, directory, start)
+
+
+def _load(disk: Disk, directory: Path, start: Start) -> Loaded:
+    """One try at it: `Gone` where a file that was listed has left the log since."""
     segments = _make_segments(disk, directory, _list(disk, directory), {})
     if not segments:
         # A directory that is just being made, or the remains of one.

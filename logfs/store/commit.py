@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,7 +23,7 @@ from logfs.errors import (
 )
 from logfs.format import commits
 from logfs.format.commits import NO_PLACE, CommitLog, Part, Pending, StagedFile, Writer
-from logfs.log.files import NO_SPACE
+from logfs.log.files import NO_SPACE, Disk
 from logfs.log.staged import Landing, Measures, measure, place, take_stock
 from logfs.store.log_dir import FirstError
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logfs.format.names import TopicPartition
-    from logfs.log.files import Disk
     from logfs.log.partition import Partition
     from logfs.store.log_dir import LogDir
     from logfs.store.store import Store
@@ -441,6 +440,19 @@ def read_commits(disk: Disk, log_dir: Path) -> CommitLog:
             f"{path}: {error}; nobody knows what was committed: restore it, or remove it when no writer "
             "is going to send a commit again"
         ) from None
+
+
+def held_up(log_dirs: Iterable[Path]) -> set[str]:
+    """The partitions of commits that are decided and not done: who loads them with a `Store` does them.
+
+    A file of commits that cannot be read tells of none; the store says what is wrong with it. Raises `OSError`.
+    """
+    found: set[str] = set()
+    for path in log_dirs:
+        with suppress(Corrupt):
+            pending = read_commits(Disk(), path).pending
+            found |= {part.partition for part in pending.parts} if pending else set()
+    return found
 
 
 def _records_of(part: Part, measures: Mapping[str, Measures]) -> int:

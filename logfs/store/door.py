@@ -10,18 +10,17 @@ import errno
 import logging
 import os
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import orjson
 
 from logfs import errors
-from logfs.errors import CommitPending, Corrupt, InvalidStore, LogfsError, StoreLocked
+from logfs.errors import CommitPending, InvalidStore, LogfsError, StoreLocked
 from logfs.format import names
 from logfs.format.commits import StagedFile
 from logfs.log.files import Disk
-from logfs.store.commit import Committed, read_commits
+from logfs.store.commit import Committed, held_up
 from logfs.store.lock import holder
 from logfs.store.store import Store
 
@@ -257,11 +256,7 @@ def _create_through(door: Path, partitions: Sequence[str]) -> None:
 
 def _send_directly(paths: Sequence[Path], request: Request) -> Committed:
     """Open the directories for this alone: its partitions, and those of a commit that is not done."""
-    wanted = {file.partition for file in request.staged}
-    for path in paths:
-        with suppress(Corrupt):
-            pending = read_commits(Disk(), path).pending
-            wanted |= {part.partition for part in pending.parts} if pending else set()
+    wanted = {file.partition for file in request.staged} | held_up(paths)
     with Store(paths, only=wanted.__contains__) as store:
         done = serve(store, request)
         try:

@@ -148,6 +148,10 @@ class Loader:
     def _load_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> None:
         if name.directory in self._store.homes:
             other = self._store.homes[name.directory].path
+            if log_dir.live:
+                # On its way from one to the other, as in `refresh`.
+                log_dir.look_again()
+                return
             raise InvalidStore(
                 f"{name.directory} is in two log directories: {other}, {log_dir.path}"
             )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs.errors import LogfsError, StoreLocked, UnknownPartition
+from logfs.errors import InvalidStore, LogfsError, StoreLocked, UnknownPartition
 from logfs.format.batch import Batches, assign_offset
 from logfs.format.record import Record
 from logfs.spark.jobs import compact, plot, reindex, stats, verify
@@ -232,6 +232,14 @@ def test_jobs_that_write_respect_the_lock(
     for job in (reindex, compact):
         with pytest.raises(StoreLocked, match="in use by process"):
             job(spark, mount.path)
+
+
+def test_jobs_that_write_make_no_log_directory(spark: SparkSession, tmp_path: Path) -> None:
+    """A name that is misspelt is an error, and nothing of that name is there afterwards."""
+    for job in (reindex, compact):
+        with pytest.raises(InvalidStore, match="there is no such log directory"):
+            job(spark, tmp_path / "log")
+    assert not list(tmp_path.iterdir())
 
 
 # compact

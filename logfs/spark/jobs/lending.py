@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, cast
 
 from logfs.errors import InvalidStore, LogfsError
 from logfs.format import names
 from logfs.spark.jobs.running import Work, run
 from logfs.spark.jobs.selection import check_topics, log_dirs, of_topics
+from logfs.store.commit import held_up
 from logfs.store.lease import Lease
 from logfs.store.store import Store
 
@@ -42,10 +44,11 @@ class Lending:
 
     def __init__(self, store: Store, topics: Iterable[str] | None) -> None:
         """Of a store that has loaded nothing."""
-        wanted = of_topics(topics)
+        chosen = None if topics is None else list(topics)
+        wanted = of_topics(chosen)
         self.store = store
         self.names = [name for name in sorted(store.homes) if wanted(name)]
-        check_topics(topics, self.names, store)
+        check_topics(chosen, self.names, store)
 
     def visit(
         self,
@@ -112,18 +115,19 @@ def lent(paths: Paths, topics: Iterable[str] | None) -> Iterator[Lending]:
     Raises as opening a store does, `StoreLocked` where a mount or a broker has them, and `UnknownPartition` for a
     topic that is not there.
     """
-    directories = log_dirs(paths)
-    with Store(directories, only="") as store:
-        held_up = {
-            part.partition for pending in store.commits.pending().values() for part in pending.parts
-        }
-    if held_up:
+    directories = [Path(path) for path in log_dirs(paths)]
+    for path in directories:
+        if not path.is_dir():
+            raise InvalidStore(f"{path}: there is no such log directory; 'logfs create' makes one")
+    waiting = held_up(directories)
+    if waiting:
         # A commit that is decided is done by who loads its partitions, before anybody works on them.
-        Store(directories, only=held_up.__contains__).close()
+        Store(directories, only=waiting.__contains__).close()
     with Store(directories, only="") as store:
         if store.commits.pending():
+            where = ", ".join(map(str, directories))
             raise InvalidStore(
-                f"{', '.join(directories)}: a commit is decided and cannot be done; 'logfs recover' tells why"
+                f"{where}: a commit is decided and cannot be done; 'logfs recover' tells why"
             )
         yield Lending(store, topics)
 
