@@ -7,7 +7,9 @@ import logging
 import re
 import subprocess
 import threading
+import time
 from typing import TYPE_CHECKING
+from unittest.mock import ANY
 
 import orjson
 import pytest
@@ -17,6 +19,7 @@ from logfs.errors import InvalidName, NotWritable, PartitionFailed
 from logfs.format.record import Record
 from logfs.format.text import View
 from logfs.log.files import Disk
+from logfs.store.modes import Access, Modes
 from logfs.store.mover import MoveAborted
 from logfs.store.store import Store
 from tests.conftest import Clock, Mount, assert_clean, wait_for
@@ -140,6 +143,8 @@ def test_who_appends_and_reads_meanwhile_notices_nothing(
         def follow() -> None:
             while not ended.is_set():
                 seen.extend(r.offset for r in partition.read(60 + len(seen)))
+                # A thread that asks without a pause hardly lets the others of a Python process go on.
+                time.sleep(0.001)
 
         threads = [guarded(append), guarded(follow)]
         try:
@@ -159,24 +164,34 @@ def test_who_appends_and_reads_meanwhile_notices_nothing(
 
 
 class InterferingDisk(Disk):
-    """Does something when the next write goes below a directory, or fails there."""
+    """Does something when the next write goes below a directory, to a name with an ending; or fails there."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.below = ""
+        self.below = self.ending = ""
         self.act: Callable[[], object] = lambda: None
 
     def write(self, file: File, position: int, data: bytes) -> None:  # type: ignore[override]
-        if self.below and str(file.path).startswith(self.below):
+        path = str(file.path)
+        if self.below and path.startswith(self.below) and path.endswith(self.ending):
             self.below = ""
             self.act()
         super().write(file, position, data)
 
 
+def small_files(partition: Partition) -> dict[str, bytes]:
+    """What lies beside the segments of a partition."""
+    kinds = "*.snapshot", "leader-epoch-checkpoint", "partition.metadata", "logfs.modes"
+    found = [path for kind in kinds for path in partition.directory.glob(kind)]
+    return {path.name: path.read_bytes() for path in found}
+
+
+# The first file that is copied, and one of the last.
+@pytest.mark.parametrize("ending", [".log", "logfs.modes"])
 def test_what_happens_to_the_log_meanwhile_happens_to_the_copy(
-    log_dirs: list[Path], clock: Clock
+    ending: str, log_dirs: list[Path], clock: Clock
 ) -> None:
-    """Retention, a truncation and a compaction while segments are copied."""
+    """Retention, a truncation and a compaction while segments are copied, or when they have been."""
     disk = InterferingDisk()
     with Store(log_dirs, clock=clock, disk=disk) as store:
         partition = fill(store)
@@ -189,13 +204,23 @@ def test_what_happens_to_the_log_meanwhile_happens_to_the_copy(
             store.retain([NAME])
             store.compact(NAME)
             partition.append([Record(b"after", b"all")])
-            interfere.after = content(partition)  # type: ignore[attr-defined]
+            after.extend(content(partition))
+            modes.set("append", Access(0o640, 1, 1))
+            files.update(small_files(partition))
 
-        disk.act, disk.below = interfere, str(log_dirs[1] / NAME)
+        after: list[Record] = []
+        files: dict[str, bytes] = {}
+        modes = Modes(partition)
+        modes.set("append", Access(0o600, 1, 1))
+        before = set(small_files(partition))
+        disk.act, disk.below, disk.ending = interfere, str(log_dirs[1] / NAME), ending
         store.move(NAME, log_dirs[1])
         assert not disk.below
-        after = interfere.after  # type: ignore[attr-defined]
         assert content(partition) == after
+        assert before - files.keys()
+        # The copy begins a segment of its own at the end, with a snapshot.
+        own = f"{partition.log_end_offset:020}.snapshot"
+        assert small_files(partition) == {**files, own: ANY}
         assert after[-1].offset == 50
     with Store(log_dirs, clock=clock, recover=True) as store:
         assert content(store[NAME]) == after

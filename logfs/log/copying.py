@@ -66,6 +66,8 @@ class Copy:
         self._disk = disk
         self._spend = spend
         self._copied: dict[int, _Copied] = {}
+        # By their names, the inode numbers, sizes and times of the other files that were copied, if they tell enough.
+        self._small: dict[str, tuple[int, int, int] | None] = {}
         self._segments: list[Segment] = []
         self._snapshots: Snapshots | None = None
         mode = stat.S_IMODE(partition.disk.stat(partition.directory).st_mode)
@@ -100,6 +102,28 @@ class Copy:
             except FileNotFoundError:
                 if any(each is segment for each in self._partition.segments):
                     raise
+        self._copy_small_files()
+
+    def _copy_small_files(self) -> None:
+        """Copy what else there is, above all the snapshot of each segment, unless it was copied before."""
+        source, directory = self._partition.disk, self._partition.directory
+        found = {
+            entry.name
+            for entry in source.scan(directory)
+            if entry.is_file(follow_symlinks=False) and not entry.name.endswith(_NOT_COPIED)
+        }
+        for name in self._small.keys() - found:
+            del self._small[name]
+            self._disk.unlink(self.directory / name)
+        for name in sorted(found):
+            with suppress(FileNotFoundError):
+                status = source.stat(directory / name)
+                seen = status.st_ino, status.st_size, status.st_mtime_ns
+                if self._small.get(name) == seen:
+                    continue
+                # Not believed a second time if it may still be written without its time telling of it.
+                self._small[name] = seen if source.is_settled(status) else None
+                self._put(name, source.read_file(directory / name))
 
     def _copy(self, segment: Segment, *, is_sealed: bool) -> None:
         copied = self._copied.get(segment.base_offset)
@@ -169,7 +193,7 @@ class Copy:
     # While everything that changes the partition is held up.
 
     def complete(self, unique: str, now_ms: int) -> None:
-        """Copy what is left, the small files too, and make all of it durable; the source is left as it is.
+        """Copy what is left and make all of it durable; the source is left as it is.
 
         The active segment becomes a sealed one, and a new one begins behind it: so whoever reads the old one finds
         its way to the new one as at any other roll.
@@ -186,10 +210,6 @@ class Copy:
         fresh.activate(partition.config, now_ms, create=True)
         fresh.flush(indexes=False)
         self._segments.append(fresh)
-        for entry in list(partition.disk.scan(partition.directory)):
-            if entry.is_file(follow_symlinks=False) and not entry.name.endswith(_NOT_COPIED):
-                path = partition.directory / entry.name
-                self._put(entry.name, partition.disk.read_file(path))
         self._snapshots = Snapshots(self._disk, self.directory, 0)
         self._snapshots.floor = partition.snapshots.floor
         self._snapshots.take(end, partition.producers, sync=True)
