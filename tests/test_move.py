@@ -19,6 +19,7 @@ from logfs.errors import InvalidName, NotWritable, PartitionFailed
 from logfs.format.record import Record
 from logfs.format.text import View
 from logfs.log.files import Disk
+from logfs.log.view import NOBODY
 from logfs.store.modes import Access, Modes
 from logfs.store.mover import MoveAborted
 from logfs.store.store import Store
@@ -88,8 +89,12 @@ def test_all_that_a_partition_is_moves(log_dirs: list[Path], clock: Clock) -> No
         assert directories(log_dirs) == {"one/a-0-delete", "two/a-0"}
         clock.now_ms += 10**6
         store.upkeep()
-        assert directories(log_dirs) == {"two/a-0"}
         assert text.read(0, text.size) == shown + b"behind\n"
+        # What is read stays, and no longer.
+        assert directories(log_dirs) == {"one/a-0-delete", "two/a-0"}
+        text.let_go(NOBODY)
+        store.upkeep()
+        assert directories(log_dirs) == {"two/a-0"}
         after = content(partition)
     for recover in (False, True):
         with Store(log_dirs, clock=clock, recover=recover) as store:

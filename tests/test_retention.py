@@ -13,6 +13,7 @@ from logfs import errors
 from logfs.format import names
 from logfs.format.record import Record
 from logfs.format.text import View
+from logfs.log.view import NOBODY
 from logfs.store.check import check
 from logfs.store.store import Store
 
@@ -278,12 +279,17 @@ def test_old_views_live_on_and_new_ones_begin_later(
     assert store.retain() == 3
     clock.now += 60_000
     store.upkeep()
-    assert logs(orders) == ["30.log"]
     assert text.read(0, 1000) == whole == untouched.read(0, 1000)
     assert [record.offset for record in records] == list(range(1, 35))
     orders.append([b"new"])
     assert text.read(0, 1000) == whole + b"new\n"
     assert orders.text(View.LINES).read(0, 1000).startswith(b"30\n")
+    # Their files stay for them, and no longer.
+    assert logs(orders) == ["00.log.deleted", "10.log.deleted", "20.log.deleted", "30.log"]
+    untouched.let_go(NOBODY)
+    text.let_go(NOBODY)
+    store.upkeep()
+    assert logs(orders) == ["30.log"]
 
 
 @pytest.mark.parametrize("clean", [True, False])

@@ -19,7 +19,7 @@ from logfs.log.segment import Segment
 from logfs.log.snapshots import Snapshots
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from pathlib import Path
 
     from logfs.log.files import Disk
@@ -262,10 +262,19 @@ def relocate(segments: Iterable[Segment], directory: Path) -> None:
             part.path = directory / part.path.name
 
 
-def remove_directory(disk: Disk, path: Path) -> None:
-    """Remove a partition's directory, if it is there, one level deep: partitions have no subdirectories."""
-    if disk.exists(path):
-        for entry in list(disk.scan(path)):
+def remove_directory(disk: Disk, path: Path, kept: Collection[int] = ()) -> bool:
+    """Remove a partition's directory, if it is there, one level deep: partitions have no subdirectories.
+
+    The segments with base offsets among `kept` stay, and with them the directory; whether it is gone.
+    """
+    if not disk.exists(path):
+        return True
+    stems = tuple(map(names.stem, kept))
+    for entry in list(disk.scan(path)):
+        if not entry.name.startswith(stems):
             disk.unlink(path / entry.name)
-        disk.rmdir(path)
-        disk.sync_directory(path.parent)
+    if stems:
+        return False
+    disk.rmdir(path)
+    disk.sync_directory(path.parent)
+    return True

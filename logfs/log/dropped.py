@@ -55,9 +55,17 @@ class DroppedSegments:
             gone = Dropped(due_ms, segment.base_offset, weakref.ref(segment), moved)
             self._dropped.append(gone)
 
+    def are_due(self, now_ms: int) -> bool:
+        """Whether the delay of any is over."""
+        return any(gone.due_ms <= now_ms for gone in self._dropped)
+
     def remove(self, now_ms: int) -> int:
-        """Unlink the files whose delay is over; who reads one of them keeps it open. Of how many segments."""
-        due = [gone for gone in self._dropped if gone.due_ms <= now_ms]
+        """Unlink the files whose delay is over, of how many segments; those that somebody reads stay until then.
+
+        To keep them open instead would take as much of the disk, and more descriptors than a process has, once a
+        reader is far behind.
+        """
+        due = [gone for gone in self._dropped if gone.due_ms <= now_ms and not gone.segment()]
         self._unlink(due)
         return len(due)
 

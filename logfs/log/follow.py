@@ -242,7 +242,7 @@ class FollowedPartition(Partition):
             files = listing.get(segment.base_offset)
             segment.is_lost |= files is not None and segment.is_same(files)
             with suppress(OSError, Gone):
-                _ = segment.file
+                segment.hold_open(indexes=False)
         if before in dropped:
             _retire(before, segments)
         changed = segments != self.segments

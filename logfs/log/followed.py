@@ -81,6 +81,7 @@ class FollowedSegment(Segment):
             if before.get(names.TIME_INDEX) != files.get(names.TIME_INDEX):
                 self.time_index = new[1]
             self.offset_index.is_growing = self.time_index.is_growing = is_growing
+            self._watch_indexes()
         for index, suffix in zip(self.indexes, _SUFFIXES, strict=True):
             if index.source is None:
                 inode = files.get(suffix)
@@ -90,9 +91,9 @@ class FollowedSegment(Segment):
 
     def is_same(self, files: Files) -> bool:
         """Whether the .log file is the one that this segment reads."""
-        inode = files[names.LOG]
-        if not self.inodes and self._file is not None:
-            return self._disk.stat_file(self._file).st_ino == inode
+        inode, file = files[names.LOG], self._file
+        if not self.inodes and file is not None:
+            return self._disk.stat_file(file).st_ino == inode
         return self.inodes.get(names.LOG, inode) == inode
 
     def _size_of_file(self) -> int:
@@ -103,12 +104,8 @@ class FollowedSegment(Segment):
                     return found.st_size
         return self._disk.size(self.file)
 
-    @property
-    def file(self) -> File:
-        file = self._file
-        if file is None:
-            file = self._file = open_by_inode(self._disk, self.path, self.inodes.get(names.LOG))
-        return file
+    def _open(self) -> File:
+        return open_by_inode(self._disk, self.path, self.inodes.get(names.LOG))
 
     def mtime_ms(self) -> int:
         try:

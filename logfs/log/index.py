@@ -39,6 +39,8 @@ class SparseIndex:
     entry: ClassVar[struct.Struct]
     # For a read-only store: what opens the file, None for one that is missing, instead of going by the path.
     source: Callable[[], File | None] | None = None
+    # Told when a reader has opened the file.
+    on_open: Callable[[], object] = staticmethod(lambda: None)
     # Somebody else is writing the file, in which room is preallocated: its entries end where zeros begin.
     is_growing = False
 
@@ -50,6 +52,7 @@ class SparseIndex:
         self._data: mmap.mmap | bytearray | None = None
         self._count = 0
         self._allocated = 0
+        self._is_taken = False
 
     def __len__(self) -> int:
         self._open()
@@ -84,9 +87,10 @@ class SparseIndex:
     def to_bytes(self) -> bytes:
         """The entries as they are, or will be, in the trimmed file."""
         size = self.size_bytes
-        if self._data is not None:
-            return bytes(self._data[:size])
-        return b"" if self._file is None else bytes(self._disk.read(self._file, 0, size))
+        file, data = self._entries()
+        if data is not None:
+            return bytes(data[:size])
+        return b"" if file is None else bytes(self._disk.read(file, 0, size))
 
     def preallocate(self, max_bytes: int) -> None:
         """Make room for the entries of an active segment: the file grows to at most `max_bytes`, zero-filled.
@@ -130,6 +134,7 @@ class SparseIndex:
         """Go on with `count` entries at the start of another file, in a read-only store."""
         self._count = min(self._count, count)
         self._file = file
+        self._is_taken = True
         self._data = None
         self._count = count
 
@@ -167,17 +172,28 @@ class SparseIndex:
 
     def flush(self) -> None:
         """Return when the entries will survive a power cut; of a file that is mapped, only the mapping is kept."""
-        if self._file is not None:
-            if isinstance(self._data, mmap.mmap):
-                self._disk.sync_map(self._data)
-            self._disk.sync(self._file)
-            if isinstance(self._data, mmap.mmap):
+        file, data = self._file, self._data
+        if file is not None:
+            if isinstance(data, mmap.mmap):
+                self._disk.sync_map(data)
+            self._disk.sync(file)
+            if isinstance(data, mmap.mmap):
                 self._file = None
 
     def close(self) -> None:
         """Let go of the file; the next use opens it again. Entries that live in memory alone stay."""
         if self._disk.writable or self._file is not None:
             self._file, self._data, self._count, self._allocated = None, None, 0, 0
+
+    def release(self) -> None:
+        """Let go of a file that nobody writes any more, beside its readers: they open it again.
+
+        One that `take_file` has put in the place of its own stays.
+        """
+        if not self._is_taken and (self._file is not None or isinstance(self._data, mmap.mmap)):
+            # In this order: see `_entries`. The number of entries stays what it is.
+            self._file = None
+            self._data = None
 
     def check_sane(self) -> None:
         """Raise `Corrupt` as Kafka's sanity check does (kafka-storage 3.8)."""
@@ -196,13 +212,22 @@ class SparseIndex:
         if not self._disk.writable:
             self._count = self._written(file) if self.is_growing else size // self.entry.size
             self._file = file
-            return
-        self._count = size // self.entry.size
-        if size:
-            # Who writes opens the file again, by making room.
-            self._data = self._disk.map(file, size)
         else:
-            self._file, self._data = file, bytearray()
+            self._count = size // self.entry.size
+            # Who writes opens the file again, by making room; one that is empty is not taken for one in memory.
+            self._file = None if size else file
+            self._data = self._disk.map(file, size) if size else bytearray()
+        self.on_open()
+
+    def _entries(self) -> tuple[File | None, mmap.mmap | bytearray | None]:
+        """The file and the entries in memory, one of them at least: they are opened again if they were let go of."""
+        while True:
+            # In this order: who takes the entries into memory does so before he lets go of the file.
+            file = self._file
+            data = self._data
+            if file is not None or data is not None:
+                return file, data
+            self._open()
 
     def _find_file(self) -> File | None:
         if self.source is not None:
@@ -236,9 +261,10 @@ class SparseIndex:
 
     def _get(self, number: int) -> tuple[int, ...]:
         at = number * self.entry.size
-        # In this order: who takes the entries into memory does so before he lets go of the file.
-        file = self._file
         data = self._data
+        if data is not None:
+            return self.entry.unpack_from(data, at)
+        file, data = self._entries()
         if data is not None:
             return self.entry.unpack_from(data, at)
         assert file is not None

@@ -519,7 +519,7 @@ class Partition(Reader):
         them, an empty one takes over at the log end.
         """
         self.check_appendable()
-        self._pin_views()
+        self.pin_views()
         with self.flush_lock, self.lock:
             now_ms = self._clock()
             start = self.log_start_offset
@@ -551,7 +551,7 @@ class Partition(Reader):
         By Kafka's renames (kafka-storage 8.8): once all of its files are `.swap`, recovery finishes what a crash
         left; before that it drops them. `check` raises if the old ones have changed since the new one was made.
         """
-        self._pin_views()
+        self.pin_views()
         with self.flush_lock, self.lock:
             check()
             number = self.segments.index(old[0])
@@ -585,6 +585,9 @@ class Partition(Reader):
         return left
 
     def remove_dropped(self, now_ms: int) -> int:
-        """Unlink the files of dropped segments whose delay is over, of how many; who reads one keeps it open."""
+        """Unlink the files of dropped segments whose delay is over and that nobody reads; of how many."""
+        if not self._dropped.are_due(now_ms):
+            return 0
+        self.pin_views()
         with self.lock:
             return self._dropped.remove(now_ms)

@@ -168,7 +168,8 @@ class Reader:
         with self._viewing:
             self._views.add(view)
 
-    def _pin_views(self) -> None:
+    def pin_views(self) -> None:
+        """Have the views hold on to every segment that the log has now, and let go of what was passed."""
         with self._viewing:
             views = list(self._views)
         for view in views:

@@ -374,6 +374,9 @@ class _Loader:
         segment.damaged = tuple(damaged)
         segment.resume(Tip(size, builder.end, builder.text), builder.max_entry)
         segment.finish()
+        if not cut:
+            # There may be more of them than a process may have files open.
+            segment.close()
         self.producers_end = builder.end
         self.snapshots.take(builder.end, self.producers)
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import Corrupt
-from logfs.format import names
 from logfs.format.batch import (
     HEADER_SIZE,
     LENGTH_OVERHEAD,
@@ -21,10 +19,10 @@ from logfs.format.batch import (
 )
 from logfs.format.legacy import SMALLEST_BYTES, is_legacy, parse_batch
 from logfs.format.text import NO_TEXT, TextSize
-from logfs.log.index import OffsetIndex, TextIndex, TimeEntry, TimeIndex
+from logfs.log.index import TimeEntry
 from logfs.log.rebuild import rebuild_text
+from logfs.log.segment_files import SegmentFiles
 from logfs.log.spans import text_size
-from logfs.log.txn_index import TransactionIndex
 from logfs.log.walk import CHUNK_BYTES, Damage, Walk, walk
 
 if TYPE_CHECKING:
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logfs.config import LogConfig
-    from logfs.log.files import Disk, File
+    from logfs.log.files import Disk
     from logfs.log.spans import BatchInfo
 
 MAX_RELATIVE_OFFSET = 2**31 - 1
@@ -51,36 +49,23 @@ class Tip(NamedTuple):
     text: TextSize
 
 
-class Segment:
+class Segment(SegmentFiles):
     """Batches of consecutive offsets from `base_offset` on, in one append-only file.
 
     Sealed segments never change (rule 4): any thread reads them, without a lock. An active one has one writer,
-    and readers see it up to its `tip`, which is set after the bytes are in the file. Files open at the first
-    use. `size_bytes` may be less than the file's length where a read-only store ignores a torn tail.
+    and readers see it up to its `tip`, which is set after the bytes are in the file. `size_bytes` may be less than
+    the file's length where a read-only store ignores a torn tail.
     """
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
         """The segment whose files have these names, and `suffix` at their end (kafka-storage 1.1)."""
-
-        def path(kind: str) -> Path:
-            return directory / (names.stem(base_offset) + kind + suffix)
-
-        self.base_offset = base_offset
-        self.path = path(names.LOG)
-        self.offset_index = OffsetIndex(disk, path(names.OFFSET_INDEX), base_offset)
-        self.time_index = TimeIndex(disk, path(names.TIME_INDEX), base_offset)
-        self.text_index = TextIndex(disk, path(names.TEXT_INDEX), base_offset)
-        self.txn_index = TransactionIndex(disk, path(names.TXN_INDEX))
+        super().__init__(disk, directory, base_offset, suffix)
         # Stands for the bytes of the file in caches: a path may come to hold others, here or in a new partition.
         self.content = object()
-        self.next_base: int | None = None
         self.gaps = True
         self.damaged: tuple[Damage, ...] = ()
-        self._disk = disk
-        self._file: File | None = None
         self._tip: Tip | None = None
         self._sealed_size: int | None = None
-        self._rebuilding = threading.Lock()
         # What only the active segment has: see `append` and `should_roll`.
         self.max_entry = TimeEntry(-1, base_offset)
         self.is_active = False
@@ -90,48 +75,6 @@ class Segment:
         # When the segment was opened; loading sets it, for files open at the first use.
         self.created_ms = 0
         self._jitter_ms = 0
-
-    @property
-    def indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
-        """The three indexes."""
-        return self.offset_index, self.time_index, self.text_index
-
-    @property
-    def file(self) -> File:
-        """The .log file, opened at the first use."""
-        file = self._file
-        if file is None:
-            with self._disk.hold(self._disk.naming):
-                file = self._file = self._disk.open(self.path, write=self._disk.writable)
-        return file
-
-    @property
-    def files(self) -> Iterator[Path]:
-        """The paths of its files, whether they are there or not; the .log first."""
-        yield self.path
-        for index in (*self.indexes, self.txn_index):
-            yield index.path
-
-    def move(self, suffix: str) -> list[Path]:
-        """Give its files names that end in `suffix`, the .log first; the new names (kafka-storage 8.8).
-
-        Readers that hold the segment find them there. The directory is for the caller to sync.
-        """
-        known = (names.CLEANED, names.SWAP, names.DELETED)
-        with self._disk.naming:
-            moved = []
-            for part in (self, *self.indexes, self.txn_index):
-                old = part.path
-                stem = old.stem if old.suffix in known else old.name
-                part.path = old.with_name(stem + suffix)
-                if self._disk.exists(old):
-                    self._disk.move(old, part.path)
-                    moved.append(part.path)
-            return moved
-
-    def hold_open(self) -> None:
-        """Open what readers of the segment need, for its names are about to go."""
-        _ = self.file, [len(index) for index in self.indexes], self.txn_index.entries
 
     @property
     def size_bytes(self) -> int:
@@ -144,8 +87,9 @@ class Segment:
 
     def _size_of_file(self) -> int:
         # One that is not open is not opened for this: there may be very many.
+        file = self._file
         with self._disk.hold(self._disk.naming):
-            return self._disk.size(self._file) if self._file else self._disk.stat(self.path).st_size
+            return self._disk.size(file) if file else self._disk.stat(self.path).st_size
 
     @property
     def next_offset(self) -> int:
@@ -356,6 +300,7 @@ class Segment:
 
     def activate(self, config: LogConfig, now_ms: int, *, create: bool = False) -> None:
         """Make the segment ready for appends: its files exist, and its indexes have room."""
+        self._begin_writing()
         if create:
             self._file = self._disk.open(self.path, write=True, create=True)
             if self._disk.size(self._file):
@@ -501,12 +446,8 @@ class Segment:
         if indexes:
             for index in (*self.indexes, self.txn_index):
                 index.flush()
-
-    def close(self) -> None:
-        """Let go of the files; readers that hold the segment open them again."""
-        for index in (*self.indexes, self.txn_index):
-            index.close()
-        self._file = None
+            if not self.is_active:
+                self._end_writing()
 
     def truncate(self, offset: int, config: LogConfig, now_ms: int) -> None:
         """Drop the batch that holds `offset` and all behind it, and go on from there (kafka-storage 10.4).
@@ -515,6 +456,7 @@ class Segment:
         recovery would have to take a batch behind a gap for one with a damaged header. Cuts the indexes too, and
         gives them room again.
         """
+        self._begin_writing()
         position = self.size_bytes
         text = self.tip.text
         if offset <= self.base_offset:

@@ -91,8 +91,13 @@ class TransactionIndex:
 
     def flush(self) -> None:
         """Return when the entries will survive a power cut."""
-        if self._file is not None:
-            self._disk.sync(self._file)
+        file = self._file
+        if file is not None:
+            self._disk.sync(file)
+
+    def release(self) -> None:
+        """Let go of the file, which nobody writes any more; what was read of it stays."""
+        self._file = None
 
     def close(self) -> None:
         """Let go of the file, and of what was read of it."""

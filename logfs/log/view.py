@@ -252,7 +252,7 @@ class TextView:
         return size.size(self.view, len(self._prefix))
 
     def pin(self) -> None:
-        """Hold on to every segment that the log has now: any of them may leave it."""
+        """Hold on to every segment that the log has now, for any may leave it; let go of what readers passed."""
         with self._extending:
             self._look_ahead()
             if self._passed:

@@ -47,8 +47,8 @@ class Mover:
         # Asked for, and what became of those that failed.
         self._wanted: dict[str, Path] = {}
         self.errors: dict[str, str] = {}
-        # Who may still read files of a directory that is to be removed.
-        self._left: dict[Path, WeakSet[Segment]] = {}
+        # What may still be read of a directory that is to be removed.
+        self._left: dict[Path, tuple[Partition, WeakSet[Segment]]] = {}
 
     def stop(self) -> None:
         """End the move that is running, if one is, and begin no other."""
@@ -203,14 +203,20 @@ class Mover:
             with store.disk.naming:
                 source.disk.rename(stray, doomed)
                 relocate(left, doomed)
-            self._left[doomed] = left
+            self._left[doomed] = partition, left
             store.deletions[doomed] = due_ms
             partition.disk.unlink(partition.directory / MOVED)
             store.finish_move(partition, source)
         except (LogfsError, OSError) as error:
             logger.error("%s: moved, but not all that was there is gone: %s", stray, error)
 
-    def let_go(self, directory: Path) -> None:
-        """Open what somebody may still read in a directory that is about to be removed."""
-        for segment in self._left.pop(directory, ()):
-            segment.hold_open()
+    def still_read(self, directory: Path) -> set[int]:
+        """The base offsets of the segments in a directory that is to be removed which somebody still reads."""
+        if directory not in self._left:
+            return set()
+        partition, left = self._left[directory]
+        partition.pin_views()
+        found = {segment.base_offset for segment in left}
+        if not found:
+            del self._left[directory]
+        return found

@@ -316,8 +316,7 @@ class Keeper:
             logger.info("%s: removed the files of %d dropped segments", name, count)
 
     def _remove_directory(self, disk: Disk, path: Path) -> None:
-        """Remove the directory of a partition that was deleted, or moved away."""
-        self._store.mover.let_go(path)
-        remove_directory(disk, path)
-        del self._store.deletions[path]
-        logger.info("%s: removed", path)
+        """Remove the directory of a partition that was deleted, or moved away; what is still read there stays."""
+        if remove_directory(disk, path, self._store.mover.still_read(path)):
+            del self._store.deletions[path]
+            logger.info("%s: removed", path)

@@ -1,0 +1,164 @@
+"""The files of a segment: their names, and which of them are open.
+
+A process may have so many descriptors and no more (1,024 is usual), and a log any number of segments, with up to five
+files each. So files open at the first use, and of the sealed segments that are durable only so many stay open.
+"""
+
+from __future__ import annotations
+
+import resource
+import threading
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+from weakref import ref
+
+from logfs.format import names
+from logfs.log.index import OffsetIndex, TextIndex, TimeIndex
+from logfs.log.txn_index import TransactionIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from logfs.log.files import Disk, File
+
+# With four descriptors each, half of what the process may have.
+DESCRIPTORS_PER_SEGMENT = 8
+
+
+class SegmentFiles:
+    """The .log file of a segment, its three indexes and its transaction index. Any thread may open them."""
+
+    def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
+        """Of these names, and `suffix` at their end (kafka-storage 1.1)."""
+
+        def path(kind: str) -> Path:
+            return directory / (names.stem(base_offset) + kind + suffix)
+
+        self.base_offset = base_offset
+        self.path = path(names.LOG)
+        self.offset_index = OffsetIndex(disk, path(names.OFFSET_INDEX), base_offset)
+        self.time_index = TimeIndex(disk, path(names.TIME_INDEX), base_offset)
+        self.text_index = TextIndex(disk, path(names.TEXT_INDEX), base_offset)
+        self.txn_index = TransactionIndex(disk, path(names.TXN_INDEX))
+        # The base offset of the segment behind it, None for the last one.
+        self.next_base: int | None = None
+        self._disk = disk
+        self._file: File | None = None
+        # Held by who makes the text index anew, and by who lets go of files.
+        self._rebuilding = threading.Lock()
+        # What keeps it from being closed for the sake of others.
+        self._is_durable = True
+        self._is_held_open = False
+        self._is_counted = False
+        self._watch_indexes()
+
+    def _watch_indexes(self) -> None:
+        for index in self.indexes:
+            index.on_open = partial(_count, ref(self))
+
+    @property
+    def indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
+        """The three indexes."""
+        return self.offset_index, self.time_index, self.text_index
+
+    @property
+    def file(self) -> File:
+        """The .log file, opened at the first use."""
+        file = self._file
+        if file is None:
+            file = self._file = self._open()
+            _count(ref(self))
+        return file
+
+    def _open(self) -> File:
+        with self._disk.hold(self._disk.naming):
+            return self._disk.open(self.path, write=self._disk.writable)
+
+    @property
+    def files(self) -> Iterator[Path]:
+        """The paths of its files, whether they are there or not; the .log first."""
+        yield self.path
+        for index in (*self.indexes, self.txn_index):
+            yield index.path
+
+    def move(self, suffix: str) -> list[Path]:
+        """Give its files names that end in `suffix`, the .log first; the new names (kafka-storage 8.8).
+
+        Readers that hold the segment find them there. The directory is for the caller to sync.
+        """
+        known = (names.CLEANED, names.SWAP, names.DELETED)
+        with self._disk.naming:
+            moved = []
+            for part in (self, *self.indexes, self.txn_index):
+                old = part.path
+                stem = old.stem if old.suffix in known else old.name
+                part.path = old.with_name(stem + suffix)
+                if self._disk.exists(old):
+                    self._disk.move(old, part.path)
+                    moved.append(part.path)
+            return moved
+
+    def hold_open(self, *, indexes: bool = True) -> None:
+        """Open for good what readers of the segment need, for its names are about to go."""
+        self._is_held_open = True
+        _ = self.file
+        if indexes:
+            _ = [len(index) for index in self.indexes], self.txn_index.entries
+
+    def close(self) -> None:
+        """Let go of the files; readers that hold the segment open them again."""
+        for index in (*self.indexes, self.txn_index):
+            index.close()
+        self._file = None
+        self._is_durable = True
+
+    def _begin_writing(self) -> None:
+        """Keep the files open from now on, until they are durable."""
+        with self._rebuilding:
+            self._is_durable = False
+
+    def _end_writing(self) -> None:
+        """Say that what was written is durable."""
+        self._is_durable = True
+        _count(ref(self))
+
+    def _release(self) -> bool:
+        """Close the files for the sake of others, if they may be; False to be asked again.
+
+        Who is reading them goes on: with the descriptors that he has, or with new ones.
+        """
+        if not self._rebuilding.acquire(blocking=False):
+            return False
+        try:
+            self._is_counted = False
+            if self._is_durable and not self._is_held_open and self.next_base is not None:
+                self._file = None
+                for index in (*self.indexes, self.txn_index):
+                    index.release()
+            return True
+        finally:
+            self._rebuilding.release()
+
+
+# The sealed segments of this process that have files open, the one that was opened longest ago first. Only what is
+# atomic is done to it, for who opens a file may hold any lock.
+_open_segments: deque[ref[SegmentFiles]] = deque()
+
+
+def _count(opened: ref[SegmentFiles]) -> None:
+    """Take note of a segment that has files open, and close others if there are too many."""
+    segment = opened()
+    if segment is None or segment.next_base is None or segment._is_counted:
+        return
+    segment._is_counted = True
+    _open_segments.append(opened)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // DESCRIPTORS_PER_SEGMENT
+    for _ in range(len(_open_segments) - most):
+        with suppress(IndexError):
+            other = _open_segments.popleft()
+            oldest = other()
+            if oldest is not None and not oldest._release():
+                _open_segments.append(other)

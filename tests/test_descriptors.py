@@ -1,0 +1,194 @@
+"""A log may have more files than a process may have open: nothing needs a descriptor for each."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from logfs.format.record import Record
+from logfs.format.text import View
+from logfs.log import segment_files
+from logfs.log.view import KEPT_BEHIND
+from logfs.store.store import Store
+from tests.conftest import assert_clean
+from tests.crashdisk import abandon
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from logfs.log.partition import Partition
+    from tests.conftest import Clock
+
+NAME = "orders-0"
+# Each has four files; there are descriptors for fewer than half of that.
+SEGMENTS = 200
+DESCRIPTORS = 240
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process with few descriptors beside those that it has already, of which logs may take half."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = descriptors() + DESCRIPTORS
+    share = 8 * limit // DESCRIPTORS
+    monkeypatch.setattr(segment_files, "DESCRIPTORS_PER_SEGMENT", share)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def fill(store: Store, clock: Clock, count: int = SEGMENTS) -> Partition:
+    """A partition of so many segments, each with a record of its number, a millisecond after the last."""
+    store.settings.set_topic("orders", "file.delete.delay.ms", "0")
+    partition = store.create(NAME)
+    for number in range(count):
+        clock.now_ms += 1
+        partition.append([Record(b"%d" % number, b"%d" % (number % 7))])
+        partition.roll(clock.now_ms)
+        partition.flush()
+    return partition
+
+
+def assert_holds(partition: Partition, count: int = SEGMENTS) -> None:
+    """Every record, by whatever way one asks."""
+    wanted = [b"%d" % number for number in range(count)]
+    records = list(partition.read())
+    assert [record.value for record in records] == wanted
+    text = partition.text(View.LINES)
+    assert text.read(0, text.size).splitlines() == wanted
+    for record in records:
+        assert partition.record(record.offset) == record
+        assert record.timestamp is not None
+        found = partition.offset_for_time(record.timestamp)
+        assert found is not None
+        assert found.offset == record.offset
+
+
+@pytest.mark.usefixtures("few")
+def test_a_log_of_many_segments_is_written_and_read(log_dir: Path, clock: Clock) -> None:
+    with Store(log_dir, clock=clock) as store:
+        assert_holds(fill(store, clock))
+        assert store[NAME].newest(b"3") is not None
+    with Store(log_dir, clock=clock) as store:
+        assert_holds(store[NAME])
+
+
+@pytest.mark.usefixtures("few")
+def test_a_log_of_many_segments_is_recovered_and_audited(log_dir: Path, clock: Clock) -> None:
+    store = Store(log_dir, clock=clock)
+    fill(store, clock)
+    abandon(store)
+    with Store(log_dir, clock=clock, recover=True) as store:
+        assert_holds(store[NAME])
+    assert_clean(log_dir)
+
+
+@pytest.mark.usefixtures("few")
+def test_a_log_of_many_segments_is_read_by_who_only_reads(log_dir: Path, clock: Clock) -> None:
+    """Text indexes included, which are not there where a broker has written."""
+    with Store(log_dir, clock=clock) as store:
+        fill(store, clock)
+        with Store(log_dir, clock=clock, read_only=True) as reader:
+            assert reader.log_dirs[0].live
+            assert_holds(reader[NAME])
+    for path in (log_dir / NAME).glob("*.textindex"):
+        path.unlink()
+    with Store(log_dir, clock=clock, read_only=True) as reader:
+        assert_holds(reader[NAME])
+
+
+@pytest.mark.usefixtures("few")
+def test_a_log_of_many_segments_is_compacted_and_expires(log_dir: Path, clock: Clock) -> None:
+    with Store(log_dir, clock=clock) as store:
+        partition = fill(store, clock)
+        store.settings.set_topic("orders", "cleanup.policy", "compact,delete")
+        store.compact(NAME)
+        store.upkeep(compaction=False)
+        assert [record.offset for record in partition.read()] == [*range(SEGMENTS - 7, SEGMENTS)]
+        clock.now_ms += 10**9
+        assert store.retain() > 0
+        store.upkeep(compaction=False)
+        assert not list(partition.directory.glob("*.deleted"))
+        assert not list(partition.read())
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("how", ["retention", "compaction", "move"])
+def test_who_is_far_behind_costs_no_descriptors(
+    how: str, log_dir: Path, tmp_path: Path, clock: Clock
+) -> None:
+    """A text that somebody has not read yet stays readable when its segments have left the log; then they go."""
+    other = tmp_path / "other"
+    with Store([log_dir, other], clock=clock) as store:
+        partition = fill(store, clock)
+        view = partition.text(View.LINES)
+        if how == "retention":
+            store.delete_records(NAME, SEGMENTS)
+            store.retain([NAME])
+        elif how == "compaction":
+            store.settings.set_topic("orders", "cleanup.policy", "compact")
+            store.compact(NAME)
+        else:
+            store.move(NAME, other if store.home(NAME) == log_dir else log_dir)
+        clock.now_ms += 1
+        for _ in range(2):
+            store.upkeep(compaction=False)
+        text = b"".join(b"%d\n" % number for number in range(SEGMENTS))
+        assert b"".join(view.read(at, 1) for at in range(view.size)) == text
+        view.let_go(view.size)
+        store.upkeep(compaction=False)
+        left = {*log_dir.rglob("*.log.deleted"), *log_dir.glob("*-delete/*.log")}
+        left |= set(other.glob("*-delete/*.log"))
+        assert len(left) <= KEPT_BEHIND
+        del view
+        store.upkeep(compaction=False)
+        assert not list(log_dir.rglob("*.deleted"))
+        assert not [*log_dir.glob("*-delete"), *other.glob("*-delete")]
+
+
+def test_files_are_closed_under_those_who_read_them(
+    log_dir: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room for two segments and readers everywhere, each finds what he asks for."""
+    count = 20
+    with Store(log_dir, clock=clock) as store:
+        partition = fill(store, clock, count)
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        monkeypatch.setattr(segment_files, "DESCRIPTORS_PER_SEGMENT", most // 2)
+        before = descriptors()
+        errors: list[BaseException] = []
+
+        def read(seed: int) -> None:
+            chosen = random.Random(seed)
+            try:
+                for _ in range(300):
+                    offset = chosen.randrange(count)
+                    found = partition.record(offset)
+                    assert found is not None
+                    assert found.timestamp is not None
+                    assert found.value == b"%d" % offset
+                    at = partition.offset_for_time(found.timestamp)
+                    assert at is not None
+                    assert at.offset == offset
+                    text = partition.text(View.LINES, offset, offset + 1)
+                    assert text.read(0, text.size) == b"%d\n" % offset
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        assert descriptors() <= before + 4 * 3
