@@ -69,6 +69,8 @@ class Copy:
         # By their names, the inode numbers, sizes and times of the other files that were copied, if they tell enough.
         self._small: dict[str, tuple[int, int, int] | None] = {}
         self._segments: list[Segment] = []
+        # Once it has taken over: the segments of the original, and their copies.
+        self.twins: dict[Segment, Segment] = {}
         self._snapshots: Snapshots | None = None
         mode = stat.S_IMODE(partition.disk.stat(partition.directory).st_mode)
         disk.mkdir(directory, mode=mode)
@@ -247,6 +249,7 @@ class Copy:
         left = partition.move(self._disk, directory, self._segments, self._snapshots.offsets)
         # Who reads the old one to its end goes on with the new one from here.
         old[-1].next_base = end
+        self.twins = dict(zip(old, self._segments, strict=False))
         key_map.forget(partition)
         return left
 

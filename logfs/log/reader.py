@@ -16,7 +16,7 @@ from logfs.log.view import TextView, offset_of_last
 from logfs.log.walk import Damage, DamagedRange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from logfs.format.batch import Batch, Header
@@ -170,10 +170,17 @@ class Reader:
 
     def pin_views(self) -> None:
         """Have the views hold on to every segment that the log has now, and let go of what was passed."""
-        with self._viewing:
-            views = list(self._views)
-        for view in views:
+        for view in self._watching():
             view.pin()
+
+    def exchange_segments(self, copies: Mapping[Segment, Segment]) -> None:
+        """Have the views go on with copies of segments, whose text is the same; without a lock of the log."""
+        for view in self._watching():
+            view.exchange(copies)
+
+    def _watching(self) -> list[TextView]:
+        with self._viewing:
+            return list(self._views)
 
     def check_may_block(self) -> None:
         """Raise `WouldBlock` in a thread that must not wait for the disk."""

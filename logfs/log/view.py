@@ -16,7 +16,7 @@ from logfs.log import spans
 from logfs.log.walk import Damage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -259,6 +259,20 @@ class TextView:
                 # What cannot be measured is kept: no reader's trouble is to hold up who drops a segment.
                 with suppress(LogfsError, OSError):
                     self._drop_passed()
+
+    def exchange(self, copies: Mapping[Segment, Segment]) -> None:
+        """Go on with copies of segments, in another place, instead of those that the view holds."""
+        with self._extending:
+            reached = [(start, copies.get(segment, segment)) for start, segment in self._segments]
+            # An empty segment that the view has reached, and the one that took its place, have the same copy.
+            self._segments = list(dict.fromkeys(reached))
+            known = {segment for _, segment in reached}
+            self._ahead = [
+                copy
+                for segment in self._ahead
+                if (copy := copies.get(segment, segment)) not in known
+            ]
+            self._last_block = _NO_BLOCK
 
     @property
     def segments(self) -> Sequence[Segment]:

@@ -143,6 +143,7 @@ class Mover:
                     copy.catch_up()
                 with self._lock, partition.flush_lock, partition.lock:
                     self._swap(partition, target, copy)
+            partition.exchange_segments(copy.twins)
         except BaseException:
             self._discard(copy)
             raise
