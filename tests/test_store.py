@@ -27,6 +27,7 @@ from logfs.errors import (
 from logfs.format import checkpoint
 from logfs.format.names import TopicPartition
 from logfs.format.record import Record
+from logfs.format.text import View
 from logfs.log.files import Disk
 from logfs.store import lock
 from logfs.store.log_dir import CLEAN_SHUTDOWN, HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
@@ -226,6 +227,32 @@ def test_readers_outlive_a_deletion(store: Store, clock: Clock) -> None:
     clock.now_ms += 60_000
     store.upkeep()
     assert next(reading).value == b"b"
+
+
+def test_who_still_reads_a_log_that_was_deleted_does_not_read_the_new_one(
+    store: Store, clock: Clock
+) -> None:
+    """Files that have to be opened again are those of the deleted log, until they are removed."""
+    store.settings.set_topic("orders", "file.delete.delay.ms", "60000")
+    old = store.create(NAME)
+    for value in (b"a", b"b"):
+        old.append([value])
+        old.roll(clock.now_ms)
+    text = old.text(View.LINES)
+    store.delete(NAME)
+    new = store.create(NAME)
+    for value in (b"c", b"d"):
+        new.append([value])
+        new.roll(clock.now_ms)
+    assert [record.value for record in old.read()] == [b"a", b"b"]
+    assert text.read(0, text.size) == b"a\nb\n"
+    clock.now_ms += 60_000
+    store.upkeep()
+    for segment in old.segments:
+        segment.close()
+    with pytest.raises(FileNotFoundError):
+        list(old.read())
+    assert values(store) == [b"c", b"d"]
 
 
 # Several log directories.

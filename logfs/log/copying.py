@@ -16,10 +16,11 @@ from logfs.format import names
 from logfs.log import key_map
 from logfs.log.index import TextIndex
 from logfs.log.segment import Segment
+from logfs.log.segment_files import relocate
 from logfs.log.snapshots import Snapshots
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     from logfs.log.files import Disk
@@ -256,13 +257,6 @@ class Copy:
     def discard(self) -> None:
         """Remove the copy."""
         remove_directory(self._disk, self.directory)
-
-
-def relocate(segments: Iterable[Segment], directory: Path) -> None:
-    """Tell segments that their directory has got another name; who opens their files by name holds `naming`."""
-    for segment in segments:
-        for part in (segment, *segment.indexes, segment.txn_index):
-            part.path = directory / part.path.name
 
 
 def remove_directory(disk: Disk, path: Path, kept: Collection[int] = ()) -> bool:

@@ -27,6 +27,7 @@ from logfs.log.dropped import DroppedSegments
 from logfs.log.files import NO_SPACE
 from logfs.log.reader import Reader
 from logfs.log.segment import Segment
+from logfs.log.segment_files import relocate
 from logfs.log.snapshots import replay
 from logfs.log.validator import batch_format, build_checked, check_batch, refusal
 
@@ -584,10 +585,16 @@ class Partition(Reader):
         self._directory_is_dirty, self._unflushed_since_ms = False, None
         return left
 
+    def rename_directory(self, directory: Path) -> None:
+        """Give the directory another name; who still reads the log finds its files there, and not a new log's."""
+        with self.disk.naming:
+            self.disk.rename(self.directory, directory)
+            relocate([*self.segments, *self._dropped.segments], directory)
+            self.directory = directory
+
     def remove_dropped(self, now_ms: int) -> int:
         """Unlink the files of dropped segments whose delay is over and that nobody reads; of how many."""
-        if not self._dropped.are_due(now_ms):
-            return 0
-        self.pin_views()
+        if self._dropped.are_due(now_ms):
+            self.pin_views()
         with self.lock:
             return self._dropped.remove(now_ms)

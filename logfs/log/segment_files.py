@@ -19,7 +19,7 @@ from logfs.log.index import OffsetIndex, TextIndex, TimeIndex
 from logfs.log.txn_index import TransactionIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from logfs.log.files import Disk, File
@@ -141,6 +141,13 @@ class SegmentFiles:
             return True
         finally:
             self._rebuilding.release()
+
+
+def relocate(segments: Iterable[SegmentFiles], directory: Path) -> None:
+    """Tell segments that their directory has got another name; who opens their files by name holds `naming`."""
+    for segment in segments:
+        for part in (segment, *segment.indexes, segment.txn_index):
+            part.path = directory / part.path.name
 
 
 # The sealed segments of this process that have files open, the one that was opened longest ago first. Only what is

@@ -13,7 +13,8 @@ from weakref import WeakSet
 
 from logfs.errors import InvalidName, LogfsError, NotWritable, PartitionExists, PartitionFailed
 from logfs.format import names
-from logfs.log.copying import MOVED, Copy, relocate
+from logfs.log.copying import MOVED, Copy
+from logfs.log.segment_files import relocate
 
 if TYPE_CHECKING:
     from collections.abc import Callable

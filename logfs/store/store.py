@@ -279,8 +279,7 @@ class Store:
             doomed = partition.directory.with_name(
                 names.deleted_directory(partition.name, uuid.uuid4().hex)
             )
-            partition.disk.rename(partition.directory, doomed)
-            partition.directory = doomed
+            partition.rename_directory(doomed)
             del self.partitions[name]
             self._forget_cleaner_offset(self.homes.pop(name), partition.name)
             self.deletions[doomed] = self.clock() + delay_ms
