@@ -156,6 +156,32 @@ def test_who_is_far_behind_costs_no_descriptors(
         assert not [*log_dir.glob("*-delete"), *other.glob("*-delete")]
 
 
+@pytest.mark.usefixtures("few")
+def test_who_reads_since_before_many_compactions_costs_no_descriptors(
+    log_dir: Path, clock: Clock
+) -> None:
+    """Each round puts a segment of the same name in the place of the last, and none is lost to who holds it."""
+    with Store(log_dir, clock=clock) as store:
+        partition = fill(store, clock, 0)
+        store.settings.set_topic("orders", "cleanup.policy", "compact")
+        views = [partition.text(View.LINES)]
+        for number in range(SEGMENTS):
+            clock.now_ms += 1
+            partition.append([Record(b"%d" % number, b"%d" % (number % 7))])
+            store.compact(NAME, roll=True)
+            if number % 2 == 0:
+                views.append(partition.text(View.LINES))
+            store.upkeep(compaction=False)
+        assert len(partition.segments) < 10
+        first, *others = (view.read(0, view.size).splitlines() for view in views)
+        assert first == [b"%d" % number for number in range(SEGMENTS)]
+        for at, lines in enumerate(others):
+            assert lines == first[max(2 * at - 6, 0) :]
+        views.clear()
+        store.upkeep(compaction=False)
+        assert not list(partition.directory.glob("*.deleted"))
+
+
 def test_files_are_closed_under_those_who_read_them(
     log_dir: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from logfs.log.snapshots import Snapshots
 
 
+# Instead of a base offset: of a segment whose files have names that nobody else will want.
+_NO_NAME = -1
+
+
 class Dropped(NamedTuple):
     """A segment that has left the log: when its files go, who may still read them, and where they are."""
 
@@ -31,6 +35,7 @@ class DroppedSegments:
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._dropped: list[Dropped] = []
+        self._renamed = 0
 
     @property
     def segments(self) -> list[Segment]:
@@ -46,8 +51,7 @@ class DroppedSegments:
         The directory is for the caller to sync.
         """
         bases = {segment.base_offset for segment in segments}
-        # Their names are needed again: what had them before has to go now.
-        self._unlink([gone for gone in self._dropped if gone.base_offset in bases])
+        self._make_way([gone for gone in self._dropped if gone.base_offset in bases])
         for segment in segments:
             moved = segment.move(names.DELETED)
             if segment.base_offset != kept:
@@ -69,11 +73,18 @@ class DroppedSegments:
         self._unlink(due)
         return len(due)
 
-    def _unlink(self, due: Sequence[Dropped]) -> None:
-        for gone in due:
+    def _make_way(self, before: Sequence[Dropped]) -> None:
+        """Free the names of segments, for they are needed again: who is still read gets others, the rest goes."""
+        for gone in before:
             segment = gone.segment()
             if segment is not None:
-                segment.hold_open()
+                self._renamed += 1
+                moved = segment.move(f".{self._renamed}{names.DELETED}")
+                self._dropped.append(gone._replace(base_offset=_NO_NAME, paths=moved))
+        self._unlink(before)
+
+    def _unlink(self, due: Sequence[Dropped]) -> None:
+        for gone in due:
             for path in gone.paths:
                 self._disk.unlink(path)
             self._dropped.remove(gone)
