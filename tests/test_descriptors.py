@@ -84,6 +84,19 @@ def test_a_log_of_many_segments_is_written_and_read(log_dir: Path, clock: Clock)
 
 
 @pytest.mark.usefixtures("few")
+def test_who_never_asks_for_durability_needs_no_more(log_dir: Path, clock: Clock) -> None:
+    """Segments that are not durable stay open: after a few of them, an append makes them durable."""
+    with Store(log_dir, clock=clock) as store:
+        store.settings.set_topic("orders", "segment.bytes", "200")
+        partition = store.create(NAME)
+        for number in range(SEGMENTS):
+            clock.now_ms += 1
+            partition.append([Record(b"%d" % number, b"k" * 50)])
+        assert len(partition.segments) == SEGMENTS
+        assert_holds(partition)
+
+
+@pytest.mark.usefixtures("few")
 def test_a_log_of_many_segments_is_recovered_and_audited(log_dir: Path, clock: Clock) -> None:
     store = Store(log_dir, clock=clock)
     fill(store, clock)

@@ -59,6 +59,7 @@ def _append(framer: Framer, file: BinaryIO, name: str, size: int | None) -> None
                 if done.refused is not None and not done.taken:
                     raise done.refused
                 rest = rest[done.taken :]
+            framer.partition.flush_if_due()
             bar.update(len(data))
         done = framer.finish()
         if done.refused is not None:

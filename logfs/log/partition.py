@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 # The epoch that a log without a broker writes: constant, so that a flipped bit in it can be told.
 LEADER_EPOCH = 0
+# Segments that are not durable stay open.
+_MOST_UNFLUSHED = 16
 
 
 class Partition(Reader):
@@ -361,20 +363,21 @@ class Partition(Reader):
     # Durability.
 
     def flush_due(self) -> bool:
-        """Whether `flush.messages`, as it was at the last append, asks for a flush now."""
-        return self.log_end_offset - self.recovery_point >= self._flush_messages
+        """Whether `flush.messages`, as it was at the last append, or very many segments ask for a flush now."""
+        segments, point = self.segments, self.recovery_point
+        many = len(segments) > _MOST_UNFLUSHED and segments[-_MOST_UNFLUSHED].base_offset >= point
+        return many or self.log_end_offset - point >= self._flush_messages
 
     def flush_overdue(self, now_ms: int) -> bool:
         """Whether `flush.ms` asks for a flush now, or a roll has left a sealed segment to flush."""
         since = self._unflushed_since_ms
         if since is None or not self.unflushed_messages or self.failure is not None:
             return False
-        return (
-            now_ms - since >= self.config.flush_ms or self.recovery_point < self.active.base_offset
-        )
+        is_late = now_ms - since >= self.config.flush_ms
+        return is_late or self.recovery_point < self.active.base_offset
 
     def flush_if_due(self) -> None:
-        """Flush if `flush.messages` asks for it."""
+        """Flush if it is time: see `flush_due`."""
         if self.flush_due():
             self.flush()
 
@@ -500,15 +503,12 @@ class Partition(Reader):
         self.generation += 1
         self.epochs.truncate_from_end(offset)
         for segment in dropped:
-            self._remove(segment)
+            # Who still reads it keeps its descriptors.
+            segment.hold_open()
+            for path in segment.files:
+                self.disk.unlink(path)
         self._producers = self.snapshots.restore(kept, self.log_start_offset, offset, now_ms)
         self.disk.sync_directory(self.directory)
-
-    def _remove(self, segment: Segment) -> None:
-        """Unlink a segment's files; who still reads it keeps its descriptors (rule 4)."""
-        segment.hold_open()
-        for path in segment.files:
-            self.disk.unlink(path)
 
     # Dropping segments (kafka-storage 7).
 
