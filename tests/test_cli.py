@@ -16,6 +16,7 @@ import pytest
 from crc32c import crc32c
 
 import logfs
+from logfs.errors import InvalidStore
 from tests.conftest import assert_clean, wait_for
 
 if TYPE_CHECKING:
@@ -684,6 +685,51 @@ def test_config_errors(orders: Path, log_dir: Path, tmp_path: Path) -> None:
     assert "no.such" in fails("config", log_dir, "no.such=1")
     assert "no such log directory" in fails("config", tmp_path / "nowhere")
     assert "segment.bytes=1073741824  # default" in ok("config", log_dir, "--topic", "orders")
+
+
+def test_a_mountpoint_stands_for_what_is_mounted_there(mount: Mount) -> None:
+    """Who only looks may name either; who would change something is told where to go."""
+    folder = mount.partition("orders-0")
+    (folder / "append").write_bytes(b"a\nb\n")
+    for top, partition in (
+        (mount.path, folder),
+        (mount.log_dirs[0], mount.log_dirs[0] / "orders-0"),
+    ):
+        assert ok("cat", partition) == ok("tail", top, "orders-0") == "a\nb\n"
+        assert "orders" in ok("describe", top)
+        assert ok("check", top) == "clean\n"
+        assert "orders-0" in ok("retain", "--dry-run", top)
+        assert "retention.ms" in ok("config", top, "--topic", "orders")
+        assert ok("groups", top) == ok("groups", mount.path)
+    for words in (
+        ("append", folder),
+        ("compact", folder),
+        ("config", mount.path, "--topic", "orders", "retention.ms=1"),
+        ("create", mount.path / "new-0"),
+        ("delete", folder),
+        ("delete-records", "--before", "1", folder),
+        ("groups", mount.path, "--commit", "billing", "orders-0", "1"),
+        ("move", folder, "--to", mount.path.parent),
+        ("recover", mount.path),
+        ("reindex", folder),
+        ("retain", mount.path),
+    ):
+        assert f"work with the files at {mount.path}" in fails(*words), words
+    assert (folder / "records").read_bytes() == b"a\nb\n"
+    for read_only in (True, False):
+        with pytest.raises(InvalidStore, match="is where logfs is mounted"):
+            logfs.open(mount.path, read_only=read_only)
+    assert "errors      0" in ok("status", mount.path)
+
+
+def test_what_is_not_there_is_not_made(tmp_path: Path) -> None:
+    """But by `create`: a name that is misspelt is an error, and nothing of that name is there afterwards."""
+    nowhere = tmp_path / "nowhere"
+    for words in (("recover",), ("retain",), ("describe",), ("check",), ("config",), ("groups",)):
+        assert "no such log directory" in fails(*words, nowhere)
+    for command in ("append", "compact", "delete", "reindex"):
+        assert "no such log directory" in fails(command, nowhere / "orders-0")
+    assert not nowhere.exists()
 
 
 def test_status_and_umount_errors(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import add_log_dirs, progress_bar
+from logfs.cli.common import add_log_dirs, log_dirs_of, progress_bar
 
 if TYPE_CHECKING:
     import argparse
@@ -17,16 +17,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings; exit code 1 if there is an error among them."""
-    from logfs.errors import InvalidStore
     from logfs.store.check import Severity, check
 
-    for path in arguments.log_dirs:
-        if not path.is_dir():
-            raise InvalidStore(f"{path}: there is no such log directory")
-    total = sum(file.stat().st_size for path in arguments.log_dirs for file in path.glob("*/*.log"))
+    log_dirs = log_dirs_of(arguments.log_dirs)
+    total = sum(file.stat().st_size for path in log_dirs for file in path.glob("*/*.log"))
     errors = notes = 0
     with progress_bar("checking", total) as bar:
-        for finding in check(arguments.log_dirs, lambda _, size: bar.update(size) and None):
+        for finding in check(log_dirs, lambda _, size: bar.update(size) and None):
             bar.clear()
             print(finding)
             errors += finding.severity is Severity.ERROR

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from logfs.errors import InvalidName, InvalidSetting, UnknownPartition
+from logfs.errors import InvalidName, InvalidSetting, InvalidStore, UnknownPartition
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from logfs.log.committed import Isolation
     from logfs.log.partition import Partition
@@ -59,12 +59,26 @@ def add_log_dirs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("log_dirs", nargs="+", type=Path, metavar="LOGDIR", help="a log directory")
 
 
+def log_dirs_of(words: Iterable[str | Path]) -> list[Path]:
+    """The log directories that words mean: of a mountpoint, those mounted there. `InvalidStore` if one is missing."""
+    from logfs.store import door
+
+    found = [Path(path) for path in door.log_dirs_of(words)]
+    for path in found:
+        if not path.is_dir():
+            raise InvalidStore(f"{path}: there is no such log directory; 'logfs create' makes one")
+    return found
+
+
 def target(words: Sequence[str]) -> Target:
-    """The partition that the words of a TARGET name."""
-    if len(words) == 1:
-        path = Path(words[0]).absolute()
-        return Target([path.parent], path.name)
-    return Target([Path(word) for word in words[:-1]], words[-1])
+    """The partition that the words of a TARGET name; below a mountpoint it is that of a log directory there."""
+    from logfs.store import door
+
+    *log_dirs, name = words
+    if not log_dirs:
+        path = Path(name).absolute()
+        log_dirs, name = [str(path.parent)], path.name
+    return Target([Path(path) for path in door.log_dirs_of(log_dirs)], name)
 
 
 def open_for_reading(words: Sequence[str]) -> tuple[Store, Partition]:
@@ -81,9 +95,7 @@ def open_for_writing(words: Sequence[str], *, alone: bool = True) -> tuple[Store
     from logfs.store.store import Store
 
     wanted = target(words)
-    for log_dir in wanted.log_dirs:
-        if not log_dir.is_dir():
-            raise UnknownPartition(f"{log_dir}: no such log directory; 'logfs create' makes one")
+    log_dirs_of(wanted.log_dirs)
     only = wanted.name if alone else None
     store = Store(wanted.log_dirs, only=only, progress=recovery_progress())
     try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logfs.errors import InvalidSetting, InvalidStore
+from logfs.cli.common import log_dirs_of
+from logfs.errors import InvalidSetting
 
 if TYPE_CHECKING:
     import argparse
@@ -32,10 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     from logfs.store.store import Store
 
     changes = [word for word in arguments.settings if "=" in word]
-    log_dirs = [Path(word) for word in str(arguments.log_dir).split(",")]
-    for path in log_dirs:
-        if not path.is_dir():
-            raise InvalidStore(f"{path}: there is no such log directory")
+    log_dirs = log_dirs_of(str(arguments.log_dir).split(","))
     with Store(log_dirs, read_only=not changes, only="") as store:
         for change in changes:
             name, _, value = change.partition("=")

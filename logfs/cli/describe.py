@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import add_log_dirs, recovery_progress
+from logfs.cli.common import add_log_dirs, log_dirs_of, recovery_progress
 
 if TYPE_CHECKING:
     import argparse
@@ -25,7 +25,9 @@ def run(arguments: argparse.Namespace) -> int:
     from logfs.store.store import Store
 
     topics = set(arguments.topic_list.split(",")) if arguments.topic_list else None
-    with Store(arguments.log_dirs, read_only=True, progress=recovery_progress()) as store:
+    with Store(
+        log_dirs_of(arguments.log_dirs), read_only=True, progress=recovery_progress()
+    ) as store:
         if arguments.json:
             _print_json(store, topics)
         else:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from logfs.cli.common import recovery_progress
-from logfs.errors import InvalidStore
+from logfs.cli.common import log_dirs_of, recovery_progress
 
 if TYPE_CHECKING:
     import argparse
@@ -39,10 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Do it; exit code 1 if there was nothing to forget."""
     from logfs.store.store import Store
 
-    log_dirs = [Path(word) for word in arguments.log_dirs.split(",")]
-    for path in log_dirs:
-        if not path.is_dir():
-            raise InvalidStore(f"{path}: there is no such log directory")
+    log_dirs = log_dirs_of(arguments.log_dirs.split(","))
     changing = arguments.commit or arguments.forget
     with Store(log_dirs, read_only=not changing, progress=recovery_progress()) as store:
         if arguments.commit:

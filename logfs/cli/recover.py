@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import add_log_dirs, recovery_progress
+from logfs.cli.common import add_log_dirs, log_dirs_of, recovery_progress
 
 if TYPE_CHECKING:
     import argparse
@@ -17,14 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Recover everything, and say what was found."""
-    from logfs.errors import InvalidStore
     from logfs.store.store import Store
 
-    for path in arguments.log_dirs:
-        if not path.is_dir():
-            raise InvalidStore(f"{path}: there is no such log directory")
+    log_dirs = log_dirs_of(arguments.log_dirs)
     code = 0
-    with Store(arguments.log_dirs, recover=True, progress=recovery_progress()) as store:
+    with Store(log_dirs, recover=True, progress=recovery_progress()) as store:
         for name in store:
             partition = store[name]
             damaged = [damage for segment in partition.segments for damage in segment.damaged]

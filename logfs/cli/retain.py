@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import add_log_dirs, recovery_progress
+from logfs.cli.common import add_log_dirs, log_dirs_of, recovery_progress
 
 if TYPE_CHECKING:
     import argparse
@@ -27,9 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Say what goes and why, and of each partition why its oldest record stays."""
     from logfs.store.store import Store
 
-    with Store(
-        arguments.log_dirs, read_only=arguments.dry_run, progress=recovery_progress()
-    ) as store:
+    log_dirs = log_dirs_of(arguments.log_dirs)
+    with Store(log_dirs, read_only=arguments.dry_run, progress=recovery_progress()) as store:
         for name in store:
             _explain(store, name, dry_run=arguments.dry_run)
         if not arguments.dry_run:

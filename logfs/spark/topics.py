@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from logfs.errors import InvalidName
 from logfs.format import names
 from logfs.format.names import TopicPartition
 from logfs.spark.options import EARLIEST_OFFSET, LATEST_OFFSET, Kind, check_partitions
+from logfs.store.door import log_dirs_of
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
@@ -21,18 +20,6 @@ if TYPE_CHECKING:
     # As in Spark's checkpoints: {"orders": {"0": 23}}.
     OffsetsJson = dict[str, dict[str, int]]
     Offsets = dict[TopicPartition, int]
-
-
-def log_dirs_of(paths: Iterable[str]) -> list[str]:
-    """Log directories; where a path is a mountpoint of logfs, those that are mounted there."""
-    found: list[str] = []
-    for path in paths:
-        status = Path(path) / ".logfs/status.json"
-        try:
-            found += json.loads(status.read_bytes())["log_dirs"]
-        except (FileNotFoundError, NotADirectoryError):
-            found.append(path)
-    return found
 
 
 def to_json(offsets: Mapping[TopicPartition, int]) -> OffsetsJson:

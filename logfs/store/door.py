@@ -21,11 +21,11 @@ from logfs.format import names
 from logfs.format.commits import StagedFile
 from logfs.log.files import Disk
 from logfs.store.commit import Committed, held_up
-from logfs.store.lock import holder
+from logfs.store.lock import MOUNT_FILE, holder, mountpoint
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from logfs.store.log_dir import LogDir
 
@@ -35,8 +35,8 @@ _Answer = TypeVar("_Answer")
 
 logger = logging.getLogger(__name__)
 
-MOUNT_FILE = "logfs.mount"
 DOOR = ".logfs/commit"
+_STATUS = ".logfs/status.json"
 
 _WRITE_BYTES = 64 * 1024
 _READ_BYTES = 1 << 20
@@ -76,21 +76,24 @@ def withdraw(log_dirs: Sequence[LogDir]) -> None:
 
 
 def find_door(disk: Disk, log_dir: Path) -> Path | None:
-    """The file that takes commits for a log directory; None if no mount holds it.
-
-    What a mount left that was killed tells nothing: then nobody has the lock, or another process has.
-    """
+    """The file that takes commits for a log directory; None if no mount holds it."""
     pid = holder(disk, log_dir)
-    if pid is None:
-        return None
+    mounted = None if pid is None else mountpoint(disk, log_dir, pid)
     try:
-        told = orjson.loads(disk.read_file(log_dir / MOUNT_FILE))
-        door = Path(told["mountpoint"]) / DOOR
-        # A process of another pid namespace has the number 0 here.
-        is_its = pid in (0, told["pid"])
-        return door if is_its and door.exists() else None
-    except (OSError, ValueError, KeyError, TypeError):
+        return mounted / DOOR if mounted is not None and (mounted / DOOR).exists() else None
+    except OSError:
         return None
+
+
+def log_dirs_of(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Log directories; where a path is a mountpoint of logfs, those that are mounted there."""
+    found: list[str] = []
+    for path in paths:
+        try:
+            found += orjson.loads(Path(path, _STATUS).read_bytes())["log_dirs"]
+        except (FileNotFoundError, NotADirectoryError):
+            found.append(os.fspath(path))
+    return found
 
 
 # The words that pass the door.

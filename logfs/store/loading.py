@@ -77,6 +77,11 @@ def open_log_dirs(
 
 
 def _check_log_dir(disk: Disk, path: Path) -> None:
+    status = path / ".logfs/status.json"
+    if disk.exists(status):
+        raise InvalidStore(
+            f"{path}: is where logfs is mounted, and no log directory; {status} names those of it"
+        )
     if disk.exists(path) and stat.S_ISDIR(os.stat(path).st_mode):
         return
     if disk.exists(path):

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+import orjson
+
 from logfs.errors import StoreLocked
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 FILE_NAME = ".lock"
 TURN_NAME = "logfs.lease"
+# Where a log directory is mounted, and by which process.
+MOUNT_FILE = "logfs.mount"
 
 # struct flock of Linux on 64-bit machines: l_type, l_whence, l_start, l_len, l_pid.
 _FLOCK = struct.Struct("hhqqi4x")
@@ -47,9 +51,13 @@ class Lock:
             self._file.close()
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise
-            raise StoreLocked(
-                f"{log_dir}: in use by {_describe(holder)}; stop it, or open the directory read-only"
-            ) from None
+            mounted = None if holder is None else mountpoint(disk, log_dir, holder)
+            advice = "stop it, or open the directory read-only"
+            if mounted is not None:
+                advice = (
+                    f"work with the files at {mounted}, where it is mounted, or unmount it first"
+                )
+            raise StoreLocked(f"{log_dir}: in use by {_describe(holder)}; {advice}") from None
         found = disk.stat_file(self._file)
         self.identity = found.st_dev, found.st_ino
         _held[self.identity] = self
@@ -119,6 +127,19 @@ def holder(disk: Disk, log_dir: Path) -> int | None:
         return _holder(file.fd)
     finally:
         file.close()
+
+
+def mountpoint(disk: Disk, log_dir: Path, pid: int) -> Path | None:
+    """Where the process of a pid, which has the lock, has mounted a log directory; None if it has not.
+
+    What a mount left that was killed tells nothing: then another process has the lock.
+    """
+    try:
+        told = orjson.loads(disk.read_file(log_dir / MOUNT_FILE))
+        # A process of another pid namespace has the number 0 here.
+        return Path(told["mountpoint"]) if pid in (0, told["pid"]) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _identity(disk: Disk, path: Path) -> tuple[int, int]:

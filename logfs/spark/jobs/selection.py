@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import InvalidName, UnknownPartition
 from logfs.format import names
-from logfs.spark.topics import log_dirs_of
+from logfs.store.door import log_dirs_of
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def log_dirs(paths: Paths) -> list[str]:
     """The log directories that paths mean; of a mountpoint of logfs, those that are mounted there."""
     named = [paths] if isinstance(paths, (str, os.PathLike)) else paths
-    return log_dirs_of(os.fspath(path) for path in named)
+    return log_dirs_of(named)
 
 
 def of_topics(topics: Iterable[str] | None) -> Callable[[str], bool]:

@@ -22,7 +22,6 @@ from logfs.errors import LogfsError
 from logfs.spark import workers
 from logfs.spark.sink.options import WriteOptions, check_write_schema
 from logfs.spark.sink.staging import Task
-from logfs.spark.topics import log_dirs_of
 from logfs.store import door
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class _Sink:
     def _stage(self, batches: Iterator[pa.RecordBatch], writer: str, sequence: int) -> Staged:
         context = TaskContext.get()
         turn = sequence + (context.partitionId() if context is not None else 0)
-        log_dirs = log_dirs_of(self.options.paths)
+        log_dirs = door.log_dirs_of(self.options.paths)
         task = Task(log_dirs, self.options.topic, writer, sequence, turn)
         staged = Staged(writer, tuple(task.stage(batches)))
         workers.settle("write")
@@ -68,14 +67,14 @@ class _Sink:
         self, messages: Sequence[WriterCommitMessage | None], writer: str, sequence: int
     ) -> None:
         # In the order of Spark's partitions, so that a sorted frame is appended as it is sorted.
-        done = door.commit(log_dirs_of(self.options.paths), writer, sequence, _files(messages))
+        done = door.commit(door.log_dirs_of(self.options.paths), writer, sequence, _files(messages))
         if done.already:
             logger.warning("commit %d of %s was made before: nothing is written", sequence, writer)
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Remove what was staged, unless a commit is decided that needs it; what is left, upkeep removes."""
         try:
-            door.discard(log_dirs_of(self.options.paths), _files(messages))
+            door.discard(door.log_dirs_of(self.options.paths), _files(messages))
         except (LogfsError, OSError) as error:
             logger.warning("staged files are left for upkeep to remove: %s", error)
 
