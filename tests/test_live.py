@@ -13,6 +13,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -958,6 +959,46 @@ def test_a_mount_sees_partitions_come_and_go(
         os.listdir(mount.path / "new-0")
     assert caught.value.errno == errno.ENOENT
     assert mount.errors() == ""
+
+
+def test_files_that_are_replaced_all_the_time_can_be_read(
+    writer: Writer, make_mount: Callable[..., Mount]
+) -> None:
+    """Whatever file a name in `segments/` leads to when it is opened is read, whole; several may read it at once."""
+    directory = writer.log_dir / NAME
+    path = directory / "leader-epoch-checkpoint"
+    mount = make_mount("--read-only", log_dirs=[writer.log_dir])
+    shown = mount.path / NAME / "segments" / path.name
+    ended = threading.Event()
+    errors: list[BaseException] = []
+    texts: set[bytes] = set()
+
+    def replace() -> None:
+        number = 0
+        while not ended.is_set():
+            number += 1
+            new = directory / "new.tmp"
+            new.write_bytes(b"0\n1\n0 %d\n" % (10 ** (number % 9)))
+            new.rename(path)
+
+    def read() -> None:
+        try:
+            while not ended.is_set():
+                texts.add(shown.read_bytes())
+        except BaseException as error:
+            errors.append(error)
+
+    before = path.read_bytes()
+    threads = [threading.Thread(target=work) for work in (replace, read, read)]
+    for thread in threads:
+        thread.start()
+    time.sleep(2)
+    ended.set()
+    for thread in threads:
+        thread.join()
+    path.write_bytes(before)
+    assert not errors
+    assert texts - {before} <= {b"0\n1\n0 %d\n" % (10**number) for number in range(9)}
 
 
 def test_nothing_below_is_touched(writer: Writer, make_mount: Callable[..., Mount]) -> None:

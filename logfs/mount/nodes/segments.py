@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import stat
 from typing import TYPE_CHECKING
 
@@ -114,27 +112,44 @@ class SegmentFile(PartitionAccess, File):
     def open(self, flags: int, caller: Caller) -> Handle:
         self.refuse_writing(flags)
         file = self._disk.open(self._real)
-        if self._disk.stat_file(file).st_ino != self._inode:
-            # Replaced since the name was looked up: the kernel looks again.
-            file.close()
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), self.path)
+        found = self._disk.stat_file(file).st_ino
+        if found != self._inode and self.files:
+            # Replaced since the name was looked up, while somebody else reads what it was.
+            return OtherHandle(self, file, self._disk)
+        self._inode = found
         return SegmentHandle(self, file, self._disk)
 
 
-class SegmentHandle(Handle):
-    """An open real file; the descriptor outlives the file's deletion by retention."""
+class OtherHandle(Handle):
+    """An open real file other than the one whose pages the kernel has: it asks for every read of this one."""
+
+    direct_io = True
 
     def __init__(self, node: SegmentFile, file: DiskFile, disk: Disk) -> None:
         super().__init__(node)
-        self._node = node
         self._file = file
         self._disk = disk
+
+    def read(self, position: int, size: int) -> bytes:
+        return bytes(self._disk.read(self._file, position, size))
+
+    def release(self) -> None:
+        self._file.close()
+
+
+class SegmentHandle(OtherHandle):
+    """An open real file; the descriptor outlives the file's deletion by retention."""
+
+    direct_io = False
+
+    def __init__(self, node: SegmentFile, file: DiskFile, disk: Disk) -> None:
+        super().__init__(node, file, disk)
+        self._node = node
         node.files.append(file)
 
     def read(self, position: int, size: int) -> bytes:
-        end = self._node.size()
-        return bytes(self._disk.read(self._file, position, max(min(size, end - position), 0)))
+        return super().read(position, max(min(size, self._node.size() - position), 0))
 
     def release(self) -> None:
         self._node.files.remove(self._file)
-        self._file.close()
+        super().release()
