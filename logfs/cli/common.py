@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from logfs.errors import InvalidName, InvalidSetting, InvalidStore, UnknownPartition
+from logfs.errors import InvalidName, InvalidSetting, UnknownPartition
 
 if TYPE_CHECKING:
     import argparse
@@ -64,9 +64,7 @@ def log_dirs_of(words: Iterable[str | Path]) -> list[Path]:
     from logfs.store import door
 
     found = [Path(path) for path in door.log_dirs_of(words)]
-    for path in found:
-        if not path.is_dir():
-            raise InvalidStore(f"{path}: there is no such log directory; 'logfs create' makes one")
+    door.check_there(found)
     return found
 
 
@@ -92,10 +90,11 @@ def open_for_reading(words: Sequence[str]) -> tuple[Store, Partition]:
 
 def open_for_writing(words: Sequence[str], *, alone: bool = True) -> tuple[Store, Partition]:
     """The partition of a TARGET in a store that this process has for itself; `alone`: no other one is loaded."""
+    from logfs.store import door
     from logfs.store.store import Store
 
     wanted = target(words)
-    log_dirs_of(wanted.log_dirs)
+    door.check_there(wanted.log_dirs)
     only = wanted.name if alone else None
     store = Store(wanted.log_dirs, only=only, progress=recovery_progress())
     try:

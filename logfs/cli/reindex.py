@@ -17,15 +17,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Open the one partition through recovery from its beginning, which makes every index anew."""
-    from logfs.cli.common import log_dirs_of, partition
+    from logfs.cli.common import partition
     from logfs.log import key_map
+    from logfs.store import door
     from logfs.store.store import Store
 
     wanted = target(arguments.target)
+    door.check_there(wanted.log_dirs)
     progress = recovery_progress()
-    with Store(
-        log_dirs_of(wanted.log_dirs), only=wanted.name, recover=True, progress=progress
-    ) as store:
+    with Store(wanted.log_dirs, only=wanted.name, recover=True, progress=progress) as store:
         found = partition(store, wanted)
         # What the key maps knew is made anew by the next who asks for a key.
         key_map.forget(found)

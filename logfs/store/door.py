@@ -21,7 +21,7 @@ from logfs.format import names
 from logfs.format.commits import StagedFile
 from logfs.log.files import Disk
 from logfs.store.commit import Committed, held_up
-from logfs.store.lock import MOUNT_FILE, holder, mountpoint
+from logfs.store.lock import MOUNT_FILE, STATUS_FILE, holder, mountpoint
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ _Answer = TypeVar("_Answer")
 logger = logging.getLogger(__name__)
 
 DOOR = ".logfs/commit"
-_STATUS = ".logfs/status.json"
 
 _WRITE_BYTES = 64 * 1024
 _READ_BYTES = 1 << 20
@@ -90,10 +89,17 @@ def log_dirs_of(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
     found: list[str] = []
     for path in paths:
         try:
-            found += orjson.loads(Path(path, _STATUS).read_bytes())["log_dirs"]
+            found += orjson.loads(Path(path, STATUS_FILE).read_bytes())["log_dirs"]
         except (FileNotFoundError, NotADirectoryError):
             found.append(os.fspath(path))
     return found
+
+
+def check_there(log_dirs: Iterable[Path]) -> None:
+    """Raise `InvalidStore` for a log directory that is missing, which opening a store for writing would make."""
+    for path in log_dirs:
+        if not path.is_dir():
+            raise InvalidStore(f"{path}: there is no such log directory; 'logfs create' makes one")
 
 
 # The words that pass the door.
@@ -196,9 +202,7 @@ def create(log_dirs: LogDirs, partitions: Sequence[str], *, seconds: float = 60.
 
 
 def _send(log_dirs: LogDirs, request: Request, seconds: float) -> Committed:
-    for path in _paths(log_dirs):
-        if not path.is_dir():
-            raise InvalidStore(f"{path}: there is no such log directory; 'logfs create' makes one")
+    check_there(_paths(log_dirs))
     return _through_whoever(
         log_dirs,
         lambda paths: _send_directly(paths, request),

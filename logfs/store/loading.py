@@ -19,6 +19,7 @@ from logfs.log.partition import Partition
 from logfs.log.segment import Segment
 from logfs.store import moves
 from logfs.store.lease import Lease, LeasedLogDir
+from logfs.store.lock import STATUS_FILE
 from logfs.store.log_dir import LogDir
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def open_log_dirs(
 
 
 def _check_log_dir(disk: Disk, path: Path) -> None:
-    status = path / ".logfs/status.json"
+    status = path / STATUS_FILE
     if disk.exists(status):
         raise InvalidStore(
             f"{path}: is where logfs is mounted, and no log directory; {status} names those of it"

@@ -27,6 +27,8 @@ FILE_NAME = ".lock"
 TURN_NAME = "logfs.lease"
 # Where a log directory is mounted, and by which process.
 MOUNT_FILE = "logfs.mount"
+# Below a mountpoint: what tells which log directories are mounted there.
+STATUS_FILE = ".logfs/status.json"
 
 # struct flock of Linux on 64-bit machines: l_type, l_whence, l_start, l_len, l_pid.
 _FLOCK = struct.Struct("hhqqi4x")

@@ -12,6 +12,7 @@ from logfs.format import names
 from logfs.spark.jobs.running import Work, run
 from logfs.spark.jobs.selection import check_topics, log_dirs, of_topics
 from logfs.store.commit import held_up
+from logfs.store.door import check_there
 from logfs.store.lease import Lease
 from logfs.store.store import Store
 
@@ -116,9 +117,7 @@ def lent(paths: Paths, topics: Iterable[str] | None) -> Iterator[Lending]:
     topic that is not there.
     """
     directories = [Path(path) for path in log_dirs(paths)]
-    for path in directories:
-        if not path.is_dir():
-            raise InvalidStore(f"{path}: there is no such log directory; 'logfs create' makes one")
+    check_there(directories)
     waiting = held_up(directories)
     if waiting:
         # A commit that is decided is done by who loads its partitions, before anybody works on them.
