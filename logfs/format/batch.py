@@ -16,6 +16,7 @@ from logfs.errors import Corrupt
 from logfs.format import compression
 from logfs.format.compression import Codec
 from logfs.format.record import (
+    MOST_RECORDS,
     NO_TIMESTAMP,
     SMALLEST_RECORD,
     Record,
@@ -96,6 +97,11 @@ class Header(NamedTuple):
     def next_offset(self) -> int:
         """The offset behind the batch."""
         return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def has_holes(self) -> bool:
+        """Whether the batch holds fewer records than offsets, as compaction leaves it."""
+        return self.magic == MAGIC and self.record_count != self.last_offset_delta + 1
 
     @property
     def codec(self) -> Codec:
@@ -201,6 +207,10 @@ class Batch:
         if count < 0 or count * SMALLEST_RECORD > len(payload):
             raise Corrupt(
                 f"batch {header.base_offset}: {count} records do not fit in {len(payload)} bytes"
+            )
+        if count > MOST_RECORDS:
+            raise Corrupt(
+                f"batch {header.base_offset}: {count} records are more than the {MOST_RECORDS} that are read"
             )
         return payload
 

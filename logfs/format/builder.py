@@ -78,6 +78,16 @@ class BatchFormat(NamedTuple):
             return room
         return max(room - room // _EXPANSION - _FRAME_BYTES, 0)
 
+    @property
+    def line_limit(self) -> int:
+        """The bytes of the longest line that makes a batch; compressed, a line may do that begins with as many."""
+        if self.codec is not Codec.NONE:
+            return self.limit_bytes
+        longest = max(self.records_limit - _RECORD_OVERHEAD, 0)
+        while HEADER_SIZE + len(_line_prefix(longest + 1)) + longest + 2 <= self.limit_bytes:
+            longest += 1
+        return longest
+
 
 @dataclass(slots=True)
 class NewBatch:

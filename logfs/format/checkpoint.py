@@ -24,11 +24,18 @@ VERSION = 0
 LINE_END = re.compile(r"\r\n|\r|\n")
 BLANKS = re.compile(r"[ \t\v\f]+")
 NUMBER = re.compile(r"0*([0-9]{1,19})")
+# No text has as many: a file that a crash cut short in the middle of a write.
+_HOLE = bytes(64)
 
 T = TypeVar("T")
 
 
 def _decoded(data: bytes) -> str:
+    hole = data.find(_HOLE)
+    if hole >= 0:
+        # It may be very long, and patterns take much memory to find nothing in it.
+        line = data.count(b"\n", 0, hole) + 1
+        raise Corrupt(f"line {line}: zero bytes, as a crash leaves them")
     try:
         return data.decode()
     except UnicodeDecodeError as problem:

@@ -263,32 +263,36 @@ def _put_string(out: Bytes, position: int, data: Bytes, start: int, length: int)
 
 
 @kernel
+def _magnitude(value: int) -> np.uint64:
+    """The absolute value of an int64. As uint64, for that of -2^63 does not fit an int64."""
+    return np.uint64(-value) if value < 0 else np.uint64(value)
+
+
+@kernel
 def _digits(value: int) -> int:
     """The length of an int64 in decimal, with its sign."""
-    size = 1
-    if value < 0:
-        size = 2
-        value = -value
-    while value >= 10:
-        value //= 10
+    size = 2 if value < 0 else 1
+    rest = _magnitude(value)
+    while rest >= np.uint64(10):
+        rest //= np.uint64(10)
         size += 1
     return size
 
 
 @kernel
 def _put_integer(out: Bytes, position: int, value: int) -> int:
-    size = _digits(value)
-    end = position + size
+    """Write what `_digits` measures; the position after it."""
+    end = position + _digits(value)
     if value < 0:
         out[position] = 45
-        value = -value
+    rest = _magnitude(value)
     at = end - 1
-    while True:
-        out[at] = 48 + value % 10
-        value //= 10
-        if value == 0:
-            return end
+    while rest >= np.uint64(10):
+        out[at] = np.uint8(np.uint64(48) + rest % np.uint64(10))
+        rest //= np.uint64(10)
         at -= 1
+    out[at] = np.uint8(np.uint64(48) + rest)
+    return end
 
 
 # Records.
@@ -430,7 +434,7 @@ def find_record(data: Bytes, start: int, end: int, count: int, offset_delta: int
         if delta > offset_delta:
             return -1
         position = after + body
-    return -1
+    return -1 if position == end else BAD_LENGTH
 
 
 @kernel
@@ -669,7 +673,8 @@ def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> tu
 
     Returns (their number, the position behind the last): it stops before an incomplete batch, and before one whose
     magic is not 2 or whose offsets do not follow the last one's (`first_offset` for the first), or, with `gaps`,
-    do not increase.
+    do not increase. It also stops before a batch with fewer records than offsets whose successor begins inside of
+    these offsets, or is cut off in `data`.
     """
     count = 0
     position = 0
@@ -702,6 +707,14 @@ def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> tu
         expected = base_offset + last_delta + 1
         position += size
         count += 1
+    if count > 0:
+        last = rows[count - 1]
+        has_holes = last[SPAN_COUNT] != last[NEXT_OFFSET] - last[SPAN_BASE_OFFSET]
+        follows = position == end or (
+            position + 61 <= end and _big_endian(data, position, 8) >= expected
+        )
+        if has_holes and not follows:
+            return count - 1, last[POSITION]
     return count, position
 
 

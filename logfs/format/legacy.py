@@ -44,6 +44,9 @@ _LENGTH = struct.Struct(">i")
 _LEAST = (14, 22)
 _ATTRIBUTES = (CODEC_MASK, CODEC_MASK | LOG_APPEND_TIME_BIT)
 
+# A wrapper of more is refused: as objects they would take gigabytes.
+_MOST_MESSAGES = 1_000_000
+
 SMALLEST_BYTES = LENGTH_OVERHEAD + _LEAST[0]
 
 
@@ -203,7 +206,7 @@ def _unpack(outer: Message, data: memoryview) -> bytes:
 
 
 def _inner_messages(outer: Message, unpacked: bytes) -> Iterator[Message]:
-    position = 0
+    position = count = 0
     while position < len(unpacked):
         message = parse_message(unpacked, position)
         if not message.is_valid or message.magic != outer.magic or message.attributes & CODEC_MASK:
@@ -213,6 +216,9 @@ def _inner_messages(outer: Message, unpacked: bytes) -> Iterator[Message]:
             )
         yield message
         position += message.size_bytes
+        count += 1
+        if count > _MOST_MESSAGES:
+            raise Corrupt(f"message {outer.offset}: it holds more than {_MOST_MESSAGES} messages")
 
 
 def _settle(outer: Message, inner: list[Message]) -> tuple[Message, ...]:

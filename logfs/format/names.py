@@ -17,6 +17,10 @@ TXN_INDEX = ".txnindex"
 TEXT_INDEX = ".textindex"
 """Ours alone: a third sparse index. Kafka ignores files with suffixes that it does not know."""
 SNAPSHOT = ".snapshot"
+SEGMENT_FILES = (LOG, OFFSET_INDEX, TIME_INDEX, TXN_INDEX, TEXT_INDEX)
+"""Those of one segment."""
+# A position is an int32 in the indexes, and Kafka opens no .log that is longer (kafka-storage 1.1).
+MAX_SEGMENT_BYTES = 2**31 - 1
 
 # Ours, too, and one for each isolation level: where the newest record of each key is (`logfs.log.key_map`).
 KEY_MAP = "logfs.keys"

@@ -16,6 +16,9 @@ NO_TIMESTAMP = -1
 
 # length, attributes, timestamp delta, offset delta, key length, value length, header count: a byte each.
 SMALLEST_RECORD = 7
+# A batch of more is refused: decoded, and as text, it would take gigabytes, though it unpacks to less than the limit
+# of `compression`. No producer sends so many.
+MOST_RECORDS = 4_000_000
 
 
 class TimestampType(enum.IntEnum):
@@ -89,7 +92,7 @@ def decode_record(
         key,
         headers,
         varint.wrap(base_timestamp + timestamp_delta),
-        base_offset + offset_delta,
+        varint.wrap(base_offset + offset_delta),
     )
     return record, position
 
@@ -106,6 +109,7 @@ def find_record(data: bytes | memoryview, count: int, offset_delta: int) -> int 
         if delta >= offset_delta:
             return position if delta == offset_delta else None
         position = start + size
+    _check_end(data, position, count)
     return None
 
 

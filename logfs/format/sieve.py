@@ -239,17 +239,22 @@ def _look_up(scratch: UInt64s, count: int, slots: UInt64s, keep: Bytes) -> tuple
 
 
 @kernel
-def move_slots(old: UInt64s, slots: UInt64s) -> int:
+def move_slots(old: UInt64s, slots: UInt64s, used: int) -> int:
     """Put what is in one table into another of the same secret, over what that has of its keys; how many are new.
 
-    Tables are in the order of the hashes, more or less, so both are gone through from one end to the other.
+    `used` is the number of keys in `slots`. -1 if the keys of `old` would fill it: one slot must stay empty, or a
+    search would never end. Tables are in the order of the hashes, more or less, so both are gone through from one end
+    to the other.
     """
     added = 0
+    room = len(slots) - 1 - used
     for number in range(len(old)):
         word = old[number, 2]
         if word != 0:
             slot = find_slot(slots, old[number, 0], old[number, 1])
             if slots[slot, 2] == 0:
+                if added >= room:
+                    return -1
                 added += 1
                 slots[slot, 0] = old[number, 0]
                 slots[slot, 1] = old[number, 1]

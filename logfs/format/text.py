@@ -10,6 +10,7 @@ import enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs.format import columns, envelope
+from logfs.format.batch import HEADER_SIZE
 from logfs.format.record import TimestampType
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ NO_TEXT = TextSize(0, 0, 0)
 def measure(batch: Batch) -> TextSize:
     """The text of a batch's records; `Corrupt` if they cannot be decoded."""
     header = batch.header
-    if header.is_control or header.record_count == 0:
+    # Compaction leaves batches without records; bytes behind the header would be records that are not counted.
+    if header.is_control or (header.record_count == 0 and header.size_bytes == HEADER_SIZE):
         return NO_TEXT
     if columns.worthwhile(header.record_count):
         decoded = batch.columns()
