@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from logfs.errors import Corrupt, LogfsError
-from logfs.format.batch import MAGIC, TRANSACTIONAL_BIT, Batch
+from logfs.format.batch import CONTROL_BIT, MAGIC, TRANSACTIONAL_BIT, Batch
 from logfs.format.control import ControlType, end_of_transaction
 from logfs.format.text import NO_TEXT, TextSize
 from logfs.log import spans
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from logfs.log.planned import PlannedSegment
     from logfs.log.segment import Segment
 
     Epochs = Sequence[tuple[int, int]]
@@ -36,7 +35,10 @@ if TYPE_CHECKING:
 _OFFSETS = np.dtype([("offset", ">i4"), ("position", ">i4")])
 _TIMES = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
 _TEXTS = np.dtype(
-    [("offset", ">i4"), ("position", ">i4"), ("records", ">i4"), ("lines", ">i8"), ("json", ">i8")]
+    [
+        *(("offset", ">i4"), ("position", ">i4"), ("records", ">i4"), ("lines", ">i8")),
+        *(("json", ">i8"), ("crc", ">u4")),
+    ]
 )
 # What the epoch file says nothing of, and what a message of an old format has.
 _NO_EPOCH, _LEGACY_EPOCH = -1, -2
@@ -69,32 +71,6 @@ def error(path: Path, text: str) -> Finding:
 def note(path: Path, text: str) -> Finding:
     """Something worth knowing."""
     return Finding(Severity.NOTE, path, text)
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A segment to audit in another process, and what `audit` must be told; it can be pickled."""
-
-    segment: PlannedSegment
-    epochs: tuple[tuple[int, int], ...]
-    trusts_indexes: bool
-
-    def audit(self) -> tuple[list[Finding], Account | None]:
-        """What `audit` finds; only a note where the segment has left the log since. Raises `OSError`."""
-        segment = self.segment.open()
-        findings: list[Finding] = []
-        account = None
-        try:
-            for found in audit(segment, self.epochs, trusts_indexes=self.trusts_indexes):
-                if isinstance(found, Account):
-                    account = found
-                else:
-                    findings.append(found)
-        except (FileNotFoundError, Gone):
-            return [note(segment.path, "has left the log while it was audited")], None
-        finally:
-            segment.close()
-        return findings, account
 
 
 class Marker(NamedTuple):
@@ -143,13 +119,17 @@ def audit(
     epochs: Epochs,
     *,
     trusts_indexes: bool = True,
+    live: bool = False,
+    log_start_offset: int = 0,
     report: Callable[[int], object] = lambda _: None,
 ) -> Iterator[Finding | Account]:
     """All that can be told wrong of a segment by reading it; its account comes last.
 
     Every batch: its CRC, its records, its offsets, its leader epoch by `epochs`, (epoch, start offset) in order. The
-    indexes are left alone without `trusts_indexes`: those of a segment that a crash may have left behind its log.
-    `report` is told how many bytes have been read. Raises `OSError`.
+    indexes are left alone without `trusts_indexes`: those of a segment that a crash may have left behind its log. In
+    a `live` log, who has just rolled has yet to cut off the room behind their entries. What is wholly below
+    `log_start_offset` is no loss: a crash in the middle of retention leaves gaps there.
+    `report` is told how many bytes have been read. Raises `OSError`, and `Gone` where files leave the log meanwhile.
     """
     account = Account(
         segment.path, segment.txn_index.path, segment.base_offset, segment.gaps, segment.base_offset
@@ -157,7 +137,7 @@ def audit(
     transactions = _Transactions(segment, account)
     indexes: list[_Index] = []
     if trusts_indexes and not segment.damaged:
-        indexes = yield from _sound_indexes(segment)
+        indexes = yield from _sound_indexes(segment, live=live)
     text = NO_TEXT
     for found in spans.stretches(segment, 0, segment.base_offset):
         if isinstance(found, Damage):
@@ -165,7 +145,8 @@ def audit(
             if found.end == segment.size_bytes:
                 # How far it goes is known here, and from the bytes alone it is not.
                 damage = found._replace(next_offset=max(found.next_offset, segment.next_offset))
-            yield error(segment.path, str(damage.error(segment.path)).partition(": ")[2])
+            tell = note if damage.next_offset <= log_start_offset else error
+            yield tell(segment.path, str(damage.error(segment.path)).partition(": ")[2])
             for index in indexes:
                 index.pass_damage(found)
             text = text.plus(spans.text_size(found))
@@ -177,10 +158,11 @@ def audit(
             transactional = _transactional(found)
         else:
             batches = yield from _of_batch(segment, *found)
-            transactional = [found[1]] if found[1].header.is_transactional else []
+            header = found[1].header
+            transactional = [found[1]] if header.is_transactional or header.is_control else []
         yield from _check_epochs(segment, batches, epochs)
         for batch in transactional:
-            transactions.note(batch)
+            yield from transactions.note(batch)
         for index in indexes:
             yield from index.hold_against(batches, text)
         text = TextSize(*(np.array(text) + batches.texts.sum(axis=0)).tolist())
@@ -322,20 +304,29 @@ class _Index:
 
     dtype: np.dtype[np.void]
     key: str
+    # Below the key of every entry. None stands for the first batch, at position 0 (kafka-storage 3.3).
+    before_first = 0
 
-    def __init__(self, segment: Segment, path: Path, data: bytes) -> None:
+    def __init__(self, segment: Segment, path: Path, data: bytes, *, live: bool) -> None:
         self.path = path
         self.entries = np.frombuffer(data, self.dtype)
         self.base_offset = segment.base_offset
+        self.live = live
         self._keys = self.entries[self.key].astype(np.int64)
         self._done = 0
 
+    def leave_out_room(self) -> None:
+        """Do not look at entries of zeros at the end."""
+        width = self.dtype.itemsize
+        used = np.flatnonzero(self.entries.view(np.uint8).reshape(-1, width).any(axis=1))
+        self._keep(int(used[-1]) + 1 if len(used) else 0)
+
     def check_order(self) -> Iterator[Finding]:
         """Entries that go back are of no use to anybody, so what follows them is not looked at."""
-        back = np.flatnonzero(np.diff(self._keys) < 0)
+        back = np.flatnonzero(np.diff(self._keys, prepend=self.before_first) <= 0)
         if len(back):
-            yield self._wrong(f"entry {back[0] + 1} goes back; run 'logfs reindex'")
-            self._keep(int(back[0]) + 1)
+            yield self._wrong(f"entry {back[0]} goes back; run 'logfs reindex'")
+            self._keep(int(back[0]))
 
     def hold_against(self, batches: _Batches, text: TextSize) -> Iterator[Finding]:
         """Look at the entries that tell of these batches; `text` is what lies before them."""
@@ -394,7 +385,17 @@ class _Times(_Index):
     """An entry's timestamp is the latest of the records up to its offset (kafka-storage 3.2)."""
 
     dtype, key = _TIMES, "offset"
+    before_first = -1
     _largest = -1
+    _is_cut_short = False
+
+    def pass_damage(self, damage: Damage) -> None:
+        super().pass_damage(damage)
+        self._is_cut_short = True
+
+    def _keep(self, count: int) -> None:
+        self._is_cut_short |= count < len(self.entries)
+        super()._keep(count)
 
     def hold_against(self, batches: _Batches, text: TextSize) -> Iterator[Finding]:
         latest = np.maximum(np.maximum.accumulate(batches.max_timestamps), self._largest)
@@ -407,6 +408,12 @@ class _Times(_Index):
     def finish(self, size: int, text: TextSize) -> Iterator[Finding]:
         rest = self.entries[self._done :]
         yield from self._check(rest, np.full(len(rest), self._largest))
+        # A closed segment has an entry of its latest time (kafka-storage 3.5). Who has just rolled may yet write it.
+        told = int(self.entries["timestamp"][-1]) if len(self.entries) else -1
+        if not self._is_cut_short and not self.live and told < self._largest:
+            yield self._wrong(
+                f"its last entry is of {told}, and the latest time is {self._largest}; run 'logfs reindex'"
+            )
 
     def _check(self, entries: NDArray[np.void], expected: NDArray[np.int64]) -> Iterator[Finding]:
         for number in np.flatnonzero(entries["timestamp"] != expected)[:1]:
@@ -415,17 +422,12 @@ class _Times(_Index):
                 f"the latest time up to offset {self.base_offset + int(offset)} is {expected[number]}, and not "
                 f"{timestamp}; run 'logfs reindex'"
             )
+            self._is_cut_short = True
             self._keep(self._done)
 
 
 class _Texts(_Index):
     dtype, key = _TEXTS, "position"
-
-    def leave_out_room(self) -> None:
-        """A crash may have left room, and a broker that then closed the segment knew nothing of it."""
-        empty = np.flatnonzero(self._keys == 0)
-        if len(empty):
-            self._keep(int(empty[0]))
 
     def hold_against(self, batches: _Batches, text: TextSize) -> Iterator[Finding]:
         entries = self._take(batches.end)
@@ -455,22 +457,30 @@ class _Texts(_Index):
             self._keep(self._done)
 
 
-def _sound_indexes(segment: Segment) -> Generator[Finding, None, list[_Index]]:
+def _sound_indexes(segment: Segment, *, live: bool) -> Generator[Finding, None, list[_Index]]:
     """The indexes that can be held against the log at all."""
     found: list[_Index] = []
     kinds = (_Offsets, _Times, _Texts)
     for index, kind in zip(segment.indexes, kinds, strict=True):
         try:
             index.check_sane()
+        except Gone:
+            raise
         except LogfsError as why:
             yield error(index.path, str(why).partition(": ")[2])
             continue
         if not index.exists():
             yield note(index.path, "missing; it is made anew when it is needed")
             continue
-        held = kind(segment, index.path, index.to_bytes())
-        if isinstance(held, _Texts):
+        held = kind(segment, index.path, index.file_bytes(), live=live)
+        if live or isinstance(held, _Texts):
+            # A crash may have left room in a text index, which a broker that closes the segment then leaves there.
             held.leave_out_room()
+        if isinstance(held, _Texts):
+            damaged = segment.text_index.check_entries(held.entries.tobytes())
+            if damaged is not None:
+                yield error(index.path, f"entry {damaged} is damaged; run 'logfs reindex'")
+                continue
         yield from held.check_order()
         found.append(held)
     return found
@@ -483,7 +493,8 @@ def _transactional(stretch: spans.Stretch) -> list[Batch]:
     from logfs.format import kernels
 
     rows = stretch.rows
-    wanted = rows[rows[:, kernels.ATTRIBUTES] & TRANSACTIONAL_BIT != 0, kernels.POSITION]
+    bits = TRANSACTIONAL_BIT | CONTROL_BIT
+    wanted = rows[rows[:, kernels.ATTRIBUTES] & bits != 0, kernels.POSITION]
     return [Batch.parse(stretch.data, position) for position in wanted.tolist()]
 
 
@@ -494,10 +505,13 @@ class _Transactions:
         self._segment = segment
         self._account = account
         self._seen: set[int] = set()
+        # Who has a marker of an abort, and at which offset; and where the marker before it is.
+        self._aborts: dict[tuple[int, int], int] = {}
+        self._markers: dict[int, int] = {}
         self._aborted: list[Transaction] = []
 
-    def note(self, batch: Batch) -> None:
-        """Take the next batch of a transaction, or the next marker."""
+    def note(self, batch: Batch) -> Iterator[Finding]:
+        """Take the next batch of a transaction, or the next control batch; tell of one that cannot be read."""
         header, account = batch.header, self._account
         producer_id, offset = header.producer_id, header.base_offset
         if not header.is_control:
@@ -506,11 +520,18 @@ class _Transactions:
             return
         try:
             marker = end_of_transaction(batch)
-        except Corrupt:
+        except Corrupt as why:
+            offsets = f"offsets {offset} to {header.last_offset}"
+            yield error(
+                self._segment.path, f"{offsets}: a control batch that cannot be read: {why}"
+            )
             return
-        if marker is None:
+        if marker is None or not header.is_transactional:
             return
         is_aborted = marker.control_type is ControlType.ABORT
+        if is_aborted:
+            self._aborts[producer_id, offset] = self._markers.get(producer_id, -1)
+        self._markers[producer_id] = offset
         first = account.began.pop(producer_id, None)
         if first is not None and is_aborted:
             self._aborted.append(Transaction(producer_id, first, offset, is_aborted))
@@ -524,10 +545,28 @@ class _Transactions:
         """Note in the account which of them the index does not have."""
         index, account = self._segment.txn_index, self._account
         try:
-            indexed = {(entry.producer_id, entry.last_offset) for entry in index.entries}
+            firsts = {
+                (each.producer_id, each.last_offset): each.first_offset for each in index.entries
+            }
         except Corrupt as why:
             yield error(index.path, str(why))
             return
+        indexed = firsts.keys()
+        wrong = {
+            key
+            for each in self._aborted
+            if (key := (each.producer_id, each.last_offset)) in indexed
+            and not self._aborts[key] < firsts[key] <= each.first_offset
+        }
+        if not self._segment.gaps:
+            # Of a log that was compacted the markers may be gone.
+            wrong |= indexed - self._aborts.keys()
+        for producer_id, offset in sorted(wrong)[:1]:
+            yield error(
+                index.path,
+                f"the entry of producer {producer_id} that ends at offset {offset} is of no abort in the log; run "
+                "'logfs reindex'",
+            )
         account.missing += [
             each for each in self._aborted if (each.producer_id, each.last_offset) not in indexed
         ]

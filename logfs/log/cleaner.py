@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MAX_SEGMENT_BYTES = 2**31 - 1
-
 
 def clean(
     partition: Partition,
@@ -198,9 +196,11 @@ class _Round:
             transactions.kept.clear()
             self._write(new, group, sieve)
             self._index(new)
+            new.txn_index.collect()
             for entry in transactions.kept:
                 new.txn_index.append(entry)
-            new.flush(indexes=True)
+            new.save_indexes(sync=True)
+            new.flush(indexes=False)
             partition.disk.set_mtime(new.path, group[-1].mtime_ms())
             new.close()
             partition.replace(group, new, lambda: self._check(group))
@@ -209,7 +209,9 @@ class _Round:
             # Some of its files have their new names: recovery finishes that.
             raise
         except BaseException:
-            self._discard(new)
+            # Once its files are being renamed, they are the records: recovery finishes that, too.
+            if new.path.suffix == names.CLEANED:
+                self._discard(new)
             raise
         return new
 
@@ -225,7 +227,7 @@ class _Round:
             for stretch in self._read(segment):
                 for left in sieve.sift(stretch):
                     length = memoryview(left).nbytes
-                    if size + length > _MAX_SEGMENT_BYTES:
+                    if size + length > names.MAX_SEGMENT_BYTES:
                         raise Unsupported(f"{new.path}: would be larger than a segment can be")
                     if length:
                         disk.write(file, size, left)
@@ -236,7 +238,8 @@ class _Round:
 
     def _index(self, new: Segment) -> None:
         size = new.size_bytes
-        builder = IndexBuilder(new, self.config, self.now_ms)
+        config = self.config
+        builder = IndexBuilder(new, config.index_interval_bytes, config.segment_index_bytes)
         for found in spans.survey(new, 0, new.base_offset):
             if isinstance(found, Damage):
                 raise found.error(new.path)

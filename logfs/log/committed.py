@@ -11,7 +11,7 @@ import threading
 from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
-from logfs.log.reader import Reader
+from logfs.log.reader import Reader, last_batch_before
 from logfs.log.view import TextView
 from logfs.log.walk import DamagedRange
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from logfs.format.batch import Header
     from logfs.format.text import View
     from logfs.log.partition import Partition
+    from logfs.log.reader import T
     from logfs.log.segment import Segment
     from logfs.log.view import Text
 
@@ -59,6 +60,10 @@ class CommittedReader(Reader):
         """That of the partition."""
         return self._log.refresh()
 
+    def until_found(self, read: Callable[..., T], *arguments: Any) -> T:
+        """That of the partition."""
+        return self._log.until_found(read, *arguments)
+
     def check_readable(self, offset: int) -> None:
         """Raise `OffsetOutOfRange` unless the offset is in the log; what is not stable yet is only not shown."""
         self._log.check_readable(offset)
@@ -83,18 +88,20 @@ class CommittedReader(Reader):
         """The records [start, end) as one long file that grows with the last stable offset."""
         return CommittedText(self, view, start, end)
 
-    def offset_of_last(self, count: int) -> int:
-        """The offset that the last `count` records begin at; the log start if there are fewer."""
+    def _offset_of_last(self, count: int) -> int:
         segments = self.segments
         shows = self.shown(segments)
         at = self.log_end_offset
         while count > 0 and at > self.log_start_offset:
-            batch = self.segments_from(at - 1, segments)[0].find_batch(at - 1)
+            segment = self.segments_from(at - 1, segments)[0]
+            batch = last_batch_before(segment, at)
             if batch is None:
-                at -= 1
+                # Not an offset at a time: a segment may begin very far behind the last batch of the one before.
+                at = min(at - 1, segment.base_offset)
                 continue
             if shows(batch.header):
-                offsets = [record.offset for record in batch.records() if record.offset < at]
+                with self._decoding(batch, segments):
+                    offsets = [record.offset for record in batch.records() if record.offset < at]
                 if len(offsets) >= count:
                     return max(offsets[-count], self.log_start_offset)
                 count -= len(offsets)
@@ -164,6 +171,16 @@ class CommittedText:
     def size(self) -> int:
         """The bytes of the view now."""
         return self._settle()
+
+    @property
+    def is_closed(self) -> bool:
+        """See `Text.is_closed`."""
+        return self._end_offset is not None and self._settled[0] >= self._end_offset
+
+    @property
+    def is_whole(self) -> bool:
+        """See `Text.is_whole`."""
+        return self._all.is_whole
 
     def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:
         """The bytes [position, position + size), fewer at the end of the view; raises as `TextView.read`."""

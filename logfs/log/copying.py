@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from logfs.errors import Corrupt
 from logfs.format import names
 from logfs.log import key_map
-from logfs.log.index import TextIndex
 from logfs.log.segment import Segment
 from logfs.log.segment_files import relocate
 from logfs.log.snapshots import Snapshots
+from logfs.log.text_index import TextIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -215,7 +215,8 @@ class Copy:
         self._segments.append(fresh)
         self._snapshots = Snapshots(self._disk, self.directory, 0)
         self._snapshots.floor = partition.snapshots.floor
-        self._snapshots.take(end, partition.producers, sync=True)
+        self._snapshots.take(end, partition.producers)
+        self._snapshots.flush()
         self._put(MOVED, unique.encode())
         self._disk.sync_directory(self.directory)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from logfs.errors import Corrupt
-from logfs.format.batch import CODEC_MASK, CONTROL_BIT, HEADER_SIZE
+from logfs.format.batch import CODEC_MASK, CONTROL_BIT, HEADER_SIZE, MAGIC
 from logfs.format.compression import Codec
 from logfs.format.sketch import KeySketch
 from logfs.log import spans
@@ -78,25 +78,33 @@ def count(segment: Segment, bucket_ms: int) -> Counts:
         is_control = attributes & CONTROL_BIT != 0
         for codec in np.unique(attributes & CODEC_MASK).tolist():
             of_it = attributes & CODEC_MASK == codec
-            counts.codecs[Codec(codec).name.lower()] += int(sizes[of_it].sum())
+            counts.codecs[_codec_name(codec)] += int(sizes[of_it].sum())
         counts.batches += len(rows)
         counts.plain_bytes += int(sizes[is_control].sum())
-        try:
-            for columns, group in spans.decode_groups(found.data, rows):
-                plain = int(group[:, kernels.SIZE].sum())
-                if group[0, kernels.ATTRIBUTES] & CODEC_MASK:
-                    plain = HEADER_SIZE + len(columns.data)
-                _note_columns(counts, columns, plain, bucket_ms)
-        except Corrupt:
-            # A batch with a good CRC and records that are none: `verify` names it.
-            counts.damaged += int(sizes.sum())
+        for columns, group in spans.decode_each(found.data, rows):
+            plain = int(group[:, kernels.SIZE].sum())
+            if isinstance(columns, Corrupt):
+                # A batch with a good CRC whose records are malformed: `verify` names it.
+                counts.damaged += plain
+                continue
+            if group[0, kernels.ATTRIBUTES] & CODEC_MASK:
+                plain = HEADER_SIZE + len(columns.data)
+            _note_columns(counts, columns, plain, bucket_ms)
     return counts
+
+
+def _codec_name(number: int) -> str:
+    """The name of a codec; `unknown` for the numbers 5 to 7, which no codec has."""
+    try:
+        return Codec(number).name.lower()
+    except ValueError:
+        return "unknown"
 
 
 def _note_batch(counts: Counts, batch: Batch, bucket_ms: int) -> None:
     header = batch.header
     counts.batches += 1
-    counts.codecs[Codec(header.attributes & CODEC_MASK).name.lower()] += header.size_bytes
+    counts.codecs[_codec_name(header.attributes & CODEC_MASK)] += header.size_bytes
     if header.is_control:
         counts.plain_bytes += header.size_bytes
         return
@@ -105,8 +113,11 @@ def _note_batch(counts: Counts, batch: Batch, bucket_ms: int) -> None:
     except Corrupt:
         counts.damaged += header.size_bytes
         return
-    is_plain = not header.attributes & CODEC_MASK
-    _note_columns(counts, columns, header.size_bytes if is_plain else len(columns.data), bucket_ms)
+    plain = header.size_bytes
+    if header.attributes & CODEC_MASK:
+        # The messages of a wrapper have headers of their own.
+        plain = len(columns.data) + (HEADER_SIZE if header.magic == MAGIC else 0)
+    _note_columns(counts, columns, plain, bucket_ms)
 
 
 def _note_columns(counts: Counts, columns: Columns, plain_bytes: int, bucket_ms: int) -> None:

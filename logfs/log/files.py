@@ -9,16 +9,17 @@ wait there raises `WouldBlock` instead, so that the caller repeats it in a worke
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 import stat
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from logfs.errors import NotWritable, OffsetOutOfRange
+from logfs.errors import Corrupt, NotWritable, OffsetOutOfRange
 from logfs.log.timing import Durations
 
 if TYPE_CHECKING:
@@ -29,9 +30,19 @@ if TYPE_CHECKING:
 
     from logfs.errors import LogDirFailed
 
-# Errors of a full disk, quota or size limit: the disk itself is sound, so the partition may go on.
-NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+# Errors of a full disk, quota or size limit, and of too many open files: what is there is sound, so the partition may
+# go on.
+EXHAUSTED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 
+
+# The end of the name of a file that is about to replace another.
+TEMPORARY = ".tmp"
+# Of what is made: nothing for other users, as Debian has it for logs.
+DIRECTORY_MODE = 0o750
+FILE_MODE = 0o640
+
+# A checkpoint of a million partitions is not as long; a sparse file may be longer than the memory.
+_MOST_BYTES = 64 * 1024 * 1024
 
 # The clock that stamps files goes on in ticks of a few ms: what changed twice in one may have one mtime.
 _SETTLED_NS = 50_000_000
@@ -39,6 +50,11 @@ _SETTLED_NS = 50_000_000
 
 class WouldBlock(Exception):
     """This thread must not wait for the disk: do the same call again in a worker thread."""
+
+
+_STANDARD_ERROR = 2
+# How often who finds files gone looks again: somebody would have to delete faster than that.
+TRIES = 20
 
 
 class Gone(OffsetOutOfRange):
@@ -109,12 +125,17 @@ class Disk:
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
         """Open a regular file; a symlink, FIFO or device of that name is an `OSError` and is never waited for.
 
-        `create` makes the file where it is missing, with mode 0644 less the umask.
+        `create` makes the file where it is missing, with mode 0640 less the umask: others read through the mount,
+        whose mode bits say who may, and not the files below it.
         """
         flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         flags |= os.O_RDWR if write else os.O_RDONLY
         flags |= os.O_CREAT if create else 0
-        fd = os.open(path, flags, 0o644)
+        fd = os.open(path, flags, FILE_MODE)
+        if fd <= _STANDARD_ERROR:
+            # The standard streams were closed: what a library prints must not go into a segment.
+            fd, low = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _STANDARD_ERROR + 1), fd
+            os.close(low)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise OSError(errno.EINVAL, "is not a regular file", str(path))
@@ -199,8 +220,8 @@ class Disk:
         """Remove a file's name; a missing one is not an error."""
         path.unlink(missing_ok=True)
 
-    def mkdir(self, path: Path, *, mode: int = 0o755) -> None:
-        """Make a directory and sync its parent."""
+    def mkdir(self, path: Path, *, mode: int = DIRECTORY_MODE) -> None:
+        """Make a directory, with `mode` less the umask, and sync its parent."""
         os.mkdir(path, mode)
         self.sync_directory(path.parent)
 
@@ -245,27 +266,51 @@ class Disk:
     # Small files.
 
     def read_file(self, path: Path) -> bytes:
-        """All of a small regular file."""
+        """All of a small regular file; `Corrupt` for one that is not small."""
         file = self.open(path)
         try:
-            return self._read_fully(file, 0, self.size(file))
+            return self.read_all(file)
         finally:
             file.close()
+
+    def read_all(self, file: File) -> bytes:
+        """The same for an open file."""
+        size = self.size(file)
+        if size > _MOST_BYTES:
+            raise Corrupt(
+                f"{file.path}: is {size} bytes long, and such a file is {_MOST_BYTES} at most"
+            )
+        return self._read_fully(file, 0, size)
 
     def replace_file(self, path: Path, data: bytes) -> None:
         """Replace a small file atomically and durably: `.tmp`, fsync, rename, fsync of the directory.
 
         This is Kafka's own procedure (kafka-storage 1.4), so a crash leaves the old content or the new.
         """
-        temporary = path.with_name(path.name + ".tmp")
+        self.put_file(path, data, sync=True)
+        self.sync_directory(path.parent)
+
+    def put_file(self, path: Path, data: bytes, *, sync: bool) -> None:
+        """Replace a small file by way of a `.tmp` file and a rename.
+
+        A killed process leaves the old content or the new, and with `sync` so does a power cut. The caller syncs the
+        directory.
+        """
+        temporary = path.with_name(path.name + TEMPORARY)
         self.unlink(temporary)
         file = self.open(temporary, write=True, create=True)
         try:
             self.write(file, 0, data)
-            self.sync(file)
+            if sync:
+                self.sync(file)
+            self.move(temporary, path)
+        except OSError:
+            # A full disk is not to be kept full by what was not finished.
+            with suppress(OSError):
+                self.unlink(temporary)
+            raise
         finally:
             file.close()
-        self.rename(temporary, path)
 
 
 class ReadOnlyDisk(Disk):
@@ -302,7 +347,7 @@ class ReadOnlyDisk(Disk):
     def unlink(self, path: Path) -> None:
         self._refuse(path)
 
-    def mkdir(self, path: Path, *, mode: int = 0o755) -> None:
+    def mkdir(self, path: Path, *, mode: int = DIRECTORY_MODE) -> None:
         self._refuse(path)
 
     def rmdir(self, path: Path) -> None:
@@ -315,6 +360,9 @@ class ReadOnlyDisk(Disk):
         self._refuse(path)
 
     def replace_file(self, path: Path, data: bytes) -> None:
+        self._refuse(path)
+
+    def put_file(self, path: Path, data: bytes, *, sync: bool) -> None:
         self._refuse(path)
 
     def _refuse(self, path: Path) -> None:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from logfs.errors import Corrupt
 from logfs.log.epochs import LeaderEpochs
-from logfs.log.files import Gone
+from logfs.log.files import TRIES, Gone
 from logfs.log.followed import FollowedSegment
 from logfs.log.index import TimeEntry
 from logfs.log.listing import list_segments
@@ -36,15 +36,11 @@ if TYPE_CHECKING:
     from logfs.format.record import Record
     from logfs.log.files import Disk
     from logfs.log.listing import Files, Listing
-    from logfs.log.reader import OffsetAndTimestamp
+    from logfs.log.reader import OffsetAndTimestamp, T
     from logfs.log.segment import Segment
 
 logger = logging.getLogger(__name__)
 
-_T = TypeVar("_T")
-
-# How often a reader begins anew who finds files gone; somebody would have to delete faster than we can look.
-_TRIES = 5
 # Of the segments that leave the log, so many of the newest are opened for those who still read them.
 _KEPT_OPEN = 256
 
@@ -54,7 +50,7 @@ def load(disk: Disk, directory: Path, start: Start) -> Loaded:
 
     Raises `OSError`; `Gone` if files vanish too fast; `Corrupt` for a leader epoch file that cannot be read.
     """
-    for _ in range(_TRIES - 1):
+    for _ in range(TRIES - 1):
         with suppress(Gone):
             return _load(disk, directory, start)
     return _load(disk, directory, start)
@@ -151,7 +147,8 @@ class FollowedPartition(Partition):
         self._seen_log: tuple[int, int, int] | None = None
         with suppress(FileNotFoundError):
             log = disk.stat(self.active.path)
-            self._seen_log = _state(log) if disk.is_settled(log) else None
+            is_settled = disk.is_settled(log) and not self._active.is_waiting
+            self._seen_log = _state(log) if is_settled else None
 
     # Keeping up.
 
@@ -199,7 +196,8 @@ class FollowedPartition(Partition):
         active = self._active
         log = self.disk.stat(active.path)
         changed |= self._advance(active)
-        self._seen_log = _state(log) if self.disk.is_settled(log) else None
+        is_settled = self.disk.is_settled(log) and not self._active.is_waiting
+        self._seen_log = _state(log) if is_settled else None
         return changed
 
     @property
@@ -276,32 +274,33 @@ class FollowedPartition(Partition):
     def batches(
         self, offset: int, end: int | None = None, segments: Sequence[Segment] | None = None
     ) -> Iterator[Batch]:
-        at = offset
-        for left in reversed(range(_TRIES)):
+        at, left = offset, TRIES
+        while True:
             try:
                 for batch in super().batches(at, end, segments):
                     yield batch
-                    at = batch.header.next_offset
+                    at, left = batch.header.next_offset, TRIES
                 return
             except Gone as gone:
+                left -= 1
                 self._look_again(left, gone)
                 # Of the log as it is now: what has left it is out of range.
                 segments = None
 
     def record(self, offset: int) -> Record | None:
-        return self._until_found(super().record, offset)
+        return self.until_found(super().record, offset)
 
     def first_offset_from(self, offset: int) -> int | None:
-        return self._until_found(super().first_offset_from, offset)
+        return self.until_found(super().first_offset_from, offset)
 
     def last_offset(self) -> int | None:
-        return self._until_found(super().last_offset)
+        return self.until_found(super().last_offset)
 
     def offset_for_time(self, timestamp: int, *, shown: bool = False) -> OffsetAndTimestamp | None:
-        return self._until_found(partial(super().offset_for_time, shown=shown), timestamp)
+        return self.until_found(partial(super().offset_for_time, shown=shown), timestamp)
 
-    def _until_found(self, read: Callable[..., _T], *arguments: Any) -> _T:
-        for left in reversed(range(_TRIES)):
+    def until_found(self, read: Callable[..., T], *arguments: Any) -> T:
+        for left in reversed(range(TRIES)):
             try:
                 return read(*arguments)
             except Gone as gone:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from bisect import bisect_left, bisect_right
 from contextlib import suppress
 from functools import partial
@@ -25,7 +26,7 @@ from logfs.log.segment import (
     Tip,
 )
 from logfs.log.txn_index import TransactionIndex
-from logfs.log.walk import Damage, DamagedRange, Walk, walk
+from logfs.log.walk import Damage, Walk, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,13 +34,14 @@ if TYPE_CHECKING:
 
     from logfs.log.files import Disk, File
     from logfs.log.listing import Files
+    from logfs.log.text_index import TextIndex
 
 # What was appended since the last look is stepped through up to so much; more is skipped by the offset index.
 _STEP_BYTES = 64 * 1024
 # Behind every offset and every timestamp.
 _LAST = 2**63 - 1
-# Instead of a size in `FollowedSegment._doubt`: a batch that the transaction index does not tell of yet.
-_AWAITED = -2
+# The broker writes an entry of the transaction index behind its marker: how long to wait for it.
+_AWAIT_SECONDS = 0.3
 # Of `Segment.indexes`, in that order.
 _SUFFIXES = (names.OFFSET_INDEX, names.TIME_INDEX, names.TEXT_INDEX)
 
@@ -64,6 +66,8 @@ class FollowedSegment(Segment):
         self._last: tuple[int, bytes] | None = None
         # Where no batch was found though bytes are there, and how long the file was when they were searched.
         self._doubt: tuple[int, int] | None = None
+        # The position of a marker whose entry is not there yet, and until when to wait for it.
+        self._awaited: tuple[int, float] | None = None
 
     def identify(self, files: Files) -> None:
         """Take the files of these inodes for the segment's own."""
@@ -139,10 +143,11 @@ class FollowedSegment(Segment):
                 self._last = found[0], bytes(found[1].data[:HEADER_SIZE])
             yield found
 
-    def advance(self) -> bool:
+    def advance(self, *, may_wait: bool = True) -> bool:
         """Take in the whole batches that were appended since the last look; whether there were any.
 
-        `Gone` if the file was cut below the end that it had then: this segment is of no use any more.
+        With `may_wait` it may end before a marker that a broker is still busy with: see `is_waiting`. `Gone` if the
+        file was cut below the end that it had then: this segment is of no use any more.
         """
         tip = self._tip
         assert tip is not None
@@ -156,7 +161,7 @@ class FollowedSegment(Segment):
             position, expected = max((position, expected), self._start_before(_LAST, size))
             self.txn_index.forget()
         damaged: list[Damage] = []
-        for found in self._new_batches(position, expected, size):
+        for found in self._new_batches(position, expected, size, may_wait=may_wait):
             if isinstance(found, Damage):
                 damaged.append(found)
                 position, expected = found.end, found.next_offset
@@ -238,19 +243,18 @@ class FollowedSegment(Segment):
         back = 1
         while number >= 0:
             entry = index[number]
-            with suppress(DamagedRange):
-                batch = self.find_batch(entry.offset)
-                if batch is not None and _is_of(entry, batch):
-                    return entry
+            if self.has(entry):
+                return entry
             number -= back
             back *= 2
         return TimeEntry(-1, self.base_offset)
 
     def _new_batches(
-        self, position: int, expected: int, size: int
+        self, position: int, expected: int, size: int, *, may_wait: bool
     ) -> Iterator[tuple[int, Batch] | Damage]:
         """The whole batches from a position on: one that is half written ends them."""
         doubt, self._doubt = self._doubt, None
+        awaited, self._awaited = self._awaited, None
         while size - position > LENGTH_OVERHEAD:
             head = self._disk.read(self.file, position, LENGTH_OVERHEAD)
             length = int.from_bytes(head[8:], "big", signed=True)
@@ -271,18 +275,31 @@ class FollowedSegment(Segment):
                     self._doubt = doubt if doubt and doubt[0] == position else (position, -1)
                     return
                 position, expected = found.end, found.next_offset
-            elif doubt != (position, _AWAITED) and self._is_ahead(found[1]):
-                self._doubt = position, _AWAITED
+            elif may_wait and self._is_ahead(found[1]) and self._awaits(position, awaited):
                 return
             else:
                 position, expected = end, found[1].header.next_offset
             yield found
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether another look may show more, though the .log file stays the same."""
+        return self._awaited is not None
+
+    def _awaits(self, position: int, before: tuple[int, float] | None) -> bool:
+        """Whether to wait for a marker's entry, as the look `before` perhaps did; a lone marker never gets one."""
+        now = time.monotonic()
+        if before is None or before[0] != position:
+            before = position, now + _AWAIT_SECONDS
+        if now >= before[1]:
+            return False
+        self._awaited = before
+        return True
+
     def _is_ahead(self, batch: Batch) -> bool:
         """Whether a batch aborts a transaction that the transaction index, written behind it, does not tell of yet.
 
-        Without the entry its records would pass for committed. A marker without a transaction never has one, so
-        none is waited for longer than until the next look.
+        Without the entry its records would pass for committed.
         """
         if not batch.header.is_control:
             return False
@@ -305,7 +322,8 @@ class FollowedSegment(Segment):
 
     def seal_at(self, next_base: int) -> None:
         """The log has gone on in another segment: take in the rest of this one. `Gone` as `advance`."""
-        self.advance()
+        # Who has rolled has written the entries of all markers before.
+        self.advance(may_wait=False)
         tip = self._tip
         assert tip is not None
         for index in self.indexes:
@@ -331,31 +349,45 @@ class FollowedSegment(Segment):
         # The same files, and a tip that does not move meanwhile.
         still = copy.copy(self)
         still._tip = now
-        last = self.text_index.last
-        if last.position != now.size_bytes or not still.text_is_sane():
+        if not still.text_is_sane() or self.text_index.last.position != now.size_bytes:
             self._disk.check_may_block()
             with self._rebuilding:
                 measured = self._measured
                 if measured is not None and measured >= now:
                     return measured
                 self._index_text(still, now)
-                last = self.text_index.last
-        self._measured = now._replace(text=last.before)
+        self._measured = now._replace(text=self.text_index.last.before)
         return self._measured
 
     def _index_text(self, still: Segment, now: Tip) -> None:
-        """Bring the text index up to a tip: in memory, or for a sealed segment from the user's cache."""
+        """Bring the text index up to a tip: in memory, or for a sealed segment from the user's cache.
+
+        Another object takes its place, for readers use the one that there is without a lock.
+        """
         is_sealed = self.next_base is not None
-        index = self.text_index
-        if is_sealed and text_cache.load(self._disk, self.file, index):
-            if index.last.position == now.size_bytes and still.text_is_sane():
-                return
-            index.reset()
-        index.preallocate(0)
-        index.truncate(now.size_bytes)
-        rebuild_text(still)
-        if is_sealed:
-            text_cache.save(self._disk, self.file, index)
+        before, still.text_index = self.text_index, self._another_text_index()
+        if not (
+            is_sealed
+            and text_cache.load(self._disk, self.file, still.text_index)
+            and still.text_is_sane()
+            and still.text_index.last.position == now.size_bytes
+        ):
+            still.text_index = before
+            entries = before.to_bytes() if still.text_is_sane() else b""
+            still.text_index = self._another_text_index()
+            still.text_index.take_entries(entries)
+            still.text_index.truncate(now.size_bytes)
+            rebuild_text(still)
+            if is_sealed:
+                text_cache.save(self._disk, self.file, still.text_index)
+        self.text_index = still.text_index
+        self._watch_indexes()
+
+    def _another_text_index(self) -> TextIndex:
+        """Another object for the text index, of the same file."""
+        index = self.new_indexes()[2]
+        index.source, index.is_growing = self.text_index.source, self.text_index.is_growing
+        return index
 
 
 class _FollowedTxnIndex(TransactionIndex):
@@ -379,12 +411,7 @@ class _FollowedTxnIndex(TransactionIndex):
         if self._inode is None:
             return b""
         file = open_by_inode(self._disk, self.path, self._inode)
-        return bytes(self._disk.read(file, 0, self._disk.size(file)))
-
-
-def _is_of(entry: TimeEntry, batch: Batch) -> bool:
-    header = batch.header
-    return header.base_offset <= entry.offset and header.max_timestamp == entry.timestamp
+        return self._disk.read_all(file)
 
 
 def _open_index(disk: Disk, path: Path, inode: int | None, *, may_go: bool) -> File | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from logfs.errors import InvalidEnvelope, LogfsError, RecordTooLarge
 from logfs.format import envelope
 from logfs.log.appended import Appended
+from logfs.log.validator import batch_format
 
 if TYPE_CHECKING:
     from logfs.log.partition import Partition
@@ -60,10 +61,11 @@ class Framer:
             elif self.carry:
                 return self._refuse_carried(lines, done)
             return Taken(taken, last_offset, done.refused)
+        if len(data) - end > self.limit:
+            # The line that begins here is too long already; the next write, which begins with it, is told.
+            self.carry = b""
+            return Taken(end, last_offset)
         self.carry = data[end:]
-        if self.carry and len(self.carry) > self.limit:
-            # The line that begins here is too long already; the next write is told.
-            self._give_up_line()
         return Taken(len(data), last_offset)
 
     def finish(self) -> Taken:
@@ -76,9 +78,8 @@ class Framer:
 
     @property
     def limit(self) -> int:
-        """The bytes that no line can reach and still fit a batch."""
-        config = self.partition.config
-        return min(config.max_message_bytes, config.segment_bytes)
+        """The bytes of the longest line that fits a batch."""
+        return batch_format(self.partition.config).line_limit
 
     def append(self, lines: bytes) -> Appended:
         """Append whole lines up to the first that is refused; `consumed` counts bytes."""

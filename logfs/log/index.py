@@ -1,6 +1,6 @@
-"""Sparse sorted indexes of fixed-width entries: offset, time and text (kafka-storage 3).
+"""Sparse sorted indexes of fixed-width entries (kafka-storage 3): offset and time; `text_index` has the third.
 
-All three are caches of the .log file (rule 3). They carry no checksum: recovery rebuilds them from the log. The
+All three are caches of the .log file (rule 3). Kafka's carry no checksum: recovery rebuilds them from the log. The
 index of an active segment is a preallocated, memory-mapped file; sealing trims it to its entries.
 """
 
@@ -12,7 +12,6 @@ from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from logfs.errors import Corrupt
-from logfs.format.text import NO_TEXT, TextSize, View
 from logfs.log.files import Gone
 
 if TYPE_CHECKING:
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
     from logfs.log.files import Disk, File
 
 _MAX_RELATIVE_OFFSET = 2**31 - 1
-# As many entries as the longest block of a text view has at the default interval.
-_NEAR = 256
+# More than the index of any segment takes. What a longer file holds is no index, and may not fit into the memory.
+_MOST_BYTES = 512 * 1024 * 1024
 
 
 class SparseIndex:
@@ -41,6 +40,8 @@ class SparseIndex:
     source: Callable[[], File | None] | None = None
     # Told when a reader has opened the file.
     on_open: Callable[[], object] = staticmethod(lambda: None)
+    # Asked when a reader has opened the file: gives the index that the log says, if this one cannot be right.
+    repair: Callable[[], SparseIndex | None] = staticmethod(lambda: None)
     # Somebody else is writing the file, in which room is preallocated: its entries end where zeros begin.
     is_growing = False
 
@@ -53,6 +54,12 @@ class SparseIndex:
         self._count = 0
         self._allocated = 0
         self._is_taken = False
+        # How many entries may be collected in memory.
+        self._limit = _MAX_RELATIVE_OFFSET
+        # Whether something may be in the file that a power cut would take.
+        self._is_dirty = False
+        # Whether the file is no whole number of entries.
+        self._has_rest = False
 
     def __len__(self) -> int:
         self._open()
@@ -68,7 +75,7 @@ class SparseIndex:
         """How many entries fit; in memory there is no bound but the format's."""
         self._open()
         if self._data is None or self._is_in_memory:
-            return _MAX_RELATIVE_OFFSET
+            return self._limit
         return len(self._data) // self.entry.size
 
     @property
@@ -82,7 +89,7 @@ class SparseIndex:
 
     def exists(self) -> bool:
         """Whether the index has a file on the disk."""
-        return self._disk.exists(self.path)
+        return self._disk.exists(self.path) if self.source is None else self.source() is not None
 
     def to_bytes(self) -> bytes:
         """The entries as they are, or will be, in the trimmed file."""
@@ -91,6 +98,15 @@ class SparseIndex:
         if data is not None:
             return bytes(data[:size])
         return b"" if file is None else bytes(self._disk.read(file, 0, size))
+
+    def file_bytes(self) -> bytes:
+        """The whole entries of the file, right or wrong: `repair` is not asked."""
+        with self._disk.hold(self._disk.naming):
+            file = self._find_file()
+        if file is None:
+            return b""
+        data = self._disk.read(file, 0, self._disk.size(file))
+        return bytes(data[: len(data) - len(data) % self.entry.size])
 
     def preallocate(self, max_bytes: int) -> None:
         """Make room for the entries of an active segment: the file grows to at most `max_bytes`, zero-filled.
@@ -106,12 +122,37 @@ class SparseIndex:
         self._map(room)
 
     def reset(self) -> None:
-        """Forget every entry, for a rebuild; a file that is there already is emptied."""
+        """Forget every entry; a file that is there already is emptied."""
         self._count = 0
         if self._disk.writable:
             self._map(0)
         else:
             self._file, self._data = None, bytearray()
+
+    def collect(self, max_bytes: int | None = None, *, keep: bool = False) -> None:
+        """Gather entries in memory from now on, until `save`; the file stays as it is.
+
+        The entries so far are forgotten, unless they are to be kept. No more than `max_bytes` of entries fit.
+        """
+        data = bytearray(self.to_bytes()) if keep else bytearray()
+        self._limit = _MAX_RELATIVE_OFFSET if max_bytes is None else max_bytes // self.entry.size
+        self._count = len(data) // self.entry.size
+        # In this order: see `_entries`.
+        self._data = data
+        self._file = None
+
+    def save(self, *, sync: bool) -> None:
+        """Put what was collected in the place of the file; in a read-only store it stays in memory.
+
+        A killed process leaves the old file or the new one. With `sync` so does a power cut: needed where the segment
+        is not looked at again after one. The caller syncs the directory.
+        """
+        if self._disk.writable:
+            assert isinstance(self._data, bytearray), "collect"
+            self._disk.put_file(self.path, bytes(self._data), sync=sync)
+            self._is_dirty = not sync
+            self._limit = _MAX_RELATIVE_OFFSET
+            self._data = None
 
     def keep(self, count: int) -> None:
         """Drop all but the first `count` entries; the room stays, and is empty again."""
@@ -121,6 +162,7 @@ class SparseIndex:
             # Who reads the file while it is written goes by where its zeros begin.
             start, end = self._count * self.entry.size, before * self.entry.size
             self._data[start:end] = bytes(end - start)
+            self._is_dirty = True
 
     def copy(self) -> None:
         """Take the whole entries of a file into memory, where nobody else can cut them; in a read-only store."""
@@ -129,6 +171,10 @@ class SparseIndex:
             self._data = bytearray(self.to_bytes())
             self._count = len(self._data) // self.entry.size
             self._file = None
+
+    def take_entries(self, data: bytes) -> None:
+        """Begin with entries in memory, whatever the file holds."""
+        self._data, self._count = bytearray(data), len(data) // self.entry.size
 
     def take_file(self, file: File, count: int) -> None:
         """Go on with `count` entries at the start of another file, in a read-only store."""
@@ -159,26 +205,38 @@ class SparseIndex:
         """
         self._open()
         end = (self._count + 1) * self.entry.size
-        if self._file is not None and self._data and self._allocated < end <= len(self._data):
+        if isinstance(self._data, mmap.mmap) and self._allocated < end <= len(self._data):
             end = min(-(-end // mmap.PAGESIZE) * mmap.PAGESIZE, len(self._data))
-            self._disk.allocate(self._file, self._allocated, end - self._allocated)
+            self._disk.allocate(self._writable_file(), self._allocated, end - self._allocated)
             self._allocated = end
 
     def trim(self) -> None:
         """Cut the file to its entries (kafka-storage 3.5)."""
         self._open()
-        if self._file is not None and self._disk.writable:
+        # A flush that was under way when the file was made larger may have let go of it.
+        has_room = (
+            isinstance(self._data, mmap.mmap) and len(self._data) > self._count * self.entry.size
+        )
+        if self._disk.writable and (self._file is not None or has_room):
             self._map(self._count * self.entry.size)
 
     def flush(self) -> None:
         """Return when the entries will survive a power cut; of a file that is mapped, only the mapping is kept."""
+        if not self._is_dirty:
+            return
         file, data = self._file, self._data
-        if file is not None:
+        # Before: what is written meanwhile is for the next flush.
+        self._is_dirty = False
+        try:
             if isinstance(data, mmap.mmap):
                 self._disk.sync_map(data)
-            self._disk.sync(file)
-            if isinstance(data, mmap.mmap):
-                self._file = None
+            self._disk.sync(file or self._disk.open(self.path, write=True))
+        except BaseException:
+            self._is_dirty = True
+            raise
+        # Unless it was made ready for appends meanwhile.
+        if isinstance(data, mmap.mmap) and self._data is data:
+            self._file = None
 
     def close(self) -> None:
         """Let go of the file; the next use opens it again. Entries that live in memory alone stay."""
@@ -196,28 +254,56 @@ class SparseIndex:
             self._data = None
 
     def check_sane(self) -> None:
-        """Raise `Corrupt` as Kafka's sanity check does (kafka-storage 3.8)."""
-        if self.exists() and self._disk.stat(self.path).st_size % self.entry.size:
+        """Raise `Corrupt` as Kafka's sanity check does (kafka-storage 3.8), and for a file that is too long."""
+        file = self._find_file()
+        size = self._disk.size(file) if file else 0
+        if size % self.entry.size:
             raise Corrupt(f"{self.path}: not a whole number of {self.entry.size}-byte entries")
+        if size > _MOST_BYTES:
+            raise Corrupt(
+                f"{self.path}: is {size} bytes long, and no index is longer than {_MOST_BYTES}"
+            )
 
     def _open(self) -> None:
         if self._data is not None or (self._file is not None and not self._disk.writable):
             return
+        self._open_file()
+        try:
+            better = self.repair()
+        except BaseException:
+            # Not now: `WouldBlock`, or an error. The next use asks again.
+            self._file = self._data = None
+            raise
+        if better is None:
+            self.on_open()
+            return
+        self._file = self._data = None
+        if self._disk.writable:
+            self._open_file()
+            self.on_open()
+        else:
+            self._data, self._count = better._data, better._count
+
+    def _open_file(self) -> None:
         with self._disk.hold(self._disk.naming):
             file = self._find_file()
         if file is None:
-            self._data, self._count = bytearray(), 0
+            self._data, self._count, self._has_rest = bytearray(), 0, False
             return
         size = self._disk.size(file)
+        if size > _MOST_BYTES and not self.is_growing:
+            size = 0
         if not self._disk.writable:
-            self._count = self._written(file) if self.is_growing else size // self.entry.size
+            # Who has just rolled has yet to cut off the room behind the entries.
+            has_room = self.is_growing or self.source is not None
+            self._count = self._written(file) if has_room else size // self.entry.size
             self._file = file
         else:
             self._count = size // self.entry.size
             # Who writes opens the file again, by making room; one that is empty is not taken for one in memory.
             self._file = None if size else file
             self._data = self._disk.map(file, size) if size else bytearray()
-        self.on_open()
+        self._has_rest = bool(size % self.entry.size)
 
     def _entries(self) -> tuple[File | None, mmap.mmap | bytearray | None]:
         """The file and the entries in memory, one of them at least: they are opened again if they were let go of."""
@@ -236,12 +322,18 @@ class SparseIndex:
             return None
         return self._disk.open(self.path, write=self._disk.writable)
 
+    def _writable_file(self) -> File:
+        file = self._file
+        if file is None:
+            file = self._file = self._disk.open(self.path, write=True, create=True)
+        return file
+
     def _map(self, size: int) -> None:
-        if self._file is None:
-            self._file = self._disk.open(self.path, write=True, create=True)
-        if self._disk.size(self._file) != size:
-            self._disk.truncate(self._file, size)
-        self._data = self._disk.map(self._file, size) if size else bytearray()
+        file = self._writable_file()
+        self._is_dirty = True
+        if self._disk.size(file) != size:
+            self._disk.truncate(file, size)
+        self._data = self._disk.map(file, size) if size else bytearray()
         self._allocated = 0
 
     def _append(self, *fields: int) -> None:
@@ -249,13 +341,14 @@ class SparseIndex:
         assert data is not None
         at = self._count * self.entry.size
         if isinstance(data, bytearray):
-            if self._file is not None:
+            if self._file is not None or self._count >= self._limit:
                 raise ValueError(f"{self.path}: the index is full with {self._count} entries")
             data[at:] = self.entry.pack(*fields)
         elif at + self.entry.size > len(data):
             raise ValueError(f"{self.path}: the index is full with {self._count} entries")
         else:
             self.reserve()
+            self._is_dirty = True
             self.entry.pack_into(data, at, *fields)
         self._count += 1
 
@@ -300,6 +393,19 @@ class OffsetIndex(SparseIndex):
             raise ValueError(f"{self.path}: offset {offset} is not beyond the last entry's")
         self._append(relative, position)
 
+    def can_be(self, next_offset: int, log_bytes: int) -> bool:
+        """Whether this may be the index of a sealed segment of so many bytes that ends before an offset.
+
+        Looks at the last entry alone. No entry stands for the first batch, so one of zeros is none (kafka-storage
+        3.1).
+        """
+        if self._has_rest:
+            return False
+        if not self._count:
+            return True
+        last = self[self._count - 1]
+        return self.base_offset <= last.offset < next_offset and 0 < last.position < log_bytes
+
     def lookup(self, offset: int) -> OffsetEntry:
         """The last entry at or before an offset; (base offset, 0) if there is none."""
         self._open()
@@ -337,6 +443,22 @@ class TimeIndex(SparseIndex):
     """From which offset on to look for a timestamp (kafka-storage 3.2)."""
 
     entry = struct.Struct(">qi")
+
+    def can_be(self, next_offset: int, first_timestamp: int) -> bool:
+        """Whether this may be the index of a sealed segment that ends before an offset; its first batch's timestamp
+        (ms) is -1 where there is none.
+
+        Looks at the last entry alone. A sealed segment with timestamps has a closing entry (kafka-storage 3.5).
+        """
+        if self._has_rest:
+            return False
+        if not self._count:
+            return first_timestamp < 0
+        last = self[self._count - 1]
+        if (last.timestamp, last.offset) == (0, self.base_offset):
+            # Zeros, unless the segment begins in 1970.
+            return self._count == 1 and first_timestamp == 0
+        return self.base_offset <= last.offset < next_offset
 
     @property
     def is_full(self) -> bool:
@@ -389,98 +511,4 @@ class TimeIndex(SparseIndex):
         return TimeEntry(timestamp, self.base_offset + relative)
 
     def __iter__(self) -> Iterator[TimeEntry]:
-        return (self[number] for number in range(len(self)))
-
-
-class TextEntry(NamedTuple):
-    """What lies in a segment before the batch at `position`: offsets below `offset`, text of size `before`."""
-
-    offset: int
-    position: int
-    before: TextSize
-
-
-class TextIndex(SparseIndex):
-    """Where in a segment's file a byte of its text views lies. Ours alone: Kafka ignores the file.
-
-    An entry stands before a batch, and the closing entry before the end of the file, so that the size of a
-    sealed segment's text is known without reading it. 28 bytes, big-endian: int32 relative offset of the last
-    record before, int32 position, int32 records, int64 bytes of lines, int64 bytes of envelopes.
-    """
-
-    entry = struct.Struct(">iiiqq")
-
-    def append(self, offset: int, position: int, before: TextSize) -> None:
-        """Note that a batch starts at `position`, that `offset` is the next one, and the text before it."""
-        self._open()
-        if position > self.last.position:
-            self._append(self._relative(offset - 1), position, *before)
-
-    @property
-    def last(self) -> TextEntry:
-        """The last entry; the start of the segment if there is none."""
-        self._open()
-        return self[self._count - 1]
-
-    def lookup_position(self, position: int) -> TextEntry:
-        """The last entry at or before a position of the .log file."""
-        self._open()
-        return self[self.number_of_position(position)]
-
-    def number_of_position(self, position: int) -> int:
-        """The number of the last entry at or before a position of the .log file, -1 for the segment's start."""
-        self._open()
-        return bisect_right(range(self._count), position, key=lambda i: self._get(i)[1]) - 1
-
-    def last_before(self, position: int, number: int) -> int:
-        """As `number_of_position`, where it is known to be not far behind an entry's number."""
-        self._open()
-        high = min(number + _NEAR, self._count)
-        return (
-            bisect_right(range(high), position, lo=min(number, high), key=lambda i: self._get(i)[1])
-            - 1
-        )
-
-    def number_of_offset(self, offset: int) -> int:
-        """The number of the last entry at or before an offset, -1 for the segment's start."""
-        self._open()
-        relative = offset - 1 - self.base_offset
-        return bisect_right(range(self._count), relative, key=lambda i: self._get(i)[0]) - 1
-
-    def around(self, offset: int) -> tuple[int, int, int] | None:
-        """The last entry at or before an offset: (its offset, its position, the next one's or -1); None if empty."""
-        number = self.number_of_offset(offset)
-        start, position = self.base_offset, 0
-        if number >= 0:
-            relative, position, *_ = self._get(number)
-            start += relative + 1
-        after = self._get(number + 1)[1] if number + 1 < self._count else -1
-        return (start, position, after) if self._count else None
-
-    def number_of_text(self, at: int, view: View, prefix_bytes: int) -> int:
-        """The number of the last entry at or before a byte of a view, -1 for the segment's start."""
-        self._open()
-
-        def size_before(number: int) -> int:
-            return TextSize._make(self._get(number)[2:]).size(view, prefix_bytes)
-
-        return bisect_right(range(self._count), at, key=size_before) - 1
-
-    def number_of_record(self, record: int) -> int:
-        """The number of the last entry with at most so many records before it, -1 for the segment's start."""
-        self._open()
-        return bisect_right(range(self._count), record, key=lambda i: self._get(i)[2]) - 1
-
-    def __getitem__(self, number: int) -> TextEntry:
-        if number < 0:
-            return TextEntry(self.base_offset, 0, NO_TEXT)
-        relative, position, *before = self._get(number)
-        return TextEntry(self.base_offset + relative + 1, position, TextSize._make(before))
-
-    def truncate(self, position: int) -> None:
-        """Keep the entries at or before a position of the .log file."""
-        self._open()
-        self.keep(self.number_of_position(position) + 1)
-
-    def __iter__(self) -> Iterator[TextEntry]:
         return (self[number] for number in range(len(self)))

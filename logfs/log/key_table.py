@@ -77,8 +77,8 @@ class MemoryTable:
         self.slots[slot] = first, second, offset + 1 | (sieve.NULL_BIT if is_null else 0)
 
     def put_table(self, slots: NDArray[np.uint64]) -> None:
-        """Take all of a table with the same secret that has room here."""
-        self.used += sieve.move_slots(slots, self.slots)
+        """Take all of a table with the same secret. Raises `Corrupt` if it has more keys than there is room for."""
+        self.used += _moved(slots, self.slots, self.used)
 
     def get(self, first: np.uint64, second: np.uint64) -> int:
         """The last word of a hash's slot, 0 if it has none."""
@@ -86,8 +86,19 @@ class MemoryTable:
 
     def _grow(self) -> None:
         larger: NDArray[np.uint64] = np.zeros((len(self.slots) * 2, 3), np.uint64)
-        sieve.move_slots(self.slots, larger)
+        _moved(self.slots, larger, 0)
         self.slots = larger
+
+
+def _moved(old: NDArray[np.uint64], slots: NDArray[np.uint64], used: int) -> int:
+    """Put one table into another that has `used` keys; how many are new. Raises `Corrupt` where they do not fit.
+
+    The file's header says how many keys it has. Nothing but that says how large the other table must be.
+    """
+    added = int(sieve.move_slots(old, slots, used))
+    if added < 0:
+        raise Corrupt("a key map has more keys than its header says")
+    return added
 
 
 def hash_key(key: bytes, secret: NDArray[np.uint64]) -> tuple[np.uint64, np.uint64]:
@@ -196,7 +207,9 @@ def write_table(
         mapping = disk.map(file, size)
         view = memoryview(mapping)[HEADER_BYTES:end]
         slots = np.frombuffer(view, np.uint64).reshape(-1, 3)
-        used = sum(sieve.move_slots(part, slots) for part in parts)
+        used = 0
+        for part in parts:
+            used += _moved(part, slots, used)
         crcs = key_table.format_crcs(view)
         disk.sync_map(mapping)
         header = TableHeader(coverage.isolation, count, used, coverage.end, secret, coverage.anchor)

@@ -13,6 +13,7 @@ from logfs.errors import (
     NotWritable,
     OffsetOutOfRange,
     PartitionFailed,
+    UnknownPartition,
 )
 from logfs.format import names
 from logfs.format.batch import Batch, assign_offset
@@ -24,8 +25,9 @@ from logfs.log import key_map
 from logfs.log.appended import Appended, AppendedBatch
 from logfs.log.committed import CommittedReader, Isolation
 from logfs.log.dropped import DroppedSegments
-from logfs.log.files import NO_SPACE
+from logfs.log.files import EXHAUSTED
 from logfs.log.reader import Reader
+from logfs.log.roll import begin_next
 from logfs.log.segment import Segment
 from logfs.log.segment_files import relocate
 from logfs.log.snapshots import replay
@@ -75,7 +77,7 @@ class Partition(Reader):
         self._producers = loaded.producers
         # Up to where a read-only store has read the log for its producers.
         self._producers_end = 0
-        self.failure: PartitionFailed | None = None
+        self.failure: PartitionFailed | UnknownPartition | None = None
         # Upkeep: when it compacted the log, why it cannot, and whether it is to leave it alone.
         self.cleaned_ms: int | None = None
         self.uncleanable: LogfsError | OSError | None = None
@@ -87,7 +89,9 @@ class Partition(Reader):
         self._get_config = config
         self._clock = clock
         self.flush_lock = threading.RLock()
-        self._directory_is_dirty = False
+        # What loading has changed.
+        self._unsynced: Sequence[Segment] = loaded.unsynced
+        self._directory_is_dirty = bool(loaded.unsynced)
         self._unflushed_since_ms: int | None = None
         self._dropped = DroppedSegments(disk)
         self._flush_messages = self.config.flush_messages
@@ -151,8 +155,7 @@ class Partition(Reader):
         full disk unless the records made several batches. Readable at once; durable after `flush`.
         """
         wanted = [Record(item) if isinstance(item, bytes) else item for item in records]
-        now_ms = self._clock()
-        config = self.config
+        now_ms, config = self._clock(), self.config
         built = self._checked(wanted, config, now_ms)
         if built.refused is not None:
             raise built.refused
@@ -168,8 +171,7 @@ class Partition(Reader):
 
         Raises only what concerns the whole partition: `NotWritable`, `PartitionFailed`.
         """
-        now_ms = self._clock()
-        config = self.config
+        now_ms, config = self._clock(), self.config
         if config.is_compacted:
             built = Built([], 0, refusal(Record(b""), config, now_ms, self.name.directory))
         else:
@@ -179,8 +181,7 @@ class Partition(Reader):
 
     def append_records(self, records: Sequence[Record]) -> Appended:
         """Append records up to the first that is refused; raises as `append_lines`."""
-        now_ms = self._clock()
-        config = self.config
+        now_ms, config = self._clock(), self.config
         built = self._checked(records, config, now_ms)
         with self.disk.hold(self.lock):
             return self._append(built, config, now_ms)
@@ -195,8 +196,7 @@ class Partition(Reader):
         Raises `Corrupt`, `Unsupported`, `RecordTooLarge`, `InvalidRecord`, `InvalidProducerEpoch`,
         `OutOfOrderSequence`, `InvalidTransactionState`, `NotWritable`, `PartitionFailed`, `OSError`.
         """
-        now_ms = self._clock()
-        config = self.config
+        now_ms, config = self._clock(), self.config
         batch = Batch.parse(bytes(data))
         if len(batch.data) != len(memoryview(data)):
             raise Corrupt(f"{self.name.directory}: bytes follow the batch; append one at a time")
@@ -278,7 +278,7 @@ class Partition(Reader):
         return Appended(first_offset, self.log_end_offset - 1, consumed, refused)
 
     def check_appendable(self) -> None:
-        """Raise `NotWritable` or `PartitionFailed` where no append can succeed."""
+        """Raise `NotWritable`, `PartitionFailed` or `UnknownPartition` where no append can succeed."""
         if self.failure is not None:
             raise self.failure
         if not self.disk.writable:
@@ -318,14 +318,12 @@ class Partition(Reader):
             self._unflushed_since_ms = now_ms
 
     def _failed_append(self, error: OSError) -> OSError | PartitionFailed:
-        """After a failed write: a full disk leaves the log as it was, anything else ends the appends."""
+        """After a failed write: what is `EXHAUSTED` leaves the log as it was, any other error ends the appends."""
         try:
             self.active.cut_back()
         except OSError as second:
             return self.fail("a write failed and could not be undone", second)
-        if error.errno in NO_SPACE:
-            return error
-        return self.fail("a write failed", error)
+        return error if error.errno in EXHAUSTED else self.fail("a write failed", error)
 
     def fail(self, what: str, error: OSError) -> PartitionFailed:
         """Take nothing more (rule 7); the error that says so from now on."""
@@ -341,22 +339,22 @@ class Partition(Reader):
         return self.failure
 
     def roll(self, now_ms: int) -> Segment:
-        """Seal the active segment and start a new one at the log end offset (kafka-storage 4.2).
+        """Seal the active segment and begin the next (kafka-storage 4.2); an empty one begins anew where it is.
 
-        The sealed one is flushed by the next `flush`. An empty active segment begins anew where it is.
+        After an `OSError` the log is as it was, and takes nothing more unless that was `EXHAUSTED`.
         """
         with self.lock:
             sealed = self.active
-            base_offset = sealed.next_offset
-            if base_offset == sealed.base_offset:
+            if sealed.next_offset == sealed.base_offset:
                 sealed.created_ms = now_ms
                 sealed.txn_index.remove()
                 return sealed
-            segment = Segment(self.disk, self.directory, base_offset)
-            segment.activate(self.config, now_ms, create=True)
+            try:
+                segment = begin_next(self, now_ms)
+            except OSError as error:
+                self._failed_append(error)
+                raise
             self._directory_is_dirty = True
-            sealed.seal(base_offset)
-            self.snapshots.take(base_offset, self.producers)
             self.segments = (*self.segments, segment)
             return segment
 
@@ -373,8 +371,9 @@ class Partition(Reader):
         since = self._unflushed_since_ms
         if since is None or not self.unflushed_messages or self.failure is not None:
             return False
-        is_late = now_ms - since >= self.config.flush_ms
-        return is_late or self.recovery_point < self.active.base_offset
+        return (
+            self.recovery_point < self.active.base_offset or now_ms - since >= self.config.flush_ms
+        )
 
     def flush_if_due(self) -> None:
         """Flush if it is time: see `flush_due`."""
@@ -404,44 +403,42 @@ class Partition(Reader):
             except OSError as error:
                 raise self.fail("an fsync failed", error) from error
             self.flushes += 1
+            self._unsynced = ()
             self.recovery_point = max(self.recovery_point, end_offset)
             return self.recovery_point
 
     def _sync(self, segments: Sequence[Segment], directory_is_dirty: bool) -> None:
         # A segment that was durable to its end has had its indexes closed since: it comes along.
         first = bisect_right(segments, self.recovery_point - 1, key=lambda s: s.base_offset) - 1
-        for segment in segments[max(first, 0) :]:
-            segment.flush(indexes=segment.next_base is not None)
+        changed = [segment for segment in self._unsynced if segment in segments]
+        for segment in dict.fromkeys([*changed, *segments[max(first, 0) :]]):
+            segment.flush(indexes=not segment.is_active)
+        self.snapshots.flush()
         if directory_is_dirty:
             self.disk.sync_directory(self.directory)
 
-    def close(self, why: str = "the store is closed") -> bool:
-        """Flush, write the closing entries and trim; whether the files may be trusted without recovery.
-
-        From then on appends fail and say why.
-        """
-        if not self.disk.writable:
-            for segment in self.segments:
-                segment.close()
-            return True
+    def close(self, ended: UnknownPartition | None = None) -> bool:
+        """Flush and trim; whether the files may be trusted without recovery. From then on appends raise `ended`."""
         with self.flush_lock, self.lock:
-            try:
-                self.flush()
-                if self.active.is_active:
-                    self.active.finish()
-                    self.active.flush(indexes=True)
-                self._keep_snapshot()
-            except (OSError, PartitionFailed):
-                return False
+            if self.disk.writable:
+                try:
+                    self.flush()
+                    if self.active.is_active:
+                        self.active.finish()
+                        self.active.flush(indexes=True)
+                    self._keep_snapshot()
+                except (OSError, PartitionFailed):
+                    return False
+                self.failure = ended or PartitionFailed(f"{self.directory}: the store is closed")
             for segment in self.segments:
                 segment.close()
-            self.failure = PartitionFailed(f"{self.directory}: {why}")
         return True
 
     def _keep_snapshot(self) -> None:
         """Make a snapshot at the log end that will survive: a clean start reads no log to learn of its producers."""
         if self.snapshots.latest < self.log_end_offset:
-            self.snapshots.take(self.log_end_offset, self.producers, sync=True)
+            self.snapshots.take(self.log_end_offset, self.producers)
+            self.snapshots.flush()
             self.disk.sync_directory(self.directory)
 
     # Moving the ends.
@@ -449,7 +446,7 @@ class Partition(Reader):
     def advance_log_start(self, offset: int) -> None:
         """Make everything below an offset unreadable; segments wholly below it are left to retention.
 
-        Raises `OffsetOutOfRange` beyond the log end. Going back is ignored, as Kafka does.
+        Raises `OffsetOutOfRange` beyond the log end; an `OSError` changes nothing. Going back is ignored.
         """
         self.check_appendable()
         with self.lock:
@@ -458,8 +455,8 @@ class Partition(Reader):
                     f"{self.name.directory}: offset {offset} is beyond the log end {self.log_end_offset}"
                 )
             if offset > self.log_start_offset:
-                self.log_start_offset = offset
                 self.epochs.truncate_from_start(offset)
+                self.log_start_offset = offset
                 self.snapshots.floor = offset
                 self.generation += 1
 
@@ -517,7 +514,7 @@ class Partition(Reader):
 
         That their offsets are gone is durable before: what reaches above the log start offset stays, for since
         somebody counted, records were appended to it, or compaction has put it in the place of several. With all of
-        them, an empty one takes over at the log end.
+        them, an empty one takes over at the log end. After an error, those that keep their names stay in the log.
         """
         self.check_appendable()
         self.pin_views()
@@ -535,6 +532,10 @@ class Partition(Reader):
                 self._dropped.move_away(dropped, self.snapshots, due_ms)
                 self.disk.sync_directory(self.directory)
             except OSError as error:
+                left = (each for each in dropped if each.path.suffix != names.DELETED)
+                self.segments = (*left, *self.segments)
+                if error.errno in EXHAUSTED:
+                    raise
                 raise self.fail("segments could not be renamed", error) from error
         return dropped
 
@@ -543,8 +544,7 @@ class Partition(Reader):
         known = self.segments
         number = bisect_right(known, segments[0].base_offset, key=lambda s: s.base_offset) - 1
         found = known[max(number, 0) : -1][: len(segments)]
-        same = [*map(id, found)] == [*map(id, segments)]
-        return same and self.failure is None
+        return [*map(id, found)] == [*map(id, segments)] and self.failure is None
 
     def replace(self, old: Sequence[Segment], new: Segment, check: Callable[[], None]) -> None:
         """Put a segment whose files end in `.cleaned`, and are durable, in the place of some that it was made of.

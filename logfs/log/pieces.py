@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +15,9 @@ import numpy as np
 from logfs.format.batch import CONTROL_BIT, MAGIC, TRANSACTIONAL_BIT
 from logfs.format.text import NO_TEXT
 from logfs.log import spans
-from logfs.log.files import Gone, ReadOnlyDisk
+from logfs.log.files import Gone
 from logfs.log.index import TimeEntry
+from logfs.log.planned import PlannedFile, planned_files
 from logfs.log.segment import Segment, Tip
 from logfs.log.walk import Damage, DamagedRange
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from logfs.format.columns import Columns
-    from logfs.log.files import Disk
     from logfs.log.reader import Reader
 
     # Each producer's aborted transactions: (first offset, offset of the marker), in order.
@@ -36,42 +35,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """The records [first_offset, end_offset) of the segment `base_offset`, from byte `position` of its file on.
+    """The records [first_offset, end_offset) of a segment, from byte `position` of its file on.
 
-    `size_bytes` is as far as the file was valid when this was planned, and `inode` which file that was; `bytes` is
-    about how much there is to read.
+    `bytes` is about how much there is to read.
     """
 
-    directory: str
-    base_offset: int
-    inode: int
-    size_bytes: int
+    file: PlannedFile
     position: int
     first_offset: int
     end_offset: int
     bytes: int
     aborted: Aborted
 
-    @property
-    def path(self) -> Path:
-        """The .log file."""
-        return self._segment().path
-
-    def _segment(self, disk: Disk | None = None) -> Segment:
-        return Segment(disk or ReadOnlyDisk(), Path(self.directory), self.base_offset)
-
     def open(self) -> Segment:
-        """The segment as it was planned; `Gone` where retention or compaction has taken the file since."""
-        disk = ReadOnlyDisk()
-        segment = self._segment(disk)
-        try:
-            found = disk.stat_file(segment.file)
-        except FileNotFoundError:
-            raise Gone(f"{segment.path}: has left the log since it was planned") from None
-        if found.st_ino != self.inode or found.st_size < self.size_bytes:
-            raise Gone(f"{segment.path}: was replaced or cut since it was planned")
+        """The segment as it was planned. Raises as `PlannedFile.open`."""
+        segment = self.file.open()
         segment.gaps = True
-        segment.resume(Tip(self.size_bytes, self.end_offset, NO_TEXT), TimeEntry(-1, 0))
+        segment.resume(Tip(self.file.size_bytes, self.end_offset, NO_TEXT), TimeEntry(-1, 0))
         return segment
 
 
@@ -85,25 +65,24 @@ def plan(
     """
     segments = reader.segments
     aborted = reader.aborted(segments)
-    for segment in reader.segments_from(first_offset, segments):
-        if segment.base_offset >= end_offset:
-            return
+    wanted = [
+        segment
+        for segment in reader.segments_from(first_offset, segments)
+        if segment.base_offset < end_offset
+    ]
+    for segment, file in planned_files(reader, wanted):
         first = max(first_offset, segment.base_offset)
         end = min(end_offset, segment.next_offset)
-        size = segment.size_bytes
+        size = file.size_bytes
         if first >= end or not size:
             continue
         cuts = [(first, segment.position_of(first)), *_cuts(segment, first, end, piece_bytes)]
         stop = size if end == segment.next_offset else _position_behind(segment, end)
-        inode = reader.disk.stat_file(segment.file).st_ino
         for (offset, position), (next_offset, next_position) in zip(
             cuts, [*cuts[1:], (end, stop)], strict=True
         ):
             yield Piece(
-                directory=str(reader.directory),
-                base_offset=segment.base_offset,
-                inode=inode,
-                size_bytes=size,
+                file=file,
                 position=position,
                 first_offset=offset,
                 end_offset=next_offset,
@@ -134,30 +113,15 @@ def _first_as_late_as(segment: Segment, timestamp: int) -> int:
     try:
         # Of one that is being written the last entry is not of all records, and some may be from before a truncation.
         if not segment.is_active and not index.is_growing:
-            if index.last.timestamp < timestamp and _agrees(segment, index.last):
+            if index.last.timestamp < timestamp and segment.has(index.last):
                 return segment.next_offset
             entry = index.lookup(timestamp - 1)
-            if _agrees(segment, entry):
+            if segment.has(entry):
                 return entry.offset + 1
     except (Gone, FileNotFoundError):
         # Who reads it will see.
         pass
     return segment.base_offset
-
-
-def _agrees(segment: Segment, entry: TimeEntry) -> bool:
-    """Whether an entry of a time index is of a batch in the log; zeros that were never cut off are not."""
-    if entry.timestamp < 0:
-        return False
-    try:
-        batch = segment.find_batch(entry.offset)
-    except DamagedRange:
-        return False
-    return (
-        batch is not None
-        and batch.header.base_offset <= entry.offset
-        and batch.header.max_timestamp == entry.timestamp
-    )
 
 
 def split(piece: Piece, records: int) -> Iterator[Piece]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 import weakref
 from bisect import bisect_right
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from logfs.errors import InvalidRecord, OffsetOutOfRange
+from logfs.errors import Corrupt, InvalidRecord, OffsetOutOfRange
 from logfs.format.record import NO_TIMESTAMP
 from logfs.log.segment import POINT_READ_BYTES
 from logfs.log.view import TextView, offset_of_last
-from logfs.log.walk import Damage, DamagedRange
+from logfs.log.walk import Damage, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from logfs.log.recovery import Loaded
     from logfs.log.segment import Segment
     from logfs.log.view import Text
+
+T = TypeVar("T")
 
 # What `offset_for_time` takes instead of a timestamp (kafka-storage 3.10).
 LATEST = -1
@@ -52,7 +54,7 @@ def _is_any(header: Header) -> bool:
     return True
 
 
-def _last_batch_before(segment: Segment, offset: int) -> Batch | None:
+def last_batch_before(segment: Segment, offset: int) -> Batch | None:
     """The last batch of a segment that begins before an offset; None if there is none. Raises `DamagedRange`."""
     batch = segment.find_batch(offset - 1)
     if batch is not None and batch.header.base_offset < offset:
@@ -240,7 +242,9 @@ class Reader:
             if not shows(batch.header):
                 continue
             whole = batch.header.base_offset >= first and batch.header.last_offset < stop
-            for record in batch.records():
+            with self._decoding(batch, segments):
+                records = list(batch.records())
+            for record in records:
                 if whole or first <= record.offset < stop:
                     yield record
 
@@ -256,7 +260,8 @@ class Reader:
         parts = []
         for batch in self.batches(first, stop, segments):
             if shows(batch.header):
-                rows = batch.columns()
+                with self._decoding(batch, segments):
+                    rows = batch.columns()
                 inside = (rows.offsets >= first) & (rows.offsets < stop)
                 parts.append(rows if inside.all() else rows.select(inside))
         return concatenate(parts)
@@ -268,7 +273,12 @@ class Reader:
         """
         self.check_readable(offset)
         if offset >= self.log_end_offset:
-            raise OffsetOutOfRange(f"{self.name.directory}: the log ends at {offset - 1}")
+            last = f"the last is {self.log_end_offset - 1}"
+            if self.log_end_offset == self.log_start_offset:
+                last = f"the log is empty, and its next offset is {self.log_end_offset}"
+            raise OffsetOutOfRange(
+                f"{self.name.directory}: there is no offset {offset} yet: {last}"
+            )
         segments = self.segments
         batch = self.segments_from(offset, segments)[0].find_batch(offset)
         if (
@@ -277,7 +287,20 @@ class Reader:
             or batch.header.base_offset > offset
         ):
             return None
-        return batch.record_at(offset)
+        with self._decoding(batch, segments):
+            return batch.record_at(offset)
+
+    @contextmanager
+    def _decoding(self, batch: Batch, segments: Sequence[Segment]) -> Iterator[None]:
+        """Raise `DamagedRange` for a batch whose checksum is right, and whose records cannot be read."""
+        try:
+            yield
+        except Corrupt as error:
+            segment = self.segments_from(batch.header.base_offset, segments)[0]
+            for found in segment.batches_from(batch.header.base_offset):
+                if not isinstance(found, Damage):
+                    raise unreadable(*found, error).error(segment.path) from None
+            raise
 
     @cached_property
     def keys(self) -> KeyMap:
@@ -286,9 +309,13 @@ class Reader:
 
         return KeyMap(self)
 
+    def until_found(self, read: Callable[..., T], *arguments: Any) -> T:
+        """What a call gives; in a log that somebody else writes, it is made again while files go under it."""
+        return read(*arguments)
+
     def newest(self, key: bytes) -> Record | None:
         """The newest record with a key; None if there is none, or its value is null: see `KeyMap.newest`."""
-        return self.keys.newest(key)
+        return self.until_found(self.keys.newest, key)
 
     def first_offset_from(self, offset: int) -> int | None:
         """The offset of the first record at or behind one; None if there is none."""
@@ -302,7 +329,11 @@ class Reader:
                     return None
                 if not shows(found[1].header):
                     continue
-                for record in found[1].records():
+                try:
+                    records = list(found[1].records())
+                except Corrupt:
+                    return max(found[1].header.base_offset, offset)
+                for record in records:
                     if record.offset >= offset:
                         return record.offset
         return None
@@ -314,12 +345,13 @@ class Reader:
         at = self.log_end_offset
         while at > self.log_start_offset:
             segment = self.segments_from(at - 1, segments)[0]
-            batch = _last_batch_before(segment, at)
+            batch = last_batch_before(segment, at)
             if batch is None:
                 at = min(at - 1, segment.base_offset)
                 continue
             if shows(batch.header):
-                offsets = [record.offset for record in batch.records() if record.offset < at]
+                with self._decoding(batch, segments):
+                    offsets = [record.offset for record in batch.records() if record.offset < at]
                 if offsets:
                     return offsets[-1] if offsets[-1] >= self.log_start_offset else None
             at = batch.header.base_offset
@@ -343,7 +375,11 @@ class Reader:
             raise InvalidRecord(f"{timestamp} is no timestamp: ms since the epoch, -1, -2 or -3")
         segments = self.segments
         shows = self.shown(segments) if shown else _is_any
-        for segment in segments:
+        # What lies below the log start is not there, though its files may be: deleted by offset, they go later.
+        for segment in self.segments_from(self.log_start_offset, segments):
+            if not segment.size_bytes and not segment.gaps:
+                # Lost: its file's time is that of no record.
+                continue
             # Even if it holds no record: what compaction emptied goes by its file's time, and hides the others.
             if segment.largest_timestamp >= timestamp:
                 start = max(segment.offset_before(timestamp), self.log_start_offset)
@@ -356,6 +392,9 @@ class Reader:
 
     def offset_of_last(self, count: int) -> int:
         """The offset that the last `count` records begin at; the log start if there are fewer."""
+        return self.until_found(self._offset_of_last, count)
+
+    def _offset_of_last(self, count: int) -> int:
         return offset_of_last(self, count)
 
     def _first_at(
@@ -364,7 +403,7 @@ class Reader:
         """The first record at or after a time, from an offset on: in the first batch that reaches it, or behind."""
         position, reached = segment.skip_earlier(segment.position_of(start), timestamp)
         if reached is not None and reached >= self.log_start_offset:
-            with suppress(DamagedRange):
+            with suppress(Corrupt):
                 batch = segment.find_batch(reached)
                 if (
                     batch is not None
@@ -382,13 +421,15 @@ class Reader:
                 continue
             if not shows(header):
                 continue
-            first = found[1].first_at(timestamp, self.log_start_offset)
-            if first is not None:
-                return OffsetAndTimestamp(*first, header.partition_leader_epoch)
+            with suppress(Corrupt):
+                first = found[1].first_at(timestamp, self.log_start_offset)
+                if first is not None:
+                    return OffsetAndTimestamp(*first, header.partition_leader_epoch)
         return None
 
     def _offset_of_max_timestamp(self) -> OffsetAndTimestamp | None:
-        filled = [segment for segment in self.segments if segment.size_bytes]
+        segments = self.segments_from(self.log_start_offset)
+        filled = [segment for segment in segments if segment.size_bytes]
         if not filled:
             return None
         segment = max(filled, key=lambda s: s.max_timestamp.timestamp)

@@ -1,21 +1,27 @@
-"""The indexes of a segment, made from its log: they are caches of it (rule 3, kafka-storage 3.4)."""
+"""The indexes of a segment, made from its log: they are caches of it (rule 3, kafka-storage 3.4).
+
+They are collected in memory and take the place of the old files by renames, so that whatever ends the process leaves
+each index as it was or as it is to be.
+"""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from logfs.format.text import NO_TEXT
 from logfs.log.index import TimeEntry
 from logfs.log.spans import survey, text_size
-from logfs.log.walk import Damage
+from logfs.log.walk import Damage, DamagedRange
 
 if TYPE_CHECKING:
-    from logfs.config import LogConfig
-    from logfs.log.index import TextIndex
+    from logfs.log.index import OffsetIndex, TimeIndex
     from logfs.log.segment import Segment
     from logfs.log.spans import BatchInfo
+    from logfs.log.text_index import TextIndex
 
-_TEXT_INTERVAL_BYTES = 4096
+# Kafka's default index.interval.bytes.
+_INTERVAL_BYTES = 4096
 
 
 class TextBuilder:
@@ -52,54 +58,110 @@ class TextBuilder:
             self._last_entry = position
 
 
-class IndexBuilder:
-    """Makes all indexes of a segment while its batches go by, but for what they say of transactions."""
+class LookupBuilder:
+    """Adds entries to an offset and a time index while the batches of a segment go by (kafka-storage 3.3)."""
 
-    def __init__(self, segment: Segment, config: LogConfig, now_ms: int) -> None:
-        """Forget what the indexes hold, and give them room."""
-        for index in (*segment.indexes, segment.txn_index):
-            index.reset()
-        segment.activate(config, now_ms)
-        self.end = segment.base_offset
-        self.text = NO_TEXT
-        self.max_entry = TimeEntry(-1, segment.base_offset)
-        self._segment = segment
-        self._builder = TextBuilder(segment.text_index, config.index_interval_bytes)
-        self._interval_bytes = config.index_interval_bytes
+    def __init__(
+        self, offset_index: OffsetIndex, time_index: TimeIndex, interval_bytes: int
+    ) -> None:
+        self.max_entry = TimeEntry(-1, offset_index.base_offset)
+        self._offset_index = offset_index
+        self._time_index = time_index
+        self._interval_bytes = interval_bytes
         self._last_entry = 0
 
-    def note(self, found: BatchInfo | Damage) -> None:
-        """Take the next batch or the next damage."""
-        self._builder.note(found)
-        self.text = self._builder.text
-        self.end = found.next_offset
-        if isinstance(found, Damage):
-            return
+    def note(self, found: BatchInfo) -> None:
+        """Take the next batch."""
         if found.max_timestamp > self.max_entry.timestamp:
             self.max_entry = TimeEntry(found.max_timestamp, found.next_offset - 1)
         if found.position - self._last_entry > self._interval_bytes:
-            offset_index, time_index, _ = self._segment.indexes
             # They were made for a greater index.interval.bytes than is in force now: sparser will do.
-            if offset_index.is_full or time_index.is_full:
+            if self._offset_index.is_full or self._time_index.is_full:
                 return
-            offset_index.append(found.next_offset - 1, found.position)
-            time_index.maybe_append(*self.max_entry)
+            self._offset_index.append(found.next_offset - 1, found.position)
+            self._time_index.maybe_append(*self.max_entry)
             self._last_entry = found.position
+
+
+class IndexBuilder:
+    """Makes the offset, time and text index of a segment while its batches go by; they are collected, not saved.
+
+    The indexes take no more than `max_bytes` each, and the text index as many entries as the others.
+    """
+
+    def __init__(self, segment: Segment, interval_bytes: int, max_bytes: int | None = None) -> None:
+        offset_index, time_index, text_index = segment.indexes
+        offset_index.collect(max_bytes)
+        time_index.collect(max_bytes)
+        text_index.collect(
+            None
+            if max_bytes is None
+            else (max_bytes // offset_index.entry.size + 1) * text_index.entry.size
+        )
+        self.end = segment.base_offset
+        self.text = NO_TEXT
+        self._texts = TextBuilder(text_index, interval_bytes)
+        self._lookups = LookupBuilder(offset_index, time_index, interval_bytes)
+
+    @property
+    def max_entry(self) -> TimeEntry:
+        """The greatest timestamp so far, and the last offset of its batch."""
+        return self._lookups.max_entry
+
+    def note(self, found: BatchInfo | Damage) -> None:
+        """Take the next batch or the next damage."""
+        self._texts.note(found)
+        self.text = self._texts.text
+        self.end = found.next_offset
+        if not isinstance(found, Damage):
+            self._lookups.note(found)
+
+
+def rebuild_lookups(segment: Segment) -> tuple[OffsetIndex, TimeIndex]:
+    """The offset and the time index of a sealed segment as its log says; their files are replaced."""
+    offset_index, time_index, _ = segment.new_indexes()
+    offset_index.collect()
+    time_index.collect()
+    builder = LookupBuilder(offset_index, time_index, _INTERVAL_BYTES)
+    for found in survey(segment, 0, segment.base_offset):
+        if not isinstance(found, Damage):
+            builder.note(found)
+    if builder.max_entry.timestamp >= 0:
+        time_index.maybe_append(*builder.max_entry, closing=True)
+    offset_index.save(sync=True)
+    time_index.save(sync=True)
+    return offset_index, time_index
+
+
+def lookup_fits(segment: Segment, number: int) -> bool:
+    """Whether the offset index (0) or the time index (1) of a sealed segment can be right, by a cheap look.
+
+    The last entry of the time index tells which segment a time is looked for in: that is held against the log.
+    """
+    if number == 0:
+        return segment.offset_index.can_be(segment.next_offset, segment.size_bytes)
+    times = segment.time_index
+    if not times.can_be(segment.next_offset, segment.first_timestamp):
+        return False
+    with suppress(DamagedRange):
+        # One that is gone was that of the last batch, unless timestamps go back.
+        newest = segment.find_batch(segment.next_offset - 1)
+        if newest is not None and newest.header.max_timestamp > times.last.timestamp:
+            return False
+    return not len(times) or segment.has(times.last)
 
 
 def rebuild_text(segment: Segment) -> None:
     """Bring a segment's text index up to its log, which something else wrote or went on with."""
     index = segment.text_index
     size = segment.size_bytes
-    if not segment.text_is_sane():
-        index.reset()
-    entries = len(index) + 2 * (size // _TEXT_INTERVAL_BYTES) + 64
-    index.preallocate(entries * index.entry.size)
-    builder = TextBuilder(index, _TEXT_INTERVAL_BYTES)
+    index.collect(keep=segment.text_is_sane())
+    builder = TextBuilder(index, _INTERVAL_BYTES)
     for found in survey(segment, builder.position, index.last.offset):
         if isinstance(found, Damage) and found.end == size:
             # How far it goes is known here, and from the bytes alone it is not.
             found = found._replace(next_offset=max(found.next_offset, segment.next_offset))
         builder.note(found)
     builder.finish(segment.next_offset, size)
-    index.trim()
+    # Nothing looks at the file again after a crash.
+    index.save(sync=True)

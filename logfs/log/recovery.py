@@ -12,30 +12,33 @@ the same steps in memory and changes nothing.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from logfs.errors import Corrupt, InvalidName
+from logfs.errors import Corrupt
 from logfs.format import names
 from logfs.format.batch import Batch
 from logfs.format.text import NO_TEXT
 from logfs.log.epochs import LeaderEpochs
-from logfs.log.index import TimeEntry
+from logfs.log.files import TEMPORARY
+from logfs.log.index import OffsetEntry, TimeEntry
+from logfs.log.listing import list_segments
 from logfs.log.producers import Producers
 from logfs.log.rebuild import IndexBuilder
 from logfs.log.segment import MAX_RELATIVE_OFFSET, UNMEASURED, Segment, Tip
 from logfs.log.snapshots import Snapshots
 from logfs.log.spans import survey
-from logfs.log.walk import Damage
+from logfs.log.walk import CHUNK_BYTES, Damage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from logfs.config import LogConfig
     from logfs.log.files import Disk
-    from logfs.log.index import OffsetEntry
+    from logfs.log.listing import Files
     from logfs.log.spans import BatchInfo
 
     Progress = Callable[[int], None]
@@ -43,29 +46,35 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TORN = ".torn"
-_SEGMENT_FILES = (
-    names.LOG,
-    names.OFFSET_INDEX,
-    names.TIME_INDEX,
-    names.TXN_INDEX,
-    names.TEXT_INDEX,
+_TEMPORARY_INDEXES = tuple(
+    suffix + kind + TEMPORARY for suffix in names.SEGMENT_FILES[1:] for kind in ("", names.CLEANED)
 )
 _UNFINISHED = {f"{names.KEY_MAP}.tmp", f"{names.COMMITTED_KEY_MAP}.tmp"}
+
+
+class Place(NamedTuple):
+    """A position in the .log file of a segment."""
+
+    base_offset: int
+    position: int
 
 
 class Start(NamedTuple):
     """What is known of a partition before it is loaded.
 
-    `clean`: it was closed properly; the offsets are those of the checkpoints. `compacted`: a cleaner has been here,
-    so offsets may be missing, whatever the topic's settings are. An idle producer is remembered for
-    `producer_expiration_ms`.
+    `clean`: it was closed properly; the offsets are those of the checkpoints. `rebuild`: all of the log is to be
+    read again, and every index made from it, though it may have been closed properly. `compacted`: a cleaner has
+    been here, so offsets may be missing, whatever the topic's settings are. An idle producer is remembered for
+    `producer_expiration_ms`. A read-only store ignores everything from `end` on.
     """
 
     clean: bool
     recovery_point: int = 0
     log_start_offset: int = 0
     compacted: bool = False
+    rebuild: bool = False
     producer_expiration_ms: int = 86_400_000
+    end: Place | None = None
 
 
 @dataclass(slots=True)
@@ -81,6 +90,17 @@ class Loaded:
     """Of the log end; None in a read-only store, where they are looked for by who needs them."""
     last_timestamp: int = -1
     torn: list[str] = field(default_factory=list)
+    unsynced: list[Segment] = field(default_factory=list)
+    """Those whose files were changed: whoever vouches for them has to flush them first."""
+
+
+def _is_whole(segment: Segment, position: int) -> bool:
+    """Whether a batch stands at a position whose checksum is right, whatever its offsets are."""
+    header = segment.header(position)
+    if header is not None and header.size_bytes <= segment.size_bytes - position:
+        with suppress(Corrupt):
+            return Batch.parse(segment.read(position, header.size_bytes)).is_valid
+    return False
 
 
 def load(
@@ -121,6 +141,7 @@ class _Loader:
         self.now_ms = now_ms
         self.progress = progress
         self.torn: list[str] = []
+        self.unsynced: list[Segment] = []
         self.last_timestamp = -1
         # The producers as they are at an offset that recovery has come to.
         self.producers = Producers()
@@ -130,17 +151,30 @@ class _Loader:
         if self.disk.writable:
             self._finish_swaps()
             self._drop_orphans()
+        self.listing = list_segments(self.disk, self.directory, self._end_of)
+        if self.start.end is not None:
+            last = self.start.end.base_offset
+            self.listing = {base: files for base, files in self.listing.items() if base <= last}
         self.epochs = LeaderEpochs(self.disk, self.directory)
         self.snapshots = Snapshots(self.disk, self.directory, self.start.producer_expiration_ms)
         segments = self._open_segments()
         segments, log_end_offset = self._recover(segments)
-        if segments and log_end_offset < self.start.log_start_offset:
-            self._drop_all(segments)
-            segments = []
+        # Whatever lies below was deleted.
+        deleted = self.start.log_start_offset
+        if segments and log_end_offset < deleted:
+            if self.start.clean:
+                what = "%s: log start offset %d of the checkpoint is not in the log, which ends at %d: ignored"
+                logger.error(what, self.directory, deleted, log_end_offset)
+                deleted = 0
+            else:
+                # A crash took the records behind those that were deleted.
+                self._drop_all(segments)
+                segments = []
         if not segments:
-            segments = [self._new_segment(self.start.log_start_offset)]
-            log_end_offset = self.start.log_start_offset
-        log_start_offset = max(self.start.log_start_offset, segments[0].base_offset)
+            # Offsets that were durable are never given out again, also where their files are gone.
+            log_end_offset = max(deleted, self.start.recovery_point)
+            segments = [self._new_segment(log_end_offset)]
+        log_start_offset = max(deleted, segments[0].base_offset)
         producers = self._load_producers(segments, log_start_offset, log_end_offset)
         for segment in segments:
             # What loading had to open is opened again by who needs it: a store may have very many partitions.
@@ -149,7 +183,7 @@ class _Loader:
             segment.close()
         segments[-1].created_ms = self.now_ms
         self.epochs.truncate_from_end(log_end_offset)
-        self.epochs.truncate_from_start(self.start.log_start_offset)
+        self.epochs.truncate_from_start(deleted)
         clean = self.start.clean and not self.torn
         point = log_end_offset if clean else min(self.start.recovery_point, log_end_offset)
         return Loaded(
@@ -161,6 +195,7 @@ class _Loader:
             producers,
             self.last_timestamp,
             self.torn,
+            self.unsynced,
         )
 
     # Leftovers of deletion, compaction and swap (kafka-storage 5.2, steps 1 to 5).
@@ -187,10 +222,13 @@ class _Loader:
         logs = [name for name in swapped if name.endswith(names.LOG + names.SWAP)]
         if logs:
             lowest = min(names.parse_stem(name) for name in logs)
-            highest = max(self._end_of(name) for name in logs)
+            highest = max(
+                self._end_of(names.parse_stem(name), {names.LOG: -1}, self.directory / name)
+                for name in logs
+            )
             for name in self._files():
                 if name.endswith(names.SWAP) or not name.endswith(
-                    (*_SEGMENT_FILES, names.SNAPSHOT)
+                    (*names.SEGMENT_FILES, names.SNAPSHOT)
                 ):
                     continue
                 if lowest <= names.parse_stem(name) < highest:
@@ -198,24 +236,21 @@ class _Loader:
         for name in swapped:
             self.disk.rename(self.directory / name, self.directory / name.removesuffix(names.SWAP))
 
-    def _end_of(self, swapped_log: str) -> int:
-        """The offset behind the last batch of a .log.swap file."""
-        segment = Segment(self.disk, self.directory, names.parse_stem(swapped_log))
-        segment.path = self.directory / swapped_log
-        end = segment.base_offset
-        segment.resume(Tip(self.disk.size(segment.file), end, NO_TEXT), TimeEntry(-1, 0))
-        for found in segment.walk():
-            if not isinstance(found, Damage):
-                end = found[1].header.next_offset
-        return end
+    def _end_of(self, base_offset: int, files: Files, path: Path | None = None) -> int:
+        """The offset after the last batch of a segment that is being swapped in."""
+        segment = self.kind(self.disk, self.directory, base_offset)
+        segment.identify(files)
+        segment.path = path or segment.path
+        return self._end(segment)
 
     def _drop_orphans(self) -> None:
         """Remove what a crash has left of files that were never whole, or lost their log."""
         files = set(self._files())
-        for name in files & _UNFINISHED:
-            self.disk.unlink(self.directory / name)
         for name in files:
-            if name.endswith(_SEGMENT_FILES[1:]):
+            if name in _UNFINISHED or name.endswith(_TEMPORARY_INDEXES):
+                self.disk.unlink(self.directory / name)
+        for name in files:
+            if name.endswith(names.SEGMENT_FILES[1:]):
                 log = names.stem(names.parse_stem(name)) + names.LOG
                 if log not in files:
                     self.disk.unlink(self.directory / name)
@@ -246,30 +281,120 @@ class _Loader:
     # Segments.
 
     def _open_segments(self) -> list[Segment]:
-        bases = sorted(names.parse_stem(name) for name in self._files() if name.endswith(names.LOG))
-        segments = [self.kind(self.disk, self.directory, base) for base in bases]
+        segments = self._without_empty_inside(list(map(self._open_segment, self.listing)))
         for segment, following in pairwise(segments):
             segment.next_base = following.base_offset
-        for segment in segments:
-            segment.gaps = self.start.compacted
         return segments
+
+    def _open_segment(self, base_offset: int) -> Segment:
+        segment = self.kind(self.disk, self.directory, base_offset)
+        segment.identify(self.listing[base_offset])
+        segment.gaps = self.start.compacted
+        return segment
+
+    def _without_empty_inside(self, segments: list[Segment]) -> list[Segment]:
+        """All but the empty ones whose base offset lies within the segment before: they bound none of its offsets."""
+        kept = segments[:1]
+        for segment in segments[1:]:
+            before = kept[-1]
+            # The file of a swap has another name, in a store that only reads.
+            with suppress(FileNotFoundError):
+                is_empty = not self.disk.stat(segment.path).st_size
+                if is_empty and self._ends_behind(before.base_offset, segment.base_offset):
+                    what = "%s: empty, and ignored: %s has its offsets"
+                    logger.error(what, segment.path, before.path.name)
+                    continue
+            kept.append(segment)
+        return kept
+
+    def _ends_behind(self, base_offset: int, offset: int) -> bool:
+        """Whether a segment has a batch that ends behind an offset. Reads its end, and without an index all of it."""
+        segment = self._open_segment(base_offset)
+        try:
+            found = segment.offset_index.lookup(base_offset + MAX_RELATIVE_OFFSET)
+        except (Corrupt, OSError):
+            found = OffsetEntry(base_offset, 0)
+        header = segment.header(found.position)
+        start = (found.position, header.base_offset) if header else (0, base_offset)
+        return self._end(segment, *start) > offset
+
+    def _drop_empty_end(self, segments: list[Segment]) -> None:
+        """Drop the last segments that hold no batch, where the one before ends too early for them.
+
+        A roll survives a power cut without the end of the segment before if another process has synced the directory.
+        A file without a batch is no evidence of records that are lost; bytes that are not all zero are kept.
+        """
+        while len(segments) > 1:
+            before, last = segments[-2:]
+            if (
+                last.base_offset < self.start.recovery_point
+                or any(not isinstance(found, Damage) for found in self._survey(last))
+                or not self._ends_early(segments[:-1], last.base_offset)
+            ):
+                return
+            size = self.disk.size(last.file)
+            if size:
+                self._cut(last, Damage(0, size, last.base_offset, last.base_offset, "no batch"))
+            logger.warning(
+                "%s: holds no batch, and %s ends before it: dropped", last.path, before.path.name
+            )
+            segments.pop()
+            before.next_base = None
+            if self.disk.writable:
+                last.discard()
+                self.snapshots.drop(last.base_offset)
+
+    def _ends_early(self, segments: Sequence[Segment], next_base: int) -> bool:
+        """Whether the end of some segments is missing; of a compacted log only what is there instead of it can tell.
+
+        Of its segments compaction may have left some empty. But it had flushed those before them first: if the end of
+        these is damaged, it has not been there.
+        """
+        if not self.start.compacted:
+            return self._end(segments[-1]) < next_base
+        for segment in reversed(segments):
+            ends_in_damage = [isinstance(found, Damage) for found in self._survey(segment)][-1:]
+            if ends_in_damage:
+                return ends_in_damage[0]
+        return False
+
+    def _survey(
+        self, segment: Segment, position: int = 0, first_offset: int | None = None
+    ) -> Iterator[BatchInfo | Damage]:
+        """The batches, and what is none, of a segment whose end is not known; any offset may be missing."""
+        size = self.disk.size(segment.file)
+        segment.resume(Tip(size, segment.base_offset, NO_TEXT), TimeEntry(-1, segment.base_offset))
+        gaps, segment.gaps = segment.gaps, True
+        try:
+            first = segment.base_offset if first_offset is None else first_offset
+            yield from survey(segment, position, first)
+        finally:
+            segment.gaps = gaps
+
+    def _end(self, segment: Segment, position: int = 0, first_offset: int | None = None) -> int:
+        """The offset after the last batch of a segment, whose end is looked for from a batch of it on."""
+        end = segment.base_offset
+        for found in self._survey(segment, position, first_offset):
+            if not isinstance(found, Damage):
+                end = found.next_offset
+        return end
 
     def _recover(self, segments: list[Segment]) -> tuple[list[Segment], int]:
         """Recover what needs it; the segments and the log end offset."""
         if not segments:
             return [], 0
-        first = len(segments)
+        # What lies before is not looked at after a crash. A segment that ends at the point itself was durable, and
+        # its indexes perhaps not yet closed.
         if not self.start.clean:
-            # One that ends at the point itself was durable, and its indexes perhaps not yet closed.
-            below = [s for s in segments[1:] if s.base_offset < self.start.recovery_point]
-            first = len(below)
-        files = set(self._files())
+            self._drop_empty_end(segments)
+        durable = len([s for s in segments[1:] if s.base_offset < self.start.recovery_point])
+        first = len(segments) if self.start.clean else 0 if self.start.rebuild else durable
         for number, segment in enumerate(segments[:-1]):
-            if number >= first or not self._has_indexes(segment, files):
-                self._rebuild(segments, segment)
+            if number >= first or not self._has_indexes(segment):
+                self._rebuild(segments, segment, sync=number < durable)
         last = segments[-1]
         if first < len(segments) or not self._resume(last):
-            self._rebuild(segments, last)
+            self._rebuild(segments, last, sync=False)
         if not self.last_timestamp >= 0 and len(segments) > 1:
             self.last_timestamp = segments[-2].max_timestamp.timestamp
         end = last.next_offset
@@ -279,16 +404,20 @@ class _Loader:
             # that are no batches: go on in a new segment.
             end = max(end, self.start.recovery_point)
             logger.error("%s: durable records are missing below offset %d", last.path, end)
-            last.seal(end)
+            if end > last.base_offset:
+                last.seal(end)
+            else:
+                # The new segment gets the name of this one, in which nothing is a batch of the log.
+                self._cut(segments.pop(), Damage(0, last.size_bytes, end, end, "no batch"))
             segments.append(self._new_segment(end))
         return segments, end
 
-    @staticmethod
-    def _has_indexes(segment: Segment, files: set[str]) -> bool:
-        """Whether a sealed segment has what a lookup needs: what is missing, or cannot be, is made anew."""
-        if segment.offset_index.path.name not in files or segment.time_index.path.name not in files:
+    def _has_indexes(self, segment: Segment) -> bool:
+        """Whether a sealed segment has what a lookup needs: what is missing, or cannot be, is made again."""
+        files = self.listing[segment.base_offset]
+        if names.OFFSET_INDEX not in files or names.TIME_INDEX not in files:
             return False
-        if segment.txn_index.path.name not in files:
+        if names.TXN_INDEX not in files:
             return True
         try:
             segment.txn_index.check_sane(segment.base_offset)
@@ -307,7 +436,8 @@ class _Loader:
         except Corrupt as error:
             logger.warning("%s; making the indexes of its segment anew", error)
             return False
-        if size and not (segment.offset_index.exists() and segment.time_index.exists()):
+        files = self.listing[segment.base_offset]
+        if size and not (names.OFFSET_INDEX in files and names.TIME_INDEX in files):
             return False
         max_entry = segment.time_index.last
         last = segment.offset_index.lookup(segment.base_offset + MAX_RELATIVE_OFFSET)
@@ -325,7 +455,11 @@ class _Loader:
                 max_entry = TimeEntry(header.max_timestamp, header.last_offset)
             self.last_timestamp = header.max_timestamp
         segment.resume(Tip(size, end, UNMEASURED), max_entry)
-        return True
+        if not size:
+            return not any(map(len, segment.indexes))
+        return segment.offset_index.can_be(end, size) and segment.time_index.can_be(
+            end, segment.first_timestamp
+        )
 
     @staticmethod
     def _first_offset(segment: Segment, entry: OffsetEntry) -> int:
@@ -335,19 +469,27 @@ class _Loader:
             return segment.base_offset
         return max(entry.offset - header.last_offset_delta, segment.base_offset)
 
-    def _rebuild(self, segments: Sequence[Segment], segment: Segment) -> None:
-        """Walk one of the segments, make its indexes anew, and cut a torn tail if it is the log's last
-        (kafka-storage 3.4)."""
+    def _rebuild(self, segments: Sequence[Segment], segment: Segment, *, sync: bool) -> None:
+        """Walk one of the segments, make its indexes again, and cut a torn tail if it is the log's last
+        (kafka-storage 3.4).
+
+        With `sync` each index is durable before it takes the place of the old one. The caller of `load` has to flush
+        the segment in any case.
+        """
         cut = segment is segments[-1]
         logger.info("%s: recovering", segment.path)
         size = self.disk.size(segment.file)
+        if self.start.end is not None and segment.base_offset == self.start.end.base_offset:
+            size = min(size, self.start.end.position)
         # From the snapshot that the segment before has left; a read-only store has none, but what it has seen.
         if self.disk.writable or self.producers_end != segment.base_offset:
             self.producers = self.snapshots.restore(
                 segments, self.start.log_start_offset, segment.base_offset, self.now_ms
             )
         segment.resume(Tip(size, segment.base_offset, NO_TEXT), TimeEntry(-1, 0))
-        builder = IndexBuilder(segment, self.config, self.now_ms)
+        config = self.config
+        builder = IndexBuilder(segment, config.index_interval_bytes, config.segment_index_bytes)
+        segment.txn_index.collect()
         damaged: list[Damage] = []
         for found in survey(segment, 0, segment.base_offset):
             if isinstance(found, Damage):
@@ -374,6 +516,8 @@ class _Loader:
         segment.damaged = tuple(damaged)
         segment.resume(Tip(size, builder.end, builder.text), builder.max_entry)
         segment.finish()
+        segment.save_indexes(sync=sync)
+        self.unsynced.append(segment)
         if not cut:
             # There may be more of them than a process may have files open.
             segment.close()
@@ -388,6 +532,9 @@ class _Loader:
         """
         if damage.end != size or damage.start == damage.end:
             return False
+        # An append that never finished does not begin with a whole batch, nor does such room.
+        if _is_whole(segment, damage.start):
+            return False
         if not cut:
             return damage.first_offset == segment.next_base
         return damage.first_offset >= self.start.recovery_point
@@ -397,8 +544,14 @@ class _Loader:
         note = f"{segment.path}: cut a torn tail of {damage.end - damage.start} bytes at {damage.start}"
         if not self.disk.writable:
             return
-        data = bytes(segment.read(damage.start, damage.end - damage.start))
-        if data.strip(b"\0"):
+        # Chunks of zeros at its end are left out: a preallocated file may have a great many.
+        end = damage.start
+        for start in range(damage.start, damage.end, CHUNK_BYTES):
+            chunk = bytes(segment.read(start, min(CHUNK_BYTES, damage.end - start)))
+            if chunk.strip(b"\0"):
+                end = start + len(chunk)
+        if end > damage.start:
+            data = bytes(segment.read(damage.start, end - damage.start))
             stem = names.stem(segment.base_offset)
             keep = self.directory / f"{stem}.{damage.start}{TORN}"
             self.disk.replace_file(keep, data)
@@ -420,18 +573,11 @@ class _Loader:
         for segment in segments:
             segment.close()
             if self.disk.writable:
-                for suffix in _SEGMENT_FILES:
+                for suffix in names.SEGMENT_FILES:
                     self.disk.unlink(self.directory / (names.stem(segment.base_offset) + suffix))
         self.epochs.truncate_from_end(0)
 
     def _files(self) -> list[str]:
-        """The names of the regular files that are ours or Kafka's; a symlink or FIFO of such a name is refused."""
-        found = []
-        for entry in self.disk.scan(self.directory):
-            if entry.is_file(follow_symlinks=False):
-                found.append(entry.name)
-            elif entry.name.endswith(names.LOG):
-                raise InvalidName(
-                    f"{entry.path}: is not a regular file; move it out of the partition"
-                )
-        return sorted(found)
+        """The names of the regular files."""
+        entries = self.disk.scan(self.directory)
+        return sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,6 +12,7 @@ from logfs.format.batch import (
     HEADER_SIZE,
     LENGTH_OVERHEAD,
     MAGIC,
+    MAGIC_AT,
     START,
     STEP,
     Batch,
@@ -19,11 +21,11 @@ from logfs.format.batch import (
 )
 from logfs.format.legacy import SMALLEST_BYTES, is_legacy, parse_batch
 from logfs.format.text import NO_TEXT, TextSize
-from logfs.log.index import TimeEntry
-from logfs.log.rebuild import rebuild_text
+from logfs.log.index import OffsetEntry, TimeEntry
+from logfs.log.rebuild import lookup_fits, rebuild_lookups, rebuild_text
 from logfs.log.segment_files import SegmentFiles
 from logfs.log.spans import text_size
-from logfs.log.walk import CHUNK_BYTES, Damage, Walk, walk
+from logfs.log.walk import CHUNK_BYTES, Damage, DamagedRange, Walk, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,7 +33,10 @@ if TYPE_CHECKING:
 
     from logfs.config import LogConfig
     from logfs.log.files import Disk
+    from logfs.log.index import OffsetIndex, SparseIndex, TimeIndex
     from logfs.log.spans import BatchInfo
+
+logger = logging.getLogger(__name__)
 
 MAX_RELATIVE_OFFSET = 2**31 - 1
 _LAST_OFFSET = 2**63 - 1
@@ -60,21 +65,39 @@ class Segment(SegmentFiles):
     def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
         """The segment whose files have these names, and `suffix` at their end (kafka-storage 1.1)."""
         super().__init__(disk, directory, base_offset, suffix)
-        # Stands for the bytes of the file in caches: a path may come to hold others, here or in a new partition.
+        # Stands for the bytes of the file in caches: a path may come to hold others.
         self.content = object()
         self.gaps = True
         self.damaged: tuple[Damage, ...] = ()
         self._tip: Tip | None = None
         self._sealed_size: int | None = None
-        # What only the active segment has: see `append` and `should_roll`.
+        # What the offset and the time index have to be, once either could not be right.
+        self._lookups: tuple[OffsetIndex, TimeIndex] | None = None
+        # The active segment's: see `append` and `should_roll`.
         self.max_entry = TimeEntry(-1, base_offset)
         self.is_active = False
         self._bytes_since_entry = 0
         self._indexes_are_full = False
         self._rolling_timestamp: int | None = None
-        # When the segment was opened; loading sets it, for files open at the first use.
         self.created_ms = 0
         self._jitter_ms = 0
+
+    def repaired(self, number: int) -> SparseIndex | None:
+        """See `SegmentFiles.repaired`: of a sealed segment, an index that a crash or a hand has damaged."""
+        next_base = self.next_base
+        if next_base is None or self.is_active or not self.size_bytes:
+            return None
+        if lookup_fits(self, number) or (self._lookups and self._disk.writable):
+            return None
+        self._disk.check_may_block()
+        with self._rebuilding:
+            if self._lookups is None:
+                level = logging.WARNING if self._disk.writable else logging.INFO
+                logger.log(level, "%s: made again from the log", self.indexes[number].path)
+                self._lookups = rebuild_lookups(self)
+                # The other one has another file, too.
+                self.indexes[1 - number].release()
+            return self._lookups[number]
 
     @property
     def size_bytes(self) -> int:
@@ -138,33 +161,68 @@ class Segment(SegmentFiles):
                 return parse_batch(self.read(position, size)).header
         return parse_header(data) if len(data) == HEADER_SIZE else None
 
+    # Kafka's indexes have no checksum, so an entry is held against the log before it is believed.
+
     def position_of(self, offset: int) -> int:
-        """Where to start looking for an offset: the offset index's entry at or before it."""
-        position = self.offset_index.lookup(offset).position
-        return position if position < self.size_bytes else 0
+        """Where to start looking for an offset."""
+        return self._entry_before(offset).position
+
+    def _entry_before(self, offset: int) -> OffsetEntry:
+        """The offset index's entry at or before an offset; the start of the segment if the log does not agree."""
+        found, start = self.offset_index.lookup(offset), OffsetEntry(self.base_offset, 0)
+        if not 0 < found.position < self.size_bytes:
+            return start
+        data = self.read(found.position, LENGTH_OVERHEAD)
+        first, length = START.unpack_from(data) if len(data) == LENGTH_OVERHEAD else (-1, -1)
+        ends = found.position + LENGTH_OVERHEAD + length
+        agrees = (
+            self.base_offset <= first <= found.offset and found.position < ends <= self.size_bytes
+        )
+        return found if agrees else start
 
     def offset_before(self, timestamp: int) -> int:
         """Where to start looking for a timestamp: no record below that offset reaches it."""
-        return self.time_index.lookup(timestamp).offset
+        found = self.time_index.lookup(timestamp)
+        return found.offset if self.has(found) else self.base_offset
+
+    def has(self, entry: TimeEntry) -> bool:
+        """Whether the log has a batch that an entry of the time index can be of; zeros never cut off are of none."""
+        if entry.timestamp < 0:
+            return False
+        with suppress(DamagedRange):
+            batch = self.find_batch(entry.offset)
+            if batch is not None and batch.header.base_offset <= entry.offset:
+                return batch.header.max_timestamp == entry.timestamp
+        return False
 
     def walk(
-        self, position: int = 0, end: int | None = None, chunk_bytes: int = CHUNK_BYTES
+        self,
+        position: int = 0,
+        end: int | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+        first_offset: int | None = None,
     ) -> Iterator[tuple[int, Batch] | Damage]:
-        """The batches from a position that is the start of one, with damage told apart (`logfs.log.walk`)."""
-        size = self.size_bytes
+        """The batches from the start of one on, with damage told apart (`logfs.log.walk`).
+
+        `first_offset` is the one behind what lies before, if that is known.
+        """
+        first, size = self.base_offset, self.size_bytes
         stop = size if end is None else min(end, size)
         next_offset = self.next_offset if stop == size else None
-        found = self._walk(position, stop, next_offset, chunk_bytes)
-        first = next(found, None)
-        if isinstance(first, Damage) and position:
+        bounds = (first if first_offset is None else first_offset, self.limit_offset, next_offset)
+        exact = not position or first_offset is not None
+        what = Walk(self.read, position, stop, *bounds, exact, self.gaps, chunk_bytes)
+        found = walk(what)
+        begin = next(found, None)
+        if isinstance(begin, Damage) and position:
             # A batch whose forerunner is not known may be wronged, so see all that lies before it.
-            for item in self._walk(0, stop, next_offset, chunk_bytes):
+            for item in walk(what._replace(start=0, first_offset=first, exact=True)):
                 if isinstance(item, Damage) and item.end >= position:
                     yield item._replace(start=max(item.start, position))
                 elif not isinstance(item, Damage) and item[0] >= position:
                     yield item
-        elif first is not None:
-            yield first
+        elif begin is not None:
+            yield begin
             yield from found
 
     def walk_unknown_end(
@@ -174,34 +232,8 @@ class Segment(SegmentFiles):
 
         `first_offset` is the one that the first batch should have.
         """
-        what = Walk(
-            self.read,
-            position,
-            self.size_bytes,
-            first_offset,
-            self._limit_offset,
-            self.next_base,
-            True,
-            self.gaps,
-        )
-        return walk(what)
-
-    def _walk(
-        self, position: int, stop: int, next_offset: int | None, chunk_bytes: int
-    ) -> Iterator[tuple[int, Batch] | Damage]:
-        return walk(
-            Walk(
-                self.read,
-                position,
-                stop,
-                self.base_offset,
-                self._limit_offset,
-                next_offset,
-                position == 0,
-                self.gaps,
-                chunk_bytes,
-            )
-        )
+        bounds = (first_offset, self.limit_offset, self.next_base)
+        return walk(Walk(self.read, position, self.size_bytes, *bounds, True, self.gaps))
 
     def batches_from(self, offset: int) -> Iterator[tuple[int, Batch] | Damage]:
         """The batches from the first one whose last offset is at or beyond `offset`, with their positions."""
@@ -238,9 +270,18 @@ class Segment(SegmentFiles):
         data = window[at : at + size] if inside else self.read(position, size)
         if len(data) == size:
             batch = Batch(parse_header(data), data)
-            if batch.is_valid:
+            hides = (
+                batch.header.has_holes
+                and self._offset_at(position + size) < batch.header.next_offset
+            )
+            if batch.is_valid and not hides:
                 return batch
         return self._find_batch_carefully(offset)
+
+    def _offset_at(self, position: int) -> int:
+        """The offset that stands at the start of a batch, true or not; beyond all offsets at the end of the file."""
+        head = self.read(position, LENGTH_OVERHEAD)
+        return START.unpack_from(head)[0] if len(head) == LENGTH_OVERHEAD else self.limit_offset
 
     def _look_from(self, offset: int) -> tuple[int, int, int]:
         """Where to look for an offset, the offset that stands there, and how much to read at once.
@@ -248,14 +289,16 @@ class Segment(SegmentFiles):
         The text index tells all three. Without one, the offset index tells the position, and the last offset of
         the batch there, whose length in offsets is under its CRC.
         """
-        around = self.text_index.around(offset)
+        around = None
+        with suppress(Corrupt):
+            around = self.text_index.around(offset)
         if around:
             start, position, after = around
             ahead = POINT_READ_BYTES if after < 0 else max(after - position, HEADER_SIZE)
             return position, start, min(ahead, _MOST_READ_BYTES)
-        found = self.offset_index.lookup(offset)
-        header = self.read(found.position, HEADER_SIZE)
-        if not found.position or len(header) < HEADER_SIZE:
+        found = self._entry_before(offset)
+        header = self.read(found.position, HEADER_SIZE) if found.position else b""
+        if len(header) < HEADER_SIZE:
             return 0, self.base_offset, POINT_READ_BYTES
         return found.position, found.offset - STEP.unpack_from(header)[-1], POINT_READ_BYTES
 
@@ -292,7 +335,8 @@ class Segment(SegmentFiles):
         return None
 
     @property
-    def _limit_offset(self) -> int:
+    def limit_offset(self) -> int:
+        """Above all offsets that may be in the segment."""
         limit = self.base_offset + MAX_RELATIVE_OFFSET + 1
         return limit if self.next_base is None else min(limit, self.next_base)
 
@@ -420,7 +464,9 @@ class Segment(SegmentFiles):
 
     def cut_back(self) -> None:
         """Cut the file to the tip, after a write that did not succeed."""
-        self._disk.truncate(self.file, self.tip.size_bytes)
+        if self._file is not None:
+            # Else it could not be opened, and nothing was written.
+            self._disk.truncate(self._file, self.tip.size_bytes)
 
     def seal(self, next_base: int) -> None:
         """Close the segment for good: closing entries, trimmed files (kafka-storage 3.5)."""
@@ -429,16 +475,24 @@ class Segment(SegmentFiles):
 
     def finish(self) -> None:
         """Write the closing entries and trim the files, at a roll or at a clean close."""
-        self.is_active = False
         tip = self.tip
-        if self.max_entry.timestamp >= 0:
-            self.time_index.maybe_append(*self.max_entry, closing=True)
-        if tip.size_bytes and not self.text_index.is_full:
-            self.text_index.append(tip.next_offset, tip.size_bytes, tip.text)
-        for index in self.indexes:
-            index.trim()
-        if self._disk.writable and self._disk.size(self.file) != tip.size_bytes:
-            self._disk.truncate(self.file, tip.size_bytes)
+        try:
+            if self.max_entry.timestamp >= 0:
+                self.time_index.maybe_append(*self.max_entry, closing=True)
+            if tip.size_bytes and not self.text_index.is_full:
+                self.text_index.append(tip.next_offset, tip.size_bytes, tip.text)
+            for index in self.indexes:
+                index.trim()
+            if self._disk.writable and self._disk.size(self.file) != tip.size_bytes:
+                self._disk.truncate(self.file, tip.size_bytes)
+        finally:
+            # Last of all: from here on a flush, which may be under way in another thread, takes the indexes along.
+            self.is_active = False
+
+    def save_indexes(self, *, sync: bool) -> None:
+        """Put the indexes that were collected in the place of the files; see `SparseIndex.save`."""
+        for index in (*self.indexes, self.txn_index):
+            index.save(sync=sync)
 
     def flush(self, *, indexes: bool) -> None:
         """Return when the .log file, and the indexes if asked, will survive a power cut: data before index."""
@@ -499,14 +553,14 @@ class Segment(SegmentFiles):
         """The text of the batches that end at or before a position, which is the start of a batch."""
         entry = self.text_index.lookup_position(position)
         text = entry.before
-        for found in self.walk(entry.position, position):
+        for found in self.walk(entry.position, position, first_offset=entry.offset):
             text = text.plus(text_size(found if isinstance(found, Damage) else found[1]))
         return text
 
     def _load_tip(self) -> Tip:
         """The tip by the closing entry of the text index, or where that is missing, by reading the log."""
         size = self.size_bytes
-        if self.text_index.last.position != size or not self.text_is_sane():
+        if not self.text_is_sane() or self.text_index.last.position != size:
             self._disk.check_may_block()
             with self._rebuilding:
                 if self._tip is None or self._tip.text is UNMEASURED:
@@ -518,18 +572,22 @@ class Segment(SegmentFiles):
         """Whether the text index still points at batches: something else may have written the log meanwhile."""
         index = self.text_index
         size = self.size_bytes
-        last = index.last
-        if last.position > size:
+        try:
+            last = index.last
+            number = len(index) - (2 if last.position == size else 1)
+            entry = index[number]
+        except Corrupt:
             return False
-        number = len(index) - (2 if last.position == size else 1)
+        if last.position > size or last.offset > self.limit_offset:
+            return False
         if number < 0:
             return True
-        entry = index[number]
         data = self.read(entry.position, SMALLEST_BYTES)
-        if len(data) < SMALLEST_BYTES:
+        if len(data) < SMALLEST_BYTES or data[MAGIC_AT] > MAGIC:
             return False
         offset, length = START.unpack_from(data)
-        return bool(offset >= entry.offset and entry.position + LENGTH_OVERHEAD + length <= size)
+        fits = SMALLEST_BYTES <= LENGTH_OVERHEAD + length <= size - entry.position
+        return bool(fits and entry.offset <= offset < self.limit_offset)
 
     def resume(self, tip: Tip, max_entry: TimeEntry) -> None:
         """Take what loading found of the last segment."""

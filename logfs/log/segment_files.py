@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from logfs.format import names
-from logfs.log.index import OffsetIndex, TextIndex, TimeIndex
+from logfs.log.index import OffsetIndex, SparseIndex, TimeIndex
+from logfs.log.text_index import TextIndex
 from logfs.log.txn_index import TransactionIndex
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logfs.log.files import Disk, File
+    from logfs.log.listing import Files
 
 # With four descriptors each, half of what the process may have.
 DESCRIPTORS_PER_SEGMENT = 8
@@ -55,9 +57,26 @@ class SegmentFiles:
         self._is_counted = False
         self._watch_indexes()
 
+    def identify(self, files: Files) -> None:
+        """Take the files with these inode numbers for the segment's own. By default those of its names are."""
+
+    def new_indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
+        """Other objects for the three indexes, which nobody watches."""
+        return (
+            OffsetIndex(self._disk, self.offset_index.path, self.base_offset),
+            TimeIndex(self._disk, self.time_index.path, self.base_offset),
+            TextIndex(self._disk, self.text_index.path, self.base_offset),
+        )
+
     def _watch_indexes(self) -> None:
         for index in self.indexes:
             index.on_open = partial(_count, ref(self))
+        self.offset_index.repair = partial(_repair, ref(self), 0)
+        self.time_index.repair = partial(_repair, ref(self), 1)
+
+    def repaired(self, number: int) -> SparseIndex | None:
+        """What one of the indexes has to be, by its number, if what its file holds cannot be right."""
+        return None
 
     @property
     def indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
@@ -95,10 +114,11 @@ class SegmentFiles:
             for part in (self, *self.indexes, self.txn_index):
                 old = part.path
                 stem = old.stem if old.suffix in known else old.name
-                part.path = old.with_name(stem + suffix)
+                new = old.with_name(stem + suffix)
                 if self._disk.exists(old):
-                    self._disk.move(old, part.path)
-                    moved.append(part.path)
+                    self._disk.move(old, new)
+                    moved.append(new)
+                part.path = new
             return moved
 
     def hold_open(self, *, indexes: bool = True) -> None:
@@ -114,6 +134,12 @@ class SegmentFiles:
             index.close()
         self._file = None
         self._is_durable = True
+
+    def discard(self) -> None:
+        """Remove the files."""
+        self.close()
+        for path in self.files:
+            self._disk.unlink(path)
 
     def _begin_writing(self) -> None:
         """Keep the files open from now on, until they are durable."""
@@ -141,6 +167,11 @@ class SegmentFiles:
             return True
         finally:
             self._rebuilding.release()
+
+
+def _repair(opened: ref[SegmentFiles], number: int) -> SparseIndex | None:
+    segment = opened()
+    return None if segment is None else segment.repaired(number)
 
 
 def relocate(segments: Iterable[SegmentFiles], directory: Path) -> None:

@@ -7,6 +7,7 @@ the log itself tells the same.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt
@@ -33,6 +34,8 @@ class Snapshots:
         self._disk = disk
         self._directory = directory
         self._expiration_ms = expiration_ms
+        # Those that a power cut might take.
+        self._unsynced: set[int] = set()
         # Nothing is taken at or below it while there is no snapshot: what lies below the log's start is forgotten.
         self.floor = 0
         self.offsets = sorted(
@@ -44,6 +47,7 @@ class Snapshots:
     def move(self, disk: Disk, directory: Path, offsets: list[int]) -> None:
         """Go on with the files in another directory."""
         self._disk, self._directory, self.offsets = disk, directory, offsets
+        self._unsynced.clear()
 
     @property
     def latest(self) -> int:
@@ -58,23 +62,29 @@ class Snapshots:
         """The bytes of the snapshot at an offset."""
         return self._disk.read_file(self.path(offset))
 
-    def take(self, offset: int, producers: Producers, *, sync: bool = False) -> None:
+    def take(self, offset: int, producers: Producers) -> None:
         """Write down the producers as they are at an offset, unless there is a snapshot at or beyond it.
 
-        A read-only store takes none. With `sync` the file will survive a power cut, once its directory is synced.
+        A read-only store takes none. The file survives a power cut after the next `flush`.
         """
         if offset <= self.latest or not self._disk.writable:
             return
-        file = self._disk.open(self.path(offset), write=True, create=True)
-        try:
-            if self._disk.size(file):
-                self._disk.truncate(file, 0)
-            self._disk.write(file, 0, format_snapshot(producers.entries()))
-            if sync:
-                self._disk.sync(file)
-        finally:
-            file.close()
+        self._disk.put_file(self.path(offset), format_snapshot(producers.entries()), sync=False)
         self.offsets.append(offset)
+        self._unsynced.add(offset)
+
+    def flush(self) -> None:
+        """Return when the snapshots will survive a power cut, once their directory is synced."""
+        while self._unsynced:
+            offset = next(iter(self._unsynced))
+            # One that has been dropped since needs no sync.
+            with suppress(FileNotFoundError):
+                file = self._disk.open(self.path(offset), write=True)
+                try:
+                    self._disk.sync(file)
+                finally:
+                    file.close()
+            self._unsynced.discard(offset)
 
     def newest(self, now_ms: int) -> tuple[int, Producers]:
         """The newest snapshot that can be read, without those that have been idle for too long, and its offset.

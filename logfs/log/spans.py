@@ -107,6 +107,33 @@ def decode_groups(
     data: memoryview, rows: NDArray[np.int64]
 ) -> Iterator[tuple[Columns, NDArray[np.int64]]]:
     """As `decode`, each with the rows that it is made of."""
+    for group in _groups(rows):
+        yield _columns(data, group), group
+
+
+def decode_each(
+    data: memoryview, rows: NDArray[np.int64]
+) -> Iterator[tuple[Columns | Corrupt, NDArray[np.int64]]]:
+    """As `decode_groups`, but a batch whose records are malformed comes alone, with what is wrong with it.
+
+    One group is decoded at a time: all batches of a stretch together may unpack to gigabytes.
+    """
+    for group in _groups(rows):
+        try:
+            columns = _columns(data, group)
+        except Corrupt as error:
+            if len(group) == 1:
+                yield error, group
+                continue
+        else:
+            yield columns, group
+            continue
+        for number in range(len(group)):
+            yield from decode_each(data, group[number : number + 1])
+
+
+def _groups(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Neighbours that need no unpacking in one group, every other batch alone; control batches are left out."""
     from logfs.format import kernels
 
     simple = rows[:, kernels.ATTRIBUTES] == 0
@@ -115,11 +142,20 @@ def decode_groups(
         if not len(group):
             continue
         if group[0, kernels.ATTRIBUTES] == 0:
-            yield decode_columns(data, _spans(group)), group
+            yield group
             continue
         for row in group:
             if not row[kernels.ATTRIBUTES] & CONTROL_BIT:
-                yield Batch.parse(data, int(row[kernels.POSITION])).columns(), row[np.newaxis]
+                yield row[np.newaxis]
+
+
+def _columns(data: memoryview, group: NDArray[np.int64]) -> Columns:
+    """The records of one of `_groups`. Raises `Corrupt`."""
+    from logfs.format import kernels
+
+    if group[0, kernels.ATTRIBUTES] == 0:
+        return decode_columns(data, _spans(group))
+    return Batch.parse(data, int(group[0, kernels.POSITION])).columns()
 
 
 def survey(segment: Segment, position: int, first_offset: int) -> Iterator[BatchInfo | Damage]:
@@ -164,7 +200,7 @@ def stretches(
             if _CHUNK_BYTES < length <= min(size - position, _MOST_BYTES):
                 data = segment.read(position, length)
                 rows, end = scan(data, expected, gaps=segment.gaps)
-        rows, end = _without_doubtful_end(rows, end, expected)
+        rows, end = _without_doubtful_end(*_below(rows, end, segment.limit_offset), expected)
         if len(rows):
             yield Stretch(position, data, rows)
             position, expected = position + end, int(rows[-1, kernels.NEXT_OFFSET])
@@ -173,14 +209,26 @@ def stretches(
         for found in segment.walk_unknown_end(position, expected):
             yield found
             if isinstance(found, Damage):
+                # No CRC covers the offset of the batch after it: the careful walk looks at its successor, too.
                 position, expected = found.end, found.next_offset
-                break
+                continue
             position = found[0] + found[1].header.size_bytes
             expected = found[1].header.next_offset
             if found[1].header.magic == MAGIC:
                 break
     if segment.next_base is not None and expected < segment.next_base and not segment.gaps:
         yield Damage(size, size, expected, segment.next_base, "the file ends too early")
+
+
+def _below(rows: NDArray[np.int64], end: int, limit_offset: int) -> tuple[NDArray[np.int64], int]:
+    """The batches before the first one that reaches beyond what a segment can hold."""
+    from logfs.format import kernels
+
+    is_beyond = rows[:, kernels.NEXT_OFFSET] > limit_offset
+    if is_beyond.any():
+        first = int(is_beyond.argmax())
+        return rows[:first], int(rows[first, kernels.POSITION])
+    return rows, end
 
 
 def _without_doubtful_end(
@@ -239,17 +287,12 @@ def measured(
     """
     from logfs.format import kernels
 
-    try:
-        yield from [(*each, _texts(*each)) for each in decode_groups(data, rows)]
-    except Corrupt:
-        # One by one: it alone is odd.
-        for number in range(len(rows)):
-            row = rows[number : number + 1]
-            try:
-                yield from [(*each, _texts(*each)) for each in decode_groups(data, row)]
-            except Corrupt as error:
-                odd = text_size(Batch.parse(data, int(row[0, kernels.POSITION])))
-                yield error, row, np.array([odd], np.int64)
+    for columns, group in decode_each(data, rows):
+        if isinstance(columns, Corrupt):
+            odd = text_size(Batch.parse(data, int(group[0, kernels.POSITION])))
+            yield columns, group, np.array([odd], np.int64)
+        else:
+            yield columns, group, _texts(columns, group)
 
 
 def _text_sizes(data: memoryview, rows: NDArray[np.int64]) -> list[list[int]]:

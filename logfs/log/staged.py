@@ -31,7 +31,7 @@ from logfs.format.text import NO_TEXT
 from logfs.log.index import TimeEntry
 from logfs.log.partition import LEADER_EPOCH
 from logfs.log.segment import MAX_RELATIVE_OFFSET, Segment, Tip
-from logfs.log.spans import BatchInfo, Stretch, infos, scan
+from logfs.log.spans import BatchInfo, Stretch, infos, scan, survey
 from logfs.log.validator import check_staged
 from logfs.log.walk import Damage
 
@@ -338,11 +338,12 @@ def place(partition: Partition, part: Part, measures: Measures, now_ms: int) -> 
 # After a crash, on the files of a partition that is not open.
 
 
-def take_stock(disk: Disk, directory: Path, part: Part) -> Part:
+def take_stock(disk: Disk, directory: Path, part: Part) -> tuple[Part, bool]:
     """A part as the files of its partition have it: done, begun before others went on, or not at all.
 
-    In the last case what a crash has left of it is cut off, and nothing else is: where a batch of somebody else's
-    stands, or has ever stood, everything stays. Raises as `read_staged`, and `OSError`.
+    The second is true in the last case: then nothing but what a crash has left of the part lies at or after the place
+    where it begins. A writable disk has that cut off. Where a batch of another writer stands, or has ever stood,
+    everything stays. Raises as `read_staged`, `Corrupt` for a place within a batch that stands there, and `OSError`.
     """
     from logfs.format import kernels
 
@@ -353,7 +354,7 @@ def take_stock(disk: Disk, directory: Path, part: Part) -> Part:
     )
     if bases and bases[0] > part.base_offset:
         # It was done, and has had its time since.
-        return replace(part, done=True)
+        return replace(part, done=True), False
     bases = [base for base in bases if base >= part.segment]
     standing = _Standing(disk, directory, bases, part)
     ours: set[tuple[int, int]] = set()
@@ -363,11 +364,13 @@ def take_stock(disk: Disk, directory: Path, part: Part) -> Part:
             ours.add((offset, crc))
             standing.compare(offset, stretch.data[at : at + size])
     if not standing.differs:
-        return replace(part, done=True)
+        return replace(part, done=True), False
     if standing.has_others(ours):
-        return replace(part, skip=part.skip + standing.matched)
-    standing.cut(part)
-    return part
+        return replace(part, skip=part.skip + standing.matched), False
+    standing.check_place(part)
+    if disk.writable:
+        standing.cut(part)
+    return part, True
 
 
 class _Standing:
@@ -414,6 +417,21 @@ class _Standing:
                 if (header.base_offset, header.crc) not in ours:
                     return True
         return False
+
+    def check_place(self, part: Part) -> None:
+        """Raise `Corrupt` if a batch that is there would be cut in two: the place was not noted for this log."""
+        segment = self._segments.get(part.segment)
+        if segment is None:
+            return
+        size = segment.size_bytes
+        segment.resume(Tip(size, segment.base_offset, NO_TEXT), TimeEntry(-1, segment.base_offset))
+        for found in survey(segment, 0, segment.base_offset):
+            if not isinstance(found, Damage) and (
+                found.position < part.position < found.position + found.size_bytes
+            ):
+                raise Corrupt(
+                    f"{segment.path}: a commit is to begin at byte {part.position}, which is within a batch"
+                )
 
     def cut(self, part: Part) -> None:
         """Cut off everything from where the part begins."""

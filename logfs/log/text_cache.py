@@ -24,7 +24,7 @@ from logfs.log.files import Disk
 
 if TYPE_CHECKING:
     from logfs.log.files import File
-    from logfs.log.index import TextIndex
+    from logfs.log.text_index import TextIndex
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ SMALLEST_BYTES = 1 << 20
 # Text indexes of about 150 GiB of log, at an entry every 4 KiB.
 LIMIT_BYTES = 1 << 30
 
-_VERSION = b"logfs text index 1"
+_VERSION = b"logfs text index 2"
 # Behind the entries: their checksum, in fewer bytes than an entry has.
 _TRAILER = struct.Struct(">I")
 

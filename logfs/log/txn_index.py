@@ -26,6 +26,10 @@ class TransactionIndex:
         self._disk = disk
         self._file: File | None = None
         self._entries: tuple[AbortedTransaction, ...] | None = None
+        # Entries go to memory alone, until `save`.
+        self._is_collecting = False
+        # Whether something may be in the file that a power cut would take.
+        self._is_dirty = False
 
     @property
     def entries(self) -> Sequence[AbortedTransaction]:
@@ -59,9 +63,10 @@ class TransactionIndex:
     def append(self, aborted: AbortedTransaction) -> None:
         """Add the transaction whose abort marker is the newest."""
         entries = self.entries
-        if self._disk.writable:
+        if self._disk.writable and not self._is_collecting:
             if self._file is None:
                 self._file = self._disk.open(self.path, write=True, create=True)
+            self._is_dirty = True
             self._disk.write(self._file, len(entries) * ENTRY.size, aborted.pack())
         self._entries = (*entries, aborted)
 
@@ -72,9 +77,17 @@ class TransactionIndex:
         if len(kept) < len(entries):
             self._resize(kept)
 
-    def reset(self) -> None:
-        """Forget every entry, for a rebuild; a file that is there is emptied."""
-        self._resize(())
+    def collect(self) -> None:
+        """Forget every entry, and gather new ones in memory until `save`; the file stays as it is."""
+        self._file, self._entries, self._is_collecting = None, (), True
+
+    def save(self, *, sync: bool) -> None:
+        """Put what was collected in the place of the file, as `SparseIndex.save` does; no file is made of nothing."""
+        self._is_collecting = False
+        if self._disk.writable and (self.entries or self._disk.exists(self.path)):
+            data = b"".join(entry.pack() for entry in self.entries)
+            self._disk.put_file(self.path, data, sync=sync)
+            self._is_dirty = not sync
 
     def remove(self) -> None:
         """As before the first entry: there is no file, whatever a segment that was here before has left."""
@@ -87,13 +100,14 @@ class TransactionIndex:
         if self._disk.writable and self._disk.exists(self.path):
             if self._file is None:
                 self._file = self._disk.open(self.path, write=True)
+            self._is_dirty = True
             self._disk.truncate(self._file, len(kept) * ENTRY.size)
 
     def flush(self) -> None:
         """Return when the entries will survive a power cut."""
-        file = self._file
-        if file is not None:
-            self._disk.sync(file)
+        if self._is_dirty:
+            self._disk.sync(self._file or self._disk.open(self.path, write=True))
+            self._is_dirty = False
 
     def release(self) -> None:
         """Let go of the file, which nobody writes any more; what was read of it stays."""

@@ -13,7 +13,7 @@ from logfs.errors import Corrupt, LogfsError, OffsetOutOfRange
 from logfs.format import envelope, text
 from logfs.format.text import TextSize, View
 from logfs.log import spans
-from logfs.log.walk import Damage
+from logfs.log.walk import Damage, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -21,16 +21,19 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from logfs.format.batch import Batch
     from logfs.format.columns import Columns
-    from logfs.log.index import TextEntry
     from logfs.log.reader import Reader
     from logfs.log.segment import Segment
+    from logfs.log.text_index import TextEntry
 
 # How much of a .log file is rendered at a time: larger costs latency, smaller costs calls. Who reads on from where
 # he was gets as much as the kernel asks for in one request.
 BLOCK_BYTES = 256 * 1024
 _AHEAD_BYTES = 1024 * 1024
 _CACHE_BYTES = 32 * 1024 * 1024
+# And how much text that may make, unless the batches between two entries of the index make more.
+_BLOCK_TEXT_BYTES = 16 * 1024 * 1024
 # What a block takes beside its bytes: beside a writer of lines there are very many small ones.
 _BLOCK_COST_BYTES = 1024
 # Rendering up to so much is done where it is asked for, unless it has to be unpacked.
@@ -121,6 +124,14 @@ class Text(Protocol):
     def size(self) -> int:
         """The bytes of the view now."""
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the size cannot change any more; known once `size` was asked for."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its first byte can be read: readers who have passed it may have let it go."""
+
     def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:
         """The bytes [position, position + size), fewer at the end of the view.
 
@@ -193,6 +204,16 @@ class TextView:
         if final:
             self._fixed_size = size
         return size
+
+    @property
+    def is_closed(self) -> bool:
+        """See `Text.is_closed`."""
+        return self._fixed_size is not None
+
+    @property
+    def is_whole(self) -> bool:
+        """See `Text.is_whole`."""
+        return self._origin is None or self._segments[0][0] <= self._origin
 
     def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:
         """See `Text.read`."""
@@ -329,26 +350,50 @@ class TextView:
         if offset >= tip.next_offset:
             return self._text(tip.text)
         index = segment.text_index
-        entry = index[index.number_of_offset(offset)]
-        before = self._text(entry.before)
-        for found in segment.walk(entry.position):
+        number = index.number_of_offset(offset)
+        entry = index[number]
+        inside = number + 1 < len(index) and index[number + 1].position < tip.size_bytes
+        end = index[number + 1].position if inside else tip.size_bytes
+        after = index[number + 1].before if inside else tip.text
+        before = later = 0
+        damages: list[Damage] = []
+        for found in segment.walk(entry.position, end, first_offset=entry.offset):
             if isinstance(found, Damage):
-                if found.next_offset > offset:
-                    break
-                before += self._text(spans.text_size(found))
+                damages.append(found)
                 continue
-            header = found[1].header
-            if header.base_offset >= offset:
-                break
-            if header.last_offset < offset:
-                before += self._text(spans.text_size(found[1]))
+            try:
+                first, second = self._split(found[1], offset)
+            except Corrupt as error:
+                damages.append(unreadable(*found, error))
                 continue
-            if not header.is_control:
-                columns = found[1].columns()
-                sizes = text.sizes(columns, self.view, len(self._prefix))
-                before += int(sizes[columns.offsets < offset].sum())
-            break
-        return before
+            before += first
+            later += second
+        # What is missing is the text of the first damage, as in `_render_carefully`.
+        missing = self._text(after) - self._text(entry.before) - before - later
+        if missing < 0 or (missing and not damages):
+            raise Corrupt(
+                f"{index.path}: does not agree with its log at offset {offset}; "
+                "run 'logfs reindex' on the partition"
+            )
+        # One that reaches to the next entry holds all offsets up to there.
+        if damages:
+            damage = _damage_with_text(damages)
+            if damage.end < end and damage.next_offset <= offset:
+                before += missing
+        return self._text(entry.before) + before
+
+    def _split(self, batch: Batch, offset: int) -> tuple[int, int]:
+        """The text of a batch's records below an offset, and that of the others; `Corrupt` if it cannot be read."""
+        header = batch.header
+        size = self._text(text.measure(batch))
+        if header.last_offset < offset or header.is_control:
+            return size, 0
+        if header.base_offset >= offset:
+            return 0, size
+        columns = batch.columns()
+        sizes = text.sizes(columns, self.view, len(self._prefix))
+        before = int(sizes[columns.offsets < offset].sum())
+        return before, size - before
 
     # Blocks.
 
@@ -368,6 +413,10 @@ class TextView:
         entry = index[first]
         count = len(index)
         last = max(index.last_before(entry.position + ahead, first + 1), first + 1)
+        limit = self._text(entry.before) + _BLOCK_TEXT_BYTES
+        if self._text(index[last].before if last < count else tip.text) > limit:
+            # Little log may unpack to very much text.
+            last = max(index.number_of_text(limit, self.view, len(self._prefix)), first + 1)
         inside = last < count and index[last].position < tip.size_bytes
         end = index[last].position if inside else tip.size_bytes
         end_text = index[last].before if inside else tip.text
@@ -400,7 +449,7 @@ class TextView:
             rendered = self._render_scanned(data, rows, stop - at)
             if rendered is not None:
                 return [Piece(at, stop, rendered)]
-        return self._render_carefully(segment, start, end, at, stop)
+        return self._render_carefully(segment, entry, end, at, stop)
 
     def _render_scanned(
         self, data: memoryview, rows: NDArray[np.int64], size: int
@@ -425,14 +474,14 @@ class TextView:
         return text.render(columns, self.view, self._prefix)[0].data
 
     def _render_carefully(
-        self, segment: Segment, start: int, end: int, at: int, stop: int
+        self, segment: Segment, entry: TextEntry, end: int, at: int, stop: int
     ) -> list[Piece]:
         """As `_render`, one batch at a time, past damage and through old formats.
 
         The text indexes tell how long the unreadable stretch is.
         """
         self.log.check_may_block()
-        found = list(segment.walk(start, end))
+        found = list(segment.walk(entry.position, end, first_offset=entry.offset))
         texts: list[memoryview | Damage] = []
         for item in found:
             if isinstance(item, Damage):
@@ -443,30 +492,34 @@ class TextView:
                 control = batch.header.is_control
                 texts.append(memoryview(b"") if control else self._render_columns(batch.columns()))
             except Corrupt as error:
-                header = batch.header
-                stretch = (position, position + header.size_bytes)
-                offsets = (header.base_offset, header.next_offset)
-                texts.append(Damage(*stretch, *offsets, str(error)))
+                texts.append(unreadable(position, batch, error))
         damaged = [item for item in texts if isinstance(item, Damage)]
         missing = stop - at - sum(len(item) for item in texts if not isinstance(item, Damage))
+        if missing < 0 or (missing and not damaged):
+            raise Corrupt(
+                f"{segment.text_index.path}: does not agree with its log; "
+                "run 'logfs reindex' on the partition"
+            )
         if not damaged:
-            if missing:
-                raise Corrupt(
-                    f"{segment.text_index.path}: does not agree with its log; run 'logfs reindex'"
-                )
             whole = self._join(item for item in texts if not isinstance(item, Damage))
             return [Piece(at, stop, whole)]
         pieces = []
+        taker = _damage_with_text(damaged)
         for part in texts:
             if isinstance(part, Damage):
                 # Known exactly for one stretch between two entries; of several, the first takes it all.
-                size, missing = max(missing, 0), 0
+                size = missing if part is taker else 0
                 pieces.append(Piece(at, at + size, None, part))
             else:
                 size = len(part)
                 pieces.append(Piece(at, at + size, part))
             at += size
         return pieces
+
+
+def _damage_with_text(damages: Sequence[Damage]) -> Damage:
+    """The damage that gets the text that is missing: the first that has bytes, for missing batches have none."""
+    return next((damage for damage in damages if damage.end > damage.start), damages[0])
 
 
 def offset_of_last(log: Reader, count: int) -> int:
@@ -488,7 +541,7 @@ def _offset_of_record(segment: Segment, number: int) -> int:
     index = segment.text_index
     entry = index[index.number_of_record(number)]
     seen = entry.before.records
-    for found in segment.walk(entry.position):
+    for found in segment.walk(entry.position, first_offset=entry.offset):
         if isinstance(found, Damage) or found[1].header.is_control:
             continue
         count = found[1].header.record_count

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     Read = Callable[[int, int], memoryview]
 
 CHUNK_BYTES = 256 * 1024
+# The offset after a batch is an int64, too.
+_LIMIT_OFFSET = 2**63 - 1
 # What every batch begins with, and every message of an old format; there the offset is the last one's.
 _HEAD = np.dtype([("offset", ">i8"), ("size", ">i4"), ("unchecked", ">i4"), ("magic", "u1")])
 
@@ -43,10 +45,15 @@ class Damage(NamedTuple):
 
     def error(self, path: object) -> DamagedRange:
         """What a reader of these offsets is told."""
+        where = f"bytes {self.start} to {self.end - 1}"
+        if self.end == self.start:
+            where = f"byte {self.start}"
+        what = f"offsets {self.first_offset} to {self.next_offset - 1} are damaged"
+        if self.next_offset <= self.first_offset:
+            what = f"there is damage before offset {self.first_offset}"
         return DamagedRange(
             self,
-            f"{path}: offsets {self.first_offset} to {self.next_offset - 1} are damaged (bytes {self.start} "
-            f"to {self.end - 1}: {self.reason}); restore the file from a copy, or read on behind them",
+            f"{path}: {what} ({where}: {self.reason}); restore the file from a copy, or read on behind it",
         )
 
 
@@ -57,6 +64,13 @@ class DamagedRange(Corrupt):
         super().__init__(message)
         self.first_offset = damage.first_offset
         self.next_offset = damage.next_offset
+
+
+def unreadable(position: int, batch: Batch, error: Corrupt) -> Damage:
+    """A batch with a right checksum and records that cannot be read, as damage."""
+    header = batch.header
+    stretch = position, position + header.size_bytes
+    return Damage(*stretch, header.base_offset, header.next_offset, str(error))
 
 
 class Walk(NamedTuple):
@@ -81,6 +95,7 @@ class Walk(NamedTuple):
 
 def walk(what: Walk) -> Iterator[tuple[int, Batch] | Damage]:
     """Every valid batch with its position, in order, and each stretch of damage between them."""
+    what = what._replace(limit_offset=min(what.limit_offset, _LIMIT_OFFSET))
     window = _Window(what.read, what.end, what.chunk_bytes)
     position = what.start
     expected = what.first_offset
@@ -93,6 +108,10 @@ def walk(what: Walk) -> Iterator[tuple[int, Batch] | Damage]:
             yield damage
             position, expected, known = damage.end, damage.next_offset, False
             continue
+        if known and batch.header.base_offset > expected and not what.gaps:
+            yield Damage(
+                position, position, expected, batch.header.base_offset, "batches are missing"
+            )
         yield position, batch
         position += batch.header.size_bytes
         expected = batch.header.next_offset
@@ -167,6 +186,14 @@ def _valid_batch(window: _Window, position: int, expected: int, what: Walk, know
     batch.check()
     if not (known and header.base_offset == expected):
         _check_successor(window, position, header, what, known)
+    if header.has_holes:
+        # Compaction leaves such a batch. One that tells of the offsets of the batch behind it is not to hide that.
+        behind = _plausible(window, position + header.size_bytes, what.first_offset, what)
+        if behind is not None and behind.base_offset < header.next_offset:
+            raise Corrupt(
+                f"offsets {header.base_offset} to {header.last_offset}, and the batch behind begins at "
+                f"{behind.base_offset}"
+            )
     return batch
 
 
@@ -182,7 +209,7 @@ def _check_successor(
         leads = what.gaps or not known
     else:
         leads = follows == header.next_offset or (what.gaps and follows > header.next_offset)
-    if not leads and successor is not None and not known:
+    if not leads and successor is not None and (what.gaps or not known):
         # A successor that is damaged itself says nothing against this one.
         leads = _plausible(window, after, what.first_offset, what) is None
     if not leads:
@@ -191,20 +218,56 @@ def _check_successor(
 
 def _resynchronise(window: _Window, start: int, expected: int, what: Walk, reason: str) -> Damage:
     """The damage from `start` to the next valid batch, or to the end."""
-    inside_end, inside_offset = _contents(window, start, expected, what)
+    inside_end, inside_offset, is_length_right = _contents(window, start, expected, what)
+    astray: set[int] = set()
     for chunk_start in range(start + 1, window.end - SMALLEST_BYTES + 1, CHUNK_BYTES):
         chunk = bytes(window.get(chunk_start, CHUNK_BYTES + _HEAD.itemsize - 1))
         for at in _candidates(chunk, expected, what.limit_offset):
             position = chunk_start + at
             found = _plausible(window, position, expected, what)
-            if found and not (position < inside_end and found.last_offset <= inside_offset):
+            if found is None:
+                continue
+            found_end = position + found.size_bytes
+            is_inside = found_end <= inside_end and found.last_offset <= inside_offset
+            if is_inside and (
+                is_length_right
+                or found.magic != MAGIC
+                or not _leads_to_the_end(window, position, what, astray)
+            ):
+                continue
+            # One whose offset is wrong must not decide which of the following are right.
+            with suppress(Corrupt):
+                _check_successor(window, position, found, what, False)
                 return Damage(start, position, expected, found.base_offset, reason)
     following = what.next_offset if what.next_offset is not None else expected
     return Damage(start, window.end, expected, max(following, expected), reason)
 
 
-def _contents(window: _Window, position: int, expected: int, what: Walk) -> tuple[int, int]:
-    """Up to which byte and which offset all belongs to a damaged batch, by what of it may be believed.
+def _leads_to_the_end(window: _Window, position: int, what: Walk, astray: set[int]) -> bool:
+    """Whether from a position on valid batches follow one another up to the very end.
+
+    Those of the log do, where nothing else is damaged. What a record holds does not: something of the record follows.
+    `astray` are positions that do not lead there, each of them looked at once.
+    """
+    expected: int | None = None
+    seen: set[int] = set()
+    while position < window.end:
+        if position in astray:
+            astray |= seen
+            return False
+        seen.add(position)
+        header = _plausible(
+            window, position, what.first_offset if expected is None else expected, what
+        )
+        if header is None or (expected not in (None, header.base_offset) and not what.gaps):
+            astray |= seen
+            return False
+        position, expected = position + header.size_bytes, header.next_offset
+    return True
+
+
+def _contents(window: _Window, position: int, expected: int, what: Walk) -> tuple[int, int, bool]:
+    """Up to which byte and which offset all belongs to a damaged batch, and whether its length may be believed.
 
     A wrapper's messages may stand in it as they are (snappy and LZ4 keep what they cannot shorten), and are not to
     be mistaken for messages of the log. If its length agrees with its fields', it is right, and all of that is the
@@ -213,16 +276,19 @@ def _contents(window: _Window, position: int, expected: int, what: Walk) -> tupl
     head = window.get(position, HEADER_SIZE)
     end = position + _size_at(head)
     offsets = [_offset_at(head)]
+    is_length_right = end <= window.end
     if is_legacy(head):
         if position < end <= window.end:
             with suppress(Corrupt):
                 parse_message(window.get(position, end - position))
-                return end, what.limit_offset
-        end = window.end
+                return end, what.limit_offset, True
+        end, is_length_right = window.end, False
     elif len(head) == HEADER_SIZE:
         offsets.append(parse_header(head).last_offset)
     believable = [offset for offset in offsets if expected <= offset < what.limit_offset]
-    return (end, max(believable)) if believable else (position, expected)
+    if not believable:
+        return position, expected, is_length_right
+    return end, max(believable), is_length_right
 
 
 def _candidates(chunk: bytes, expected: int, limit_offset: int) -> Sequence[int]:

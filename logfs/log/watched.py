@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import errno
 import logging
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from logfs.errors import LogDirFailed
-from logfs.log.files import Disk
+from logfs.log.files import Disk, File
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class WatchedDisk(Disk):
         self.writable = disk.writable
         self.naming = disk.naming
         self.flush_times = disk.flush_times
+        self.is_disowned = False
         self._log_dir = log_dir
         self._failed = failed
 
@@ -64,6 +66,18 @@ class WatchedDisk(Disk):
             logger.error("%s", self.failure)
             self._failed()
         return self.failure
+
+    def disown(self, owner: int) -> None:
+        """Close the door in a child that process `owner` forked: it has the descriptors, and not the lock."""
+        self.is_disowned = True
+        # Who held it is not among the threads of the child.
+        self.naming = threading.RLock()
+        if self.failure is None:
+            self.failure = LogDirFailed(
+                f"{self._log_dir}: process {owner} has opened it and forked this one, which does not have its lock; "
+                "open the store here anew"
+            )
+        self._failed()
 
     def forbid_blocking(self) -> None:
         self.disk.forbid_blocking()
@@ -84,6 +98,9 @@ class WatchedDisk(Disk):
         try:
             return work(*arguments, **named)
         except OSError as error:
+            if error.filename is None and arguments and isinstance(arguments[0], (File, Path)):
+                # Calls on descriptors know no names.
+                error.filename = str(getattr(arguments[0], "path", arguments[0]))
             if error.errno in STORAGE_ERRORS:
                 raise self.fail(error) from error
             raise
@@ -121,6 +138,6 @@ for _name in (
         "stat",
         "set_mtime",
     ),
-    *("is_settled", "read_file", "replace_file"),
+    *("is_settled", "read_file", "read_all", "replace_file", "put_file"),
 ):
     setattr(WatchedDisk, _name, _watched(_name))

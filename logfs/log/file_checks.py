@@ -1,0 +1,78 @@
+"""Files of a partition directory that are refused before anything reads them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from logfs.errors import Corrupt, InvalidName
+from logfs.format import names
+from logfs.log.files import Gone
+from logfs.log.segment import Segment
+from logfs.log.walk import Damage
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from logfs.log.files import Disk
+
+_SWAP = names.LOG + names.SWAP
+
+
+def check_files(disk: Disk, directory: Path) -> None:
+    """Refuse what is no file of a segment though it has the name of one.
+
+    Raises `InvalidName` for a symlink, a FIFO or a directory, and for a .log whose stem is no offset; `Corrupt` for a
+    .log or a swap that is too long, and for a swap that would hide good records.
+    """
+    found: set[str] = set()
+    unfinished: list[int] = []
+    for entry in disk.scan(directory):
+        if entry.name.endswith(names.CLEANED):
+            unfinished.append(names.parse_stem(entry.name))
+        if entry.name.endswith((*names.SEGMENT_FILES, names.SNAPSHOT, _SWAP)):
+            if not entry.is_file(follow_symlinks=False):
+                raise InvalidName(
+                    f"{entry.path}: is not a regular file; move it out of the partition"
+                )
+            found.add(entry.name)
+    bases = {names.parse_stem(name) for name in found if name.endswith(names.LOG)}
+    # Who removes a file at this moment has not left it to be read.
+    for name in found:
+        with suppress(FileNotFoundError, Gone):
+            if name.endswith(names.LOG):
+                _check_size(disk, directory / name)
+            elif name.endswith(_SWAP) and names.parse_stem(name) < min(
+                unfinished, default=names.INT64_MAX
+            ):
+                # At or beyond a .cleaned, it was not committed and is dropped (kafka-storage 5.2).
+                _check_swap(disk, directory, names.parse_stem(name), bases)
+
+
+def _check_size(disk: Disk, path: Path) -> None:
+    size = disk.stat(path).st_size
+    if size > names.MAX_SEGMENT_BYTES:
+        raise Corrupt(
+            f"{path}: is {size} bytes long, and a segment is {names.MAX_SEGMENT_BYTES} at most; move it out of the "
+            "partition, or cut off what does not belong to it"
+        )
+
+
+def _check_swap(disk: Disk, directory: Path, base_offset: int, bases: set[int]) -> None:
+    """Of what a cleaner leaves, the first batch is whole, and the segment before ends where it begins.
+
+    Both were fsynced before the swap got its name (kafka-storage 8.8).
+    """
+    swap = Segment(disk, directory, base_offset, names.SWAP)
+    _check_size(disk, swap.path)
+    first = next(swap.walk_unknown_end(0, base_offset), None)
+    hides = isinstance(first, Damage) and base_offset in bases
+    before = max((base for base in bases if base < base_offset), default=None)
+    if before is not None:
+        for found in Segment(disk, directory, before).walk_unknown_end(0, before):
+            hides |= not isinstance(found, Damage) and found[1].header.last_offset >= base_offset
+    if hides:
+        raise Corrupt(
+            f"{swap.path}: no compaction has left this; what it would take the place of is good, so move it out of "
+            "the partition"
+        )

@@ -1,0 +1,152 @@
+"""The index of the text views: where in a segment's file a byte of them lies. Kafka has none like it."""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+
+from crc32c import crc32c
+
+from logfs.errors import Corrupt
+from logfs.format.text import NO_TEXT, TextSize, View
+from logfs.log.index import SparseIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from logfs.log.files import Disk, File
+
+# As many entries as the longest block of a text view has at the default interval.
+_NEAR = 256
+
+
+class TextEntry(NamedTuple):
+    """What lies in a segment before the batch at `position`: offsets below `offset`, text of size `before`."""
+
+    offset: int
+    position: int
+    before: TextSize
+
+
+class TextIndex(SparseIndex):
+    """Where in a segment's file a byte of its text views lies. Ours alone: Kafka ignores the file.
+
+    An entry stands before a batch, and the closing entry before the end of the file, so that the size of a
+    sealed segment's text is known without reading it. 32 bytes, big-endian: int32 relative offset of the last
+    record before, int32 position, int32 records, int64 bytes of lines, int64 bytes of envelopes, and the CRC-32C of
+    these and the base offset, so that no entry is believed that was not written for this segment.
+    """
+
+    entry = struct.Struct(">iiiqqI")
+    _facts = struct.Struct(">iiiqq")
+
+    def __init__(self, disk: Disk, path: Path, base_offset: int) -> None:
+        super().__init__(disk, path, base_offset)
+        self._seed = crc32c(base_offset.to_bytes(8, "big"))
+
+    def check_entries(self, entries: bytes) -> int | None:
+        """The number of the first entry that is damaged; None if all are right."""
+        size, width, view = self._facts.size, self.entry.size, memoryview(entries)
+        for start in range(0, len(entries), width):
+            end = start + size
+            if view[end : start + width] != crc32c(view[start:end], self._seed).to_bytes(4, "big"):
+                return start // width
+        return None
+
+    def _crc(self, facts: Iterable[int]) -> int:
+        return crc32c(self._facts.pack(*facts), self._seed)
+
+    def _append(self, *fields: int) -> None:
+        super()._append(*fields, self._crc(fields))
+
+    def _get(self, number: int) -> tuple[int, ...]:
+        *facts, crc = super()._get(number)
+        if crc != self._crc(facts):
+            raise Corrupt(f"{self.path}: entry {number} is damaged; run 'logfs reindex'")
+        return tuple(facts)
+
+    def _written(self, file: File) -> int:
+        """Without the last one if it is only half there yet."""
+        count = super()._written(file)
+        width = self.entry.size
+        last = self._disk.read(file, max(count - 1, 0) * width, width) if count else b""
+        return count if self.check_entries(bytes(last)) is None else count - 1
+
+    def append(self, offset: int, position: int, before: TextSize) -> None:
+        """Note that a batch starts at `position`, that `offset` is the next one, and the text before it."""
+        self._open()
+        if position > self.last.position:
+            # -1 stands before the first offset: damage may take the first bytes and leave all offsets to the rest.
+            relative = self._relative(offset - 1) if offset > self.base_offset else -1
+            self._append(relative, position, *before)
+
+    @property
+    def last(self) -> TextEntry:
+        """The last entry; the start of the segment if there is none."""
+        self._open()
+        return self[self._count - 1]
+
+    def lookup_position(self, position: int) -> TextEntry:
+        """The last entry at or before a position of the .log file."""
+        self._open()
+        return self[self.number_of_position(position)]
+
+    def number_of_position(self, position: int) -> int:
+        """The number of the last entry at or before a position of the .log file, -1 for the segment's start."""
+        self._open()
+        return bisect_right(range(self._count), position, key=lambda i: self._get(i)[1]) - 1
+
+    def last_before(self, position: int, number: int) -> int:
+        """As `number_of_position`, where it is known to be not far behind an entry's number."""
+        self._open()
+        high = min(number + _NEAR, self._count)
+        return (
+            bisect_right(range(high), position, lo=min(number, high), key=lambda i: self._get(i)[1])
+            - 1
+        )
+
+    def number_of_offset(self, offset: int) -> int:
+        """The number of the last entry at or before an offset, -1 for the segment's start."""
+        self._open()
+        relative = offset - 1 - self.base_offset
+        return bisect_right(range(self._count), relative, key=lambda i: self._get(i)[0]) - 1
+
+    def around(self, offset: int) -> tuple[int, int, int] | None:
+        """The last entry at or before an offset: (its offset, its position, the next one's or -1); None if empty."""
+        number = self.number_of_offset(offset)
+        start, position = self.base_offset, 0
+        if number >= 0:
+            relative, position, *_ = self._get(number)
+            start += relative + 1
+        after = self._get(number + 1)[1] if number + 1 < self._count else -1
+        return (start, position, after) if self._count else None
+
+    def number_of_text(self, at: int, view: View, prefix_bytes: int) -> int:
+        """The number of the last entry at or before a byte of a view, -1 for the segment's start."""
+        self._open()
+
+        def size_before(number: int) -> int:
+            return TextSize._make(self._get(number)[2:]).size(view, prefix_bytes)
+
+        return bisect_right(range(self._count), at, key=size_before) - 1
+
+    def number_of_record(self, record: int) -> int:
+        """The number of the last entry with at most so many records before it, -1 for the segment's start."""
+        self._open()
+        return bisect_right(range(self._count), record, key=lambda i: self._get(i)[2]) - 1
+
+    def __getitem__(self, number: int) -> TextEntry:
+        if number < 0:
+            return TextEntry(self.base_offset, 0, NO_TEXT)
+        relative, position, *before = self._get(number)
+        return TextEntry(self.base_offset + relative + 1, position, TextSize._make(before))
+
+    def truncate(self, position: int) -> None:
+        """Keep the entries at or before a position of the .log file."""
+        self._open()
+        self.keep(self.number_of_position(position) + 1)
+
+    def __iter__(self) -> Iterator[TextEntry]:
+        return (self[number] for number in range(len(self)))
