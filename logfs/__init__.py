@@ -16,6 +16,7 @@ the text. Everything else is a cache of those files, a view of them, or a policy
         columns = orders.columns(offset=0)            # numpy arrays: offsets, timestamps, value positions, …
         store.groups.commit("billing", "orders-0", first)     # a consumer group's offset, where Kafka keeps it
 
+An empty directory becomes a new store, with `create=True` a missing one, too.
 Offsets count records, positions count bytes, times are milliseconds since the epoch. `logfs --help` is the same at
 a prompt, and `logfs mount` the same as files. Read next: docs/architecture.md, the house; docs/durability.md, what
 write, fsync and a crash mean; docs/filesystem.md, the mount.
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from logfs.format.record import Record, TimestampType
     from logfs.log.partition import Partition
     from logfs.log.reader import OffsetAndTimestamp
+    from logfs.store.door import open_store as open
     from logfs.store.store import Store
-    from logfs.store.store import Store as open
 
 __version__ = "0.1.0"
 
@@ -56,7 +57,7 @@ _HOMES = {
     "Record": ("logfs.format.record", "Record"),
     "Store": ("logfs.store.store", "Store"),
     "TimestampType": ("logfs.format.record", "TimestampType"),
-    "open": ("logfs.store.store", "Store"),
+    "open": ("logfs.store.door", "open_store"),
 }
 
 

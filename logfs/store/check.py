@@ -13,7 +13,9 @@ from logfs.format import checkpoint, commits
 from logfs.format.snapshot import parse_snapshot
 from logfs.log import key_map
 from logfs.log.audit import Account, Finding, Severity, audit, error, note, settle
+from logfs.log.files import TRIES, Gone
 from logfs.log.recovery import TORN
+from logfs.store import modes
 from logfs.store.commit import ORPHAN_MS, read_commits
 from logfs.store.log_dir import (
     CLEANER_OFFSETS,
@@ -22,6 +24,7 @@ from logfs.store.log_dir import (
     META_PROPERTIES,
     RECOVERY_POINTS,
 )
+from logfs.store.modes import Modes
 from logfs.store.store import PARTITION_METADATA, Store
 
 if TYPE_CHECKING:
@@ -47,10 +50,34 @@ def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> 
     with Store(log_dirs, read_only=True) as store:
         yield from check_log_dirs(store)
         for name in store:
-            partition = store[name]
-            yield from check_small_files(store, partition)
-            yield from _check_key_maps(partition)
-            yield from _check_log(store, partition, report)
+            yield from _check_partition(store, store[name], report)
+
+
+def _check_partition(store: Store, partition: Partition, report: Progress) -> list[Finding]:
+    """Audit a partition as it is now; if files of it go meanwhile, it is looked at again."""
+    audited: dict[Segment, tuple[list[Finding], list[Account]]] = {}
+    for left in reversed(range(TRIES)):
+        findings: list[Finding] = []
+        try:
+            findings += check_small_files(store, partition)
+            findings += _check_key_maps(partition)
+            findings += _check_log(store, partition, audited, report)
+        except (Gone, FileNotFoundError) as why:
+            if left:
+                partition.refresh()
+                continue
+            if not partition.directory.exists():
+                return [note(partition.directory, "was deleted while it was audited")]
+            findings.append(_cut_short(partition, why))
+        except (LogfsError, OSError) as why:
+            findings.append(_cut_short(partition, why))
+        return findings
+    raise AssertionError("the last try returns")
+
+
+def _cut_short(partition: Partition, why: Exception) -> Finding:
+    # A file that cannot be opened ends the audit of its partition, and not that of the others.
+    return error(partition.directory, f"cannot be audited any further: {why}")
 
 
 def check_log_dirs(store: Store) -> Iterator[Finding]:
@@ -66,12 +93,16 @@ def check_small_files(store: Store, partition: Partition) -> Iterator[Finding]:
     """Audit what lies beside the segments of a partition, and whether they reach as far as was promised."""
     directory = partition.directory
     yield from _check_metadata(store.disk, directory)
+    try:
+        Modes(partition)
+    except Corrupt as why:
+        yield error(directory / modes.FILE_NAME, str(why).partition(": ")[2])
     for path in sorted(directory.glob("*" + TORN)):
         yield note(
             path, "a torn tail that recovery cut off and kept; remove it if it is not missed"
         )
     for path in sorted(directory.glob("*" + commits.STAGED)):
-        age_ms = store.clock() - int(path.stat().st_mtime * 1000)
+        age_ms = store.clock() - store.disk.stat(path).st_mtime_ns // 1_000_000
         if age_ms > ORPHAN_MS:
             yield note(path, "staged a day ago, and of no commit; upkeep removes it")
     yield from _check_snapshots(partition)
@@ -81,22 +112,58 @@ def check_small_files(store: Store, partition: Partition) -> Iterator[Finding]:
         yield error(
             directory, f"was durable up to offset {point}, and ends at {partition.log_end_offset}"
         )
+    log_start = log_dir.log_starts.get(partition.name, 0)
+    if log_start > partition.log_end_offset and not log_dir.live:
+        yield error(
+            directory,
+            f"was to start at offset {log_start}, and ends at {partition.log_end_offset}; take its line out of "
+            f"{LOG_STARTS}",
+        )
+    # The first epoch begins where the log starts: it is written down before retention takes a segment.
+    begun = min((start for _, start in partition.epochs.entries), default=None)
+    first = partition.segments[0].base_offset
+    if begun is not None and begun < first and log_start < first:
+        # A broker writes its epochs later, and a log in use may have lost segments since they were read.
+        report = note if log_dir.is_brokers or log_dir.live else error
+        missing = f"offsets {begun} to {first - 1} are missing"
+        yield report(directory, f"{missing}: the oldest segments are gone, not by retention")
 
 
-def _check_log(store: Store, partition: Partition, report: Progress) -> Iterator[Finding]:
-    accounts: list[Account] = []
-    for segment in partition.segments:
+def _check_log(
+    store: Store,
+    partition: Partition,
+    audited: dict[Segment, tuple[list[Finding], list[Account]]],
+    report: Progress,
+) -> Iterator[Finding]:
+    """Audit the segments that are not among the `audited` yet, and then what goes on from one to the next."""
+    segments = partition.segments
+    for segment in segments:
+        if segment in audited:
+            yield from audited[segment][0]
+            continue
+        findings: list[Finding] = []
+        accounts: list[Account] = []
         for found in audit(
             segment,
             partition.epochs.entries,
             trusts_indexes=trusts_indexes(store, partition, segment),
+            live=store.homes[partition.name.directory].live,
+            log_start_offset=partition.log_start_offset,
             report=lambda size: report(partition.name.directory, size),
         ):
             if isinstance(found, Account):
                 accounts.append(found)
             else:
+                findings.append(found)
                 yield found
-    yield from settle(accounts, partition.log_start_offset)
+        if findings:
+            partition.refresh()
+            if segment not in partition.segments:
+                # Its files went one by one meanwhile, so what was found proves nothing.
+                raise Gone(f"{segment.path}: has left the log while it was audited")
+        audited[segment] = findings, accounts
+    each = [account for segment in segments for account in audited[segment][1]]
+    yield from settle(each, partition.log_start_offset)
 
 
 def trusts_indexes(store: Store, partition: Partition, segment: Segment) -> bool:
@@ -107,7 +174,8 @@ def trusts_indexes(store: Store, partition: Partition, segment: Segment) -> bool
     if segment is partition.active:
         return False
     point = log_dir.recovery_points.get(partition.name, 0)
-    return log_dir.live or segment.next_offset <= point
+    # Those of a segment that ends at the point itself were perhaps not closed yet.
+    return log_dir.live or segment.next_offset < point
 
 
 def _check_files(disk: Disk, log_dir: Path) -> Iterator[Finding]:

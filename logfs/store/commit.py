@@ -23,7 +23,9 @@ from logfs.errors import (
 )
 from logfs.format import commits
 from logfs.format.commits import NO_PLACE, CommitLog, Part, Pending, StagedFile, Writer
-from logfs.log.files import NO_SPACE, Disk
+from logfs.format.names import INT64_MAX
+from logfs.log.files import EXHAUSTED, Disk
+from logfs.log.recovery import Place
 from logfs.log.staged import Landing, Measures, measure, place, take_stock
 from logfs.store.log_dir import FirstError
 
@@ -44,7 +46,7 @@ EXPIRATION_MS = 7 * 86_400_000
 ORPHAN_MS = 86_400_000
 _LOOK_MS = 3_600_000
 # After these a partition may go on: a full disk, and what was staged is gone.
-_HARMLESS = NO_SPACE | {errno.ENOENT}
+_HARMLESS = EXHAUSTED | {errno.ENOENT}
 
 
 class Committed(NamedTuple):
@@ -110,9 +112,9 @@ class Commits:
         files = list(staged)
         if self._store.read_only:
             raise NotWritable(f"{writer}: the store is open read-only")
-        if not writer or sequence < 0:
+        if not writer or not 0 <= sequence <= INT64_MAX:
             raise InvalidRecord(
-                f"writer {writer!r}, sequence {sequence}: give a name, and 0 or more"
+                f"writer {writer!r}, sequence {sequence}: give a name, and a number in 0..{INT64_MAX}"
             )
         with self._lock:
             if self._unreadable is not None:
@@ -133,6 +135,7 @@ class Commits:
                 by_partition.setdefault(file.partition, []).append(file)
         for name in sorted(by_partition):
             store[name].check_appendable()
+        _check_names(files)
         home = self._home_of(writer, min(by_partition, default=None))
         measures = {}
         parts = []
@@ -381,12 +384,35 @@ class Commits:
             # Retention or a cleaner has been there since, so it was done.
             return replace(part, done=True)
         try:
-            return take_stock(log_dir.disk, directory, part)
+            return take_stock(log_dir.disk, directory, part)[0]
         except (FileNotFoundError, Corrupt) as error:
             logger.error(
                 "%s: a commit is decided, and what was staged is lost: %s", directory, error
             )
             return part
+
+    def place_of_remains(
+        self, log_dir: LogDir, name: TopicPartition, directory: Path
+    ) -> Place | None:
+        """Where a log ends for a store that only reads: before what a crash has left of a commit. None if nothing is.
+
+        The next opening for writing cuts that off and makes the commit.
+        """
+        for home in self._store.log_dirs:
+            try:
+                log = read_commits(home.disk, home.path)
+                for part in log.pending.parts if log.pending else ():
+                    if (
+                        part.partition != name.directory
+                        or part.done
+                        or part.base_offset == NO_PLACE
+                    ):
+                        continue
+                    if take_stock(log_dir.disk, directory, part)[1]:
+                        return Place(part.segment, part.position)
+            except (OSError, Corrupt) as error:
+                logger.warning("%s: what is left of a commit is not known: %s", directory, error)
+        return None
 
     def upkeep(self, now_ms: int) -> None:
         """Do what a full disk has held up, and, every hour, remove what is left over."""
@@ -453,6 +479,15 @@ def held_up(log_dirs: Iterable[Path]) -> set[str]:
             pending = read_commits(Disk(), path).pending
             found |= {part.partition for part in pending.parts} if pending else set()
     return found
+
+
+def _check_names(files: Iterable[StagedFile]) -> None:
+    """Raise `InvalidRecord` for a file that cannot have been staged in its partition's directory."""
+    for file in files:
+        if "/" in file.name or "\0" in file.name or not file.name.endswith(commits.STAGED):
+            raise InvalidRecord(
+                f"{file.partition}: {file.name!r} is no name of a staged file: it ends in {commits.STAGED}"
+            )
 
 
 def _records_of(part: Part, measures: Mapping[str, Measures]) -> int:

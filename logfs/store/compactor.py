@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import InvalidSetting, InvalidStore, LogfsError
 from logfs.log.cleaning import Cleaned, CleaningAborted
-from logfs.log.files import NO_SPACE
+from logfs.log.files import EXHAUSTED
 from logfs.store import compaction
 from logfs.store.upkeep import Task, Timer, due
 
@@ -213,7 +213,7 @@ class Compactor:
                 logger.exception("%s: is not compacted", name)
                 reason = InvalidStore(f"{name}: cannot be compacted: {error!r}")
             if partition is not None and not (
-                isinstance(error, OSError) and error.errno in NO_SPACE
+                isinstance(error, OSError) and error.errno in EXHAUSTED
             ):
                 partition.uncleanable = reason
 

@@ -7,26 +7,27 @@ Mounts come and go; a commit that met one on its way is simply sent again, for n
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import orjson
-
 from logfs import errors
-from logfs.errors import CommitPending, InvalidStore, LogfsError, StoreLocked
+from logfs.errors import CommitPending, LogfsError, StoreLocked
 from logfs.format import names
 from logfs.format.commits import StagedFile
 from logfs.log.files import Disk
 from logfs.store.commit import Committed, held_up
-from logfs.store.lock import MOUNT_FILE, STATUS_FILE, holder, mountpoint
-from logfs.store.store import Store
+from logfs.store.lock import MOUNT_FILE, holder, mountpoint
+from logfs.store.recognition import check_log_dirs, mounted_log_dirs
+from logfs.store.store import Store, now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from logfs.store.loading import Only, Progress
     from logfs.store.log_dir import LogDir
 
     LogDirs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -59,10 +60,13 @@ class _NoAnswer(Exception):
 
 
 def announce(log_dirs: Sequence[LogDir], mountpoint: Path) -> None:
-    """Tell in the log directories where they are mounted."""
-    told = orjson.dumps({"pid": os.getpid(), "mountpoint": str(mountpoint)}) + b"\n"
+    """Tell in the log directories where they are mounted; one that is full is not a reason to mount none."""
+    told = _to_line({"pid": os.getpid(), "mountpoint": str(mountpoint)})
     for log_dir in log_dirs:
-        log_dir.disk.replace_file(log_dir.path / MOUNT_FILE, told)
+        try:
+            log_dir.disk.replace_file(log_dir.path / MOUNT_FILE, told)
+        except (LogfsError, OSError) as error:
+            logger.warning("nobody who asks for %s is told of the mount: %s", log_dir.path, error)
 
 
 def withdraw(log_dirs: Sequence[LogDir]) -> None:
@@ -88,18 +92,42 @@ def log_dirs_of(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
     """Log directories; where a path is a mountpoint of logfs, those that are mounted there."""
     found: list[str] = []
     for path in paths:
-        try:
-            found += orjson.loads(Path(path, STATUS_FILE).read_bytes())["log_dirs"]
-        except (FileNotFoundError, NotADirectoryError):
-            found.append(os.fspath(path))
+        found += mounted_log_dirs(path) or [os.fspath(path)]
     return found
 
 
-def check_there(log_dirs: Iterable[Path]) -> None:
-    """Raise `InvalidStore` for a log directory that is missing, which opening a store for writing would make."""
-    for path in log_dirs:
-        if not path.is_dir():
-            raise InvalidStore(f"{path}: there is no such log directory; 'logfs create' makes one")
+def check_there(log_dirs: Iterable[str | os.PathLike[str]], *, may_be_empty: bool = False) -> None:
+    """Raise `InvalidStore` for a path that is no log directory, or only with `may_be_empty` may become one.
+
+    See `logfs.store.recognition`: the error says what the path is, and nothing in it is touched.
+    """
+    check_log_dirs(log_dirs, may_be_empty=may_be_empty)
+
+
+def open_store(
+    log_dirs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    create: bool = False,
+    read_only: bool = False,
+    clock: Callable[[], int] = now_ms,
+    progress: Progress | None = None,
+    only: Only | None = None,
+    recover: bool = False,
+) -> Store:
+    """Open log directories as a `Store`; the arguments, and the errors, are those of its constructor.
+
+    An empty directory becomes a new store; a missing one only with `create`, so that a misspelt path is an error
+    (`InvalidStore`) and not a new store.
+    """
+    return Store(
+        log_dirs,
+        read_only=read_only,
+        clock=clock,
+        progress=progress,
+        only=only,
+        recover=recover,
+        create=create,
+    )
 
 
 # The words that pass the door.
@@ -117,13 +145,13 @@ class Request(NamedTuple):
 def format_request(request: Request) -> bytes:
     """The one line that asks for it."""
     files = [[f.partition, f.name, f.size_bytes, f.record_count] for f in request.staged]
-    return orjson.dumps({**request._asdict(), "staged": files}) + b"\n"
+    return _to_line({**request._asdict(), "staged": files})
 
 
 def parse_request(line: bytes) -> Request:
     """What a line asks for; `InvalidRecord` if for nothing."""
     try:
-        told = orjson.loads(line)
+        told = json.loads(line)
         staged = tuple(StagedFile(*file) for file in told["staged"])
         if not isinstance(told["writer"], str) or not isinstance(told["sequence"], int):
             raise TypeError("writer is a text, sequence a number")
@@ -146,12 +174,12 @@ def format_answer(outcome: Committed | Exception) -> bytes:
         answer: dict[str, Any] = {"already": outcome.already, "offsets": outcome.offsets}
     else:
         answer = {"error": type(outcome).__name__, "reason": str(outcome)}
-    return orjson.dumps(answer) + b"\n"
+    return _to_line(answer)
 
 
 def parse_answer(line: bytes) -> Committed:
     """What came of a request; raises the error that it met."""
-    told = orjson.loads(line)
+    told = json.loads(line)
     if "error" not in told:
         offsets = {name: (first, end) for name, (first, end) in told["offsets"].items()}
         return Committed(told["already"], offsets)
@@ -159,6 +187,10 @@ def parse_answer(line: bytes) -> Committed:
     if isinstance(kind, type) and issubclass(kind, LogfsError):
         raise kind(told["reason"])
     raise OSError(errno.EIO, told["reason"])
+
+
+def _to_line(told: dict[str, Any]) -> bytes:
+    return json.dumps(told, separators=(",", ":")).encode() + b"\n"
 
 
 # A commit from outside.
@@ -186,13 +218,15 @@ def discard(log_dirs: LogDirs, staged: Sequence[StagedFile], *, seconds: float =
 
 
 def create(log_dirs: LogDirs, partitions: Sequence[str], *, seconds: float = 60.0) -> None:
-    """Make those partitions that are not there yet, whoever has the log directories; a missing one of those is made.
+    """Make those partitions that are not there yet, whoever has the log directories.
 
-    Raises `InvalidName`, what opening a store raises, and `StoreLocked` as `commit`.
+    A log directory may be empty, and may not be missing. Raises `InvalidName`, what opening a store raises, and
+    `StoreLocked` as `commit`.
     """
     for name in partitions:
         names.parse_directory(name)
     if partitions:
+        check_there(_paths(log_dirs), may_be_empty=True)
         _through_whoever(
             log_dirs,
             lambda paths: _create_directly(paths, partitions),
@@ -245,7 +279,7 @@ def _through_whoever(
 
 
 def _create_directly(paths: Sequence[Path], partitions: Sequence[str]) -> None:
-    with Store(paths, only=frozenset(partitions).__contains__) as store:
+    with Store(paths, only=frozenset(partitions).__contains__, create=False) as store:
         for name in partitions:
             if name not in store.homes:
                 store.create(name)
@@ -264,7 +298,7 @@ def _create_through(door: Path, partitions: Sequence[str]) -> None:
 def _send_directly(paths: Sequence[Path], request: Request) -> Committed:
     """Open the directories for this alone: its partitions, and those of a commit that is not done."""
     wanted = {file.partition for file in request.staged} | held_up(paths)
-    with Store(paths, only=wanted.__contains__) as store:
+    with Store(paths, only=wanted.__contains__, create=False) as store:
         done = serve(store, request)
         try:
             store.commits.upkeep(store.clock())

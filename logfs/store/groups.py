@@ -14,7 +14,14 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from logfs.errors import Corrupt, InvalidName, InvalidRecord, NotWritable, Unsupported
+from logfs.errors import (
+    Corrupt,
+    InvalidName,
+    InvalidRecord,
+    NotWritable,
+    PartitionFailed,
+    Unsupported,
+)
 from logfs.format import group_record, names
 from logfs.format.control import ControlType, parse_control_key
 from logfs.format.group_record import OffsetCommit, OffsetKey, coordinator_partition
@@ -62,10 +69,19 @@ class Groups:
         self._replays: Sequence[_Replay] = ()
 
     def committed(self, group: str, name: str) -> OffsetCommit | None:
-        """What a group has committed for a partition; None if nothing. Raises `InvalidName`, `OSError`."""
+        """What a group has committed for a partition; None if nothing.
+
+        Raises `InvalidName`, `OSError`, and `PartitionFailed` where nobody can tell: one of the partitions that hold
+        commits is offline.
+        """
         wanted = names.parse_directory(name)
         with self._following() as replays:
-            return self._find(replays, group, wanted)
+            found = self._find(replays, group, wanted)
+        if found is None:
+            for other, reason in self._store.offline.items():
+                if names.parse_directory(other).topic == TOPIC:
+                    raise _offline(other, reason)
+        return found
 
     def of(self, name: str) -> dict[str, OffsetCommit]:
         """The groups that have an offset committed for a partition, sorted by name. Raises as `committed`."""
@@ -148,6 +164,8 @@ class Groups:
             if name not in store and name not in store.offline:
                 self._keep_partition_count()
                 store.create(name)
+        if name in store.offline:
+            raise _offline(name, store.offline[name])
         return store[name]
 
     @contextmanager
@@ -209,6 +227,10 @@ class Groups:
     def _replay_of(self, log: Partition) -> _Replay:
         known = (replay for replay in self._replays if replay.log is log)
         return next(known, None) or _Replay(log)
+
+
+def _offline(name: str, reason: Exception) -> PartitionFailed:
+    return PartitionFailed(f"{name}: what groups have committed is offline: {reason}")
 
 
 class _Entry(NamedTuple):

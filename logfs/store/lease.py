@@ -39,7 +39,8 @@ class Lease:
     @classmethod
     def of(cls, log_dir: LogDir, partition: TopicPartition) -> Lease:
         """What is known of a partition in a log directory that is open."""
-        cleaned = 0 if log_dir.may_have_gaps(partition) else None
+        # A broker's partitions may have gaps without an entry that says so.
+        cleaned = 0 if log_dir.may_have_gaps(partition) and not log_dir.is_brokers else None
         return cls(
             str(log_dir.path),
             partition,
@@ -125,3 +126,8 @@ class LeasedLogDir(LogDir):
         turn, self._turn = self._turn, None
         if turn is not None:
             turn.release()
+
+    def disown(self) -> None:
+        """See `LogDir.disown`; the turn is the parent's, too."""
+        super().disown()
+        self._turn = None

@@ -12,6 +12,7 @@ from logfs.errors import InvalidStore, LogfsError
 from logfs.format import names
 from logfs.format.names import DirectoryKind, TopicPartition
 from logfs.log import follow, recovery
+from logfs.log.file_checks import check_files
 from logfs.log.files import Disk, Gone
 from logfs.log.follow import FollowedPartition
 from logfs.log.followed import FollowedSegment
@@ -23,7 +24,7 @@ from logfs.store.lock import STATUS_FILE
 from logfs.store.log_dir import LogDir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from logfs.config import LogConfig
     from logfs.store.store import Store
@@ -50,7 +51,7 @@ def open_log_dirs(
     paths = [Path(path).absolute() for path in named]
     if not paths:
         raise InvalidStore("a store needs at least one log directory")
-    if len({path.resolve() for path in paths}) < len(paths):
+    if len({os.path.realpath(path) for path in paths}) < len(paths):
         raise InvalidStore("the same log directory is named twice")
     opened: list[LogDir] = []
     broken: OSError | None = None
@@ -94,6 +95,18 @@ def _check_log_dir(disk: Disk, path: Path) -> None:
             disk.mkdir(parent)
 
 
+def _check_unique(found: Mapping[LogDir, moves.Found]) -> None:
+    """Raise `InvalidStore` for a partition in two log directories that nobody else works in."""
+    homes: dict[TopicPartition, LogDir] = {}
+    for log_dir, each in found.items():
+        for name, *_ in each.partitions:
+            other = homes.setdefault(name, log_dir)
+            if other is not log_dir and not log_dir.live:
+                raise InvalidStore(
+                    f"{name.directory} is in two log directories: {other.path}, {log_dir.path}; move one of them away"
+                )
+
+
 class Loader:
     """Makes the partitions of a store of what lies in its log directories."""
 
@@ -110,7 +123,10 @@ class Loader:
         self._failed_mtime: dict[str, int] = {}
 
     def load(self) -> None:
-        """Load every partition of the log directories that work (kafka-storage 5.1)."""
+        """Load every partition of the log directories that work (kafka-storage 5.1).
+
+        Raises `InvalidStore`, before anything is changed, for a partition that is in two of them.
+        """
         found: dict[LogDir, moves.Found] = {}
         for log_dir in self._store.working:
             try:
@@ -119,6 +135,13 @@ class Loader:
             except OSError as error:
                 # Which partitions are in it, nobody can tell.
                 log_dir.disk.fail(error)
+        _check_unique(found)
+        for log_dir in list(found):
+            try:
+                log_dir.begin()
+            except OSError as error:
+                log_dir.disk.fail(error)
+                del found[log_dir]
         moves.settle(self._store, found, self._wanted)
         for log_dir, (partitions, *_) in found.items():
             for name, path, inode in sorted(partitions):
@@ -153,14 +176,9 @@ class Loader:
 
     def _load_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> None:
         if name.directory in self._store.homes:
-            other = self._store.homes[name.directory].path
-            if log_dir.live:
-                # On its way from one to the other, as in `refresh`.
-                log_dir.look_again()
-                return
-            raise InvalidStore(
-                f"{name.directory} is in two log directories: {other}, {log_dir.path}"
-            )
+            # On its way from one to the other, as in `refresh`.
+            log_dir.look_again()
+            return
         self._store.homes[name.directory] = log_dir
         try:
             self._store.partitions[name.directory] = self._open_partition(log_dir, name, path)
@@ -181,15 +199,20 @@ class Loader:
             self._store.offline[name.directory] = reason
 
     def _open_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> Partition:
+        check_files(log_dir.disk, path)
+        end: recovery.Place | None = None
+        if self._store.read_only and not log_dir.live and not log_dir.clean:
+            end = self._store.commits.place_of_remains(log_dir, name, path)
         changed = self._store.commits.take_stock(log_dir, name, path)
         clean = log_dir.clean and not self._recover and not changed
-        point = 0 if self._recover else log_dir.recovery_points.get(name, 0)
         start = recovery.Start(
             clean,
-            point,
+            log_dir.recovery_points.get(name, 0),
             log_dir.log_starts.get(name, 0),
             log_dir.may_have_gaps(name),
+            self._recover,
             self._store.settings.broker_config.producer_id_expiration_ms,
+            end,
         )
         config = self._store.settings.log_config(name.topic)
         total = 0
@@ -221,8 +244,13 @@ class Loader:
 
     def refresh(self, log_dir: LogDir) -> None:
         """Drop the partitions that have left a log directory, load the new ones, and take the checkpoint."""
-        partitions = self._scan(log_dir).partitions
-        found = {name.directory: (name, path, inode) for name, path, inode in partitions}
+        scanned = self._scan(log_dir)
+        found = {name.directory: (name, path, inode) for name, path, inode in scanned.partitions}
+        for name, path in scanned.futures:
+            # The copy of a move that a crash has cut short, as `moves.settle` took it.
+            loaded = self._store.partitions.get(name.directory)
+            if loaded is not None and loaded.directory == path:
+                found.setdefault(name.directory, (name, path, self._inodes[name.directory]))
         for directory in [d for d, home in self._store.homes.items() if home is log_dir]:
             inode = found[directory][2] if directory in found else None
             if inode != self._inodes.get(directory) or self._may_work_now(directory, log_dir):
@@ -237,7 +265,7 @@ class Loader:
                 # On its way from one log directory to another: it is in both for a moment.
                 log_dir.look_again()
         for partition in self._store.partitions.values():
-            if isinstance(partition, FollowedPartition) and partition.directory.name in found:
+            if isinstance(partition, FollowedPartition) and partition.name.directory in found:
                 partition.follow_log_start(log_dir.log_starts.get(partition.name, 0))
 
     def _may_work_now(self, directory: str, log_dir: LogDir) -> bool:

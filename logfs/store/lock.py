@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import logging
 import os
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
-
-import orjson
 
 from logfs.errors import StoreLocked
 
@@ -137,7 +136,7 @@ def mountpoint(disk: Disk, log_dir: Path, pid: int) -> Path | None:
     What a mount left that was killed tells nothing: then another process has the lock.
     """
     try:
-        told = orjson.loads(disk.read_file(log_dir / MOUNT_FILE))
+        told = json.loads(disk.read_file(log_dir / MOUNT_FILE))
         # A process of another pid namespace has the number 0 here.
         return Path(told["mountpoint"]) if pid in (0, told["pid"]) else None
     except (OSError, ValueError, KeyError, TypeError):

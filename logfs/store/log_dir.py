@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from logfs.errors import Corrupt, LogDirFailed, LogfsError
 from logfs.format import checkpoint
@@ -11,7 +13,6 @@ from logfs.log.watched import WatchedDisk
 from logfs.store.lock import Lock, holder
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Mapping
     from pathlib import Path
     from types import TracebackType
@@ -84,9 +85,12 @@ class LogDir:
         self.log_starts: dict[TopicPartition, int] = {}
         self.cleaner_offsets: dict[TopicPartition, int] = {}
         self._lock: Lock | None = None
+        self._owner = os.getpid()
         self._broker_epoch = checkpoint.UNKNOWN_BROKER_EPOCH
         self._unreadable: set[str] = set()
         self._seen: int | None = None
+        if disk.writable:
+            _written_here.add(self)
 
     def open(self) -> None:
         """Lock the directory and read what is in it; `StoreLocked` if someone has it, `OSError` if it is unusable."""
@@ -103,9 +107,12 @@ class LogDir:
         self.log_starts = self._read(LOG_STARTS)
         # Tells which partitions a cleaner has been in: a broker keeps its topics' settings elsewhere.
         self.cleaner_offsets = self._read(CLEANER_OFFSETS)
-        if disk.writable and self.clean:
-            disk.unlink(path / CLEAN_SHUTDOWN)
-            disk.sync_directory(path)
+
+    def begin(self) -> None:
+        """From here on its files may change: the marker of the last clean shutdown goes."""
+        if self.disk.writable and self.clean:
+            self.disk.unlink(self.path / CLEAN_SHUTDOWN)
+            self.disk.sync_directory(self.path)
 
     @property
     def failure(self) -> LogDirFailed | None:
@@ -167,8 +174,13 @@ class LogDir:
         self.cleaner_offsets = dict(offsets)
 
     def may_have_gaps(self, name: TopicPartition) -> bool:
-        """Whether a partition was ever compacted, so that offsets may be missing; so if nobody can tell."""
-        return name in self.cleaner_offsets or CLEANER_OFFSETS in self._unreadable
+        """Whether a partition was ever compacted, so that offsets may be missing; so if nobody can tell.
+
+        A broker that follows takes over what the leader has compacted, and notes nothing (kafka-storage 2.9.1).
+        """
+        return (
+            self.is_brokers or name in self.cleaner_offsets or CLEANER_OFFSETS in self._unreadable
+        )
 
     def mark_clean(self) -> None:
         """Promise that every file here needs no recovery (kafka-storage 5.6): the last thing before `close`."""
@@ -180,6 +192,11 @@ class LogDir:
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
+
+    def disown(self) -> None:
+        """Refuse everything from now on, and give nothing back: in a forked child, whose parent has the lock."""
+        self.disk.disown(self._owner)
+        self._lock = None
 
     def _read_broker_epoch(self) -> int:
         """The epoch of the broker that closed the directory: its controller asks it for that when it comes back."""
@@ -207,3 +224,17 @@ class LogDir:
 
     def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
         self.disk.replace_file(self.path / name, checkpoint.format_offsets(offsets))
+
+
+# Those that this process may write to.
+_written_here: WeakSet[LogDir] = WeakSet()
+
+
+def _disown_all() -> None:
+    for log_dir in _written_here:
+        log_dir.disown()
+    _written_here.clear()
+
+
+# A record lock is not inherited: two processes would write the same files.
+os.register_at_fork(after_in_child=_disown_all)

@@ -47,7 +47,11 @@ class Mover:
         self._stopped = threading.Event()
         # Asked for, and what became of those that failed.
         self._wanted: dict[str, Path] = {}
+        # As `Compactor.wake`.
+        self.wake: Callable[[], None] = lambda: None
         self.errors: dict[str, str] = {}
+        # Where the copies lie that the next opening lets take their partitions' places. Nobody closes their files.
+        self.unfinished: dict[str, LogDir] = {}
         # What may still be read of a directory that is to be removed.
         self._left: dict[Path, tuple[Partition, WeakSet[Segment]]] = {}
 
@@ -60,6 +64,7 @@ class Mover:
         self._check(name, log_dir)
         self.errors.pop(name, None)
         self._wanted[name] = Path(log_dir)
+        self.wake()
 
     def is_requested(self, name: str) -> bool:
         """Whether a partition waits for what `request` asked."""
@@ -75,7 +80,9 @@ class Mover:
                 self.errors[name] = str(error)
                 logger.error("%s: was not moved to %s: %s", name, log_dir, error)
             finally:
-                self._wanted.pop(name, None)
+                # Unless it was asked for another one meanwhile.
+                if self._wanted.get(name) == log_dir:
+                    del self._wanted[name]
 
     def move(
         self, name: str, log_dir: str | os.PathLike[str], progress: Progress | None = None
@@ -84,8 +91,9 @@ class Mover:
 
         `progress` is told the bytes as they are copied. Whatever goes wrong before the swap leaves the partition
         where it is, and removes the copy. Raises `InvalidName` for a directory that is not the store's or that
-        the partition is in, `NotWritable`, `PartitionFailed`, `LogDirFailed`, `MoveAborted` after `stop`, and
-        `OSError`: ENOSPC before anything is copied where there is not enough room.
+        the partition is in, `InvalidSetting` for one that has other settings of the topic, `NotWritable`,
+        `PartitionFailed`, `LogDirFailed`, `MoveAborted` after `stop`, and `OSError`: ENOSPC before anything is
+        copied where there is not enough room.
         """
         with self._running:
             target = self._check(name, log_dir)
@@ -122,6 +130,7 @@ class Mover:
             raise target.failure
         if target is store.homes[name]:
             raise InvalidName(f"{name}: is in {target.path} already")
+        store.settings.check_copy(partition.topic, target.disk, target.path)
         if target.disk.exists(target.path / name):
             raise PartitionExists(f"{target.path / name}: is in the way; move it away")
         free, size = target.disk.free_bytes(target.path), partition.size_bytes
@@ -180,9 +189,11 @@ class Mover:
                 target.disk.rename(copy.directory, target.path / name)
                 left = copy.take_over(target.path / name)
             except BaseException as error:
+                self.unfinished[name] = target
+                why = str(error) or "interrupted"
                 partition.failure = PartitionFailed(
-                    f"{name}: its move to {target.path} stopped in the middle ({error}); close the store (or "
-                    "unmount) and open it again with both log directories, which finishes it"
+                    f"{name}: its move to {target.path} stopped in the middle ({why}); close the store (or unmount) "
+                    "and open it again with both log directories, which finishes it"
                 )
                 raise partition.failure from error
             relocate(left, stray)

@@ -61,8 +61,8 @@ def settle(store: Store, found: dict[LogDir, Found], wanted: Callable[[str], boo
                 has_left = names.stray_directory(path.name) in names_of_strays and _is_noted(
                     log_dir, path, path
                 )
-                if _settle(store, log_dir, path, is_there=name in homes, has_left=has_left):
-                    final = log_dir.path / name.directory
+                final = _settle(store, log_dir, path, is_there=name in homes, has_left=has_left)
+                if final is not None:
                     each.partitions.append((name, final, log_dir.disk.stat(final).st_ino))
                     homes[name] = log_dir
             except (LogfsError, OSError) as error:
@@ -77,8 +77,13 @@ def settle(store: Store, found: dict[LogDir, Found], wanted: Callable[[str], boo
                 _remove_original(store, log_dir, path, homes[name], name)
 
 
-def _settle(store: Store, log_dir: LogDir, path: Path, *, is_there: bool, has_left: bool) -> bool:
-    """Finish or undo one move; whether the copy is the partition now."""
+def _settle(
+    store: Store, log_dir: LogDir, path: Path, *, is_there: bool, has_left: bool
+) -> Path | None:
+    """Finish or undo one move; where the partition is if the copy is the partition now.
+
+    A store that only reads takes the copy as it lies.
+    """
     if is_there and has_left:
         raise InvalidStore(
             "a copy that had taken the partition's place, and there is another partition of that name; "
@@ -88,10 +93,10 @@ def _settle(store: Store, log_dir: LogDir, path: Path, *, is_there: bool, has_le
         if not store.read_only:
             logger.warning("%s: a move that was not finished is undone", path)
             remove_directory(log_dir.disk, path)
-        return False
+        return None
     if log_dir.live:
         # Somebody else is at it: the next look will find it done.
-        return False
+        return None
     if not has_left:
         raise InvalidStore(
             f"{path}: a move into this log directory is not finished; open the store with all of its log "
@@ -99,10 +104,11 @@ def _settle(store: Store, log_dir: LogDir, path: Path, *, is_there: bool, has_le
             f"{path.name.rpartition('.')[0]}"
         )
     if store.read_only:
-        raise InvalidStore(f"{path}: a move is all but finished; open the store for writing once")
+        return path
     logger.warning("%s: a move is finished: the copy is the partition now", path)
-    log_dir.disk.rename(path, path.with_name(path.name.rpartition(".")[0]))
-    return True
+    final = path.with_name(path.name.rpartition(".")[0])
+    log_dir.disk.rename(path, final)
+    return final
 
 
 def _is_noted(log_dir: LogDir, directory: Path, other: Path) -> bool:

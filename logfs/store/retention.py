@@ -11,6 +11,7 @@ from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.format.times import format_time
+from logfs.log.walk import Damage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -97,7 +98,23 @@ def _too_old(segments: Sequence[Segment], config: LogConfig, now_ms: int) -> Ite
         newest = segment.largest_timestamp
         if now_ms - newest <= limit or not segment.size_bytes:
             return
+        # An index is a cache, and nothing is deleted on the word of one alone.
+        newest = _newest_timestamp(segment)
+        if now_ms - newest <= limit:
+            return
         yield f"its newest record, of {format_time(newest)}, is older than retention.ms={limit}"
+
+
+def _newest_timestamp(segment: Segment) -> int:
+    """As `largest_timestamp`, and no less than the timestamps of the last batches in the log itself (ms)."""
+    newest = segment.largest_timestamp
+    for found in segment.walk(segment.position_of(segment.next_offset - 1)):
+        if isinstance(found, Damage):
+            # What cannot be read may be as new as the file.
+            newest = max(newest, segment.mtime_ms())
+        else:
+            newest = max(newest, found[1].header.max_timestamp)
+    return newest
 
 
 def _why_it_stays(segments: Sequence[Segment], config: LogConfig | None, now_ms: int) -> str:

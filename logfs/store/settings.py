@@ -12,6 +12,7 @@ than two characters fit: 249 of a topic's name, `@p` and `.tmp` are the 255 of a
 from __future__ import annotations
 
 import threading
+import time
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,8 @@ class Settings:
         self._broker_config = BrokerConfig.resolve(self._broker)
         # Goes up with every change, for those who act on settings.
         self.version = 0
+        # When a file of settings was removed, for then nothing else tells of the change; by its name.
+        self._removed_ns: dict[str, int] = {}
 
     @property
     def broker_overrides(self) -> Mapping[str, str]:
@@ -127,6 +130,33 @@ class Settings:
             self._write(_topic_file(topic), _NOTHING)
             self._topics[topic] = _NOTHING
 
+    def check_copy(self, topic: str, disk: Disk, log_dir: Path) -> None:
+        """Raise `InvalidSetting` if a log directory has other settings of a topic than those in force."""
+        try:
+            theirs = _read_file(disk, log_dir / _topic_file(topic), topic_setting)
+        except FileNotFoundError:
+            return
+        ours = self.topic_overrides(topic)
+        for name in sorted(ours.keys() | theirs.keys()):
+            if ours.get(name) != theirs.get(name):
+                raise InvalidSetting(
+                    f"topic {topic}: {name} is {ours.get(name, 'not set')}, and {theirs.get(name, 'not set')} in "
+                    f"{log_dir}; set it to the same in both log directories"
+                )
+
+    def copy_to(self, topic: str, disk: Disk, log_dir: Path, *, is_new: bool) -> None:
+        """Give a log directory that has none the settings of a topic, durably: it may be opened without the others.
+
+        One that `is_new`, with no partition yet, also gets those of the broker level.
+        """
+        with self._lock:
+            copies = {_topic_file(topic): self.topic_overrides(topic)}
+            if is_new:
+                copies[BROKER_FILE] = self._broker
+            for name, overrides in copies.items():
+                if overrides and not disk.exists(log_dir / name):
+                    disk.replace_file(log_dir / name, _file_of(overrides))
+
     def _check_log_dirs(self) -> None:
         """Refuse a change while a copy cannot be written: it may be the one that decides when it is back."""
         for disk, _ in self._all_log_dirs:
@@ -157,26 +187,30 @@ class Settings:
         """Those that work, of which each is only known to work when it comes to it."""
         return (each for each in self._all_log_dirs if each[0].failure is None)
 
+    def changed_ns(self, topic: str | None = None) -> int:
+        """When the settings of a topic, or of the broker level, were changed last, in ns since the epoch; 0 if never.
+
+        By the time of their file, of the log directory that has the newest.
+        """
+        name = BROKER_FILE if topic is None else _topic_file(topic)
+        times = [self._removed_ns.get(name, 0)]
+        for disk, log_dir in self._log_dirs():
+            try:
+                times.append(disk.stat(log_dir / name).st_mtime_ns)
+            except (OSError, LogDirFailed):
+                continue
+        return max(times)
+
     def _read(self, name: str, setting: Callable[[str], Setting]) -> Mapping[str, str]:
         for disk, log_dir in self._log_dirs():
-            path = log_dir / name
             try:
-                data = disk.read_file(path)
+                return _read_file(disk, log_dir / name, setting)
             except (FileNotFoundError, LogDirFailed):
                 continue
-            try:
-                overrides = parse_properties(data)
-                for key, text in overrides.items():
-                    setting(key).parse(text)
-            except Corrupt as problem:
-                raise Corrupt(f"{path}: {problem}; correct or remove that line") from None
-            except InvalidSetting as problem:
-                raise InvalidSetting(f"{path}: {problem}; or remove that line") from None
-            return MappingProxyType(overrides)
         return _NOTHING
 
     def _write(self, name: str, overrides: Mapping[str, str]) -> None:
-        data = HEADER + format_meta_properties(overrides)
+        data = _file_of(overrides)
         for disk, log_dir in reversed(tuple(self._log_dirs())):
             path = log_dir / name
             if overrides:
@@ -184,11 +218,29 @@ class Settings:
             elif disk.exists(path):
                 disk.unlink(path)
                 disk.sync_directory(log_dir)
+                self._removed_ns[name] = time.time_ns()
 
 
 def _topic_file(topic: str) -> str:
     check_topic(topic)
     return topic + TOPIC_SUFFIX
+
+
+def _read_file(disk: Disk, path: Path, setting: Callable[[str], Setting]) -> Mapping[str, str]:
+    data = disk.read_file(path)
+    try:
+        overrides = parse_properties(data)
+        for key, text in overrides.items():
+            setting(key).parse(text)
+    except Corrupt as problem:
+        raise Corrupt(f"{path}: {problem}; correct or remove that line") from None
+    except InvalidSetting as problem:
+        raise InvalidSetting(f"{path}: {problem}; or remove that line") from None
+    return MappingProxyType(overrides)
+
+
+def _file_of(overrides: Mapping[str, str]) -> bytes:
+    return HEADER + format_meta_properties(overrides)
 
 
 def _changed(overrides: Mapping[str, str], setting: Setting, text: str | None) -> Mapping[str, str]:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from logfs.errors import (
+    Corrupt,
     InvalidSetting,
+    LogDirFailed,
     LogfsError,
     NotWritable,
+    OffsetOutOfRange,
     PartitionExists,
     UnknownPartition,
 )
 from logfs.format import checkpoint, names
 from logfs.log import recovery
+from logfs.log.copying import remove_directory
 from logfs.log.files import Disk, ReadOnlyDisk
 from logfs.log.partition import LEADER_EPOCH, Partition
 from logfs.store.commit import Commits
@@ -25,17 +31,16 @@ from logfs.store.groups import Groups
 from logfs.store.loading import Loader, open_log_dirs
 from logfs.store.log_dir import FirstError
 from logfs.store.mover import Mover
+from logfs.store.recognition import check_log_dirs
 from logfs.store.retainer import Retainer
 from logfs.store.settings import Settings
 from logfs.store.upkeep import Keeper, Task
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
     from types import TracebackType
 
-    from logfs.errors import LogDirFailed
     from logfs.format.commits import StagedFile
     from logfs.format.names import TopicPartition
     from logfs.store import retention
@@ -59,7 +64,7 @@ class Store:
 
     A context manager; closing it cleanly saves the next opening the recovery. Any thread may read; creating,
     deleting and upkeep take a lock. A partition that cannot be loaded is in `offline` with the reason, and the
-    others work.
+    others work. A child that the process forks gets `LogDirFailed`, for Kafka's lock is the parent's.
     """
 
     def __init__(
@@ -72,10 +77,13 @@ class Store:
         progress: Progress | None = None,
         only: Only | None = None,
         recover: bool = False,
+        create: bool = True,
     ) -> None:
         """Open the store, and recover what was not closed cleanly.
 
-        A missing log directory is made, unless `read_only`: then nothing below is written, locked or repaired.
+        With `read_only` nothing below is written, locked or repaired. Without, an empty directory becomes a log
+        directory, and with `create` a missing one, too, if the directory above it exists. Any other path that is no
+        log directory is `InvalidStore`, and nothing in it is touched.
         `progress` is told (partition, bytes read, bytes in all) during recovery. `only` loads one partition, or those
         it says yes to, and leaves the others as they are; `recover` recovers even after a clean shutdown. A `Lease`
         stands for a log directory that another process has locked and lets this one work in.
@@ -83,6 +91,8 @@ class Store:
         Raises `StoreLocked` with the holder's pid, `InvalidStore`, `InvalidSetting` and `Corrupt` for settings
         files, and `OSError`.
         """
+        log_dirs = [log_dirs] if isinstance(log_dirs, (str, os.PathLike)) else list(log_dirs)
+        check_log_dirs(log_dirs, may_be_empty=not read_only, may_be_made=create and not read_only)
         self.read_only = read_only
         self.clock = clock
         self.disk = disk or (ReadOnlyDisk() if read_only else Disk())
@@ -94,6 +104,8 @@ class Store:
         # What is being done in the background, for those who watch.
         self.background: list[Work] = []
         self.groups = Groups(self)
+        # Deleted partitions for which groups still have offsets, as a full disk kept these from being forgotten.
+        self._stale_commits: set[str] = set()
         self._lock = threading.RLock()
         # Which log directory each partition is in, those that are offline or were not loaded too.
         self.homes: dict[str, LogDir] = {}
@@ -132,7 +144,11 @@ class Store:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            # Ctrl-C may come in the middle of anything.
+            self._leave()
+        else:
+            self.close()
 
     def __repr__(self) -> str:
         return f"Store({[str(log_dir.path) for log_dir in self.log_dirs]})"
@@ -173,9 +189,14 @@ class Store:
         Called with whatever locks the thread holds that met the error, so it waits for none: from now on the
         partitions refuse everything, and `offline` names them as soon as nobody holds the store.
         """
+        if log_dir.disk.is_disowned:
+            # In a forked child. Who held it, or a partition's, is not among its threads.
+            self._lock = threading.RLock()
         for name, partition in list(self.partitions.items()):
             if self.homes.get(name) is log_dir:
                 partition.failure = log_dir.failure
+                if log_dir.disk.is_disowned:
+                    partition.lock, partition.flush_lock = threading.RLock(), threading.RLock()
         if self._lock.acquire(blocking=False):
             try:
                 self._settle_failures()
@@ -220,45 +241,51 @@ class Store:
             if name in self.homes:
                 raise PartitionExists(f"{name}: the partition exists")
             log_dir = self._emptiest()
-            disk = log_dir.disk
-            path = log_dir.path / name
-            disk.mkdir(path)
-            topic_id = self.topic_id(parsed.topic) or checkpoint.random_uuid()
-            disk.replace_file(
-                path / PARTITION_METADATA, checkpoint.format_partition_metadata(topic_id)
-            )
-            loaded = recovery.load(
-                disk,
-                path,
-                self.settings.log_config(parsed.topic),
-                recovery.Start(clean=True),
-                self.clock(),
-            )
-            # A leader notes its epoch before any record (kafka-storage 10.1), and nobody has to wait for it later.
-            loaded.epochs.assign(LEADER_EPOCH, 0)
-            disk.sync_directory(path)
-            topic = parsed.topic
-            partition = Partition(
-                disk, path, parsed, lambda: self.settings.log_config(topic), self.clock, loaded
-            )
+            self._copy_settings(parsed.topic, log_dir)
+            partition = self._make(log_dir, parsed)
             self.homes[name] = log_dir
             self.partitions[name] = partition
             if parsed in log_dir.recovery_points or parsed in log_dir.log_starts:
                 # Of a partition that was deleted before the checkpoints could be written: not of this one.
                 self.write_checkpoints()
             self._forget_cleaner_offset(log_dir, parsed)
-            return partition
+        if name in self._stale_commits:
+            self._forget_groups(name)
+        return partition
+
+    def _make(self, log_dir: LogDir, name: TopicPartition) -> Partition:
+        """Make the directory of a partition and what is in it from the start; if that fails, nothing stays."""
+        disk, path, topic = log_dir.disk, log_dir.path / name.directory, name.topic
+        disk.mkdir(path)
+        try:
+            topic_id = self.topic_id(topic) or checkpoint.random_uuid()
+            disk.replace_file(
+                path / PARTITION_METADATA, checkpoint.format_partition_metadata(topic_id)
+            )
+            config = self.settings.log_config(topic)
+            loaded = recovery.load(disk, path, config, recovery.Start(clean=True), self.clock())
+            # A leader notes its epoch before any record (kafka-storage 10.1), and nobody has to wait for it later.
+            loaded.epochs.assign(LEADER_EPOCH, 0)
+            disk.sync_directory(path)
+        except BaseException:
+            with suppress(LogfsError, OSError):
+                remove_directory(disk, path)
+            raise
+        return Partition(
+            disk, path, name, lambda: self.settings.log_config(topic), self.clock, loaded
+        )
 
     def move(self, name: str, log_dir: str | os.PathLike[str]) -> None:
         """Move a partition to another log directory of the store; see `Mover.move`, which also tells of progress."""
         self.mover.move(name, log_dir)
 
     def topic_id(self, topic: str) -> uuid.UUID | None:
-        """The id that all partitions of a topic share (kafka-storage 1.5); None if no file tells it."""
+        """The id that all partitions of a topic share; None if no file tells it, see `read_topic_id`."""
         for partition in self.partitions.values():
-            path = partition.directory / PARTITION_METADATA
-            if partition.topic == topic and partition.disk.exists(path):
-                return checkpoint.parse_partition_metadata(partition.disk.read_file(path))
+            if partition.topic == topic:
+                topic_id = read_topic_id(partition.disk, partition.directory)
+                if topic_id is not None:
+                    return topic_id
         return None
 
     def delete(self, name: str) -> None:
@@ -275,25 +302,43 @@ class Store:
                     raise self.offline[name]
                 raise UnknownPartition(f"{name}: no such partition")
             delay_ms = partition.config.file_delete_delay_ms
-            partition.close("the partition is deleted")
+            partition.close(UnknownPartition(f"{name}: the partition was deleted"))
             doomed = partition.directory.with_name(
                 names.deleted_directory(partition.name, uuid.uuid4().hex)
             )
             partition.rename_directory(doomed)
             del self.partitions[name]
-            self._forget_cleaner_offset(self.homes.pop(name), partition.name)
+            home = self.homes.pop(name)
             self.deletions[doomed] = self.clock() + delay_ms
+            # It is gone. What a full disk keeps from being forgotten now, `create` forgets.
+            errors = FirstError()
+            with errors:
+                self._forget_cleaner_offset(home, partition.name)
             if not any(other.topic == partition.topic for other in self.partitions.values()):
-                self.settings.remove_topic(partition.topic)
-            self.write_checkpoints()
+                with errors:
+                    self.settings.remove_topic(partition.topic)
+            with errors:
+                self.write_checkpoints()
+            if errors.error is not None:
+                logger.error("%s: deleted, but not all that tells of it: %s", name, errors.error)
+        self._forget_groups(name)
+
+    def _forget_groups(self, name: str) -> None:
+        """Forget what groups have committed for a partition that is no more; a failure is logged."""
+        self._stale_commits.discard(name)
         try:
             self.groups.forget_partition(name)
         except (LogfsError, OSError) as error:
-            # The partition is gone all the same; one of that name would only find old commits.
-            logger.error("%s: deleted, but not what groups have committed for it: %s", name, error)
+            self._stale_commits.add(name)
+            logger.error("%s: what groups have committed for it is not forgotten: %s", name, error)
 
     def truncate(self, name: str, offset: int) -> bool:
-        """Drop the records of a partition at or beyond an offset, for good; whether any went."""
+        """Drop the records of a partition at or beyond an offset, for good; whether any went.
+
+        Raises `OffsetOutOfRange` for a negative one.
+        """
+        if offset < 0:
+            raise OffsetOutOfRange(f"{name}: there is no offset {offset}")
         with self._lock:
             partition = self[name]
             self.commits.give_up_place(name)
@@ -312,8 +357,10 @@ class Store:
         """Make the records below an offset unreadable, for good; the log start offset then (Kafka's DeleteRecords).
 
         -1 means all there are. Going back changes nothing. Their segments go at the next `retain`. Raises
-        `OffsetOutOfRange` beyond the log end, `InvalidSetting` where `cleanup.policy` deletes nothing.
+        `OffsetOutOfRange` beyond the log end and below -1, `InvalidSetting` where `cleanup.policy` deletes nothing.
         """
+        if offset < -1:
+            raise OffsetOutOfRange(f"{name}: there is no offset {offset}")
         with self._lock:
             partition = self[name]
             if not partition.config.is_deleted:
@@ -362,13 +409,19 @@ class Store:
             log_dir.write_cleaner_offsets({n: o for n, o in known.items() if n != name})
 
     def prepare_move(self, partition: Partition, log_dir: LogDir) -> None:
-        """Have a log directory's checkpoints tell of a partition that is about to be in it."""
+        """Have a log directory's checkpoints and settings tell of a partition that is about to be in it."""
+        self._copy_settings(partition.topic, log_dir)
         offset = self.homes[partition.name.directory].cleaner_offsets.get(partition.name)
         if offset is None:
             self._forget_cleaner_offset(log_dir, partition.name)
         else:
             log_dir.write_cleaner_offsets({**log_dir.cleaner_offsets, partition.name: offset})
         self._write_checkpoints(log_dir, partition)
+
+    def _copy_settings(self, topic: str, log_dir: LogDir) -> None:
+        """Give a log directory the settings of a topic before one of its partitions lies there."""
+        is_new = log_dir not in self.homes.values()
+        self.settings.copy_to(topic, log_dir.disk, log_dir.path, is_new=is_new)
 
     def finish_move(self, partition: Partition, source: LogDir) -> None:
         """Have the checkpoints of the log directory that a partition has left forget it."""
@@ -435,6 +488,9 @@ class Store:
     def _write_checkpoints(self, log_dir: LogDir, *coming: Partition) -> None:
         here = [p for n, p in self.partitions.items() if self.homes[n] is log_dir]
         here += coming
+        # A copy that is the partition from the next opening on.
+        copies = [name for name, home in self.mover.unfinished.items() if home is log_dir]
+        here += [self.partitions[name] for name in copies if name in self.partitions]
         points = {partition.name: partition.recovery_point for partition in here}
         starts = {
             partition.name: partition.log_start_offset
@@ -472,6 +528,12 @@ class Store:
                 for log_dir in log_dirs:
                     log_dir.close()
 
+    def _leave(self) -> None:
+        """Give the log directories back and vouch for nothing, as a process that is killed: the next one recovers."""
+        log_dirs, self.log_dirs = self.log_dirs, []
+        for log_dir in log_dirs:
+            log_dir.close()
+
     def _close_partitions(self, log_dirs: list[LogDir]) -> None:
         dirty = {
             id(self.homes[name])
@@ -479,6 +541,7 @@ class Store:
             if not partition.close()
         }
         dirty |= {id(self.homes[name]) for name in self.offline}
+        dirty |= set(map(id, self.mover.unfinished.values()))
         # Those that were not looked at are as clean as they were.
         unseen = {id(home) for name, home in self.homes.items() if name not in self.partitions}
         dirty |= {id(log_dir) for log_dir in log_dirs if not log_dir.clean} & unseen
@@ -490,3 +553,20 @@ class Store:
                     if id(log_dir) not in dirty:
                         log_dir.mark_clean()
         errors.throw()
+
+
+def read_topic_id(disk: Disk, directory: Path) -> uuid.UUID | None:
+    """The topic id in a partition's directory (kafka-storage 1.5); None without the file, or where it is damaged.
+
+    A damaged file is named in the log, and what is no file. Raises `LogDirFailed`.
+    """
+    path = directory / PARTITION_METADATA
+    try:
+        return checkpoint.parse_partition_metadata(disk.read_file(path))
+    except FileNotFoundError:
+        return None
+    except LogDirFailed:
+        raise
+    except (Corrupt, OSError) as error:
+        logger.warning("%s: tells no topic id: %s", path, error)
+        return None

@@ -1,0 +1,376 @@
+"""What a path is: a log directory, or something else that was named in its place.
+
+One function, `recognise`, tells; `check_log_dirs` refuses what is no log directory, in one line that says what the
+path is and what was probably meant. Looking changes nothing. A log directory costs the names of one directory,
+however many partitions it has; only what is refused is looked at more closely, for the hint.
+
+A directory is a log directory if it has a file that only log directories have (a checkpoint, `meta.properties`, a
+settings file of ours), or a partition: a directory called TOPIC-NUMBER with a segment, `partition.metadata` or
+`leader-epoch-checkpoint` in it. The name alone proves nothing, for `firefox-128` is one, too. A partition is told by
+its files, whatever it is called: log directories are often called `data-0`.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import json
+import os
+import re
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import InvalidName, InvalidStore
+from logfs.format import commits, names
+from logfs.log import epochs
+from logfs.log.files import TEMPORARY
+from logfs.store import lock, log_dir, settings
+from logfs.store.lease import Lease
+from logfs.store.mount_table import DEAD_ERRORS, Mount, is_dead, logfs_mounts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+class Kind(enum.Enum):
+    """What a path can be, where a log directory is expected."""
+
+    LOG_DIR = enum.auto()
+    # An empty directory, which may become a log directory.
+    EMPTY = enum.auto()
+    MISSING = enum.auto()
+    PARTITION = enum.auto()
+    # The mountpoint of a logfs, of a logfs whose daemon has died, and a path inside of a mount of logfs.
+    MOUNTPOINT = enum.auto()
+    DEAD_MOUNT = enum.auto()
+    IN_MOUNT = enum.auto()
+    FILE = enum.auto()
+    # A directory with other things in it.
+    OTHER = enum.auto()
+    # It cannot be looked at: opening it will say why.
+    UNKNOWN = enum.auto()
+
+
+class Found(NamedTuple):
+    """What a path is, in words too, and which paths were probably meant instead."""
+
+    path: Path
+    kind: Kind
+    words: str
+    meant: tuple[str, ...] = ()
+
+    def error(self, advice: str = "") -> InvalidStore:
+        """The error for a path that is refused: one line, with `advice` where there is no better guess."""
+        guess = f"; did you mean {' '.join(self.meant)}?" if self.meant else ""
+        return InvalidStore(f"{self.path} {self.words}{guess or advice}")
+
+
+# Files that only log directories have; each may also be there as the `.tmp` that is to replace it.
+_MARKS = frozenset(
+    {
+        log_dir.RECOVERY_POINTS,
+        log_dir.LOG_STARTS,
+        log_dir.HIGH_WATERMARKS,
+        log_dir.CLEANER_OFFSETS,
+        log_dir.CLEAN_SHUTDOWN,
+        log_dir.META_PROPERTIES,
+        commits.FILE_NAME,
+        lock.MOUNT_FILE,
+        settings.BROKER_FILE,
+    }
+)
+# What may be in a directory that counts as empty. Other programs have files called `.lock`, too, so it tells a log
+# directory, which a process opens for the first time, only where nothing else is there.
+_NOTHING = frozenset({"lost+found", lock.FILE_NAME})
+# Files that only partitions have, besides those of segments.
+_PARTITION_MARKS = frozenset({"partition.metadata", epochs.FILE_NAME})
+_SEGMENT = re.compile(r"[0-9]{20}\.(log|index|timeindex|textindex|txnindex|snapshot)(\..*)?")
+
+_MOST_CHILDREN = 100
+_MOST_HINTS = 3
+
+
+def recognise(path: str | os.PathLike[str]) -> Found:
+    """What a path is. Reads names and attributes, and changes nothing; raises nothing."""
+    path = Path(path).absolute()
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return _missing(path)
+    except OSError as error:
+        if error.errno in DEAD_ERRORS:
+            return _dead(path)
+        if error.errno == errno.ELOOP:
+            return Found(path, Kind.OTHER, "is a link that leads back to itself")
+        return Found(path, Kind.UNKNOWN, f"cannot be looked at: {error.strerror}")
+    mounted = _in_mount(path, found)
+    if mounted is not None:
+        return mounted
+    if not os.path.isdir(path):
+        return Found(path, Kind.FILE, "is a file, not a log directory", _log_dir_above(path))
+    try:
+        kind = _kind_of(path)
+    except OSError as error:
+        return Found(path, Kind.UNKNOWN, f"cannot be looked at: {error.strerror}")
+    if kind is Kind.EMPTY and (around := _around(path)):
+        # A partition that was never filled, `lost+found`: no place for a new log directory.
+        named = _is_partition_name(path.name) and Path(around) == path.parent
+        kind = Kind.PARTITION if named else Kind.OTHER
+    match kind:
+        case Kind.PARTITION:
+            return _partition(path)
+        case Kind.OTHER:
+            return _other(path)
+        case Kind.EMPTY:
+            return Found(path, kind, "holds no partitions: the directory is empty")
+        case _:
+            return Found(path, kind, "is a log directory")
+
+
+def check_log_dirs(
+    paths: Iterable[str | os.PathLike[str]],
+    *,
+    may_be_empty: bool = False,
+    may_be_made: bool = False,
+) -> None:
+    """Raise `InvalidStore` for the first path that is no log directory.
+
+    With `may_be_empty` an empty directory is taken: it becomes a log directory. With `may_be_made` a missing one is,
+    too, if the directory that it is going to lie in exists. Neither may lie in a log directory or a partition. What
+    cannot be looked at is left to who opens it.
+    """
+    for path in paths:
+        if isinstance(path, Lease):
+            # Of a log directory that is in use: it is there, or this is another machine.
+            may_be_empty = may_be_made = False
+        found = recognise(path)
+        if found.kind in (Kind.LOG_DIR, Kind.UNKNOWN):
+            continue
+        if found.kind is Kind.EMPTY and may_be_empty:
+            continue
+        if found.kind is Kind.EMPTY:
+            raise found.error("; is the disk mounted that belongs there?")
+        if found.kind is Kind.MISSING and may_be_made and _can_be_made(found.path):
+            check_place(found.path)
+            continue
+        if found.kind is Kind.MISSING and (may_be_empty or may_be_made):
+            raise found.error(
+                f"; a new log directory begins as an empty one: mkdir -p {found.path}"
+            )
+        raise found.error()
+
+
+def check_place(path: Path) -> None:
+    """Raise `InvalidStore` for a new log directory in another one, or in a partition: there it is a slip."""
+    if around := _around(path):
+        words = "does not exist, and no log directory is made in another one"
+        raise Found(path, Kind.MISSING, words, (around,)).error()
+
+
+def mounted_log_dirs(path: str | os.PathLike[str]) -> list[str] | None:
+    """The log directories that are mounted at a path; None if it is no mountpoint of a logfs that answers."""
+    absolute = os.path.realpath(path)
+    mount = logfs_mounts().get(absolute)
+    if mount is None or mount.root != "/":
+        return None
+    try:
+        told = json.loads(Path(absolute, lock.STATUS_FILE).read_bytes())["log_dirs"]
+        return [str(each) for each in told]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+# What kind of directory it is, by the names in it.
+
+
+def _kind_of(path: Path) -> Kind:
+    """LOG_DIR, PARTITION, EMPTY or OTHER; `OSError` for a directory that cannot be read."""
+    inside = os.listdir(path)
+    segments = _has_partition_files(inside)
+    if _is_marked(inside) and not segments:
+        return Kind.LOG_DIR
+    rest = [name for name in inside if name not in _NOTHING]
+    possible = [name for name in rest if _is_partition_name(name)]
+    if any(_is_partition(path / name) for name in possible):
+        return Kind.LOG_DIR
+    if segments:
+        return Kind.PARTITION
+    if not rest:
+        return Kind.LOG_DIR if lock.FILE_NAME in inside else Kind.EMPTY
+    # Partitions that `mkdir`, or a crash while they were made, left empty. Nothing else may be there, for their names
+    # alone prove nothing.
+    bare = len(possible) == len(rest) and (lock.FILE_NAME in inside or _all_empty(path, rest))
+    return Kind.LOG_DIR if bare else Kind.OTHER
+
+
+def _is_marked(inside: list[str]) -> bool:
+    known = [name.removesuffix(TEMPORARY) for name in inside]
+    return any(name in _MARKS or name.endswith(settings.TOPIC_SUFFIX) for name in known)
+
+
+def _has_partition_files(inside: list[str]) -> bool:
+    return any(
+        _SEGMENT.fullmatch(name) or name.removesuffix(TEMPORARY) in _PARTITION_MARKS
+        for name in inside
+    )
+
+
+def _is_partition_name(name: str) -> bool:
+    try:
+        names.classify_directory(name)
+    except InvalidName:
+        return False
+    return True
+
+
+def _is_partition(path: Path) -> bool:
+    """Whether a directory that has the name of a partition is one; one that cannot be read counts."""
+    try:
+        return _has_partition_files(os.listdir(path))
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+
+
+def _all_empty(path: Path, directories: list[str]) -> bool:
+    try:
+        return not any(os.listdir(path / name) for name in directories)
+    except OSError:
+        return False
+
+
+def _is_log_dir(path: Path) -> bool:
+    """Whether a directory is a log directory for certain; not by empty directories that may be anything."""
+    try:
+        inside = os.listdir(path)
+    except OSError:
+        return False
+    if _is_marked(inside):
+        return not _has_partition_files(inside)
+    return any(_is_partition_name(name) and _is_partition(path / name) for name in inside)
+
+
+# Words and hints.
+
+
+def _partition(path: Path) -> Found:
+    if _is_partition_name(path.name):
+        above = (str(path.parent),) if _is_log_dir(path.parent) else ()
+        return Found(path, Kind.PARTITION, "is a partition, not a log directory", above)
+    words = (
+        "holds the files of a partition, and is no log directory: give the directory that the partition lies in, "
+        "and call the partition TOPIC-NUMBER"
+    )
+    return Found(path, Kind.PARTITION, words)
+
+
+def _other(path: Path) -> Found:
+    if above := _log_dir_above(path):
+        return Found(path, Kind.OTHER, "lies in a log directory, and is none", above)
+    words = "is no log directory: it has files, but no partitions"
+    return Found(path, Kind.OTHER, words, _log_dirs_below(path))
+
+
+def _missing(path: Path) -> Found:
+    if os.path.islink(path):
+        return Found(path, Kind.MISSING, f"is a link to {os.readlink(path)}, which is missing")
+    known = next(parent for parent in path.parents if os.path.lexists(parent))
+    words = "does not exist" if known == path.parent else f"does not exist, nor does {path.parent}"
+    try:
+        mounted = _in_mount(path, os.stat(known))
+        if mounted is not None:
+            return mounted
+        above = (str(known),) if known.is_dir() and _is_log_dir(known) else _log_dir_above(known)
+        return Found(path, Kind.MISSING, words, above or _similar(path, known))
+    except OSError:
+        return Found(path, Kind.MISSING, words)
+
+
+def _similar(path: Path, known: Path) -> tuple[str, ...]:
+    """Log directories whose names are much like that of a missing one."""
+    wrong, *rest = path.relative_to(known).parts
+    siblings = [name for name in os.listdir(known) if not name.startswith(".")]
+    paths = [Path(known, name, *rest) for name in get_close_matches(wrong, siblings)]
+    return tuple(str(each) for each in paths if _is_log_dir(each))
+
+
+def _log_dir_above(path: Path) -> tuple[str, ...]:
+    return next(((str(parent),) for parent in path.parents if _is_log_dir(parent)), ())
+
+
+def _log_dirs_below(path: Path) -> tuple[str, ...]:
+    """Log directories one level below, of the first directories there."""
+
+    def below() -> Iterator[str]:
+        with os.scandir(path) as entries:
+            directories = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))
+        for name in directories[:_MOST_CHILDREN]:
+            if _is_log_dir(path / name):
+                yield str(path / name)
+
+    try:
+        return tuple(each for _, each in zip(range(_MOST_HINTS), below(), strict=False))
+    except OSError:
+        return ()
+
+
+# Mounts of our own.
+
+
+def _in_mount(path: Path, found: os.stat_result) -> Found | None:
+    """What a path is if it lies in a mount of logfs; None if it does not."""
+    if os.major(found.st_dev):
+        # A real device: the mounts of FUSE have none.
+        return None
+    here = {p: m for p, m in logfs_mounts().items() if m.device == found.st_dev}
+    if not here:
+        return None
+    real = os.path.realpath(path)
+    if is_dead(next(iter(here))):
+        return _dead(Path(real))
+    mount = here.get(real)
+    if mount is not None and mount.root == "/":
+        meant = tuple(mounted_log_dirs(real) or _sources(mount))
+        return Found(path, Kind.MOUNTPOINT, "is where logfs is mounted, not a log directory", meant)
+    whole = [p for p, m in here.items() if m.root == "/" and real.startswith(f"{p}/")]
+    meant = (max(whole, key=len),) if whole else ()
+    mount = next(iter(here.values()))
+    source = f" of {mount.source}" if mount.source.startswith("/") else ""
+    return Found(path, Kind.IN_MOUNT, f"lies in a mount of logfs{source}, not on the disk", meant)
+
+
+def _sources(mount: Mount) -> tuple[str, ...]:
+    return (mount.source,) if os.path.isdir(mount.source) else ()
+
+
+def _dead(path: Path) -> Found:
+    known = [each for each in logfs_mounts() if path == Path(each) or Path(each) in path.parents]
+    where = max(known, key=len, default=str(path))
+    words = f"is, or lies in, a mount whose daemon has died; 'logfs umount {where}' clears it away"
+    return Found(path, Kind.DEAD_MOUNT, words)
+
+
+# Where a new log directory may be.
+
+
+def _can_be_made(path: Path) -> bool:
+    return path.parent.is_dir() and not path.is_symlink()
+
+
+def _around(path: Path) -> str | None:
+    """The log directory that a path lies in, as a new log directory must not; None if it lies in none.
+
+    Of the directories above, a partition is proof only for a path that has the name of another one: a home directory
+    may have a copy of a partition in it.
+    """
+    if _is_partition_name(path.name) and _is_log_dir(path.parent):
+        return str(path.parent)
+    for parent in path.parents:
+        try:
+            if _is_marked(os.listdir(parent)):
+                return str(parent)
+        except OSError:
+            continue
+    return None
