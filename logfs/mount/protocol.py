@@ -15,6 +15,7 @@ import trio
 
 from logfs.log.files import WouldBlock
 from logfs.mount.errnos import refuse
+from logfs.mount.growing_sizes import GrowingSizes
 from logfs.mount.guard import guarded
 from logfs.mount.nodes.append import AppendFile
 from logfs.mount.nodes.base import (
@@ -27,9 +28,10 @@ from logfs.mount.nodes.base import (
     Symlink,
 )
 from logfs.mount.nodes.folder import PartitionFolder
+from logfs.mount.nodes.growing import GrowingFile
 from logfs.mount.nodes.record import RecordFile, RecordHandle
 from logfs.mount.nodes.text import TextFile
-from logfs.mount.steady import SteadySizes
+from logfs.mount.threads import run_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,10 +74,10 @@ class Operations(pyfuse3.Operations):
         self._lookups: dict[int, int] = {pyfuse3.ROOT_INODE: 1}
         self._next_inode = pyfuse3.ROOT_INODE + 1
         self._handles: dict[int, Handle] = {}
-        self._listings: dict[int, tuple[Directory, list[str]]] = {}
+        self._listings: dict[int, tuple[Directory, list[str], int]] = {}
         self._next_handle = 1
         self._fleeting: OrderedDict[int, None] = OrderedDict()
-        self._sizes = SteadySizes()
+        self._sizes = GrowingSizes()
         self._workers = trio.CapacityLimiter(_WORKERS)
         self._syncers = trio.CapacityLimiter(256)
         self._sync_locks: WeakKeyDictionary[Partition, trio.Lock] = WeakKeyDictionary()
@@ -113,7 +115,7 @@ class Operations(pyfuse3.Operations):
         try:
             return work(*arguments)
         except WouldBlock:
-            return await trio.to_thread.run_sync(work, *arguments, limiter=self._workers)
+            return await run_in_thread(work, *arguments, limiter=self._workers)
 
     # Nodes and attributes.
 
@@ -139,6 +141,10 @@ class Operations(pyfuse3.Operations):
             if len(self._fleeting) > _FLEETING:
                 self._take_back()
 
+    async def settle(self) -> None:
+        """Return when no thread is waiting in the kernel for a reader who waits for an answer, and none will."""
+        await self._sizes.stop()
+
     def _take_back(self) -> None:
         """Ask the kernel to forget the names that were looked up longest ago."""
         for _ in range(_TAKEN_BACK):
@@ -151,10 +157,25 @@ class Operations(pyfuse3.Operations):
                 )
 
     async def _attributes(self, node: Node) -> pyfuse3.EntryAttributes:
+        """The attributes of a node by which the kernel comes to know it."""
         if not node.inode:
             node.inode = self._next_inode
             self._next_inode += 1
         return self._entry(node, await self._run(node.stat))
+
+    async def _look_up(
+        self, directory: Directory, name: str, thread: int
+    ) -> tuple[Node, pyfuse3.EntryAttributes]:
+        """The node of a name for a thread, and its attributes; of a growing file, a node that is safe to open."""
+        node = await self._find(directory, name)
+        entry = await self._attributes(node)
+        while isinstance(node, GrowingFile) and not self._sizes.may_look_up(
+            node, entry.st_size, thread
+        ):
+            found = await self._run(directory.find, name)
+            node = directory.renew(name, found) if found else directory.adopt(name, found)
+            entry = await self._attributes(node)
+        return node, entry
 
     @staticmethod
     def _entry(node: Node, found: Stat) -> pyfuse3.EntryAttributes:
@@ -178,13 +199,11 @@ class Operations(pyfuse3.Operations):
         self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         directory = self._directory(parent_inode)
-        if name == b".":
-            node: Node = directory
-        elif name == b"..":
-            node = directory.parent or directory
+        if name in (b".", b".."):
+            node: Node = directory if name == b"." else directory.parent or directory
+            entry = await self._attributes(node)
         else:
-            node = await self._find(directory, _text(name, directory))
-        entry = await self._attributes(node)
+            node, entry = await self._look_up(directory, _text(name, directory), ctx.pid)
         self._remember(node)
         return entry
 
@@ -203,14 +222,20 @@ class Operations(pyfuse3.Operations):
             self._fleeting.pop(inode, None)
 
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
-        node = self._node(inode)
-        if not isinstance(node, TextFile) or self.context.store.read_only:
-            # Of a log that somebody else writes, nobody here takes a size back.
-            return await self._attributes(node)
-        end_offset = node.partition.log.log_end_offset
-        entry = await self._attributes(node)
-        now = trio.current_time()
-        entry.attr_timeout = self._sizes.timeout(node, entry.st_size, end_offset, now)
+        return await self._attributes_for(self._node(inode), ctx)
+
+    async def _attributes_for(
+        self, node: Node, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        """The attributes of a node that the kernel knows."""
+        if isinstance(node, GrowingFile):
+            end_offset = node.partition.log.log_end_offset
+            entry = await self._attributes(node)
+            entry.st_size = await self._sizes.grow(node, entry.st_size, ctx.pid)
+            entry.attr_timeout = self._sizes.timeout(node, end_offset, ctx.pid)
+        else:
+            entry = await self._attributes(node)
+        entry.st_ino = pyfuse3.InodeT(node.file_number or node.inode)
         return entry
 
     async def setattr(
@@ -225,7 +250,7 @@ class Operations(pyfuse3.Operations):
         if fields.update_size:
             await self._run(node.truncate, attr.st_size)
         if fields.update_mode or fields.update_uid or fields.update_gid:
-            await trio.to_thread.run_sync(
+            await run_in_thread(
                 self._change_access, node, attr, fields, ctx.uid, limiter=self._workers
             )
             # What follows this node has other rights now, and the kernel must not go by the old ones.
@@ -234,7 +259,7 @@ class Operations(pyfuse3.Operations):
                 if isinstance(other, PartitionAccess) and other.modes is modes:
                     self._invalidate(other.inode)
         # Times are the records' own: setting them is accepted, as `touch` and `cp -p` expect, and changes nothing.
-        return await self._attributes(node)
+        return await self._attributes_for(node, ctx)
 
     @staticmethod
     def _change_access(
@@ -265,7 +290,7 @@ class Operations(pyfuse3.Operations):
         if not store.working:
             raise store.failed[0]
         path = store.working[0].path
-        below = await trio.to_thread.run_sync(os.statvfs, path, limiter=self._workers)
+        below = await run_in_thread(os.statvfs, path, limiter=self._workers)
         answer = pyfuse3.StatvfsData()
         for field in _STATVFS:
             setattr(answer, field, getattr(below, field))
@@ -277,15 +302,14 @@ class Operations(pyfuse3.Operations):
         directory = self._directory(inode)
         names = await self._run(lambda: list(directory.names()))
         handle = self._new_handle()
-        self._listings[handle] = (directory, names)
+        self._listings[handle] = (directory, names, ctx.pid)
         return handle
 
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        directory, names = self._listings[fh]
+        directory, names, thread = self._listings[fh]
         for number in range(start_id, len(names)):
             try:
-                node = await self._find(directory, names[number])
-                entry = await self._attributes(node)
+                node, entry = await self._look_up(directory, names[number], thread)
             except FileNotFoundError:
                 # Gone since the listing was made.
                 continue
@@ -309,9 +333,7 @@ class Operations(pyfuse3.Operations):
         directory = self._directory(parent_inode)
         # A name that is not UTF-8 breaks Kafka's rules, as other names do.
         text = os.fsdecode(name)
-        await trio.to_thread.run_sync(
-            directory.mkdir, text, mode, _caller(ctx), limiter=self._workers
-        )
+        await run_in_thread(directory.mkdir, text, mode, _caller(ctx), limiter=self._workers)
         node = await self._find(directory, text)
         entry = await self._attributes(node)
         self._remember(node)
@@ -319,9 +341,7 @@ class Operations(pyfuse3.Operations):
 
     async def rmdir(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         directory = self._directory(parent_inode)
-        await trio.to_thread.run_sync(
-            directory.rmdir, _text(name, directory), limiter=self._workers
-        )
+        await run_in_thread(directory.rmdir, _text(name, directory), limiter=self._workers)
 
     async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         directory = self._directory(parent_inode)
@@ -403,6 +423,9 @@ class Operations(pyfuse3.Operations):
         if isinstance(node, PartitionAccess):
             # Else the kernel's pages and our own blocks would go on answering.
             node.modes.check_available()
+        if isinstance(node, GrowingFile) and not self._sizes.may_open(node, ctx.pid):
+            # The kernel looks the name up again.
+            raise pyfuse3.FUSEError(errno.ESTALE)
         handle = await self._run(node.open, flags, _caller(ctx))
         number = self._new_handle()
         self._handles[number] = handle
@@ -459,7 +482,7 @@ class Operations(pyfuse3.Operations):
         async with lock:
             if partition.failure is None and partition.recovery_point >= end_offset:
                 return
-            await trio.to_thread.run_sync(partition.flush, limiter=self._syncers)
+            await run_in_thread(partition.flush, limiter=self._syncers)
 
     async def flush(self, fh: int) -> None:
         """A descriptor was closed, perhaps one of many: it ends no line and promises nothing.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 from contextlib import suppress
@@ -36,6 +37,12 @@ def first_found(store: Store) -> os.stat_result:
     return first
 
 
+def file_number_of(*identity: object) -> int:
+    """The `st_ino` of a file, made of what tells it from others; never one of the small numbers that nodes get."""
+    digest = hashlib.blake2b(repr(identity).encode(), digest_size=7).digest()
+    return 2**62 + int.from_bytes(digest, "big")
+
+
 class Stat(NamedTuple):
     """What `stat` shows of a node; times in ns since the epoch."""
 
@@ -67,11 +74,13 @@ class Context(NamedTuple):
 class Node:
     """Something that a path leads to.
 
-    `inode` is the protocol's to give. A `parent` holds its nodes by name only as long as somebody else holds
-    them, so a tree of every offset there ever was costs nothing.
+    `inode` is the protocol's to give: the kernel names the node by it. It is the `st_ino` of a node without a
+    `file_number`; several nodes with one `file_number` are one file. A `parent` holds its nodes by name only as
+    long as somebody else holds them, so a tree of every offset there ever was costs nothing.
     """
 
     inode: int = 0
+    file_number: int = 0
     # How long the kernel may keep the name and the attributes without asking, in seconds.
     entry_timeout: float = 0
     # One of very many names: the kernel is asked to forget those that were looked up longest ago.
@@ -203,6 +212,10 @@ class Directory(Node):
         known = self.known(name)
         if known is not None:
             return known
+        return self.renew(name, node)
+
+    def renew(self, name: str, node: Node) -> Node:
+        """Have a name lead to another node from now on; those who have the old one keep it."""
         self._alive[name] = node
         return node
 

@@ -48,14 +48,22 @@ class CommitHandle(Handle):
         self._store = node.context.store
         self._asked = b""
         self._answer = b""
+        # How much was written. Who reads on from there finds the answer behind it, who reads by position at 0.
+        self._written = 0
+        self._begins: int | None = None
         self._grown: Sequence[Reader] = ()
 
     def read(self, position: int, size: int) -> bytes:
+        """The answer, from where the writes have left the position of the descriptor, or from 0 on."""
+        if self._begins is None:
+            self._begins = position if position >= self._written else 0
+        position = max(position - self._begins, 0)
         return self._answer[position : position + size]
 
     def write(self, data: bytes) -> int:
         """Take a part of a request; with its end, the commit is done before this returns, in a thread."""
         asked = self._asked + data
+        self._begins = None
         if asked.endswith(b"\n"):
             self._store.disk.check_may_block()
             self._asked = b""
@@ -72,6 +80,7 @@ class CommitHandle(Handle):
             self._answer = format_answer(done)
         else:
             self._asked = asked
+        self._written += len(data)
         return len(data)
 
     def grown(self) -> Sequence[Reader]:

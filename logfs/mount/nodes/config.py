@@ -10,7 +10,7 @@ from logfs.config import (
 )
 from logfs.mount.nodes.base import Directory, Node, Stat
 from logfs.mount.nodes.folder import PartitionFolder
-from logfs.mount.nodes.generated import GeneratedFile
+from logfs.mount.nodes.generated import GeneratedFile, installed_ns
 from logfs.setting import BROKER_SETTINGS, TOPIC_SETTINGS
 
 if TYPE_CHECKING:
@@ -35,7 +35,10 @@ class TopicConfigDirectory(PartitionFolder):
         def write(text: str) -> None:
             settings.set_topic(topic, name, text or None)
 
-        return GeneratedFile(self.context, name, self, read, write, self.access)
+        def changed_ns() -> int:
+            return max(settings.changed_ns(topic), settings.changed_ns(), installed_ns())
+
+        return GeneratedFile(self.context, name, self, read, write, self.access, changed_ns)
 
     def names(self) -> Iterator[str]:
         yield from TOPIC_SETTINGS
@@ -59,7 +62,10 @@ class BrokerConfigDirectory(Directory):
         def write(text: str) -> None:
             settings.set_broker(name, text or None)
 
-        return GeneratedFile(self.context, name, self, read, write)
+        def changed_ns() -> int:
+            return max(settings.changed_ns(), installed_ns())
+
+        return GeneratedFile(self.context, name, self, read, write, changed_ns=changed_ns)
 
     def names(self) -> Iterator[str]:
         yield from BROKER_SETTINGS

@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import logfs
 from logfs.mount.errnos import refuse
 from logfs.mount.nodes.base import READ_BITS, Caller, Context, Directory, File, Handle, Stat
 
@@ -14,6 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from logfs.store.modes import Access
+
+
+@cache
+def installed_ns() -> int:
+    """When this release was installed, in ns since the epoch: the time of what is the same as long as it runs."""
+    return Path(logfs.__file__).stat().st_mtime_ns
 
 
 class GeneratedFile(File):
@@ -30,11 +39,14 @@ class GeneratedFile(File):
         make: Callable[[], bytes],
         write: Callable[[str], None] | None = None,
         access: Callable[[], Access] | None = None,
+        changed_ns: Callable[[], int] | None = None,
     ) -> None:
+        """`changed_ns` tells when the content was changed last; without it that is now, whenever somebody asks."""
         super().__init__(context, name, parent)
         self._make = make
         self._write = write
         self._access = access
+        self._changed_ns = changed_ns or self._now_ns
         self._content: bytes | None = None
         self._openers = 0
 
@@ -52,8 +64,10 @@ class GeneratedFile(File):
     def stat(self) -> Stat:
         access = self.access()
         size = len(self.content())
-        now_ns = self.context.store.clock() * 1_000_000
-        return Stat(stat.S_IFREG | access.mode, access.uid, access.gid, size, now_ns)
+        return Stat(stat.S_IFREG | access.mode, access.uid, access.gid, size, self._changed_ns())
+
+    def _now_ns(self) -> int:
+        return self.context.store.clock() * 1_000_000
 
     def open(self, flags: int, caller: Caller) -> Handle:
         if flags & (os.O_WRONLY | os.O_RDWR) and self._write is None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from typing import TYPE_CHECKING
-
-import orjson
 
 from logfs.errors import InvalidName
 from logfs.mount.nodes.append import AppendFile, EnvelopeAppendFile
@@ -22,7 +21,7 @@ from logfs.store.modes import Access, Modes
 from logfs.store.status import partition_status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from logfs.log.partition import Partition
 
@@ -72,10 +71,9 @@ class PartitionDirectory(PartitionAccess, Directory):
             timestamp = self.partition.active.mtime_ms()
         return Stat(stat.S_IFDIR | access.mode, access.uid, access.gid, 0, timestamp * 1_000_000)
 
-    def adopt(self, name: str, node: Node | None) -> Node:
-        child = super().adopt(name, node)
-        self._children[name] = child
-        return child
+    def renew(self, name: str, node: Node) -> Node:
+        self._children[name] = node
+        return super().renew(name, node)
 
     def is_current(self, node: Node) -> bool:
         return not isinstance(node, TextFile) or node.is_current
@@ -90,13 +88,11 @@ class PartitionDirectory(PartitionAccess, Directory):
         if name in _FOLDERS:
             return _FOLDERS[name](context, name, self, reader, modes)
         if name == _STATUS:
-            return GeneratedFile(context, name, self, self._status, access=self._status_access)
+            return PartitionFile(context, name, self, self._status)
         if name == _LOG_START:
-            return GeneratedFile(
-                context, name, self, self._log_start, self._delete_records, self._log_start_access
-            )
+            return PartitionFile(context, name, self, self._log_start, self._delete_records)
         if name == _CTL:
-            return GeneratedFile(context, name, self, self._doing, self._command, self._ctl_access)
+            return PartitionFile(context, name, self, self._doing, self._command)
         return None
 
     def names(self) -> Iterator[str]:
@@ -153,15 +149,23 @@ class PartitionDirectory(PartitionAccess, Directory):
         else:
             raise InvalidName(f"{text!r} is no command: write one of {', '.join(_COMMANDS)}")
 
-    def _ctl_access(self) -> Access:
-        return self.modes.get(_CTL, 0o644)
-
-    def _log_start_access(self) -> Access:
-        return self.modes.get(_LOG_START, 0o644)
-
     def _status(self) -> bytes:
         status = partition_status(self.partition, self.context.store)
-        return orjson.dumps(status, option=orjson.OPT_INDENT_2) + b"\n"
+        return json.dumps(status, indent=2).encode() + b"\n"
 
-    def _status_access(self) -> Access:
-        return self.modes.get(_STATUS, READ_BITS)
+
+class PartitionFile(PartitionAccess, GeneratedFile):
+    """A generated file of a partition, with mode and owner of its own."""
+
+    def __init__(
+        self,
+        context: Context,
+        name: str,
+        parent: PartitionDirectory,
+        make: Callable[[], bytes],
+        write: Callable[[str], None] | None = None,
+    ) -> None:
+        super().__init__(context, name, parent, make, write)
+        self.modes = parent.modes
+        self.mode_name = name
+        self.allowed_bits = READ_BITS | (0o200 if write else 0)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import stat
 from importlib import resources
 from typing import TYPE_CHECKING
-
-import orjson
 
 from logfs.errors import InvalidName, NotWritable
 from logfs.mount.errnos import refuse
@@ -23,7 +22,7 @@ from logfs.mount.nodes.base import (
 )
 from logfs.mount.nodes.commit import CommitFile
 from logfs.mount.nodes.config import BrokerConfigDirectory
-from logfs.mount.nodes.generated import GeneratedFile
+from logfs.mount.nodes.generated import GeneratedFile, installed_ns
 from logfs.mount.nodes.partition import PartitionDirectory
 from logfs.store.metrics import metrics
 from logfs.store.modes import Access, Modes
@@ -31,8 +30,6 @@ from logfs.store.status import store_status, upkeep_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from logfs.errors import LogfsError
 
 SELF = ".logfs"
 _COMMANDS = ("compact", "retain", "checkpoint", "pause", "resume")
@@ -112,9 +109,12 @@ class OfflineDirectory(Directory):
     def names(self) -> Iterator[str]:
         raise self._reason()
 
-    def _reason(self) -> LogfsError | OSError:
+    def _reason(self) -> OSError:
+        """EIO, whatever error has kept the partition from being loaded."""
         reason = self.context.store.offline.get(self.name)
-        return reason or OSError(errno.ESTALE, f"{self.path}: is back; look it up again")
+        if reason is None:
+            return OSError(errno.ESTALE, f"{self.path}: is back; look it up again")
+        return OSError(errno.EIO, f"the partition is offline: {reason}")
 
 
 class SelfDirectory(Directory):
@@ -137,7 +137,10 @@ class SelfDirectory(Directory):
             return CommitFile(self.context, name, self)
         if name == "ctl":
             return GeneratedFile(self.context, name, self, self._doing, self._command)
-        return GeneratedFile(self.context, name, self, makers[name]) if name in makers else None
+        if name not in makers:
+            return None
+        changed_ns = installed_ns if name == "README" else None
+        return GeneratedFile(self.context, name, self, makers[name], changed_ns=changed_ns)
 
     def names(self) -> Iterator[str]:
         yield from ("README", "commit", "config", "ctl", "errors", "metrics", "status.json")
@@ -168,9 +171,10 @@ class SelfDirectory(Directory):
             "version": self.context.version,
             "pid": _pid(),
             "errors": self.context.errors.count,
+            "isolation": self.context.isolation.value,
             **store_status(self.context.store),
         }
-        return orjson.dumps(status, option=orjson.OPT_INDENT_2) + b"\n"
+        return json.dumps(status, indent=2).encode() + b"\n"
 
     def _metrics(self) -> bytes:
         return metrics(self.context.store, families(self.context.errors))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 from typing import TYPE_CHECKING
 
@@ -10,13 +11,13 @@ from logfs.mount.nodes.base import (
     READ_BITS,
     Caller,
     Context,
-    File,
     Handle,
     Node,
-    PartitionAccess,
     Stat,
+    file_number_of,
 )
 from logfs.mount.nodes.folder import PartitionFolder
+from logfs.mount.nodes.growing import GrowingFile, GrowingHandle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,22 +60,39 @@ class SegmentsDirectory(PartitionFolder):
         return active if name.startswith(names.stem(active.base_offset) + ".") else None
 
 
-class SegmentFile(PartitionAccess, File):
-    """One real file. Of an active segment's it shows what is written, not the room that is preallocated."""
+class SegmentFile(GrowingFile):
+    """One real file. Of an active segment's it shows what is written, not the room that is preallocated.
+
+    The kernel is asked to cache no pages of a file that grows, which therefore cannot be mapped shared. Once it is
+    sealed its name leads to a new node.
+    """
 
     allowed_bits = READ_BITS
     # Nobody asks again for the name of a segment that is gone.
     is_fleeting = True
 
     def __init__(self, context: Context, name: str, parent: SegmentsDirectory) -> None:
-        super().__init__(context, name, parent)
+        super().__init__(context, name, parent, parent.partition)
         self._folder = parent
         self.modes = parent.modes
         self.mode_name = parent.name
         self._disk = parent.partition.disk
         self._inode = self._disk.stat(self._real).st_ino
-        # Of those who read it: they see the file that they opened, whatever its name leads to now.
-        self.files: list[DiskFile] = []
+        self.file_number = file_number_of(parent.inode, self._inode)
+        self._grows = parent.segment(name) is not None
+
+    @property
+    def is_growing(self) -> bool:
+        return self._grows
+
+    def byte_at(self, position: int) -> bytes:
+        for file in self._opened():
+            return bytes(self._disk.read(file, position, 1))
+        raise OSError(errno.ENOENT, f"{self.path}: nobody has it open any more")
+
+    def _opened(self) -> Iterator[DiskFile]:
+        """What those who read it have opened: they see that file, whatever its name leads to now."""
+        return (each.file for each in [*self.handles] if isinstance(each, SegmentHandle))
 
     @property
     def _real(self) -> Path:
@@ -82,6 +100,11 @@ class SegmentFile(PartitionAccess, File):
 
     @property
     def is_current(self) -> bool:
+        """Whether the name still leads to this node: it does not once the file was replaced or sealed."""
+        return self._is_in_place and self._grows == (self._folder.segment(self.name) is not None)
+
+    @property
+    def _is_in_place(self) -> bool:
         """Whether the name still leads to this file: compaction puts another one in its place."""
         try:
             return self._disk.stat(self._real).st_ino == self._inode
@@ -90,8 +113,9 @@ class SegmentFile(PartitionAccess, File):
 
     def size(self) -> int:
         """The bytes that make sense to a reader now."""
-        if not self.is_current and self.files:
-            return self._disk.size(self.files[0])
+        if not self._is_in_place:
+            for file in self._opened():
+                return self._disk.size(file)
         segment = self._folder.segment(self.name)
         if segment is not None:
             if self.name.endswith(names.LOG):
@@ -104,8 +128,8 @@ class SegmentFile(PartitionAccess, File):
     def stat(self) -> Stat:
         self._folder.partition.refresh()
         access = self.access()
-        opened = self.files[:1]
-        found = self._disk.stat_file(opened[0]) if opened else self._disk.stat(self._real)
+        opened = next(self._opened(), None)
+        found = self._disk.stat_file(opened) if opened else self._disk.stat(self._real)
         mode = stat.S_IFREG | access.mode
         return Stat(mode, access.uid, access.gid, self.size(), found.st_mtime_ns)
 
@@ -113,11 +137,12 @@ class SegmentFile(PartitionAccess, File):
         self.refuse_writing(flags)
         file = self._disk.open(self._real)
         found = self._disk.stat_file(file).st_ino
-        if found != self._inode and self.files:
+        if found != self._inode and self.handles:
             # Replaced since the name was looked up, while somebody else reads what it was.
             return OtherHandle(self, file, self._disk)
         self._inode = found
-        return SegmentHandle(self, file, self._disk)
+        self.file_number = file_number_of(self._folder.inode, found)
+        return SegmentHandle(self, caller.pid, file, self._disk)
 
 
 class OtherHandle(Handle):
@@ -137,19 +162,19 @@ class OtherHandle(Handle):
         self._file.close()
 
 
-class SegmentHandle(OtherHandle):
-    """An open real file; the descriptor outlives the file's deletion by retention."""
+class SegmentHandle(GrowingHandle):
+    """An open real file; the descriptor outlives the file's deletion by retention.
 
-    direct_io = False
+    It is closed with the last reference: another thread may ask for the file's size while this is released.
+    """
 
-    def __init__(self, node: SegmentFile, file: DiskFile, disk: Disk) -> None:
-        super().__init__(node, file, disk)
-        self._node = node
-        node.files.append(file)
+    def __init__(self, node: SegmentFile, opener: int, file: DiskFile, disk: Disk) -> None:
+        self.file = file
+        super().__init__(node, opener)
+        self.direct_io = node.is_growing
+        self._disk = disk
+        self._segment_file = node
 
     def read(self, position: int, size: int) -> bytes:
-        return super().read(position, max(min(size, self._node.size() - position), 0))
-
-    def release(self) -> None:
-        self._node.files.remove(self._file)
-        super().release()
+        size = max(min(size, self._segment_file.size() - position), 0)
+        return bytes(self._disk.read(self.file, position, size))

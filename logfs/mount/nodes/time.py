@@ -53,8 +53,8 @@ class TimeDirectory(PartitionFolder):
 
     def _range(self, name: str, start: int, end: int) -> Node:
         partition: Reader = self.partition
-        first = partition.offset_for_time(start)
-        last = partition.offset_for_time(end) if end >= 0 else None
+        first = partition.offset_for_time(start, shown=True)
+        last = partition.offset_for_time(end, shown=True) if end >= 0 else None
         begin = partition.log_end_offset if first is None else first.offset
         stop = None if last is None else max(last.offset, begin)
         return TextFile(self.context, name, self, partition, self.modes, self.name, begin, stop)

@@ -1,0 +1,49 @@
+"""Files to whose end something is added while they are open, and in which nothing else changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logfs.mount.nodes.base import File, Handle, PartitionAccess
+
+if TYPE_CHECKING:
+    from logfs.log.reader import Reader
+    from logfs.mount.nodes.base import Context, Directory
+
+
+class GrowingFile(PartitionAccess, File):
+    """A file that may grow with the log of a partition.
+
+    While it does, each open of it has a node of its own, and the kernel keeps no attributes of it (`attr_timeout` 0):
+    see `logfs.mount.growing_sizes`.
+    """
+
+    # Whether only appends make it larger, so that its size may be kept until the next one.
+    grows_by_appends = False
+
+    def __init__(self, context: Context, name: str, parent: Directory, partition: Reader) -> None:
+        super().__init__(context, name, parent)
+        self.partition = partition
+        self.handles: set[GrowingHandle] = set()
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether its size may still change."""
+        raise NotImplementedError
+
+    def byte_at(self, position: int) -> bytes:
+        """One byte of it."""
+        raise NotImplementedError
+
+
+class GrowingHandle(Handle):
+    """One open of a file that may grow; `opener` is the thread that opened it."""
+
+    def __init__(self, node: GrowingFile, opener: int) -> None:
+        super().__init__(node)
+        self.opener = opener
+        self._handles = node.handles
+        self._handles.add(self)
+
+    def release(self) -> None:
+        self._handles.discard(self)

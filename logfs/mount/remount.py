@@ -1,0 +1,95 @@
+"""Changing the flags of a mount that is there: `mount -o remount,…`. The store's own options cannot change."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from logfs.errors import InvalidStore
+from logfs.store.lock import STATUS_FILE
+from logfs.store.mount_table import logfs_mounts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# Of <sys/mount.h>.
+_MS_REMOUNT = 32
+_FLAGS = {
+    "ro": 1,
+    "nosuid": 2,
+    "nodev": 4,
+    "noexec": 8,
+    "noatime": 1024,
+    "nodiratime": 2048,
+    "relatime": 1 << 21,
+    "strictatime": 1 << 24,
+}
+# What takes a flag away.
+_OPPOSITE = {
+    "rw": ("ro",),
+    "exec": ("noexec",),
+    "diratime": ("nodiratime",),
+    "atime": ("noatime",),
+    "norelatime": ("relatime",),
+    "nostrictatime": ("strictatime",),
+}
+# Only one of these is in force.
+_ATIME = ("noatime", "relatime", "strictatime")
+
+# Options that the daemon or the kernel goes by from the beginning.
+_FIXED = frozenset({"allow_other", "isolation", "sync", "dirsync"})
+CHANGEABLE = frozenset({*_FLAGS, *_OPPOSITE} - {"nosuid", "nodev"})
+
+
+def remount(mountpoint: Path, words: Iterable[str]) -> None:
+    """Change the flags of the mount on `mountpoint` to what the options say; flags that they do not name stay.
+
+    `words` are options of `logfs mount`. One that is in force already is no change. Raises `InvalidStore` for one
+    that is unknown or needs a new mount, and `OSError`: EPERM for all but root, EBUSY for `ro` while a file is open
+    for writing.
+    """
+    path = os.path.realpath(mountpoint)
+    mount = logfs_mounts().get(path)
+    if mount is None:
+        raise InvalidStore(f"{mountpoint}: nothing of ours is mounted here")
+    status = _status(path)
+    in_force = mount.options | mount.flags | {f"isolation={status.get('isolation')}"}
+    flags = set(mount.flags & _FLAGS.keys())
+    for word in words:
+        if word in CHANGEABLE:
+            flags -= {*_OPPOSITE.get(word, ()), *(_ATIME if word in _ATIME else ())}
+            flags |= {word} & _FLAGS.keys()
+        elif word not in in_force:
+            _refuse(word)
+    if "ro" not in flags and status.get("read_only"):
+        raise InvalidStore(
+            f"{mountpoint}: the log directories are open read-only, which a remount cannot change; unmount, and "
+            "mount without ro"
+        )
+    bits = sum(_FLAGS[flag] for flag in flags) | _MS_REMOUNT
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(None, os.fsencode(path), None, ctypes.c_ulong(bits), None):
+        number = ctypes.get_errno()
+        reason = "a file is open for writing" if number == errno.EBUSY else os.strerror(number)
+        raise OSError(number, f"cannot remount: {reason}", path)
+
+
+def _refuse(word: str) -> NoReturn:
+    name = word.partition("=")[0]
+    if name not in _FIXED:
+        raise InvalidStore(f"-o {word}: no such mount option; 'logfs mount --help' lists them")
+    raise InvalidStore(
+        f"-o remount,{word}: {name} cannot change while mounted; unmount, and mount with it"
+    )
+
+
+def _status(path: str) -> dict[str, object]:
+    try:
+        told = json.loads(Path(path, STATUS_FILE).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}

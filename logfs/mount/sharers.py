@@ -1,0 +1,117 @@
+"""The threads that may share an open file, and when each of them has left the kernel's read path.
+
+FUSE tells which thread asks for attributes, but not when a read has ended. `/proc` tells enough: the steps between
+taking a page of a file and reading the file's size never sleep, so a thread that is not runnable is outside of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+# The pause before the next look: most threads are outside by the first, and one that computes is looked at for long.
+_FIRST_PAUSE_SECONDS = 0.0005
+_LONGEST_PAUSE_SECONDS = 0.004
+# The kernel accounts CPU time at its timer ticks, which are at most 10 ms apart: a thread that was accounted more
+# than this has run after the first look at it.
+_ACCOUNTING_NS = 30_000_000
+_STATUS = re.compile(
+    rb"State:\t(?P<state>.).*^Threads:\t(?P<threads>\d+).*^voluntary_ctxt_switches:\t(?P<switches>\d+)",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+def is_visible(thread: int) -> bool:
+    """Whether this process can watch a thread: it is in this pid namespace, and `/proc` shows it."""
+    return thread > 0 and os.path.exists(f"/proc/{thread}/status")
+
+
+def is_alone(thread: int) -> bool:
+    """Whether a thread is the only one of its process, and the process has no child that could share its files."""
+    try:
+        found = _STATUS.search(_read(f"/proc/{thread}/status"))
+        return found is not None and found["threads"] == b"1" and not any(_children(thread))
+    except OSError:
+        return False
+
+
+def sharers_of(threads: Iterable[int]) -> set[int]:
+    """All threads of the processes of some threads, and of the descendants of these processes."""
+    found: set[int] = set()
+    left = set(threads)
+    while left:
+        thread = left.pop()
+        if thread in found:
+            continue
+        with suppress(OSError):
+            siblings = set(map(int, os.listdir(f"/proc/{thread}/task")))
+            found |= siblings
+            for sibling in siblings:
+                left.update(_children(sibling))
+    return found
+
+
+def wait_until_outside(threads: Iterable[int]) -> None:
+    """Return when each thread has left the kernel code that it may have been running when this was called.
+
+    A thread has if it is gone, is not runnable, went to sleep since, or was given CPU time since. Waits for as long
+    as a runnable thread gets no CPU.
+    """
+    waiting = {
+        thread: first
+        for thread in threads
+        if (first := _sample(thread)) is not None and first.is_runnable
+    }
+    pause = _FIRST_PAUSE_SECONDS
+    while waiting:
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        waiting = {
+            thread: first
+            for thread, first in waiting.items()
+            if (now := _sample(thread)) is not None and now.may_still_be_where(first)
+        }
+
+
+class _Sample(NamedTuple):
+    is_runnable: bool
+    switches: int
+    cpu_ns: int
+
+    def may_still_be_where(self, first: _Sample) -> bool:
+        """Whether the thread may not have left the code that it ran at an earlier sample."""
+        slept = self.switches != first.switches
+        return self.is_runnable and not slept and self.cpu_ns - first.cpu_ns <= _ACCOUNTING_NS
+
+
+def _sample(thread: int) -> _Sample | None:
+    """What a thread does now; None if it is gone."""
+    try:
+        found = _STATUS.search(_read(f"/proc/{thread}/status"))
+        cpu_ns = int(_read(f"/proc/{thread}/schedstat").split()[0])
+    except OSError:
+        return None
+    if found is None:
+        # A thread that is ending has no such lines any more.
+        return None
+    return _Sample(found["state"] == b"R", int(found["switches"]), cpu_ns)
+
+
+def _children(thread: int) -> Iterator[int]:
+    """The processes that a thread has started; none where the kernel does not tell."""
+    with suppress(FileNotFoundError):
+        yield from map(int, _read(f"/proc/{thread}/task/{thread}/children").split())
+
+
+def _read(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 65536)
+    finally:
+        os.close(fd)

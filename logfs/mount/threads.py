@@ -1,0 +1,154 @@
+"""Worker threads of a mount, most of them started before it serves.
+
+`trio.to_thread` starts a thread when a request needs one. While the machine is out of memory or threads, that fails;
+and where the new thread dies before it runs, `threading.Thread.start` waits for it forever and the daemon hangs. Here
+a request never depends on a thread that has yet to start: it waits in a queue, which running threads empty.
+"""
+
+from __future__ import annotations
+
+import _thread
+import errno
+import time
+from contextlib import nullcontext
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_T = TypeVar("_T")
+
+# The four loops of upkeep may occupy one thread each; the others serve requests.
+_STARTED_FIRST = 20
+# Threads that were started for a burst of requests end after this time without work.
+_IDLE_SECONDS = 10.0
+_RETRY_SECONDS = 0.01
+
+
+class _Job:
+    """One call that a task waits for."""
+
+    __slots__ = ("arguments", "error", "result", "task", "token", "work")
+
+    def __init__(self, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self.work = work
+        self.arguments = arguments
+        self.token = trio.lowlevel.current_trio_token()
+        self.task = trio.lowlevel.current_task()
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Do the work in this thread, and wake the task."""
+        try:
+            self.result = self.work(*self.arguments)
+        except BaseException as error:
+            self.error = error
+        while True:
+            try:
+                self.token.run_sync_soon(trio.lowlevel.reschedule, self.task)
+                return
+            except trio.RunFinishedError:
+                return
+            except MemoryError:
+                # The task must not wait forever.
+                time.sleep(_RETRY_SECONDS)
+
+
+class _Pool:
+    """Threads that take jobs from one queue."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        self._lock = _thread.allocate_lock()
+        self._running = 0
+        self._idle = 0
+
+    def start(self, count: int) -> None:
+        """Start threads until so many run. Raises `OSError` (EAGAIN) if the system refuses one."""
+        for _ in range(count - self._running):
+            try:
+                _thread.start_new_thread(self._work, (True,))
+            except RuntimeError as error:
+                raise OSError(
+                    errno.EAGAIN, f"the mount cannot start its threads: {error}"
+                ) from None
+        # Without a handshake for each: one that dies at birth is missing here, and nobody waits for it.
+        end = time.monotonic() + _IDLE_SECONDS
+        while self._running < count:
+            if time.monotonic() > end:
+                raise OSError(errno.EAGAIN, "the mount cannot start its threads")
+            time.sleep(0.001)
+
+    def put(self, job: _Job) -> None:
+        """Have a job done by a thread that is idle, or a new one; if none can be started, by the next to be idle."""
+        with self._lock:
+            if self._idle <= self._jobs.qsize():
+                try:
+                    _thread.start_new_thread(self._work, (False,))
+                except (RuntimeError, MemoryError):
+                    if not self._running:
+                        raise OSError(errno.EAGAIN, "no thread can be started") from None
+            self._jobs.put(job)
+
+    def _work(self, stays: bool) -> None:
+        with self._lock:
+            self._running += 1
+        try:
+            while True:
+                job = self._next(None if stays else _IDLE_SECONDS)
+                if job is None:
+                    return
+                job.run()
+                del job
+        finally:
+            with self._lock:
+                self._running -= 1
+
+    def _next(self, seconds: float | None) -> _Job | None:
+        with self._lock:
+            self._idle += 1
+        job = None
+        try:
+            job = self._jobs.get(timeout=seconds)
+        except Empty:
+            pass
+        with self._lock:
+            self._idle -= 1
+            if job is None and self._jobs.qsize():
+                # One that was put while this thread still counted as idle.
+                job = self._jobs.get()
+        return job
+
+
+_pool = _Pool()
+
+
+def start() -> None:
+    """Start the threads that a mount serves with. Raises `OSError` (EAGAIN) if the system refuses one."""
+    _pool.start(_STARTED_FIRST)
+
+
+async def run_in_thread(
+    work: Callable[..., _T], *arguments: Any, limiter: trio.CapacityLimiter | None = None
+) -> _T:
+    """Call `work` in a worker thread, at most as many at a time as `limiter` allows; its result, or what it raises.
+
+    It is not interrupted by a cancellation. Raises `OSError` (EAGAIN) if there is no thread at all.
+    """
+    await trio.lowlevel.checkpoint_if_cancelled()
+    async with limiter or nullcontext():
+        job = _Job(work, arguments)
+        _pool.put(job)
+        await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
+        if job.error is not None:
+            try:
+                raise job.error
+            finally:
+                # No circle of the error, its frames and the job.
+                job.error = None
+        result: _T = job.result
+        return result

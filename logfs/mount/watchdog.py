@@ -1,0 +1,100 @@
+"""A process that ends the connection of a mount whose daemon was killed.
+
+A thread of a daemon may wait in the kernel for a page that a reader has locked, while the reader waits for an answer.
+If the daemon is killed then, the thread cannot be interrupted, and keeps the connection open: the mount would hang,
+and all who read there, until somebody aborts it. The kernel tells this process when the daemon's main thread dies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, NoReturn
+
+from logfs.store.mount_table import logfs_mounts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from logfs.store.mount_table import Mount
+
+logger = logging.getLogger(__name__)
+
+# A signal that nobody sends to all processes of a service to stop it.
+_DEATH = signal.SIGUSR2
+# Of <sys/prctl.h> and <sys/mount.h>.
+_PR_SET_PDEATHSIG = 1
+_MNT_FORCE = 1
+_LONGEST_PATH = 4096
+_CONNECTIONS = "/sys/fs/fuse/connections"
+
+
+@contextmanager
+def watchdog() -> Iterator[Callable[[Path], None]]:
+    """Gives `watch(mountpoint)`: the mount's connection ends if this process dies before it leaves this block.
+
+    Only for the main thread of a process that has no others. Where no process can be started (EAGAIN, ENOMEM), a
+    warning says that nobody watches.
+    """
+    reader, writer = os.pipe()
+    daemon = os.getpid()
+    child = 0
+    try:
+        child = os.fork()
+        if not child:
+            _run(daemon, reader)
+    except OSError as error:
+        logger.warning("the mount may hang if its daemon is killed: nobody watches it: %s", error)
+    os.close(reader)
+    try:
+        yield lambda mountpoint: _tell(writer, mountpoint)
+    finally:
+        os.close(writer)
+        if child:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def _tell(writer: int, mountpoint: Path) -> None:
+    # The other process may have been killed.
+    with suppress(BrokenPipeError):
+        os.write(writer, os.fsencode(mountpoint))
+
+
+def _run(daemon: int, reader: int) -> NoReturn:
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _DEATH, 0, 0, 0)
+        # Nothing of the daemon's is held: no lock, no terminal, no pipe that somebody reads to its end.
+        os.setsid()
+        os.chdir("/")
+        os.dup2(reader, 0)
+        os.closerange(1, os.sysconf("SC_OPEN_MAX"))
+        mountpoint = os.fsdecode(os.read(0, _LONGEST_PATH))
+        mount = logfs_mounts().get(mountpoint)
+        if mount is not None:
+            if os.getppid() == daemon:
+                signal.sigwait({_DEATH})
+            _abort(mount)
+    finally:
+        os._exit(0)
+
+
+def _abort(mount: Mount) -> None:
+    """End the connection of a mount that is still where it was, and leave the mount there; for its user or root."""
+    now = logfs_mounts().get(mount.mountpoint)
+    if now is None or (now.number, now.device) != (mount.number, mount.device):
+        return
+    try:
+        with open(f"{_CONNECTIONS}/{os.minor(mount.device)}/abort", "wb") as file:
+            file.write(b"1")
+    except OSError:
+        # The control filesystem is not mounted. A mount that is in use stays when it is forced.
+        with suppress(OSError):
+            place = os.open(mount.mountpoint, os.O_PATH)
+            ctypes.CDLL(None).umount2(os.fsencode(mount.mountpoint), _MNT_FORCE)
+            os.close(place)
