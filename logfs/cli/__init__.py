@@ -2,19 +2,24 @@
 
 One file a command, imported when it is called, so that `logfs --help` costs nothing. A command module has
 `add_arguments(parser)` and `run(arguments) -> int`. Exit codes: 0 done, 1 something is wrong with the data or the
-world, 2 wrong usage.
+world, 2 wrong usage; `umount` has a 3 of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import codecs
 import importlib
+import io
 import os
+import signal
 import sys
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from types import ModuleType
 
 COMMANDS = {
@@ -41,6 +46,15 @@ COMMANDS = {
     "groups": "what consumer groups have committed, and how far behind they are",
 }
 
+# They change nothing, so that there is nothing to end in order.
+_LOOKING = frozenset({"cat", "check", "describe", "dump", "status", "tail", "umount"})
+# As the shell has it for a command that SIGINT ended.
+_INTERRUPTED = 130
+# When a Ctrl-C that was lost is sent once more.
+_AGAIN_SECONDS = 0.02
+# What is done with a text that the encoding of a standard stream cannot take.
+_PRINTABLE = "logfs.printable"
+
 _EPILOG = """\
 A TARGET is a partition: its directory (LOGDIR/orders-0), or LOGDIR… and its name. Reading commands work beside a
 mount or a broker; the others need the directory for themselves. 'logfs COMMAND --help' tells more.
@@ -49,8 +63,48 @@ mount or a broker; the others need the directory for themselves. 'logfs COMMAND 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; its exit code."""
+    _open_standard_streams()
+    codecs.register_error(_PRINTABLE, _as_it_can_be_printed)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_PRINTABLE)
     words = list(sys.argv[1:] if argv is None else argv)
-    return _choose("logfs", "Kafka's log, as files.", COMMANDS, __name__, words)
+    if argv is None:
+        sys.unraisablehook = _heed_lost_ctrl_c
+    try:
+        return _choose("logfs", "Kafka's log, as files.", COMMANDS, __name__, words)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def _heed_lost_ctrl_c(lost: sys.UnraisableHookArgs) -> None:
+    """Send Ctrl-C once more where it came while an object was freed, out of which Python lets no exception."""
+    if not isinstance(lost.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(lost)
+        return
+    again = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGINT))
+    again.daemon = True
+    again.start()
+
+
+def _open_standard_streams() -> None:
+    """Open those that the caller has closed: another file would get the descriptor, and what is printed."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # It gets the lowest descriptor that is free, which is the one that was closed.
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8"))
+
+
+def _as_it_can_be_printed(error: UnicodeError) -> tuple[bytes, int]:
+    """Bytes of a file's name, which may be any, as they are; a letter that the encoding lacks as `\\u2026`."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    told = b""
+    for letter in error.object[error.start : error.end]:
+        is_byte = 0xDC80 <= ord(letter) <= 0xDCFF
+        told += letter.encode("ascii", "surrogateescape" if is_byte else "backslashreplace")
+    return told, error.end
 
 
 def _choose(
@@ -61,12 +115,24 @@ def _choose(
         name, text = words[0], commands[words[0]]
         text = f"{text[0].upper()}{text[1:]}."
         path = f"{package}.{name.replace('-', '_')}"
-        module = importlib.import_module(path)
+        with _ended_by_ctrl_c():
+            module = importlib.import_module(path)
         if hasattr(module, "COMMANDS"):
             return _choose(f"{prog} {name}", text, module.COMMANDS, path, words[1:])
-        parser = argparse.ArgumentParser(prog=f"{prog} {name}", description=text, epilog=_EPILOG)
-        module.add_arguments(parser)
-        return _run(module, parser.parse_intermixed_args(words[1:]))
+        with _ended_by_ctrl_c():
+            title = f"{prog} {name}"
+            parser = argparse.ArgumentParser(prog=title, description=text, epilog=_EPILOG)
+            module.add_arguments(parser)
+            for word in words[1:]:
+                if word.startswith("-") and word.endswith("=--"):
+                    # argparse would take it for an option without a value, and give an empty list.
+                    parser.error(f"argument {word.removesuffix('=--')}: '--' is no value")
+            parsed = parser.parse_intermixed_args(words[1:])
+            if name in _LOOKING:
+                return _run(module, parsed)
+            # Most of what it will import.
+            importlib.import_module("logfs.store.store")
+        return _run(module, parsed)
     parser = argparse.ArgumentParser(
         prog=prog,
         description=description,
@@ -79,6 +145,22 @@ def _choose(
     return 2
 
 
+@contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """Have Ctrl-C end the process at once: Python's exception, in the middle of an import, may crash it."""
+    is_heeded = (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        and threading.current_thread() is threading.main_thread()
+    )
+    if is_heeded:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if is_heeded:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def _list_of(commands: dict[str, str]) -> str:
     return "".join(f"  {name:16}{text}\n" for name, text in commands.items())
 
@@ -86,7 +168,8 @@ def _list_of(commands: dict[str, str]) -> str:
 def mount_helper() -> int:
     """`mount.logfs`, what mount(8) runs for an fstab line of type `logfs`.
 
-    It is called as `mount.logfs LOGDIR[,LOGDIR…] MOUNTPOINT [-sfnv] [-o OPTIONS]`.
+    It is called as `mount.logfs LOGDIR[,LOGDIR…] MOUNTPOINT [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`, also for
+    `-o remount`. With `-f` (fake) nothing is mounted.
     """
     parser = argparse.ArgumentParser(prog="mount.logfs")
     parser.add_argument("log_dirs")
@@ -94,10 +177,20 @@ def mount_helper() -> int:
     parser.add_argument("-o", dest="options", action="append", default=[])
     for flag in "sfnv":
         parser.add_argument(f"-{flag}", action="store_true")
-    parser.add_argument("-t")
+    for option in "tN":
+        parser.add_argument(f"-{option}")
     parsed = parser.parse_args()
-    options = [f"-o{option}" for option in parsed.options]
-    return main(["mount", *options, *parsed.log_dirs.split(","), parsed.mountpoint])
+    if parsed.f:
+        return 0
+    # mount(8) hands down all flags that there shall be: what it does not name is off, also at a remount.
+    options = ["-oexec,diratime", *(f"-o{option}" for option in parsed.options)]
+    # A path that has a comma in it, or a list of paths.
+    if os.path.isdir(parsed.log_dirs) or "," not in parsed.log_dirs:
+        log_dirs = [parsed.log_dirs]
+    else:
+        log_dirs = parsed.log_dirs.split(",")
+        options.append(f"--source={parsed.log_dirs}")
+    return main(["mount", *options, "--", *log_dirs, parsed.mountpoint])
 
 
 def _run(module: ModuleType, parsed: argparse.Namespace) -> int:
@@ -111,13 +204,13 @@ def _run(module: ModuleType, parsed: argparse.Namespace) -> int:
         # The reader of our output has gone, as `head` does: nobody is left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except KeyboardInterrupt:
-        return 130
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"logfs: {where}{error.strerror or error}", file=sys.stderr)
+        reason = f"{where}{error.strerror or error}"
     except LogfsError as error:
-        print(f"logfs: {error}", file=sys.stderr)
+        reason = str(error)
+    # One line, whatever is in the name of a file.
+    print("logfs:", reason.replace("\n", "\\n"), file=sys.stderr)
     return 1
 
 

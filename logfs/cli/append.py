@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Append everything, make it durable, and print the offsets [first, next) that it got."""
+    """Append everything, make it durable, and print the offsets [first, next) that it got, if any."""
     from logfs.log.framing import EnvelopeFramer, Framer
 
     store, partition = open_for_writing(arguments.target)
@@ -46,7 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
                 _append(framer, sys.stdin.buffer, "standard input", None)
         finally:
             partition.flush()
-            print(f"{partition.name.directory}: {first}..{partition.log_end_offset}")
+            if partition.log_end_offset > first:
+                print(f"{partition.name.directory}: {first}..{partition.log_end_offset}")
     return 0
 
 

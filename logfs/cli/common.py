@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from logfs.errors import InvalidName, InvalidSetting, UnknownPartition
+from logfs.errors import InvalidName, InvalidSetting, InvalidStore, UnknownPartition
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Iterable, Sequence
 
     from logfs.log.committed import Isolation
@@ -26,10 +27,26 @@ class Target(NamedTuple):
     name: str
 
 
+def path_argument(text: str) -> Path:
+    """A path in an argument. An empty one, of a variable that is not set, would be the working directory."""
+    return Path(not_empty(text))
+
+
+def not_empty(text: str) -> str:
+    """An argument that says something."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; is a variable not set?")
+    return text
+
+
 def add_target(parser: argparse.ArgumentParser) -> None:
     """Let a command take a TARGET."""
     parser.add_argument(
-        "target", nargs="+", metavar="TARGET", help="LOGDIR/PARTITION, or LOGDIR… PARTITION"
+        "target",
+        nargs="+",
+        type=not_empty,
+        metavar="TARGET",
+        help="LOGDIR/PARTITION, or LOGDIR… PARTITION",
     )
 
 
@@ -56,47 +73,70 @@ def isolation_level(text: str) -> Isolation:
 
 def add_log_dirs(parser: argparse.ArgumentParser) -> None:
     """Let a command take log directories."""
-    parser.add_argument("log_dirs", nargs="+", type=Path, metavar="LOGDIR", help="a log directory")
+    parser.add_argument(
+        "log_dirs", nargs="+", type=path_argument, metavar="LOGDIR", help="a log directory"
+    )
 
 
-def log_dirs_of(words: Iterable[str | Path]) -> list[Path]:
-    """The log directories that words mean: of a mountpoint, those mounted there. `InvalidStore` if one is missing."""
+def log_dirs_of(words: Iterable[str | Path], *, may_be_empty: bool = False) -> list[Path]:
+    """The log directories that words mean: of a mountpoint, those mounted there.
+
+    `InvalidStore` says what a path is that is no log directory. With `may_be_empty` an empty directory is taken, too:
+    it becomes one.
+    """
     from logfs.store import door
 
     found = [Path(path) for path in door.log_dirs_of(words)]
-    door.check_there(found)
+    door.check_there(found, may_be_empty=may_be_empty)
     return found
 
 
-def target(words: Sequence[str]) -> Target:
-    """The partition that the words of a TARGET name; below a mountpoint it is that of a log directory there."""
-    from logfs.store import door
+def target(words: Sequence[str], *, may_be_empty: bool = False) -> Target:
+    """The partition that the words of a TARGET name; below a mountpoint it is that of a log directory there.
 
+    Raises as `log_dirs_of`, and `InvalidStore` for a log directory in the place of a partition.
+    """
     *log_dirs, name = words
     if not log_dirs:
         path = Path(name).absolute()
+        _check_no_log_dir(path)
         log_dirs, name = [str(path.parent)], path.name
-    return Target([Path(path) for path in door.log_dirs_of(log_dirs)], name)
+    return Target(log_dirs_of(log_dirs, may_be_empty=may_be_empty), name)
 
 
-def open_for_reading(words: Sequence[str]) -> tuple[Store, Partition]:
-    """The partition of a TARGET in a store that is open read-only."""
+def _check_no_log_dir(path: Path) -> None:
+    """Raise `InvalidStore` where a TARGET is a log directory, or a mountpoint: the partition in it is missing."""
+    from logfs.store.recognition import Kind, recognise
+
+    found = recognise(path)
+    if found.kind in (Kind.LOG_DIR, Kind.MOUNTPOINT):
+        what = "a log directory" if found.kind is Kind.LOG_DIR else "where logfs is mounted"
+        raise InvalidStore(
+            f"{path} is {what}, not a partition: name one that is in it, {path}/TOPIC-NUMBER"
+        )
+
+
+def open_for_writing(
+    words: Sequence[str], *, alone: bool = True, recover: bool = False
+) -> tuple[Store, Partition]:
+    """The partition of a TARGET in a store that this process has for itself.
+
+    With `alone` no other partition is loaded; with `recover` it is recovered from its beginning.
+    """
+    return open_target(target(words), alone=alone, recover=recover)
+
+
+def open_target(
+    wanted: Target, *, alone: bool = True, recover: bool = False
+) -> tuple[Store, Partition]:
+    """The same for a TARGET that was parsed already."""
     from logfs.store.store import Store
 
-    wanted = target(words)
-    store = Store(wanted.log_dirs, read_only=True, only=wanted.name, progress=recovery_progress())
-    return store, partition(store, wanted)
-
-
-def open_for_writing(words: Sequence[str], *, alone: bool = True) -> tuple[Store, Partition]:
-    """The partition of a TARGET in a store that this process has for itself; `alone`: no other one is loaded."""
-    from logfs.store import door
-    from logfs.store.store import Store
-
-    wanted = target(words)
-    door.check_there(wanted.log_dirs)
+    check_there(wanted)
     only = wanted.name if alone else None
-    store = Store(wanted.log_dirs, only=only, progress=recovery_progress())
+    store = Store(
+        wanted.log_dirs, only=only, recover=recover, progress=recovery_progress(), create=False
+    )
     try:
         return store, partition(store, wanted)
     except BaseException:
@@ -107,23 +147,42 @@ def open_for_writing(words: Sequence[str], *, alone: bool = True) -> tuple[Store
 def partition(store: Store, wanted: Target) -> Partition:
     """The partition of a target; `UnknownPartition` says where it was looked for."""
     if wanted.name not in store and wanted.name not in store.offline:
-        where = ", ".join(str(path) for path in wanted.log_dirs)
-        raise UnknownPartition(
-            f"{where}: has no partition {wanted.name!r}; 'logfs create' makes one"
-        )
+        raise _unknown(wanted)
     return store[wanted.name]
+
+
+def check_there(wanted: Target) -> None:
+    """Raise `UnknownPartition` where no log directory has the partition, `OSError` where one cannot be looked at.
+
+    Then nothing there needs to change: a writable opening would write the clean-shutdown marker anew.
+    """
+    error = None
+    for path in wanted.log_dirs:
+        try:
+            # A `.UUID-stray` of a move that was cut short counts.
+            left = any(entry.startswith(f"{wanted.name}.") for entry in os.listdir(path))
+            if left or (path / wanted.name).is_dir():
+                return
+        except OSError as failed:
+            error = failed
+    raise error or _unknown(wanted)
+
+
+def _unknown(wanted: Target) -> UnknownPartition:
+    where = ", ".join(str(path) for path in wanted.log_dirs)
+    return UnknownPartition(f"{where}: has no partition {wanted.name!r}; 'logfs create' makes one")
 
 
 _NUMBER = re.compile(r"[0-9]{1,19}")
 
 
 def offset_range(text: str) -> tuple[int | None, int | None]:
-    """N (that record), A..B, A.., ..B or -N (the last N, as a negative start): (start, end)."""
+    """N (that record), A..B, A.., ..B, -N or -N.. (the last N, as a negative start): (start, end)."""
     first, dots, last = text.partition("..")
     if not dots and _NUMBER.fullmatch(text):
         return int(text), int(text) + 1
-    if not dots and text.startswith("-") and _NUMBER.fullmatch(text[1:]):
-        return int(text), None
+    if not last and first.startswith("-") and _NUMBER.fullmatch(first[1:]) and int(first):
+        return int(first), None
     if dots and all(not part or _NUMBER.fullmatch(part) for part in (first, last)):
         return int(first) if first else None, int(last) if last else None
     raise InvalidName(f"{text!r} is no offset: give N, A..B, A.., ..B or -N for the last N")
@@ -139,7 +198,7 @@ def time_range(text: str, partition: Reader) -> tuple[int | None, int | None]:
         timestamp = parse_time(part) if part else None
         if part and timestamp is None:
             raise InvalidName(f"{part!r} is no time: give ms since 1970, or ISO 8601")
-        found = None if timestamp is None else partition.offset_for_time(timestamp)
+        found = None if timestamp is None else partition.offset_for_time(timestamp, shown=True)
         if part and found is None:
             bounds.append(partition.log_end_offset)
         else:

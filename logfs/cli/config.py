@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import log_dirs_of
-from logfs.errors import InvalidSetting
+from logfs.cli.common import log_dirs_of, path_argument
+from logfs.errors import InvalidSetting, UnknownPartition
 
 if TYPE_CHECKING:
     import argparse
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Log directory, topic, and what to show or set."""
     parser.add_argument(
-        "log_dir", type=Path, metavar="LOGDIR[,LOGDIR…]", help="the log directories"
+        "log_dir", type=path_argument, metavar="LOGDIR[,LOGDIR…]", help="the log directories"
     )
     parser.add_argument("--topic", help="settings of this topic; without it, of the store")
     parser.add_argument(
@@ -30,11 +29,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show what is in force and where it comes from, or change it."""
+    from logfs.setting import broker_setting, topic_setting
     from logfs.store.store import Store
 
     changes = [word for word in arguments.settings if "=" in word]
-    log_dirs = log_dirs_of(str(arguments.log_dir).split(","))
-    with Store(log_dirs, read_only=not changes, only="") as store:
+    for change in changes:
+        # Before an empty directory becomes a store.
+        name, _, value = change.partition("=")
+        known = topic_setting(name) if arguments.topic else broker_setting(name)
+        if value.strip():
+            known.parse(value)
+    log_dirs = log_dirs_of(
+        str(arguments.log_dir).split(","), may_be_empty=bool(changes) and not arguments.topic
+    )
+    if arguments.topic:
+        # Where there is no such topic, nothing is touched.
+        with Store(log_dirs, read_only=True, only="") as store:
+            _check_topic(store, arguments.topic)
+    with Store(log_dirs, read_only=not changes, only="", create=False) as store:
         for change in changes:
             name, _, value = change.partition("=")
             if arguments.topic:
@@ -45,6 +57,18 @@ def run(arguments: argparse.Namespace) -> int:
         if shown or not changes:
             _show(store, arguments.topic, shown)
     return 0
+
+
+def _check_topic(store: Store, topic: str) -> None:
+    """Raise `UnknownPartition` for a topic that has neither a partition nor settings of its own."""
+    from logfs.format import names
+
+    there = {names.parse_directory(name).topic for name in store.homes}
+    if topic not in there and not store.settings.topic_overrides(topic):
+        where = ", ".join(str(log_dir.path) for log_dir in store.log_dirs)
+        raise UnknownPartition(
+            f"{where}: has no topic {topic!r}; 'logfs describe' lists what there is"
+        )
 
 
 def _show(store: Store, topic: str | None, names: list[str]) -> None:

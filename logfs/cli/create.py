@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logfs.cli.common import add_target, target
@@ -9,6 +10,7 @@ from logfs.errors import InvalidSetting, PartitionExists
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="a setting of the topic, e.g. compression.type=zstd; may be repeated",
     )
+    parser.add_argument(
+        "-p",
+        "--parents",
+        action="store_true",
+        help="make the log directory, too, if it is missing; without it, only an empty one becomes a new store",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -30,9 +38,12 @@ def run(arguments: argparse.Namespace) -> int:
     from logfs.format import names
     from logfs.store.store import Store
 
-    wanted = target(arguments.target)
+    if arguments.parents:
+        _make_log_dirs(arguments.target)
+    wanted = target(arguments.target, may_be_empty=True)
     topic = names.parse_directory(wanted.name).topic
-    with Store(wanted.log_dirs, only=wanted.name, progress=recovery_progress()) as store:
+    progress = recovery_progress()
+    with Store(wanted.log_dirs, only=wanted.name, progress=progress, create=False) as store:
         if wanted.name in store or wanted.name in store.offline:
             # Said before anything is changed: the settings are the whole topic's.
             raise PartitionExists(f"{wanted.name}: the partition exists")
@@ -44,3 +55,14 @@ def run(arguments: argparse.Namespace) -> int:
         partition = store.create(wanted.name)
         print(partition.directory)
     return 0
+
+
+def _make_log_dirs(words: Sequence[str]) -> None:
+    """Make those log directories of a TARGET that are missing, unless they would lie in another one or in a mount."""
+    from logfs.log.files import DIRECTORY_MODE
+    from logfs.store.recognition import Kind, check_place, recognise
+
+    for path in [Path(word) for word in words[:-1]] or [Path(words[0]).absolute().parent]:
+        if recognise(path).kind is Kind.MISSING:
+            check_place(path.absolute())
+            path.mkdir(mode=DIRECTORY_MODE, parents=True)

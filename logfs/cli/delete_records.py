@@ -27,7 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
     store, partition = open_for_writing(arguments.target)
     with store:
         name = partition.name.directory
-        start = store.delete_records(name, arguments.before)
+        store.delete_records(name, arguments.before)
+        # Retention also takes what the topic's settings say.
         store.retain()
-        print(f"{name}: starts at {start}")
+        print(f"{name}: starts at {partition.log_start_offset}")
     return 0

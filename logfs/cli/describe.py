@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_json(store: Store, topics: set[str] | None) -> None:
-    import orjson
+    import json
 
     from logfs.store.moves import futures
 
@@ -61,7 +61,7 @@ def _print_json(store: Store, topics: set[str] | None) -> None:
             {"partitions": partitions, "error": _error(log_dir), "logDir": str(log_dir.path)}
         )
     brokers = [{"broker": _broker_id(store), "logDirs": log_dirs}]
-    print(orjson.dumps({"brokers": brokers, "version": 1}).decode())
+    print(json.dumps({"brokers": brokers, "version": 1}, separators=(",", ":")))
 
 
 def _error(log_dir: LogDir) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from logfs.cli.common import log_dirs_of, recovery_progress
+from logfs.cli.common import Target, check_there, log_dirs_of, not_empty, recovery_progress
 
 if TYPE_CHECKING:
     import argparse
@@ -18,7 +18,9 @@ _COLUMNS = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Log directories, a partition, and what to do."""
-    parser.add_argument("log_dirs", metavar="LOGDIR[,LOGDIR…]", help="the log directories")
+    parser.add_argument(
+        "log_dirs", type=not_empty, metavar="LOGDIR[,LOGDIR…]", help="the log directories"
+    )
     parser.add_argument("partition", nargs="?", metavar="PARTITION", help="this partition only")
     parser.add_argument("--json", action="store_true", help="a JSON object a line")
     change = parser.add_mutually_exclusive_group()
@@ -39,7 +41,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     log_dirs = log_dirs_of(arguments.log_dirs.split(","))
     changing = arguments.commit or arguments.forget
-    with Store(log_dirs, read_only=not changing, progress=recovery_progress()) as store:
+    if arguments.commit:
+        check_there(Target(log_dirs, arguments.commit[1]))
+    with Store(
+        log_dirs, read_only=not changing, progress=recovery_progress(), create=False
+    ) as store:
         if arguments.commit:
             return _commit(store, *arguments.commit)
         if arguments.forget:

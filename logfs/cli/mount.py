@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import stat
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from logfs.cli.common import isolation_level, path_argument, recovery_progress
 from logfs.errors import InvalidStore
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
+    from typing import TextIO
 
     from logfs.mount.session import Options
 
-# What mount(8) hands down that means nothing to us.
+# What mount(8) hands down that means nothing to us: words, and beginnings of words.
 _IGNORED = frozenset(
     {
-        "rw",
         "auto",
         "noauto",
         "user",
         "nouser",
         "users",
+        "owner",
+        "group",
         "nofail",
         "_netdev",
         "defaults",
         "nosuid",
         "nodev",
+        "suid",
+        "dev",
+        "async",
+        "default_permissions",
     }
-    | {"suid", "dev", "exec", "async", "relatime", "x-systemd.automount", "default_permissions"}
 )
+_IGNORED_BEGINNINGS = ("x-", "X-", "user=", "uhelper=", "comment=")
+# What FUSE takes as it is, and what is so anyway, or changes nothing: only a remount goes by it.
+_FUSE_OPTIONS = frozenset({"noexec", "noatime", "nodiratime", "sync", "dirsync"})
+_OWN_WAY = frozenset({"exec", "atime", "diratime", "relatime", "norelatime", "strictatime"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,9 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "paths",
         nargs="+",
-        type=Path,
+        type=path_argument,
         metavar="PATH",
-        help="LOGDIR… MOUNTPOINT; a missing LOGDIR is made",
+        help="LOGDIR… MOUNTPOINT; a missing or empty LOGDIR becomes a new store",
     )
     parser.add_argument(
         "-o",
@@ -51,7 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="options",
         help=(
             "allow_other (other users see the mount: mode bits decide), ro, noexec, "
-            "isolation=read_committed (hide aborted and open transactions)"
+            "isolation=read_committed (hide aborted and open transactions), "
+            "nonempty (hide what is in the MOUNTPOINT), "
+            "remount (change ro, rw, noexec or access times of a mount that is there)"
         ),
     )
     parser.add_argument(
@@ -60,6 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-f", "--foreground", action="store_true", help="do not go to the background"
     )
+    # What the mount table is to name as the source, for lines of fstab that name several log directories.
+    parser.add_argument("--source", help=argparse.SUPPRESS)
     parser.add_argument("--log-file", type=Path, help="where the daemon's own messages go")
 
 
@@ -73,9 +88,10 @@ def run(arguments: argparse.Namespace) -> int:
         filename=arguments.log_file,
         force=True,
     )
+    if "remount" in _words(arguments):
+        return _remount(arguments)
     options = _options(arguments)
     if arguments.foreground:
-        from logfs.cli.common import recovery_progress
         from logfs.mount.session import run as serve
 
         serve(
@@ -87,8 +103,22 @@ def run(arguments: argparse.Namespace) -> int:
     return _in_background(options)
 
 
+def _words(arguments: argparse.Namespace) -> list[str]:
+    """The single options, without what mount(8) says for itself."""
+    words = [word for option in arguments.options for word in option.split(",") if word]
+    return [w for w in words if w not in _IGNORED and not w.startswith(_IGNORED_BEGINNINGS)]
+
+
+def _remount(arguments: argparse.Namespace) -> int:
+    """Change what can be changed of a mount that is there; log directories that are named are those of it."""
+    from logfs.mount.remount import remount
+
+    words = [word for word in _words(arguments) if word not in ("remount", "nonempty")]
+    remount(arguments.paths[-1], ["ro", *words] if arguments.read_only else words)
+    return 0
+
+
 def _options(arguments: argparse.Namespace) -> Options:
-    from logfs.cli.common import isolation_level
     from logfs.log.committed import Isolation
 
     try:
@@ -100,27 +130,23 @@ def _options(arguments: argparse.Namespace) -> Options:
     *log_dirs, mountpoint = arguments.paths
     if not log_dirs:
         raise InvalidStore(f"{mountpoint}: give at least one LOGDIR before the MOUNTPOINT")
-    words = [word for option in arguments.options for word in option.split(",") if word]
     read_only = arguments.read_only
-    allow_other = False
+    allow_other = nonempty = False
     isolation = Isolation.READ_UNCOMMITTED
     fuse = set()
-    for word in words:
-        if word == "ro":
-            read_only = True
+    for word in _words(arguments):
+        if word in ("ro", "rw"):
+            read_only = word == "ro" or arguments.read_only
         elif word == "allow_other":
             allow_other = True
-            print(
-                "logfs: allow_other: every user may enter; mode bits decide what they can do",
-                file=sys.stderr,
-            )
-        elif word in ("noexec", "noatime", "sync", "dirsync"):
+            print(f"logfs: allow_other: {_who_may_enter(log_dirs[0])}", file=sys.stderr)
+        elif word == "nonempty":
+            nonempty = True
+        elif word in _FUSE_OPTIONS:
             fuse.add(word)
         elif word.startswith("isolation="):
             isolation = isolation_level(word.removeprefix("isolation="))
-        elif word in _IGNORED:
-            pass
-        else:
+        elif word not in _OWN_WAY:
             raise InvalidStore(f"-o {word}: no such mount option; 'logfs mount --help' lists them")
     return Options(
         log_dirs=[path.absolute() for path in log_dirs],
@@ -128,8 +154,22 @@ def _options(arguments: argparse.Namespace) -> Options:
         read_only=read_only,
         allow_other=allow_other,
         isolation=isolation,
+        nonempty=nonempty,
+        source=arguments.source,
         fuse_options=frozenset(fuse),
     )
+
+
+def _who_may_enter(log_dir: Path) -> str:
+    """What allow_other amounts to: the mount's root has the mode of the first log directory."""
+    try:
+        is_open = log_dir.stat().st_mode & stat.S_IXOTH
+    except OSError:
+        # It is made by this mount, closed to others.
+        is_open = False
+    if is_open:
+        return "every user may enter; mode bits decide what they can do"
+    return f"other users may enter once they may enter the log directory: chmod 755 {log_dir}"
 
 
 def _in_background(options: Options) -> int:
@@ -139,7 +179,7 @@ def _in_background(options: Options) -> int:
         os.close(writing)
         with os.fdopen(reading, "rb") as pipe:
             # Progress of a recovery is printed by the child itself: it still has our terminal.
-            answer = pipe.read().decode()
+            answer = os.fsdecode(pipe.read())
         if answer == "ready":
             return 0
         print(answer or "logfs: the daemon died before the mount was ready", file=sys.stderr)
@@ -150,17 +190,27 @@ def _in_background(options: Options) -> int:
         os._exit(0)
     code = 1
     try:
-        code = _daemon(options, lambda text: _tell(writing, text))
+        code = _daemon(options, os.fdopen(writing, "w", errors="surrogateescape"))
     finally:
         os._exit(code)
 
 
-def _daemon(options: Options, tell: Callable[[str], None]) -> int:
+def _daemon(options: Options, parent: TextIO) -> int:
+    """Serve the mount until it is unmounted. What the parent waits for is one word or one line, and the end of it."""
     import logging
 
-    from logfs.cli.common import recovery_progress
     from logfs.errors import LogfsError
     from logfs.mount.session import run as serve
+
+    logger = logging.getLogger(__name__)
+
+    def tell(text: str) -> None:
+        # Once: its descriptor is soon that of another file, a segment perhaps.
+        if parent.closed:
+            logger.error("the daemon ends: %s", text)
+            return
+        with suppress(OSError), parent:
+            parent.write(text)
 
     def ready() -> None:
         tell("ready")
@@ -175,19 +225,10 @@ def _daemon(options: Options, tell: Callable[[str], None]) -> int:
         tell(f"logfs: {where}{text}")
         return 1
     except BaseException as error:
-        logging.getLogger(__name__).exception("the daemon ends")
+        logger.exception("the daemon ends")
         tell(f"logfs: internal error: {error!r}")
         return 1
     return 0
-
-
-def _tell(pipe: int, text: str) -> None:
-    """Say something to the waiting parent, once; later errors have only the log file."""
-    try:
-        os.write(pipe, text.encode())
-        os.close(pipe)
-    except OSError:
-        pass
 
 
 def _let_go_of_terminal() -> None:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import add_target, open_for_writing, progress_bar, target
+from logfs.cli.common import (
+    Target,
+    add_target,
+    check_there,
+    open_target,
+    path_argument,
+    progress_bar,
+    target,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -15,17 +22,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """TARGET, and where it is to go."""
     add_target(parser)
     parser.add_argument(
-        "--to", required=True, type=Path, metavar="LOGDIR", help="the log directory it is to be in"
+        "--to",
+        required=True,
+        type=path_argument,
+        metavar="LOGDIR",
+        help="the log directory it is to be in",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Move, with a bar on a terminal; print where the partition is now."""
-    log_dirs, name = target(arguments.target)
+    from logfs.store import door
+
+    source = target(arguments.target)
+    check_there(source)
+    log_dirs, name = source
     wanted = arguments.to.absolute()
+    # An empty directory becomes a log directory by this.
+    door.check_there([wanted], may_be_empty=True)
     known = [path.absolute() for path in log_dirs]
     known += [wanted] if wanted not in known else []
-    store, partition = open_for_writing([*map(str, known), name])
+    store, partition = open_target(Target(known, name))
     with store:
         with progress_bar(f"moving {name}", partition.size_bytes) as bar:
             store.mover.move(name, wanted, progress=bar.update)

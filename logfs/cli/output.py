@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from logfs.errors import OffsetOutOfRange
-from logfs.log.walk import DamagedRange
+from logfs.log.files import TRIES, Gone
+from logfs.log.walk import Damage, DamagedRange
 
 if TYPE_CHECKING:
     import argparse
 
+    from logfs.cli.reading import OpenTarget
     from logfs.format.record import Record
     from logfs.log.reader import Reader
+    from logfs.log.segment import Segment
 
 _CHUNK_BYTES = 1 << 20
 _TOKEN = re.compile(rb"%([skothTpSKn%])|\\([ntr0\\])")
@@ -39,40 +44,64 @@ def print_record(record: Record, partition: Reader, arguments: argparse.Namespac
 
 
 def print_records(
-    partition: Reader, start: int, end: int | None, arguments: argparse.Namespace
+    log: OpenTarget, start: int, end: int | None, arguments: argparse.Namespace
 ) -> bool:
     """Print the records [start, end); whether all of them could be read.
 
-    A damaged range is named on standard error, and what follows it is printed.
+    A damaged range, and one that retention takes meanwhile, is named on standard error, and what follows is printed.
     """
+    partition = log.reader
     stop = partition.log_end_offset if end is None else min(end, partition.log_end_offset)
     whole = True
+    tries = TRIES
+    by_record = arguments.format is not None
+    may_hide_damage = lru_cache(maxsize=1)(_may_hide_damage)
     while start < stop:
+        first = partition.log_start_offset
+        if start < first:
+            sys.stdout.flush()
+            print(
+                f"logfs: {partition.name.directory}: offsets {start} to {min(first, stop) - 1} left the log before "
+                "they could be printed",
+                file=sys.stderr,
+            )
+            start, whole = first, False
+            continue
+        before = start
         try:
-            if arguments.format is not None or stop - start <= _FEW:
+            segment = partition.log.segments_from(start)[0]
+            if by_record or stop - start <= _FEW or may_hide_damage(segment):
+                # Not segment by segment: damage behind the last record of one lies before the first of the next.
                 for record in partition.read(start, stop):
                     _write(_shown(record, partition, arguments))
                     start = record.offset + 1
-            else:
-                _print_text(partition, start, stop, json=arguments.json)
-            break
+                break
+            until = stop if segment.next_base is None else min(stop, segment.next_base)
+            _print_text(partition, start, until, json=arguments.json)
+            start = until
         except DamagedRange as damage:
             sys.stdout.flush()
             print(f"logfs: {damage}", file=sys.stderr)
             whole = False
-            start = max(damage.next_offset, start + 1)
+            start = max(damage.next_offset, start)
+            # Damage before a segment's first record has no offsets: the text begins with it, the records do not.
+            by_record |= start == before
+        except Gone:
+            # Its files were replaced by somebody else's compaction, or moved.
+            tries = tries - 1 if start == before else TRIES
+            if not tries or log.look_again():
+                raise
+            partition = log.reader
         except OffsetOutOfRange:
             if start >= partition.log_start_offset:
                 raise
-            # They left the log, which somebody else writes, before they could be printed.
-            start = partition.log_start_offset
     sys.stdout.flush()
     return whole
 
 
 def _shown(record: Record, partition: Reader, arguments: argparse.Namespace) -> bytes:
     if arguments.format is not None:
-        return formatted(record, arguments.format.encode(), partition)
+        return formatted(record, os.fsencode(arguments.format), partition)
     if arguments.json:
         from logfs.format import envelope
 
@@ -80,14 +109,34 @@ def _shown(record: Record, partition: Reader, arguments: argparse.Namespace) -> 
     return (record.value or b"") + b"\n"
 
 
-def _print_text(partition: Reader, start: int, stop: int, *, json: bool) -> None:
+def _may_hide_damage(segment: Segment) -> bool:
+    """Whether there is damage among batches that have no text, as control batches, which the text passes over.
+
+    Batches that are missing have no text either. A segment with gaps is not searched, for it always has fewer records
+    than offsets.
+    """
+    from logfs.log import spans
+
+    if segment.gaps or segment.tip.text.records == segment.next_offset - segment.base_offset:
+        return False
+    found = spans.stretches(segment, 0, segment.base_offset)
+    return any(isinstance(each, Damage) for each in found)
+
+
+def _print_text(partition: Reader, start: int, end: int, *, json: bool) -> None:
+    """Print the records [start, end) of one segment. `Gone` leaves nothing printed."""
     from logfs.format.text import View
 
-    view = partition.text(View.ENVELOPES if json else View.LINES, start, stop)
+    view = partition.text(View.ENVELOPES if json else View.LINES, start, end)
     position = 0
-    while data := view.read(position, _CHUNK_BYTES, up_to_damage=True):
-        _write(data)
-        position += len(data)
+    try:
+        while data := view.read(position, _CHUNK_BYTES, up_to_damage=True):
+            _write(data)
+            position += len(data)
+    except Gone as gone:
+        if position:
+            raise OffsetOutOfRange(str(gone)) from None
+        raise
 
 
 # So few records are printed sooner than the compiled kernels are loaded.

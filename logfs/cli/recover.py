@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     log_dirs = log_dirs_of(arguments.log_dirs)
     code = 0
-    with Store(log_dirs, recover=True, progress=recovery_progress()) as store:
+    with Store(log_dirs, recover=True, progress=recovery_progress(), create=False) as store:
         for name in store:
             partition = store[name]
             damaged = [damage for segment in partition.segments for damage in segment.damaged]
@@ -35,4 +35,5 @@ def run(arguments: argparse.Namespace) -> int:
         for name, reason in sorted(store.offline.items()):
             print(f"{name}: offline: {reason}")
             code = 1
+        code |= bool(store.failed)
     return code

@@ -28,12 +28,14 @@ def run(arguments: argparse.Namespace) -> int:
     from logfs.store.store import Store
 
     log_dirs = log_dirs_of(arguments.log_dirs)
-    with Store(log_dirs, read_only=arguments.dry_run, progress=recovery_progress()) as store:
+    with Store(
+        log_dirs, read_only=arguments.dry_run, progress=recovery_progress(), create=False
+    ) as store:
         for name in store:
             _explain(store, name, dry_run=arguments.dry_run)
         if not arguments.dry_run:
             store.retain()
-    return 0
+        return int(bool(store.failed))
 
 
 def _explain(store: Store, name: str, *, dry_run: bool) -> None:

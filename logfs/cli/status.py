@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from json import dumps
 from typing import TYPE_CHECKING, Any
+
+from logfs.cli.common import path_argument
 
 if TYPE_CHECKING:
     import argparse
@@ -16,7 +18,10 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to look at, and the form."""
     parser.add_argument(
-        "target", type=Path, nargs="?", help="a mount or a log directory; without it, all mounts"
+        "target",
+        type=path_argument,
+        nargs="?",
+        help="a mount or a log directory; without it, all mounts",
     )
     parser.add_argument("--json", action="store_true", help="the status.json of each")
 
@@ -36,8 +41,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print(source: Source, *, json: bool) -> int:
-    import orjson
-
     from logfs.cli.watch import Mount
 
     path = source.name
@@ -47,11 +50,16 @@ def _print(source: Source, *, json: bool) -> int:
     except OSError as error:
         if not is_mount:
             raise
-        print(f"{path}: dead ({error.strerror}); 'logfs umount {path}' clears it away")
+        if isinstance(error, PermissionError):
+            print(f"{path}: somebody else's ({error.strerror})")
+        elif isinstance(error, TimeoutError):
+            print(f"{path}: {error.strerror}")
+        else:
+            print(f"{path}: dead ({error.strerror}); 'logfs umount {path}' clears it away")
         return 1
     status = look.status
     if json:
-        print(orjson.dumps(status, option=orjson.OPT_INDENT_2).decode())
+        print(dumps(status, indent=2))
         return 0
     if is_mount:
         print(f"{path}: logfs {status['version']}, pid {status['pid']}")

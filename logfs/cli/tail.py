@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import add_isolation, add_target, isolation_level, open_for_reading
+from logfs.cli.common import add_isolation, add_target
 from logfs.cli.output import add_form, print_records
+from logfs.cli.reading import OpenTarget
 
 if TYPE_CHECKING:
     import argparse
@@ -27,23 +28,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print them. Following works beside whoever appends: the files are looked at again twice a second."""
-    isolation = isolation_level(arguments.isolation)
-    store, log = open_for_reading(arguments.target)
-    with store:
-        partition = log.isolated(isolation)
-        start = partition.offset_of_last(arguments.lines)
-        whole = print_records(partition, start, None, arguments)
-        end = partition.log_end_offset
+    log = OpenTarget(arguments.target, arguments.isolation)
+    with log.store:
+        start = log.ask(lambda reader: reader.offset_of_last(arguments.lines))
+        end = log.reader.log_end_offset
+        whole = print_records(log, start, end, arguments)
         while arguments.follow:
             time.sleep(_POLL_SECONDS)
-            store.refresh()
-            before, log = log, store[log.name.directory]
-            if log is not before:
+            if log.look_again():
                 # Deleted and made again.
-                partition = log.isolated(isolation)
-                end = partition.log_start_offset
-            if partition.log_end_offset > end:
-                whole &= print_records(partition, end, None, arguments)
-            # Less than it was, if the log was truncated.
-            end = partition.log_end_offset
+                end = log.reader.log_start_offset
+            # Asked before it prints: what is appended meanwhile is the next turn's. Less than it was, if the log was
+            # truncated.
+            start, end = end, log.reader.log_end_offset
+            whole &= print_records(log, start, end, arguments)
     return 0 if whole else 1

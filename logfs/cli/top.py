@@ -8,9 +8,9 @@ import signal
 import sys
 import time
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from logfs.cli.common import path_argument
 from logfs.cli.watch import source
 from logfs.errors import InvalidSetting
 
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to look at, how often, and how it is shown."""
     parser.add_argument(
         "target",
-        type=Path,
+        type=path_argument,
         nargs="?",
         help="a mount or a log directory; without it, the only mount",
     )

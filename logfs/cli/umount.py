@@ -4,46 +4,131 @@ from __future__ import annotations
 
 import os
 import select
+import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from logfs.cli.common import path_argument
 from logfs.errors import InvalidStore
 
 if TYPE_CHECKING:
     import argparse
 
+    from logfs.store.mount_table import Mount
+
+# It is unmounted here, and served on elsewhere: the log directories stay locked.
+SERVED_ELSEWHERE = 3
+# How long somebody else may still have the mount before it is said, and how long a silent wait may be.
+_GRACE_SECONDS = 1.0
+_SILENT_SECONDS = 5.0
+_POLL_MS = 200
+_MOST_PIDS = 5
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The mountpoint."""
-    parser.add_argument("mountpoint", type=Path)
+    parser.add_argument("mountpoint", type=path_argument)
     parser.add_argument(
         "-l", "--lazy", action="store_true", help="take the name away now, even if it is busy"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Unmount. Returns when the store can be opened by somebody else, or at once if the mount was dead."""
-    from logfs.mount.session import unmount
-    from logfs.mount.table import Mounted, mounted_at
+    """Unmount. Returns when the store can be opened by another process, or at once if the mount was dead.
+
+    Exit code 3 if the daemon goes on because the mount is also elsewhere: in another mount namespace, such as a
+    container's, or bound to another directory. Exit code 1 if a log directory could not be closed properly.
+    """
+    try:
+        from logfs.mount.session import unmount
+    except ImportError as error:
+        raise InvalidStore(
+            f"umount needs pyfuse3 and trio ({error}); install logfs[mount]"
+        ) from None
+    from logfs.store.mount_table import Mounted, logfs_mounts, mounted_at
 
     mountpoint = Path(os.path.abspath(arguments.mountpoint))
     found = mounted_at(mountpoint)
     if found is Mounted.NOTHING:
         raise InvalidStore(f"{mountpoint}: nothing of ours is mounted here")
-    daemon = _daemon(mountpoint) if found is Mounted.LIVE else None
+    mount = logfs_mounts()[str(mountpoint)]
+    status = _status(mountpoint) if found is Mounted.LIVE else {}
+    pid = status.get("pid")
+    try:
+        daemon = None if pid is None else os.pidfd_open(pid)
+    except OSError:
+        daemon = None
     unmount(mountpoint, lazy=arguments.lazy)
-    if daemon is not None and not arguments.lazy:
-        select.select([daemon], [], [])
+    if pid is None or daemon is None or arguments.lazy:
+        return 0
+    try:
+        code = _wait(mount, pid, daemon)
+    finally:
         os.close(daemon)
+    return code or _check_closed(status)
+
+
+def _status(mountpoint: Path) -> dict[str, Any]:
+    """What the mount's daemon tells of itself; nothing if it does not."""
+    import json
+
+    try:
+        return dict(json.loads((mountpoint / ".logfs/status.json").read_bytes()))
+    except (OSError, ValueError):
+        return {}
+
+
+def _check_closed(status: dict[str, Any]) -> int:
+    """Name the log directories that were not closed properly; the exit code."""
+    from logfs.store.log_dir import CLEAN_SHUTDOWN
+
+    if status["read_only"]:
+        return 0
+    # Also False of a disk that has failed.
+    left = [path for path in status["log_dirs"] if not os.path.exists(f"{path}/{CLEAN_SHUTDOWN}")]
+    for path in left:
+        print(
+            f"logfs: {path}: unmounted, and could not be closed properly: nothing that was fsynced is lost, and the "
+            "next mount recovers it; look whether the disk is full or has failed, or a partition is offline",
+            file=sys.stderr,
+        )
+    return 1 if left else 0
+
+
+def _wait(mount: Mount, pid: int, daemon: int) -> int:
+    """Wait for the daemon's end; the exit code. `daemon` is a pidfd: readable once the process has ended."""
+    from logfs.store.mount_table import is_served, other_mounts
+
+    poll = select.poll()
+    poll.register(daemon, select.POLLIN)
+    began = time.monotonic()
+    is_told = False
+    while not poll.poll(_POLL_MS):
+        waited = time.monotonic() - began
+        if waited < _GRACE_SECONDS:
+            continue
+        others = other_mounts(mount)
+        if others or is_served(mount):
+            _tell(mount.mountpoint, pid, others)
+            return SERVED_ELSEWHERE
+        if waited > _SILENT_SECONDS and not is_told:
+            is_told = True
+            print(f"logfs: waiting for process {pid} to close the store", file=sys.stderr)
     return 0
 
 
-def _daemon(mountpoint: Path) -> int | None:
-    """A pidfd of the mount's daemon: readable once the process has ended; None if it cannot be had."""
-    import orjson
-
-    try:
-        status = orjson.loads((mountpoint / ".logfs/status.json").read_bytes())
-        return os.pidfd_open(int(status["pid"]))
-    except (OSError, ValueError, KeyError):
-        return None
+def _tell(mountpoint: str, daemon: int, others: dict[str, list[int]]) -> None:
+    """Say, in one line, who still has the mount: `others` are pids by the path it has for them."""
+    places = []
+    for path, pids in sorted(others.items()):
+        some = ", ".join(map(str, pids[:_MOST_PIDS]))
+        more = f" and {len(pids) - _MOST_PIDS} more" if len(pids) > _MOST_PIDS else ""
+        word = "process" if len(pids) == 1 else "processes"
+        places.append(f"at {path} for {word} {some}{more}" if pids else f"at {path}")
+    where = "; ".join(places) or "in a mount namespace that cannot be looked into from here"
+    print(
+        f"logfs: {mountpoint}: unmounted here, and still mounted {where}: process {daemon} serves it, and keeps the "
+        "log directories locked, until it is unmounted there, too",
+        file=sys.stderr,
+    )

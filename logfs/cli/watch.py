@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from logfs.errors import InvalidStore
+from logfs.log.files import TRIES, Gone
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+# How long a mount may take to answer.
+_PATIENCE_SECONDS = 10.0
 
 # name{labels} value: what `.logfs/metrics` is made of, but for its comments.
 _SAMPLE = re.compile(r"^([a-z_]+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
@@ -57,10 +63,30 @@ class Mount:
         self.name = path
 
     def look(self) -> Look:
-        import orjson
+        """As `Source.look`; `TimeoutError` from a daemon that is stopped, or waits for its disk."""
+        from concurrent.futures import Future
+
+        answer: Future[Look] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(self._look())
+            except Exception as error:
+                answer.set_exception(error)
+
+        # A thread that waits for the daemon cannot be ended, and keeps nobody waiting.
+        threading.Thread(target=ask, daemon=True).start()
+        try:
+            return answer.result(_PATIENCE_SECONDS)
+        except TimeoutError:
+            words = "does not answer; its daemon is stopped, or waits for its disk"
+            raise TimeoutError(errno.ETIMEDOUT, words, self.name) from None
+
+    def _look(self) -> Look:
+        import json
 
         own = Path(self.name) / ".logfs"
-        status = orjson.loads((own / "status.json").read_bytes())
+        status = json.loads((own / "status.json").read_bytes())
         if "upkeep" not in status:
             # A daemon that was started from an older release, and tells less.
             status |= {"upkeep": None, "background": []}
@@ -84,34 +110,45 @@ class LogDir:
         from logfs.store.metrics import metrics
         from logfs.store.status import store_status
 
-        self._store.refresh()
-        return Look(store_status(self._store), parse_metrics(metrics(self._store).decode()))
+        for left in reversed(range(TRIES)):
+            self._store.refresh()
+            try:
+                return Look(store_status(self._store), parse_metrics(metrics(self._store).decode()))
+            except Gone:
+                if not left:
+                    raise
+        raise AssertionError("the last try returns or raises")
 
     def close(self) -> None:
         self._store.close()
 
 
 def mounts() -> list[str]:
-    """The mountpoints of all mounts of ours."""
-    from logfs.mount.table import fuse_mounts
+    """The mountpoints of all mounts of ours; a bind mount of a directory in one is none."""
+    from logfs.store.mount_table import logfs_mounts
 
-    return [path for path, source in fuse_mounts().items() if source == "logfs"]
+    return [path for path, mount in logfs_mounts().items() if mount.root == "/"]
 
 
 def source(path: Path | None) -> Source:
     """The mount or log directory of that path; without one, the only mount there is."""
+    from logfs.store.recognition import Kind, recognise
+
     if path is None:
         found = mounts()
         if len(found) != 1:
             which = ", ".join(found) or "none is mounted"
             raise InvalidStore(f"which mount? name it, or a log directory ({which})")
         return Mount(found[0])
-    absolute = os.path.abspath(path)
-    if absolute in mounts():
-        return Mount(absolute)
-    # What looks at first sight like an empty store may be a mountpoint that nothing is mounted on.
-    if os.path.isdir(absolute) and not os.listdir(absolute):
-        raise InvalidStore(
-            f"{absolute}: nothing of ours is mounted here, and it is no log directory"
-        )
-    return LogDir(Path(absolute))
+    # In this order: to resolve a mountpoint is to ask its daemon, which may be stopped.
+    for resolve in (os.path.abspath, os.path.realpath):
+        absolute = resolve(path)
+        if absolute in mounts():
+            return Mount(absolute)
+    found_kind = recognise(path)
+    if found_kind.kind is Kind.EMPTY:
+        # It may be a mountpoint that nothing is mounted on.
+        raise found_kind.error("; nothing of ours is mounted there")
+    if found_kind.kind not in (Kind.LOG_DIR, Kind.UNKNOWN):
+        raise found_kind.error()
+    return LogDir(Path(path).absolute())

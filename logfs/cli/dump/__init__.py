@@ -104,6 +104,9 @@ def _dump(name: str, job: Job) -> None:
         return
     try:
         dump(name, job)
+    except BrokenPipeError:
+        # Of the output, not of the file.
+        raise
     except OSError as error:
         job.fail(f"{error.filename or name}: {error.strerror or error}")
     except LogfsError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import re
 import sys
 from typing import TYPE_CHECKING, Any
@@ -42,14 +43,16 @@ class Lines:
             return
         words = [text for name, value in fields.items() if (text := _words(name, value))]
         if words:
-            self._out.write(f"{' ' if self._begun else mark}{' '.join(words)}".encode())
+            line = f"{' ' if self._begun else mark}{' '.join(words)}"
+            self._out.write(line.encode("utf-8", "surrogateescape"))
             self._begun = True
 
     def end(self) -> None:
         """The end of a line; as data, one without fields is none."""
         if self.json:
             if self._fields:
-                self._out.write(orjson.dumps(self._fields, default=_data) + b"\n")
+                fields = {name: _unicode(value) for name, value in self._fields.items()}
+                self._out.write(orjson.dumps(fields, default=_data) + b"\n")
             self._fields = {}
         else:
             self._out.write(b"\n")
@@ -61,7 +64,7 @@ class Lines:
             self._fields = fields
             self.end()
         else:
-            self._out.write(f"{text}\n".encode())
+            self._out.write(f"{text}\n".encode("utf-8", "surrogateescape"))
 
     def abandon(self) -> None:
         """End a line that is not whole: as words it stays, as data it goes."""
@@ -88,6 +91,16 @@ def _words(name: str, value: Any) -> str:
     elif isinstance(value, dict):
         value = _java_json(value)
     return f"{name} {value}" if name in _BARE else f"{name}: {value}"
+
+
+def _unicode(value: Any) -> Any:
+    """A path that is no UTF-8, as bytes."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return os.fsencode(value)
+    return value
 
 
 def _data(value: Any) -> Any:

@@ -11,7 +11,7 @@ from logfs.cli.dump.decoder import decode_group_record
 from logfs.cli.dump.job import NON_CONSECUTIVE
 from logfs.cli.dump.lines import DELETED
 from logfs.errors import InvalidName
-from logfs.format import control, names
+from logfs.format import control, names, varint
 from logfs.format.batch import MAGIC, NO_SEQUENCE, increment_sequence
 from logfs.format.control import ControlType, EndTransactionMarker
 from logfs.format.message import plain
@@ -88,7 +88,7 @@ def _batch_line(position: int, batch: Batch, job: Job) -> None:
 def _head(header: Header) -> dict[str, Any]:
     return {
         "baseOffset": header.base_offset,
-        "lastOffset": header.last_offset,
+        "lastOffset": varint.wrap(header.last_offset),
         "count": header.record_count,
         "baseSequence": header.base_sequence,
         "lastSequence": header.last_sequence,
@@ -127,7 +127,9 @@ def _metadata(header: Header, shown: Shown, header_names: list[bytes]) -> dict[s
         return fields | {"isValid": shown.is_valid, "crc": shown.crc}
     sequence = header.base_sequence
     if sequence != NO_SEQUENCE:
-        sequence = increment_sequence(sequence, record.offset - header.base_offset)
+        # In 32 bits, as the tool computes it.
+        delta = (record.offset - header.base_offset + 2**31) % 2**32 - 2**31
+        sequence = increment_sequence(sequence, delta)
     return fields | {"sequence": sequence, "headerKeys": header_names}
 
 

@@ -1,0 +1,106 @@
+"""The partition that `cat` and `tail` read. Whoever writes it may compact, delete or move it meanwhile."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from logfs.cli.common import isolation_level, partition, recovery_progress, target
+from logfs.log.files import TRIES, Gone
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from logfs.cli.common import Target
+    from logfs.log.partition import Partition
+    from logfs.log.reader import Reader
+    from logfs.store.store import Store
+
+T = TypeVar("T")
+
+# How long to wait between two looks for a partition that is on its way to another log directory.
+_WAIT_SECONDS = 0.1
+_ON_THE_WAY = ("-stray", "-future")
+
+
+class OpenTarget:
+    """The partition of a TARGET, in a store that is open read-only. One thread."""
+
+    def __init__(self, words: Sequence[str], isolation: str) -> None:
+        """Open the store. Raises as `target`, and `UnknownPartition`."""
+        from logfs.store.store import Store
+
+        self._target = target(words)
+        self._isolation = isolation_level(isolation)
+        self.store: Store = Store(
+            self._target.log_dirs,
+            read_only=True,
+            only=self._target.name,
+            progress=recovery_progress(),
+        )
+        try:
+            self._log = self._find()
+            self._id = self._topic_id()
+        except BaseException:
+            self.store.close()
+            raise
+        self.reader: Reader = self._log.isolated(self._isolation)
+
+    def ask(self, question: Callable[[Reader], T]) -> T:
+        """What a question about the partition gives; it is asked again while files leave the log."""
+        for left in reversed(range(TRIES)):
+            try:
+                return question(self.reader)
+            except Gone:
+                if not left:
+                    raise
+                self.look_again()
+        raise AssertionError("the last try returns or raises")
+
+    def look_again(self) -> bool:
+        """Bring the reader up to date; whether it is of another log now, which has the same name.
+
+        That is a partition that was deleted and made again; one that was moved goes on. Raises `UnknownPartition`.
+        """
+        self.store.refresh()
+        before, self._log = self._log, self._find()
+        if self._log is before:
+            return False
+        self.reader = self._log.isolated(self._isolation)
+        before_id, self._id = self._id, self._topic_id()
+        if before_id is None or self._id is None:
+            return self._log.directory == before.directory
+        return before_id != self._id
+
+    def _topic_id(self) -> uuid.UUID | None:
+        return self.store.topic_id(self._log.topic)
+
+    def _find(self) -> Partition:
+        for _ in range(TRIES):
+            if self._target.name in self.store:
+                break
+            # In this order: where the move is over by now, the store finds the partition.
+            is_moving = _is_moving(self._target)
+            self.store.refresh()
+            if not is_moving:
+                break
+            time.sleep(_WAIT_SECONDS)
+        return partition(self.store, self._target)
+
+
+def _is_moving(wanted: Target) -> bool:
+    """Whether a log directory has a partition under a name that it only has while it is moved to another one."""
+
+    def is_on_the_way(entry: str) -> bool:
+        return entry.startswith(f"{wanted.name}.") and entry.endswith(_ON_THE_WAY)
+
+    def entries(path: Path) -> list[str]:
+        try:
+            return os.listdir(path)
+        except OSError:
+            return []
+
+    return any(is_on_the_way(entry) for path in wanted.log_dirs for entry in entries(path))
