@@ -45,6 +45,8 @@ _NO_TIMESTAMP_TYPE = -1
 _BATCH_ROWS = 20_000
 _BATCH_BYTES = 2 << 20
 _PER_MS = {"ms": 1, "us": 1000}
+# Milliseconds between these fit an int64 as microseconds, which is what Spark's timestamps are.
+FIRST_MS, LAST_MS = -(2**63) // 1000 + 1, (2**63 - 1) // 1000
 
 
 def kafka_schema(*, headers: bool) -> StructType:
@@ -89,7 +91,7 @@ class BatchMaker:
             "topic": lambda _: _repeated(topic.encode(), len(columns)),
             "partition": lambda _: _numbers(np.full(len(columns), partition, np.int32)),
             "offset": lambda _: _numbers(columns.offsets),
-            "timestamp": lambda kind: _numbers(columns.timestamps * _PER_MS[kind.unit], kind),
+            "timestamp": lambda kind: _timestamps(columns.timestamps, kind),
             "timestampType": lambda _: _numbers(_timestamp_types(columns)),
             "headers": lambda kind: _headers(columns, kind),
         }
@@ -139,6 +141,18 @@ def _numbers(values: np.ndarray, kind: pa.DataType | None = None) -> pa.Array:
     return pa.Array.from_buffers(
         kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))]
     )
+
+
+def _timestamps(times_ms: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """Times in the unit of `kind`; null where an int64 cannot hold it in that unit."""
+    factor = _PER_MS[kind.unit]
+    fits = (times_ms >= FIRST_MS) & (times_ms <= LAST_MS)
+    if factor == 1 or fits.all():
+        return _numbers(times_ms * factor, kind)
+    values = np.where(fits, times_ms, 0) * factor
+    validity = np.packbits(fits, bitorder="little")
+    buffers = [pa.py_buffer(validity), pa.py_buffer(values)]
+    return pa.Array.from_buffers(kind, len(values), buffers, int((~fits).sum()))
 
 
 def binary_array(field: Field, kind: pa.DataType | None = None) -> pa.Array:

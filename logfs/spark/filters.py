@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pyspark.sql.datasource import (
     EqualNullSafe,
     EqualTo,
@@ -27,6 +28,7 @@ from pyspark.sql.datasource import (
 )
 
 from logfs.log import pieces
+from logfs.spark.arrow import FIRST_MS, LAST_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,7 +46,7 @@ _FIRST, _END = -(2**63), 2**63 - 1
 _MOST_RANGES = 100
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-# None of these columns is ever null.
+# Of these columns, only a timestamp can be null: where microseconds cannot hold it.
 _TYPES = {"topic": str, "partition": int, "offset": int, "timestamp": datetime}
 # Spark orders strings by their bytes in UTF-8, which is Python's order too.
 _STRINGS: dict[type[Filter], Callable[[str, Any], bool]] = {
@@ -95,7 +97,8 @@ class Pushed:
         if column not in _TYPES:
             return False
         if isinstance(each, IsNotNull):
-            return True
+            # A timestamp is null where microseconds cannot hold it; the other columns never are.
+            return column != "timestamp"
         known = _STRINGS if column == "topic" else _NUMBERS
         # Anything that is not as expected is left to Spark.
         if type(plain) not in known or {*map(type, _values(plain))} - {_TYPES[column]}:
@@ -136,9 +139,10 @@ class Pushed:
         """The records of the times that are wanted."""
         if (self.since_us, self.until_us) == (_FIRST, _END):
             return columns
-        # As Spark is shown them, also where that overflows.
-        times = columns.timestamps * 1000
-        return columns.select((times >= self.since_us) & (times < self.until_us))
+        # What microseconds cannot hold is null to Spark, and no comparison lets a null through.
+        fits = (columns.timestamps >= FIRST_MS) & (columns.timestamps <= LAST_MS)
+        times = np.where(fits, columns.timestamps, 0) * 1000
+        return columns.select(fits & (times >= self.since_us) & (times < self.until_us))
 
 
 def _values(plain: Any) -> Sequence[Any]:

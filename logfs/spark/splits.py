@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pyspark.sql.datasource import InputPartition
 
-from logfs.errors import LogfsError
+from logfs.errors import Corrupt, LogfsError
+from logfs.format import checkpoint
+from logfs.format.names import parse_directory
 from logfs.log import pieces
-from logfs.log.files import Gone
+from logfs.log.files import Disk, Gone
 from logfs.log.walk import DamagedRange
 from logfs.spark import workers
 from logfs.spark.arrow import sized
 from logfs.spark.filters import Pushed
+from logfs.spark.workers import NotOnHost
+from logfs.store.door import log_dirs_of
+from logfs.store.log_dir import RECOVERY_POINTS
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
     from logfs.format.columns import Columns
     from logfs.format.names import TopicPartition
     from logfs.log.pieces import Piece
+    from logfs.log.planned import PlannedFile
     from logfs.log.reader import Reader
     from logfs.spark.arrow import BatchMaker
     from logfs.spark.options import ReadOptions
@@ -35,6 +43,7 @@ _Item = TypeVar("_Item")
 
 # How often a plan is made anew when files leave the log while it is made.
 _TRIES = 5
+_PAUSE_SECONDS = 0.05
 
 
 class DataLoss(LogfsError):
@@ -59,31 +68,36 @@ class Split(InputPartition):
         super().__init__(None)
 
 
-def report_loss(message: str, *, fail: bool) -> None:
-    """Raise `DataLoss`, or only warn where failOnDataLoss is false."""
+def report_loss(
+    message: str, *, fail: bool, otherwise: str = "to go on without what is lost"
+) -> None:
+    """Raise `DataLoss`, or only warn where failOnDataLoss is false; `otherwise` says what happens then."""
     if fail:
-        raise DataLoss(
-            f"{message}; set the option failOnDataLoss to false to go on without what is lost"
-        )
-    logger.warning("%s; going on without", message)
+        raise DataLoss(f"{message}; set the option failOnDataLoss to false {otherwise}")
+    logger.warning("%s; failOnDataLoss is false %s", message, otherwise)
 
 
 def inside_log(
-    name: TopicPartition, reader: Reader, first: int, end: int, *, fail: bool
+    name: TopicPartition, reader: Reader, first: int, end: int, *, fail: bool, where: str = ""
 ) -> tuple[int, int]:
     """What of [first, end) the log still has; what it has no more, or not, is told as a loss.
 
-    Offsets that compaction took, control records and aborted ones are no loss: they are inside the log.
+    Offsets that compaction took, control records and aborted ones are no loss: they are inside the log. `where` is
+    what a task adds to the messages: the file and the host that show the loss.
     """
     start, log_end = reader.log_start_offset, reader.log.log_end_offset
     if first < start:
         lost = f"offsets {first} to {min(end, start) - 1} of {name.directory}"
         why = "retention or delete-records took them"
-        report_loss(f"{lost} are in the log no more ({why}; it starts at {start})", fail=fail)
+        report_loss(
+            f"{lost} are in the log no more ({why}; it starts at {start}){where}", fail=fail
+        )
     if max(first, end) > log_end:
         lost = f"offsets {max(first, log_end)} to {max(end, first + 1) - 1} of {name.directory}"
         why = "it was truncated, or deleted and made again"
-        report_loss(f"{lost} are not in the log, which ends at {log_end} ({why}?)", fail=fail)
+        report_loss(
+            f"{lost} are not in the log, which ends at {log_end} ({why}?){where}", fail=fail
+        )
     return max(first, start), min(end, log_end)
 
 
@@ -138,7 +152,9 @@ def _parts(
         except (Gone, FileNotFoundError):
             if not tries_left:
                 raise
-            reader.refresh()
+            if not reader.refresh():
+                # A file changes at this moment, and the directory does not show it yet.
+                time.sleep(_PAUSE_SECONDS)
     raise AssertionError
 
 
@@ -165,11 +181,15 @@ def packed(
 def read(
     split: Split, maker: BatchMaker, options: ReadOptions, pushed: Pushed | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a split as Arrow batches. Raises `DataLoss`, and `Corrupt` for damage."""
+    """The records of a split as Arrow batches.
+
+    Raises `DataLoss`, `Corrupt` for damage, and `NotOnHost` or `OSError` with the name of this host.
+    """
     pushed = pushed or Pushed()
-    for part in split.parts:
-        for found in sized(map(pushed.select, columns(part, options, pushed.since_ms))):
-            yield maker.batch(part.topic, part.partition, found)
+    with workers.naming_host():
+        for part in split.parts:
+            for found in sized(map(pushed.select, columns(part, options, pushed.since_ms))):
+                yield maker.batch(part.topic, part.partition, found)
     workers.settle("read")
 
 
@@ -179,8 +199,8 @@ def columns(part: Part, options: ReadOptions, since_ms: int | None = None) -> It
         # From here on the file is open, whatever becomes of its name.
         read = pieces.read(part.piece, since_ms)
     except Gone as gone:
-        logger.info("%s; looking for its records anew", gone)
-        yield from _columns_anew(part, options, since_ms)
+        logger.info("%s; looking for its records again", gone)
+        yield from _columns_again(part, gone, options, since_ms)
         return
     for found in read:
         if isinstance(found, DamagedRange):
@@ -191,19 +211,66 @@ def columns(part: Part, options: ReadOptions, since_ms: int | None = None) -> It
             yield found
 
 
-def _columns_anew(part: Part, options: ReadOptions, since_ms: int | None) -> Iterator[Columns]:
-    """The same records, where the file has been replaced by compaction or dropped by retention since the plan."""
-    piece = part.piece
-    log_dir, name = piece.path.parent.parent, piece.path.parent.name
-    with Store(log_dir, read_only=True, only=name) as store:
-        reader = store[name].isolated(options.isolation)
-        first, end = inside_log(
-            store[name].name,
-            reader,
-            piece.first_offset,
-            piece.end_offset,
-            fail=options.fail_on_data_loss,
+def _columns_again(
+    part: Part, gone: Gone, options: ReadOptions, since_ms: int | None
+) -> Iterator[Columns]:
+    """The same records, where compaction has replaced the file since the plan, or retention has dropped it."""
+    piece, fail = part.piece, options.fail_on_data_loss
+    directory = Path(piece.file.directory)
+    where = f"; host {workers.host()}: {gone}"
+    if _is_deleted(piece.file, gone):
+        for log_dir in log_dirs_of(options.paths):
+            if (
+                Path(log_dir, directory.name) != directory
+                and Path(log_dir, directory.name).is_dir()
+            ):
+                # Nothing is lost, so failOnDataLoss has no say.
+                raise DataLoss(
+                    f"{directory}: the partition moved to {log_dir} after the query was planned{where}; run it again"
+                )
+        report_loss(
+            f"{directory}: the partition was deleted after the query was planned{where}", fail=fail
         )
+        return
+    with Store(directory.parent, read_only=True, only=directory.name) as store:
+        partition = store[directory.name]
+        if not piece.file.has_left(partition):
+            raise NotOnHost.because(gone)
+        reader = partition.isolated(options.isolation)
+        first, end = piece.first_offset, piece.end_offset
+        first, end = inside_log(partition.name, reader, first, end, fail=fail, where=where)
         if first < end:
-            for found in _parts(store[name].name, reader, first, end, options.split_bytes):
+            for found in _parts(partition.name, reader, first, end, options.split_bytes):
                 yield from columns(found, options, since_ms)
+
+
+def _is_deleted(file: PlannedFile, gone: Gone) -> bool:
+    """Whether the partition of a planned file has left its log directory since.
+
+    Raises `NotOnHost` where this machine does not have the log directory that was planned.
+    """
+    disk, directory = Disk(), Path(file.directory)
+    log_dir = directory.parent
+    inode = _inode(directory)
+    if inode == file.directory_inode:
+        return False
+    if _inode(log_dir) != file.log_dir_inode:
+        raise NotOnHost.because(gone)
+    if inode is not None:
+        return True
+    # Logfs and Kafka write this file when they delete a partition.
+    try:
+        known = checkpoint.parse_offsets(disk.read_file(log_dir / RECOVERY_POINTS))
+    except (FileNotFoundError, Corrupt):
+        raise NotOnHost.because(gone) from None
+    if parse_directory(directory.name) in known:
+        raise NotOnHost.because(gone)
+    return True
+
+
+def _inode(path: Path) -> int | None:
+    """The inode number of a directory; None where there is none."""
+    try:
+        return path.stat().st_ino
+    except (FileNotFoundError, NotADirectoryError):
+        return None

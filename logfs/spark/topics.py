@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from logfs.errors import InvalidName
-from logfs.format import names
+from logfs.errors import InvalidName, InvalidStore
+from logfs.format import checkpoint, names
 from logfs.format.names import TopicPartition
 from logfs.spark.options import EARLIEST_OFFSET, LATEST_OFFSET, Kind, check_partitions
 from logfs.store.door import log_dirs_of
-from logfs.store.store import Store
+from logfs.store.store import Store, read_topic_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from logfs.log.reader import Reader
     from logfs.spark.options import Limit, ReadOptions
 
-    # As in Spark's checkpoints: {"orders": {"0": 23}}.
+    # As in Spark's checkpoints: {"orders": {"0": 23}, "orders#ABEiM0RVZneImaq7zN3u_w": {}}.
     OffsetsJson = dict[str, dict[str, int]]
     Offsets = dict[TopicPartition, int]
 
 
-def to_json(offsets: Mapping[TopicPartition, int]) -> OffsetsJson:
-    """Offsets as Kafka's source writes them into a checkpoint, in order."""
+# Between a topic and its id; no topic's name has it.
+_ID_MARK = "#"
+
+
+def to_json(
+    offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, str] | None = None
+) -> OffsetsJson:
+    """Offsets as Kafka's source writes them into a checkpoint, in order, and the ids of topics.
+
+    An id is the entry "topic#id" with no partitions. Kafka's source reads the entry as a topic of which no offset is
+    given, and ignores it; so do the options startingOffsets and endingOffsets of both sources.
+    """
     found: OffsetsJson = {}
     for name, offset in sorted(offsets.items()):
         found.setdefault(name.topic, {})[str(name.partition)] = offset
+    for topic, topic_id in sorted((topic_ids or {}).items()):
+        found[f"{topic}{_ID_MARK}{topic_id}"] = {}
     return found
 
 
@@ -39,9 +54,39 @@ def from_json(offsets: Mapping[str, Mapping[str, Any]]) -> Offsets:
     }
 
 
+def topic_ids_from_json(offsets: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """The topic ids of a checkpoint; none for topics of a checkpoint that Kafka's source or logfs 0.1 wrote."""
+    found = {}
+    for name in offsets:
+        topic, mark, topic_id = name.partition(_ID_MARK)
+        if mark:
+            found[topic] = topic_id
+    return found
+
+
 def describe(found: Iterable[Any]) -> str:
     """Partitions by name, for messages."""
     return "{" + ", ".join(sorted(name.directory for name in found)) + "}"
+
+
+@dataclass(frozen=True)
+class Look:
+    """The selected partitions at one time.
+
+    `topic_ids` are the ids in the partition.metadata files (kafka-storage 1.5), where there are any. `remade` are the
+    partitions whose directory was replaced since the look before.
+    """
+
+    readers: dict[TopicPartition, Reader]
+    topic_ids: dict[TopicPartition, str]
+    remade: frozenset[TopicPartition]
+
+    def ids_by_topic(self) -> dict[str, str]:
+        """The id of each topic whose partitions agree on it."""
+        found: dict[str, set[str]] = {}
+        for name, topic_id in self.topic_ids.items():
+            found.setdefault(name.topic, set()).add(topic_id)
+        return {topic: ids.pop() for topic, ids in found.items() if len(ids) == 1}
 
 
 class Topics:
@@ -51,14 +96,64 @@ class Topics:
         """Open the log directories read-only. Raises `LogfsError`, `OSError`."""
         self._options = options
         self.store = Store(log_dirs_of(options.paths), read_only=True, only=self._is_selected)
+        self._log_dirs = {
+            log_dir.path: os.stat(log_dir.path).st_ino for log_dir in self.store.working
+        }
+        # Of each partition's directory the inode number at the last look, and the topic id that is in it.
+        self._inodes: dict[Path, int] = {}
+        self._ids: dict[tuple[Path, int], str] = {}
 
     def close(self) -> None:
         """Give the files back."""
         self.store.close()
 
     def refresh(self) -> None:
-        """Take in what has been written, deleted and made since."""
+        """Take in what has been written, deleted and made since.
+
+        Raises `InvalidStore` where another directory has taken the place of a log directory, and `OSError`.
+        """
+        for path, inode in self._log_dirs.items():
+            try:
+                found = os.stat(path).st_ino
+            except FileNotFoundError:
+                raise InvalidStore(
+                    f"{path}: the log directory is not there any more; was it unmounted?"
+                ) from None
+            if found != inode:
+                raise InvalidStore(
+                    f"{path}: another directory is in the place of the log directory; was it unmounted?"
+                )
         self.store.refresh()
+
+    def look(self) -> Look:
+        """The selected partitions that are there; raises the error that keeps one offline, and `OSError`."""
+        readers, ids, remade = self._present(), {}, set()
+        inodes: dict[Path, int] = {}
+        for name, reader in readers.items():
+            directory = reader.directory
+            try:
+                inode = os.stat(directory).st_ino
+            except FileNotFoundError:
+                # Deleted or moved at this moment: the next look shows it.
+                continue
+            inodes[directory] = inode
+            if self._inodes.get(directory, inode) != inode:
+                remade.add(name)
+            topic_id = self._topic_id(directory, inode)
+            if topic_id is not None:
+                ids[name] = topic_id
+        self._inodes = inodes
+        return Look(readers, ids, frozenset(remade))
+
+    def _topic_id(self, directory: Path, inode: int) -> str | None:
+        known = self._ids.get((directory, inode))
+        if known is None:
+            topic_id = read_topic_id(self.store.disk, directory)
+            if topic_id is None:
+                return None
+            known = checkpoint.uuid_to_text(topic_id)
+            self._ids[directory, inode] = known
+        return known
 
     def _is_selected(self, directory: str) -> bool:
         try:
@@ -72,19 +167,32 @@ class Topics:
         Raises `ValueError` for a partition or a topic that was named and is not there, and the error that keeps one
         offline.
         """
+        found = self._present()
+        self.check_selected(found)
+        return found
+
+    def check_selected(
+        self, found: Iterable[TopicPartition], *, may_miss: Iterable[str] = ()
+    ) -> None:
+        """Raise `ValueError` for a partition or topic that was named and is not there; `may_miss` are topics."""
+        selection, here, passed = self._options.selection, set(found), set(may_miss)
+        missing = [
+            name.directory for name in selection.partitions - here if name.topic not in passed
+        ]
+        missing += selection.topics - {name.topic for name in here} - passed
+        if missing:
+            raise ValueError(
+                f"no such partition or topic in {', '.join(self._options.paths)}: {', '.join(sorted(missing))}; "
+                "'logfs describe' lists what there is"
+            )
+
+    def _present(self) -> dict[TopicPartition, Reader]:
         selection = self._options.selection
         found: dict[TopicPartition, Reader] = {}
         for directory in sorted({*self.store.partitions, *self.store.offline}):
             name = names.parse_directory(directory)
             if name in selection:
                 found[name] = self.store[directory].isolated(self._options.isolation)
-        missing = [name.directory for name in selection.partitions - found.keys()]
-        missing += selection.topics - {name.topic for name in found}
-        if missing:
-            raise ValueError(
-                f"no such partition or topic in {', '.join(self._options.paths)}: {', '.join(sorted(missing))}; "
-                "'logfs describe' lists what there is"
-            )
         return dict(sorted(found.items()))
 
 

@@ -29,6 +29,7 @@ from logfs.spark.jobs.export_files import Files, by_date, form_of
 from logfs.spark.jobs.running import Work, run
 from logfs.spark.jobs.selection import log_dirs
 from logfs.spark.options import SELECTIONS, read_options
+from logfs.spark.workers import NotOnHost
 
 if TYPE_CHECKING:
     import os
@@ -143,6 +144,8 @@ class _Task:
     options: ReadOptions
 
     def __call__(self, part: Part) -> list[WrittenFile]:
+        if not Path(self.directory).is_dir():
+            raise NotOnHost.because(f"{self.directory}: the target of the export is not there")
         name = TopicPartition(part.topic, part.partition)
         files = Files(Path(self.directory), self.form, name)
         for columns in sized(splits.columns(part, self.options)):

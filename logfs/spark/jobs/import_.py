@@ -23,8 +23,10 @@ from logfs.spark.jobs.import_parquet import ParquetForm
 from logfs.spark.jobs.portions import find_files, in_order, merged
 from logfs.spark.jobs.running import TASK_BYTES, Work, run
 from logfs.spark.jobs.selection import log_dirs
-from logfs.spark.sink.staging import Task, partitions_in
+from logfs.spark.sink.staging import Task, check_staged, partitions_in, planned_partitions
+from logfs.spark.sink.writer import Staged
 from logfs.spark.splits import packed
+from logfs.spark.workers import NotOnHost, host
 from logfs.store import door
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from logfs.spark.jobs.portions import Portion
     from logfs.spark.jobs.running import Progress
     from logfs.spark.jobs.selection import Paths
+    from logfs.spark.sink.staging import PlannedPartitions
     from logfs.store.commit import Committed
 
 _FORMS: dict[str, type[Form]] = {"parquet": ParquetForm, "json": EnvelopeForm, "text": TextForm}
@@ -97,15 +100,16 @@ def import_(
     writer = str(uuid.uuid4())
     groups = packed(in_order(found), _size, TASK_BYTES)
     works = [Work((turn, some), sum(map(_size, some))) for turn, some in enumerate(groups)]
-    task = _Stage(form, directories, writer)
+    task = _Stage(form, directories, planned_partitions(directories, topic), writer)
     tell = _told(progress, looked, looked + size)
     try:
-        staged = [each for some in run(spark, "logfs import", works, task, tell) for each in some]
+        outcomes = run(spark, "logfs import", works, task, tell)
     except BaseException:
         _remove_staged(directories, writer)
         raise
+    staged = [(each.host, file) for each in outcomes for file in each.files]
     done = _commit(directories, writer, staged)
-    return Imported(len(files), sum(each.record_count for each in staged), done.offsets)
+    return Imported(len(files), sum(file.record_count for _, file in staged), done.offsets)
 
 
 def _told(progress: Progress | None, before: int, total: int) -> Progress | None:
@@ -154,13 +158,17 @@ class _Stage:
 
     form: Form
     log_dirs: Sequence[str]
+    planned: PlannedPartitions
     writer: str
 
-    def __call__(self, item: tuple[int, Sequence[Sequence[Portion]]]) -> list[StagedFile]:
+    def __call__(self, item: tuple[int, Sequence[Sequence[Portion]]]) -> Staged:
         turn, groups = item
-        task = Task(self.log_dirs, self.form.options.topic, self.writer, 0, turn)
+        topic = self.form.options.topic
+        task = Task(self.log_dirs, self.planned, topic, self.writer, 0, turn)
         try:
-            return task.stage(self._rows(groups))
+            return Staged(self.writer, host(), tuple(task.stage(self._rows(groups))))
+        except NotOnHost:
+            raise
         except (LogfsError, ValueError, pa.ArrowException) as error:
             files = sorted({portion.path for group in groups for portion in group})
             text = str(error)
@@ -174,15 +182,22 @@ class _Stage:
             yield from merged(group, self.form.read)
 
 
-def _commit(directories: Sequence[str], writer: str, staged: Sequence[StagedFile]) -> Committed:
+def _commit(
+    directories: Sequence[str], writer: str, staged: Sequence[tuple[str, StagedFile]]
+) -> Committed:
+    """Commit files, of which each comes with the host that staged it."""
+    files = [file for _, file in staged]
     try:
-        return door.commit(directories, writer, 0, staged)
+        return door.commit(directories, writer, 0, files)
     except CommitPending:
         # It is decided: what is staged is needed.
         raise
     except BaseException:
-        with suppress(LogfsError, OSError):
-            door.discard(directories, staged)
+        try:
+            check_staged(directories, staged)
+        finally:
+            with suppress(LogfsError, OSError):
+                door.discard(directories, files)
         raise
 
 

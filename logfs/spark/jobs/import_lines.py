@@ -47,9 +47,9 @@ class LinesForm(Form):
     def cut(self, path: str) -> list[Portion]:
         size = Path(path).stat().st_size
         if Path(path).suffix in _CODECS or size <= TASK_BYTES:
-            return [Portion(path, 0, None, size)] if size else []
+            return [Portion(path, 0, None, size, file_bytes=size)] if size else []
         return [
-            Portion(path, start, start + TASK_BYTES, min(TASK_BYTES, size - start))
+            Portion(path, start, start + TASK_BYTES, min(TASK_BYTES, size - start), file_bytes=size)
             for start in range(0, size, TASK_BYTES)
         ]
 
@@ -237,8 +237,9 @@ def blocks(portion: Portion) -> Iterator[tuple[int, bytes]]:
     """The lines that begin in a portion, in blocks of whole lines, and the byte that each block begins at.
 
     Bytes of a compressed file are those that were packed. The last newline of a file may be missing. Raises
-    `InvalidRecord`, `OSError`.
+    `InvalidRecord`, `NotOnHost`, `OSError`.
     """
+    portion.check_here()
     with _open(portion.path) as file:
         position = max(portion.start - 1, 0)
         end = portion.end

@@ -31,16 +31,18 @@ class ParquetForm(Form):
     """Columns by the names of `format("logfs")`, or those that the options name; folders `topic=…`, too."""
 
     def cut(self, path: str) -> list[Portion]:
-        return [Portion(path, 0, None, Path(path).stat().st_size)]
+        size = Path(path).stat().st_size
+        return [Portion(path, 0, None, size, file_bytes=size)]
 
     def look_bytes(self, portion: Portion) -> int:
         return min(portion.size_bytes, _FOOTER_BYTES)
 
     def look(self, portion: Portion) -> list[Portion]:
+        portion.check_here()
         with _named(portion.path), pq.ParquetFile(portion.path) as file:
             self._check(portion.path, file.schema_arrow)
             found = [
-                self._group(portion.path, file, number)
+                self._group(portion, file, number)
                 for number in range(file.metadata.num_row_groups)
                 if file.metadata.row_group(number).num_rows
             ]
@@ -48,6 +50,7 @@ class ParquetForm(Form):
 
     def read(self, portion: Portion) -> Iterator[pa.RecordBatch]:
         options = self.options
+        portion.check_here()
         with _named(portion.path), pq.ParquetFile(portion.path) as file:
             groups = range(portion.start, portion.end or 0)
             held = self._check(portion.path, file.schema_arrow)
@@ -102,7 +105,8 @@ class ParquetForm(Form):
                     raise InvalidRecord(f"column {source!r}: {error}") from None
         return batch_of(len(batch), **columns)
 
-    def _group(self, path: str, file: pq.ParquetFile, number: int) -> Portion:
+    def _group(self, whole: Portion, file: pq.ParquetFile, number: int) -> Portion:
+        path = whole.path
         meta = file.metadata.row_group(number)
         columns = {meta.column(n).path_in_schema: meta.column(n) for n in range(meta.num_columns)}
         size = sum(column.total_compressed_size for column in columns.values())
@@ -110,7 +114,14 @@ class ParquetForm(Form):
         offsets = _bounds(columns.get("offset"))
         alone = len(names) == 1 and None not in {partition for _, partition in names}
         alone &= offsets is not None and isinstance(offsets[0], int)
-        return Portion(path, number, number + 1, size, names, offsets if alone else None)
+        return replace(
+            whole,
+            start=number,
+            end=number + 1,
+            size_bytes=size,
+            names=names,
+            offsets=offsets if alone else None,
+        )
 
     def _names(
         self, path: str, file: pq.ParquetFile, number: int, columns: dict[str, Any]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, cast
 
+from pyspark import TaskContext
+
 from logfs.errors import InvalidStore, LogfsError
 from logfs.format import names
+from logfs.spark import workers
 from logfs.spark.jobs.running import Work, run
 from logfs.spark.jobs.selection import check_topics, log_dirs, of_topics
 from logfs.store.commit import held_up
@@ -34,6 +38,57 @@ class Visited(NamedTuple, Generic[_Result]):
     name: str
     result: _Result | None
     reason: str | None
+
+
+@dataclass(frozen=True)
+class _Loan:
+    """A lease, and what a task must find in the partition's directory to be sure that it is the lender's.
+
+    `inode` is that of the directory; `files` are the names, inode numbers and sizes of the .log files.
+    """
+
+    lease: Lease
+    inode: int
+    files: tuple[tuple[str, int, int], ...]
+
+    @classmethod
+    def of(cls, lease: Lease) -> _Loan:
+        """With the directory as it is on this machine. Raises `OSError`."""
+        directory = cls._directory(lease)
+        files = []
+        for path in sorted(directory.glob("*" + names.LOG)):
+            found = path.stat()
+            files.append((path.name, found.st_ino, found.st_size))
+        return cls(lease, directory.stat().st_ino, tuple(files))
+
+    @staticmethod
+    def _directory(lease: Lease) -> Path:
+        return Path(lease.log_dir, lease.partition.directory)
+
+    def check_here(self, *, is_first: bool) -> None:
+        """Raise `NotOnHost` unless this machine has what was lent; what has no log would be made an empty one.
+
+        An attempt that is not the first one may find what another attempt has done: it looks at the directory alone.
+        """
+        directory = self._directory(self.lease)
+        self._check(directory, self.inode)
+        for name, inode, size in self.files if is_first else ():
+            found = self._check(directory / name, inode)
+            if found.st_size < size:
+                raise workers.NotOnHost.because(
+                    f"{directory / name}: has {found.st_size} bytes, not {size}"
+                )
+
+    def _check(self, path: Path, inode: int) -> os.stat_result:
+        try:
+            found = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            raise workers.NotOnHost.because(f"{path}: is not there") from None
+        if found.st_ino != inode:
+            raise workers.NotOnHost.because(
+                f"{path}: is another one (inode {found.st_ino}, planned {inode})"
+            )
+        return found
 
 
 class Lending:
@@ -68,9 +123,8 @@ class Lending:
         works = []
         for name in wanted:
             home = self.store.homes[name]
-            files = (home.path / name).glob("*" + names.LOG)
-            size = sum(file.stat().st_size for file in files)
-            works.append(Work(Lease.of(home, names.parse_directory(name)), size))
+            loan = _Loan.of(Lease.of(home, names.parse_directory(name)))
+            works.append(Work(loan, sum(size for _, _, size in loan.files)))
         was_clean = {log_dir: log_dir.clean for log_dir in self.store.log_dirs}
         for log_dir in was_clean:
             log_dir.clean = False
@@ -138,12 +192,16 @@ class _Task(Generic[_Result]):
     do: Callable[[Store, str], _Result]
     recover: bool
 
-    def __call__(self, lease: Lease) -> tuple[str, _Result | None, str | None, Returned | None]:
+    def __call__(self, loan: _Loan) -> tuple[str, _Result | None, str | None, Returned | None]:
+        lease, context = loan.lease, TaskContext.get()
         name = lease.partition.directory
         try:
+            loan.check_here(is_first=context is None or context.attemptNumber() == 0)
             with Store(lease, only=name, recover=self.recover) as store:
                 home = cast("LeasedLogDir", store.homes[name])
                 result = self.do(store, name)
-        except (LogfsError, OSError) as error:
+        except LogfsError as error:
             return name, None, str(error), None
+        except OSError as error:
+            return name, None, str(workers.located(error)), None
         return name, result, None, home.returned()

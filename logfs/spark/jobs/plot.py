@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # More than these nobody could tell apart: of the others, only the bytes are drawn.
 _MOST_TOPICS = 8
+# Midnight after the last day that has a date.
+_END_MS = 253_402_300_800_000
 _UNITS = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1000, "second"))
 
 
@@ -51,7 +53,8 @@ def plot(found: Stats, path: str | os.PathLike[str]) -> None:
 def _draw_times(axes: Axes, found: Stats, topics: list[TopicStats]) -> None:
     """Bars upon bars, the topic with the most records at the bottom."""
     drawn = topics[:_MOST_TOPICS]
-    times = sorted({time for each in drawn for time in each.counts.times if time >= 0})
+    # The axis has the dates of the years 1970 to 9999.
+    times = sorted({time for each in drawn for time in each.counts.times if 0 <= time < _END_MS})
     moments = [datetime.fromtimestamp(time / 1000, UTC) for time in times]
     width_days = found.bucket_ms / 86_400_000
     heights = [0] * len(times)

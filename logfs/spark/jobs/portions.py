@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from logfs.errors import InvalidSetting
+from logfs.spark.workers import NotOnHost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +31,7 @@ class Portion:
 
     `start` and `end` are bytes of a text, where lines begin that are meant, or numbers of row groups; `end` is None
     where the file is not cut. `names` are those of all its rows, and `offsets` the first and the last, where that is
-    known and the rows are of one partition.
+    known and the rows are of one partition. `file_bytes` is the size of the whole file when it was planned.
     """
 
     path: str
@@ -39,6 +40,16 @@ class Portion:
     size_bytes: int
     names: frozenset[Name] = frozenset()
     offsets: tuple[int, int] | None = None
+    file_bytes: int = 0
+
+    def check_here(self) -> None:
+        """Raise `NotOnHost` where the file is not there, or is shorter than planned, on this machine; `OSError`."""
+        try:
+            size = os.stat(self.path).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotOnHost.because(f"{self.path}: is not there") from None
+        if size < self.file_bytes:
+            raise NotOnHost.because(f"{self.path}: has {size} bytes, not {self.file_bytes}")
 
 
 def find_files(sources: Iterable[str | os.PathLike[str]]) -> list[str]:

@@ -106,8 +106,10 @@ class _Task(Generic[_Item, _Result]):
         for work in group:
             try:
                 results.append(self._do(work.item))
-            except (LogfsError, OSError) as error:
+            except LogfsError as error:
                 results.append(_Failure(str(error)))
+            except OSError as error:
+                results.append(_Failure(str(workers.located(error))))
             self._done += work.size_bytes
         workers.settle("job")
         return results

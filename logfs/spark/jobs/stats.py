@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from logfs.log.counting import Counts, count
 from logfs.log.files import Gone
 from logfs.log.planned import PlannedSegment, planned
+from logfs.spark.jobs.missing import Missing, failure, still_in_log
 from logfs.spark.jobs.running import Work, run
 from logfs.spark.jobs.selection import opened
 
@@ -70,7 +72,8 @@ def stats(
 
     `bucket_ms` is how long the stretches of time are in which records are counted; without it, as many as make a
     good picture. `topics` leaves the others out, `progress` is told (bytes of logs that are done, bytes in all).
-    Raises what opening a store read-only raises, the error that keeps a partition offline, and `JobFailed`.
+    Raises what opening a store read-only raises, the error that keeps a partition offline, and `JobFailed`, also for
+    a segment that the log has, and a task's machine has not.
     """
     with opened(paths, topics) as store:
         for reason in store.offline.values():
@@ -81,16 +84,21 @@ def stats(
         topic_of = {}
         for name in store:
             partition = store[name]
-            here = list(planned(partition))
+            here = [plan for _, plan in planned(partition)]
             works += [Work(each, each.size_bytes) for each in here]
             partitions[partition.topic] += 1
             segments[partition.topic] += len(here)
             topic_of[name] = partition.topic
         width = bucket_ms or _width_ms([store[name] for name in store])
     found = run(spark, "logfs stats", works, partial(_count, bucket_ms=width), progress)
+    missing = still_in_log(paths, (each for each in found if isinstance(each, Missing)))
+    if missing:
+        raise failure(missing)
     counts = {topic: Counts() for topic in sorted(partitions)}
     for work, counted in zip(works, found, strict=True):
-        counts[topic_of[work.item.partition]].merge(counted)
+        # What retention or compaction took meanwhile is not there any more, and is not counted.
+        if not isinstance(counted, Missing):
+            counts[topic_of[work.item.partition]].merge(counted)
     return Stats(
         tuple(
             TopicStats(topic, partitions[topic], segments[topic], each)
@@ -100,29 +108,30 @@ def stats(
     )
 
 
-def _count(planned_segment: PlannedSegment, *, bucket_ms: int) -> Counts:
-    segment = planned_segment.open()
+def _count(plan: PlannedSegment, *, bucket_ms: int) -> Counts | Missing:
     try:
-        return count(segment, bucket_ms)
-    except (FileNotFoundError, Gone):
-        # Retention or compaction took it meanwhile: it is not there any more.
-        return Counts()
-    finally:
-        segment.close()
+        segment = plan.open()
+        try:
+            return count(segment, bucket_ms)
+        finally:
+            segment.close()
+    except (FileNotFoundError, Gone) as error:
+        return Missing.here(plan.file, error)
 
 
 def _width_ms(partitions: list[Partition]) -> int:
     """A good length for the stretches of time, by the first batches and by the time indexes."""
-    first = [
-        header.base_timestamp
-        for partition in partitions
-        if (header := partition.segments[0].header(0)) is not None and header.base_timestamp >= 0
-    ]
-    last = [
-        segment.max_timestamp.timestamp
-        for partition in partitions
-        for segment in partition.segments
-    ]
+    first: list[int] = []
+    last: list[int] = []
+    for partition in partitions:
+        # A segment that leaves the log at this moment does not matter for a good length.
+        with suppress(FileNotFoundError, Gone):
+            header = partition.segments[0].header(0)
+            if header is not None and header.base_timestamp >= 0:
+                first.append(header.base_timestamp)
+        for segment in partition.segments:
+            with suppress(FileNotFoundError, Gone):
+                last.append(segment.max_timestamp.timestamp)
     span_ms = max(last, default=0) - min(first, default=0)
     fitting = (width for width in _WIDTHS_MS if span_ms // width < _MOST_BUCKETS)
     return next(fitting, -(-span_ms // _MOST_BUCKETS // _DAY) * _DAY)

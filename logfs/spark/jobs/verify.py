@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from logfs.log.audit import Account, Finding, Severity, Subject, settle
+from logfs.log.audit import Account, Finding, Severity, audit, error, note, settle
+from logfs.log.files import Gone
 from logfs.log.planned import planned
+from logfs.spark.jobs.missing import Missing, still_in_log
 from logfs.spark.jobs.running import Work, run
 from logfs.spark.jobs.selection import opened
 from logfs.store.check import check_log_dirs, check_small_files, trusts_indexes
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from logfs.log.partition import Partition
+    from logfs.log.planned import PlannedSegment
     from logfs.spark.jobs.running import Progress
     from logfs.spark.jobs.selection import Paths
     from logfs.store.store import Store
@@ -47,9 +50,10 @@ def verify(
 ) -> Report:
     """Audit log directories as `logfs check` does, but for the maps of `keys/`; nothing is changed.
 
-    It may run beside a broker or a mount; what those take away meanwhile is only noted. `topics` leaves the others
-    out. `progress` is told (bytes of logs that are done, bytes in all). Raises what opening
-    a store read-only raises, and `JobFailed` where a log could not be read at all.
+    It may run beside a broker or a mount; what those take away meanwhile is only noted. A segment that the log has,
+    and a task's machine has not, is an error that names the host. `topics` leaves the others out. `progress` is told
+    (bytes of logs that are done, bytes in all). Raises what opening a store read-only raises, and `JobFailed` where a
+    log could not be read at all.
     """
     with opened(paths, topics) as store:
         findings = list(check_log_dirs(store))
@@ -59,11 +63,21 @@ def verify(
             small[name] = list(check_small_files(store, store[name]))
             works += [Work(each, each.segment.size_bytes) for each in subjects(store, store[name])]
         starts = {name: store[name].log_start_offset for name in store}
-    found = run(spark, "logfs verify", works, Subject.audit, progress)
+    found = run(spark, "logfs verify", works, _audit, progress)
+    missing = set(still_in_log(paths, (each for each in found if isinstance(each, Missing))))
     of_logs: dict[str, list[Finding]] = {name: [] for name in starts}
     accounts: dict[str, list[Account]] = {name: [] for name in starts}
-    for work, (wrong, account) in zip(works, found, strict=True):
+    for work, outcome in zip(works, found, strict=True):
         name = work.item.segment.partition
+        if isinstance(outcome, Missing):
+            of_logs[name].append(_of_missing(outcome, is_error=outcome in missing))
+            # Its offsets are not missing in the log: the next segment begins after a gap that is known.
+            file = outcome.file
+            accounts[name].append(
+                Account(file.path, file.path, file.base_offset, True, file.next_offset)
+            )
+            continue
+        wrong, account = outcome
         of_logs[name] += wrong
         if account is not None:
             accounts[name].append(account)
@@ -78,11 +92,63 @@ def verify(
     )
 
 
+@dataclass(frozen=True)
+class Subject:
+    """A segment to audit in another process, and what `audit` must be told; it can be pickled."""
+
+    segment: PlannedSegment
+    epochs: tuple[tuple[int, int], ...]
+    trusts_indexes: bool
+    live: bool
+    log_start_offset: int
+
+    def audit(self) -> tuple[list[Finding], Account | None]:
+        """What `audit` finds.
+
+        Raises `Gone` or `FileNotFoundError` where the planned segment is not there, and `OSError`.
+        """
+        segment = self.segment.open()
+        findings: list[Finding] = []
+        account = None
+        try:
+            for found in audit(
+                segment,
+                self.epochs,
+                trusts_indexes=self.trusts_indexes,
+                live=self.live,
+                log_start_offset=self.log_start_offset,
+            ):
+                if isinstance(found, Account):
+                    account = found
+                else:
+                    findings.append(found)
+        finally:
+            segment.close()
+        if findings:
+            # Compaction replaces the .log file and its indexes together: those of another log prove nothing.
+            self.segment.file.check_in_place()
+        return findings, account
+
+
+def _audit(subject: Subject) -> tuple[list[Finding], Account | None] | Missing:
+    try:
+        return subject.audit()
+    except (FileNotFoundError, Gone) as why:
+        return Missing.here(subject.segment.file, why)
+
+
+def _of_missing(missing: Missing, *, is_error: bool) -> Finding:
+    path = missing.file.path
+    if is_error:
+        return error(path, f"was not read: {missing.text}")
+    return note(path, "has left the log while it was audited")
+
+
 def subjects(store: Store, partition: Partition) -> list[Subject]:
     """The segments of a partition, as what a task needs to audit each."""
-    epochs = tuple(partition.epochs.entries)
-    segments = zip(planned(partition), partition.segments, strict=True)
+    epochs, start = tuple(partition.epochs.entries), partition.log_start_offset
+    live = store.homes[partition.name.directory].live
     return [
-        Subject(plan, epochs, trusts_indexes(store, partition, segment))
-        for plan, segment in segments
+        Subject(plan, epochs, trusts_indexes(store, partition, segment), live, start)
+        for segment, plan in planned(partition)
     ]

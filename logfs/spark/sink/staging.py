@@ -17,14 +17,18 @@ from logfs.format.record import TimestampType
 from logfs.log.files import Disk
 from logfs.log.staged import StagedWriter
 from logfs.log.validator import batch_format
+from logfs.spark.workers import NotOnHost
 from logfs.store.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from logfs.format.commits import StagedFile
+
+    # By topic and number, the path and the inode number of each partition's directory.
+    PlannedPartitions = Mapping[str, Mapping[int, tuple[str, int]]]
 
 _Item = TypeVar("_Item", bound=np.generic)
 
@@ -35,15 +39,27 @@ _CHUNK_BYTES = 32 << 20
 # Records without a key go to one partition after the other, so many at a time.
 _STICKY_ROWS = 1024
 _PER_MS = {"ms": 1, "us": 1000}
+# How often a task looks for a partition that is not there, and how long it waits in between.
+_LOOKS = 5
+_LOOK_SECONDS = 0.1
 
 
 class Task:
     """Stages the rows of one task for a writer's commit."""
 
     def __init__(
-        self, log_dirs: Sequence[str], topic: str | None, writer: str, sequence: int, turn: int
+        self,
+        log_dirs: Sequence[str],
+        planned: PlannedPartitions,
+        topic: str | None,
+        writer: str,
+        sequence: int,
+        turn: int,
     ) -> None:
-        """`turn` says with which partition records without keys begin. Raises `LogfsError`, `OSError`."""
+        """`turn` says with which partition records without keys begin.
+
+        Raises `NotOnHost` where this machine does not have the planned partitions, `LogfsError`, and `OSError`.
+        """
         self._disk = Disk()
         self._topic = topic
         self._writer = writer
@@ -51,7 +67,7 @@ class Task:
         self._turn = turn
         paths = [Path(log_dir) for log_dir in log_dirs]
         self._settings = Settings([(self._disk, path) for path in paths])
-        self._partitions = partitions_in(paths)
+        self._partitions = _found_here(paths, planned)
         count = sum(map(len, self._partitions.values()))
         self._chunk_bytes = min(max(count, 4) * _CHUNK_BYTES_EACH, _CHUNK_BYTES)
         self._open: dict[str, StagedWriter] = {}
@@ -137,6 +153,59 @@ class Task:
                 )
             found[is_asked] = asked[is_asked]
         return found
+
+
+def planned_partitions(log_dirs: Iterable[str], topic: str | None) -> PlannedPartitions:
+    """In the driver: the partitions that a write of a topic, or of any topic, may go to. Raises `OSError`."""
+    return {
+        name: {number: (str(path), path.stat().st_ino) for number, path in numbers.items()}
+        for name, numbers in partitions_in(map(Path, log_dirs)).items()
+        if topic in (None, name)
+    }
+
+
+def check_staged(log_dirs: Iterable[str], staged: Iterable[tuple[str, StagedFile]]) -> None:
+    """In the driver, when a commit has failed: raise `NotOnHost` for a staged file that is not there.
+
+    `staged` are the files with the host of the task that made each.
+    """
+    found = partitions_in(map(Path, log_dirs))
+    for host, file in staged:
+        topic, number = names.parse_directory(file.partition)
+        directory = found.get(topic, {}).get(number)
+        if directory is not None and not (directory / file.name).exists():
+            raise NotOnHost.because(f"{directory / file.name}: was staged and is there", host)
+
+
+def _found_here(log_dirs: Sequence[Path], planned: PlannedPartitions) -> dict[str, dict[int, Path]]:
+    """In a task: the partitions in log directories, all planned ones among them.
+
+    With fewer partitions a key would go to another partition than in other tasks. Raises `NotOnHost`, `OSError`.
+    """
+    for left in reversed(range(_LOOKS)):
+        try:
+            return _look_here(log_dirs, planned)
+        except NotOnHost:
+            if not left:
+                raise
+        # A partition that moves to another log directory is in neither of them for a moment.
+        time.sleep(_LOOK_SECONDS)
+    raise AssertionError("the last look returns or raises")
+
+
+def _look_here(log_dirs: Sequence[Path], planned: PlannedPartitions) -> dict[str, dict[int, Path]]:
+    for log_dir in log_dirs:
+        if not log_dir.is_dir():
+            raise NotOnHost.because(f"{log_dir}: there is no such directory")
+    found = partitions_in(log_dirs)
+    for topic, numbers in planned.items():
+        for number, (path, inode) in numbers.items():
+            here = found.get(topic, {}).get(number)
+            if here is None:
+                raise NotOnHost.because(f"{path}: the partition is not there")
+            if str(here) == path and here.stat().st_ino != inode:
+                raise NotOnHost.because(f"{path}: is another directory than planned")
+    return found
 
 
 def partitions_in(log_dirs: Iterable[Path]) -> dict[str, dict[int, Path]]:

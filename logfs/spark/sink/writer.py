@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import uuid
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
@@ -18,10 +19,10 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from logfs.errors import LogfsError
+from logfs.errors import CommitPending, LogfsError
 from logfs.spark import workers
 from logfs.spark.sink.options import WriteOptions, check_write_schema
-from logfs.spark.sink.staging import Task
+from logfs.spark.sink.staging import Task, check_staged, planned_partitions
 from logfs.store import door
 
 if TYPE_CHECKING:
@@ -40,9 +41,10 @@ _BATCH_ID = "streaming.sql.batchId"
 
 @dataclass(frozen=True)
 class Staged(WriterCommitMessage):
-    """What a task has staged, and for whose commit."""
+    """What a task has staged, for whose commit, and on which host."""
 
     writer: str
+    host: str
     files: tuple[StagedFile, ...]
 
 
@@ -53,13 +55,17 @@ class _Sink:
         """Raises `ValueError` as `check_write_schema`."""
         check_write_schema(schema, options)
         self.options = options
+        # Of the driver: a mountpoint need not be there on the machines of the tasks.
+        self.log_dirs = door.log_dirs_of(options.paths)
+        door.check_there(map(Path, self.log_dirs))
+        self.planned = planned_partitions(self.log_dirs, options.topic)
 
     def _stage(self, batches: Iterator[pa.RecordBatch], writer: str, sequence: int) -> Staged:
         context = TaskContext.get()
         turn = sequence + (context.partitionId() if context is not None else 0)
-        log_dirs = door.log_dirs_of(self.options.paths)
-        task = Task(log_dirs, self.options.topic, writer, sequence, turn)
-        staged = Staged(writer, tuple(task.stage(batches)))
+        with workers.naming_host():
+            task = Task(self.log_dirs, self.planned, self.options.topic, writer, sequence, turn)
+            staged = Staged(writer, workers.host(), tuple(task.stage(batches)))
         workers.settle("write")
         return staged
 
@@ -67,14 +73,23 @@ class _Sink:
         self, messages: Sequence[WriterCommitMessage | None], writer: str, sequence: int
     ) -> None:
         # In the order of Spark's partitions, so that a sorted frame is appended as it is sorted.
-        done = door.commit(door.log_dirs_of(self.options.paths), writer, sequence, _files(messages))
+        try:
+            done = door.commit(self.log_dirs, writer, sequence, _files(messages))
+        except CommitPending:
+            raise
+        except (LogfsError, OSError):
+            staged = [each for each in messages if isinstance(each, Staged)]
+            check_staged(
+                self.log_dirs, ((each.host, file) for each in staged for file in each.files)
+            )
+            raise
         if done.already:
             logger.warning("commit %d of %s was made before: nothing is written", sequence, writer)
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Remove what was staged, unless a commit is decided that needs it; what is left, upkeep removes."""
         try:
-            door.discard(door.log_dirs_of(self.options.paths), _files(messages))
+            door.discard(self.log_dirs, _files(messages))
         except (LogfsError, OSError) as error:
             logger.warning("staged files are left for upkeep to remove: %s", error)
 
