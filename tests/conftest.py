@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,18 +20,28 @@ from hypothesis import settings
 
 from logfs.store.check import Severity, check
 from logfs.store.store import Store
+from tests.system.mounts import is_mounted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 REQUIRE_ALL = os.environ.get("LOGFS_REQUIRE_ALL") == "1"
 START_SECONDS = 60
+
+# The form of `scripts/crash`.
+DEEP = os.environ.get("LOGFS_HYPOTHESIS") == "deep"
 
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=100)
 settings.register_profile("deep", deadline=None, max_examples=5000)
 settings.load_profile(os.environ.get("LOGFS_HYPOTHESIS", "default"))
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Of a shell that runs the tests in the background; the programs that they start are to heed it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 _skipped: Counter[str] = Counter()
+# Where this process prints; None in a worker.
+_terminal: pytest.TerminalReporter | None = None
 
 
 def need(condition: object, what: str) -> None:
@@ -60,15 +72,39 @@ def need_root() -> None:
     need(os.geteuid() == 0, "not root")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run on several cores, those with Java share one: one broker, one Spark session."""
+    """Where tests run on several cores, those with Java share one: one broker, one Spark session.
+
+    Before xdist looks at the marks.
+    """
     for item in items:
         if {"kafka", "spark"} & set(item.path.parts):
             item.add_marker(pytest.mark.xdist_group("java"))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fail at once if the marks are without effect, as with pytest 9.2: two brokers would run side by side."""
+    if session.config.getoption("loadgroup", default=False):
+        marked = [item for item in session.items if item.get_closest_marker("xdist_group")]
+        assert all("@" in item.nodeid for item in marked), (
+            "the groups of tests are not kept together"
+        )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Know where to print."""
+    global _terminal
+    _terminal = config.pluginmanager.get_plugin("terminalreporter")
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Remember why tests were skipped."""
+    """Name a failure when it happens, for the run may be cut short; remember why tests were skipped."""
+    if report.failed and _terminal is not None:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        reason = crash.message.partition("\n")[0] if crash else ""
+        _terminal.write_line(f"\n{report.nodeid}: {report.when} failed: {reason}")
     if report.skipped and isinstance(report.longrepr, tuple):
         _skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
 
@@ -96,6 +132,25 @@ def user_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
+@contextmanager
+def alone_with_mounts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Only one test at a time is in here.
+
+    A process with a mount namespace of its own has a copy of every mount that there is, also of those of the tests
+    beside it. Until it ends, `logfs umount` finds them mounted elsewhere.
+    """
+    with (tmp_path_factory.getbasetemp().parent / "mounts.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture
+def mounts_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The test makes a mount namespace, or asks whether a mount is in another one."""
+    with alone_with_mounts(tmp_path_factory):
+        yield
+
+
 @pytest.fixture
 def clock() -> Clock:
     """The clock of the `store` fixture."""
@@ -110,10 +165,10 @@ def assert_clean(*log_dirs: Path) -> None:
 
 @pytest.fixture
 def log_dir(tmp_path: Path) -> Iterator[Path]:
-    """A log directory that must be clean when the test is over, if the test made it."""
+    """A log directory that must be clean when the test is over, if the test began one."""
     path = tmp_path / "log"
     yield path
-    if path.is_dir():
+    if path.is_dir() and any(path.iterdir()):
         assert_clean(path)
 
 
@@ -126,12 +181,13 @@ def store(log_dir: Path, clock: Clock) -> Iterator[Store]:
 
 @dataclass
 class Mount:
-    """A mount by a daemon of its own, run as `logfs mount -f`."""
+    """A mount by a daemon of its own, run as `logfs mount -f`; `module` is another one to run in its place."""
 
     path: Path
     log_dirs: list[Path]
     options: list[str] = field(default_factory=list)
     uid: int | None = None
+    module: Sequence[str] = ("logfs",)
     process: subprocess.Popen[bytes] | None = None
     log: Path | None = None
 
@@ -143,7 +199,7 @@ class Mount:
             # Perhaps a dead mount, which the daemon is to clear away.
             pass
         self.log = self.path.with_name(self.path.name + ".log")
-        command = [sys.executable, "-m", "logfs", "mount", "-f", *self.options]
+        command = [sys.executable, "-m", *self.module, "mount", "-f", *self.options]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, *map(str, self.log_dirs), str(self.path)],
@@ -202,7 +258,7 @@ class Mount:
             self.process = None
 
     def _clear(self) -> None:
-        if str(self.path) in Path("/proc/self/mountinfo").read_text():
+        if is_mounted(self.path):
             subprocess.run(["umount", "-l", str(self.path)], check=False, capture_output=True)
 
 
@@ -223,7 +279,9 @@ def make_mount(tmp_path: Path) -> Iterator[Callable[..., Mount]]:
     for mount in mounts:
         mount.stop()
     for log_dirs in {tuple(mount.log_dirs) for mount in mounts}:
-        assert_clean(*log_dirs)
+        # A disk of its own that the test has unmounted, and looked at before.
+        if all(any(path.iterdir()) for path in log_dirs):
+            assert_clean(*log_dirs)
 
 
 @pytest.fixture

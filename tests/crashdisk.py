@@ -29,6 +29,7 @@ from logfs.log.walk import DamagedRange
 from logfs.store.check import Severity, check
 from logfs.store.commit import read_commits
 from logfs.store.log_dir import CLEAN_SHUTDOWN
+from logfs.store.retention import Cause
 from logfs.store.store import Store
 from tests.staging import stage
 
@@ -396,6 +397,8 @@ class Workload:
         self.waiting: dict[str, frozenset[Sent]] = {}
         self.failures: list[Exception] = []
         self.failed: list[Partition] = []
+        # The step that the first crash comes after.
+        self.since = 0
         self.settings = SMALL if settings is None else settings
         self._note()
         self.store = Store(self.log_dirs, clock=lambda: self.now_ms, disk=disk)
@@ -1028,7 +1031,7 @@ def _read_in_order(
             break
         except DamagedRange as error:
             skipped.update(range(max(at, error.first_offset), min(error.next_offset, end)))
-            at = max(error.next_offset, at + 1)
+            at = max(error.next_offset, at)
     assert read == records
     assert skipped == damaged
 
@@ -1122,9 +1125,15 @@ def hold_commits(found: dict[str, Observed], oracle: Oracle, *, replayed: bool =
         assert counts in allowed, f"{commit}: its values are there {counts} times"
 
 
-def errors_of(log_dirs: Sequence[Path]) -> list[str]:
+def begun(root: Path) -> list[Path]:
+    """The log directories of a store that hold something: one that a crash left missing or empty is none yet."""
+    return [path for path in log_dirs(root) if path.is_dir() and any(path.iterdir())]
+
+
+def errors_of(log_dirs: Path | Sequence[Path]) -> list[str]:
     """The errors of the audit."""
-    return [str(f) for f in check(log_dirs) if f.severity is Severity.ERROR]
+    found = check(log_dirs) if log_dirs else ()
+    return [str(each) for each in found if each.severity is Severity.ERROR]
 
 
 def held_reported(found: dict[str, Observed], errors: Sequence[str]) -> None:
@@ -1150,6 +1159,25 @@ def _abandoned(root: Path, now_ms: int, disk: Disk | None = None) -> dict[str, O
         abandon(store)
 
 
+def _seen_read_only(root: Path, now_ms: int) -> dict[str, Observed]:
+    """What a store shows that is open read-only, which changes nothing."""
+    if not begun(root):
+        return {}
+    before = tree(root)
+    with Store(begun(root), clock=lambda: now_ms, read_only=True) as store:
+        found = observe_store(store)
+    assert tree(root) == before, "a read-only opening has changed something"
+    return found
+
+
+def hold_retention(store: Store) -> None:
+    """Nothing has had its time: no record is older than the default of seven days."""
+    for name in store:
+        expired = store.retention_plan(name).expired
+        by_time = [gone.reason for gone in expired if gone.cause is Cause.TIME]
+        assert not by_time, f"{name}: {by_time}"
+
+
 def abandon(store: Store) -> None:
     """As if its process died: nothing is closed, and the system takes the lock back."""
     for log_dir in store.log_dirs:
@@ -1171,9 +1199,12 @@ def verify(root: Path, oracle: Oracle, now_ms: int = LATER_MS) -> Counter[str]:
         # A clean start believes the indexes; what comes after it is a recovery, which makes them anew.
         hold(_abandoned(root, now_ms), oracle)
     is_pending = read_commits(Disk(), root / LOG).pending is not None
+    read_only = _seen_read_only(root, now_ms)
     found = _abandoned(root, now_ms)
     hold(found, oracle)
     hold_commits(found, oracle)
+    if not is_pending:
+        assert read_only == found, "a read-only opening shows something else than recovery leaves"
     if is_pending:
         # Doing a commit is appending: it leaves files that the next recovery trims.
         assert _abandoned(root, now_ms) == found
@@ -1183,11 +1214,12 @@ def verify(root: Path, oracle: Oracle, now_ms: int = LATER_MS) -> Counter[str]:
     now = tree(root)
     changed = [name for name in {*now, *recovered} if now.get(name) != recovered.get(name)]
     assert not changed, f"a second recovery changes {sorted(changed)}"
-    held_reported(found, errors_of(log_dirs(root)))
+    held_reported(found, errors_of(begun(root)))
     with Store(log_dirs(root), clock=lambda: now_ms) as store:
         for topic, known in oracle.configs.items():
             overrides = dict(store.settings.topic_overrides(topic))
             assert overrides in known, f"settings of {topic}: {overrides}"
+        hold_retention(store)
         for name in store:
             end = store[name].log_end_offset
             assert store[name].append([Record(*AFTERWARDS)]) == end
@@ -1197,7 +1229,7 @@ def verify(root: Path, oracle: Oracle, now_ms: int = LATER_MS) -> Counter[str]:
             value, key = AFTERWARDS
             assert more.records.pop(shown.end) == Sent(value, now_ms, key)
             assert more.records == shown.records
-    held_reported(found, errors_of(log_dirs(root)))
+    held_reported(found, errors_of(begun(root)))
     with Store(log_dirs(root), clock=lambda: now_ms) as store:
         for name, shown in found.items():
             last = observe(store[name])
@@ -1224,7 +1256,7 @@ def _replay(root: Path, oracle: Oracle, found: dict[str, Observed], now_ms: int)
         for name, partition in shown.items():
             there = partition.records.keys() | partition.damaged
             assert not set(range(min(there, default=0), partition.end)) - there, f"{name}: gaps"
-    held_reported(shown, errors_of(log_dirs(root)))
+    held_reported(shown, errors_of(begun(root)))
 
 
 def verify_state(state: State) -> Counter[str]:
@@ -1238,15 +1270,43 @@ def verify_state(state: State) -> Counter[str]:
             raise AssertionError(f"after {state.after} steps: {error!r}\n{shape}") from error
 
 
-def recovery_states(state: State) -> list[State]:
-    """The states that a crash during the recovery of a state may leave."""
+def _recover(root: Path, disk: Disk) -> None:
+    abandon(Store(log_dirs(root), clock=lambda: LATER_MS, disk=disk))
+
+
+def _recover_and_close(root: Path, disk: Disk) -> None:
+    Store(log_dirs(root), clock=lambda: LATER_MS, disk=disk).close()
+
+
+def _reindex(root: Path, disk: Disk) -> None:
+    """After a clean close, every index is made again from the log."""
+    _recover_and_close(root, disk)
+    Store(log_dirs(root), clock=lambda: LATER_MS, disk=disk, recover=True).close()
+
+
+def _read_and_close(root: Path, disk: Disk) -> None:
+    """After a clean close, all of it is read, and closed again."""
+    _recover_and_close(root, disk)
+    with Store(log_dirs(root), clock=lambda: LATER_MS, disk=disk) as store:
+        observe_store(store)
+
+
+# What may go on after a crash until the next one.
+AFTER_A_CRASH: dict[str, Callable[[Path, Disk], None]] = {
+    "recovery": _recover,
+    "clean close": _recover_and_close,
+    "reindex": _reindex,
+    "clean start": _read_and_close,
+}
+
+
+def second_states(state: State, action: Callable[[Path, Disk], None]) -> list[State]:
+    """The states that a second crash may leave, in or after what goes on after the first."""
     with scratch() as root:
         write_image(root, state.image)
         disk = RecordingDisk(root)
         try:
-            store = Store(log_dirs(root), clock=lambda: LATER_MS, disk=disk)
-            states = crash_states(disk, state.oracle)
-            abandon(store)
-            return states
+            action(root, disk)
+            return crash_states(disk, state.oracle)
         finally:
             disk.close()

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from crc32c import crc32c
 
 from logfs.errors import InvalidStore
 from logfs.format.batch import Batches, assign_offset
 from logfs.format.record import Record
+from logfs.log.audit import audit
 from logfs.store.check import Finding, Severity, check
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
+    from logfs.log.segment import Segment
     from tests.conftest import Clock
 
 NAME = "orders-0"
@@ -108,6 +114,18 @@ def test_an_index_of_broken_length_is_an_error(closed: Path, suffix: str) -> Non
     with path.open("ab") as file:
         file.write(b"abc")
     assert path in [found.path for found in errors(closed)]
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+@pytest.mark.parametrize("entries", [1, 5])
+def test_entries_of_zeros_are_an_error(closed: Path, suffix: str, entries: int) -> None:
+    """Those of an index that was never trimmed, or that a disk has lost: the first batch, too, has no such entry."""
+    path = segment(closed, 10, suffix)
+    path.write_bytes(bytes(entries * (8 if suffix == ".index" else 12)))
+    assert {found.path for found in errors(closed)} == {path}
+    data = segment(closed, 0, suffix).read_bytes()
+    segment(closed, 0, suffix).write_bytes(data + bytes(entries * 24))
+    assert {found.path for found in errors(closed)} == {path, segment(closed, 0, suffix)}
 
 
 @pytest.mark.parametrize("suffix", [".index", ".timeindex", ".textindex"])
@@ -203,3 +221,44 @@ def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidStore):
         list(check(tmp_path / "none"))
     assert not (tmp_path / "none").exists()
+
+
+def test_what_was_found_before_an_audit_is_cut_short_is_told(
+    closed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment that cannot be read ends the audit of its partition; the damage before it is reported."""
+    damaged = segment(closed, 0, ".log")
+    edit(damaged, damaged.stat().st_size - 1, b"!")
+
+    def fail_at_the_second(subject: Segment, *arguments: Any, **named: Any) -> Iterator[Any]:
+        if subject.base_offset == 10:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        yield from audit(subject, *arguments, **named)
+
+    monkeypatch.setattr("logfs.store.check.audit", fail_at_the_second)
+    found = errors(closed)
+    assert damaged in [each.path for each in found]
+    assert "cannot be audited any further" in found[-1].text
+
+
+def test_a_control_batch_that_cannot_be_read_is_an_error(closed: Path) -> None:
+    """Its records are shown by nobody, so only the audit can tell, also where its CRC is right."""
+    path = segment(closed, 0, ".log")
+    data = bytearray(path.read_bytes())
+    size = 12 + int.from_bytes(data[8:12], "big")
+    data[21:23] = b"\xff\xff"
+    data[17:21] = crc32c(bytes(data[21:size])).to_bytes(4, "big")
+    path.write_bytes(data)
+    with Store(closed, recover=True):
+        pass
+    (found,) = errors(closed)
+    assert "a control batch that cannot be read: " in found.text
+
+
+def test_access_that_cannot_be_read_is_an_error(closed: Path) -> None:
+    """A mount answers EIO for such a partition."""
+    path = closed / NAME / "logfs.modes"
+    path.write_bytes(b"\xff")
+    (found,) = errors(closed)
+    assert found.path == path
+    assert "remove the file to go back to defaults" in found.text

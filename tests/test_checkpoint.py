@@ -119,6 +119,7 @@ def test_lines_and_fields_end_as_in_java() -> None:
         (b"0\n1\na 0 1_0\n", "line 3: offset '1_0'"),
         (b"0\n1\na 0 " + b"1" * 5000, "line 3: offset '111"),
         (b"0\n1\n\xff 0 1\n", "line 3: not UTF-8"),
+        (b"0\n1\n" + bytes(1 << 24), "line 3: zero bytes"),
         ("0\n1\na\u00a00 1\n".encode(), "is not 3 fields"),
     ],
 )

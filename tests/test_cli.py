@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import struct
@@ -18,6 +19,7 @@ from crc32c import crc32c
 import logfs
 from logfs.errors import InvalidStore
 from tests.conftest import assert_clean, wait_for
+from tests.system import spawner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,16 +33,8 @@ NOON = 1638100400000
 def call(
     *words: str | Path, stdin: bytes = b"", cwd: Path | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run `logfs …`, whatever comes of it."""
-    return subprocess.run(
-        [*LOGFS, *map(str, words)],
-        input=stdin,
-        capture_output=True,
-        check=False,
-        timeout=60,
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(Path(logfs.__file__).parents[1])},
-    )
+    """Run `logfs …` in a process of its own, whatever comes of it."""
+    return spawner.shared().run(*words, stdin=stdin, cwd=cwd)
 
 
 def ok(*words: str | Path, stdin: bytes = b"") -> str:
@@ -64,7 +58,7 @@ def fails(*words: str | Path, stdin: bytes = b"") -> str:
 @pytest.fixture
 def orders(log_dir: Path) -> Path:
     """A partition of ten records with known keys, values, headers and times, in five batches."""
-    with logfs.open(log_dir) as store:
+    with logfs.open(log_dir, create=True) as store:
         partition = store.create("orders-0")
         for number in range(0, 10, 2):
             partition.append(
@@ -144,10 +138,12 @@ def test_wrong_usage(words: tuple[str, ...]) -> None:
 
 
 def test_create(log_dir: Path) -> None:
-    """`logfs create` makes a partition, and the log dir too, with the topic's settings."""
-    printed = ok(
-        "create", log_dir / "orders-0", "-c", "compression.type=zstd", "-c", "retention.ms=5"
+    """`logfs create` makes a partition, with `-p` the log directory, too, with the topic's settings."""
+    assert f"does not exist; a new log directory begins as an empty one: mkdir -p {log_dir}" in (
+        fails("create", log_dir / "orders-0")
     )
+    settings = ("-c", "compression.type=zstd", "-c", "retention.ms=5")
+    printed = ok("create", "-p", log_dir / "orders-0", *settings)
     assert printed == f"{log_dir}/orders-0\n"
     assert ok("create", log_dir, "orders-1") == f"{log_dir}/orders-1\n"
     assert (log_dir / "orders-0/00000000000000000000.log").exists()
@@ -160,7 +156,12 @@ def test_create(log_dir: Path) -> None:
 
 def test_create_in_several_log_dirs(tmp_path: Path) -> None:
     """With several log dirs a new partition goes to the one with the fewest."""
-    one, two = tmp_path / "one", tmp_path / "two"
+    one, two = tmp_path / "one", tmp_path / "deep/two"
+    one.mkdir()
+    assert "deep/two does not exist, nor does" in fails("create", one, two, "orders-0")
+    assert list(one.iterdir()) == []
+    ok("create", "-p", one, two, "orders-9")
+    ok("delete", one, two, "orders-9")
     homes = [Path(ok("create", one, two, f"orders-{n}").strip()).parent for n in range(4)]
     assert homes == [one, two, one, two]
     assert_clean(one, two)
@@ -228,7 +229,7 @@ def test_append_lines(orders: Path, tmp_path: Path) -> None:
     printed = ok("append", orders, "-f", tmp_path / "one", "--file", tmp_path / "two")
     assert printed == "orders-0: 13..16\n"
     assert ok("cat", orders, "-o", "10..") == "a\n\nc\nd\ne\nf\n"
-    assert ok("append", orders) == "orders-0: 16..16\n"
+    assert ok("append", orders) == "", "nothing was appended"
 
 
 def test_append_envelopes(orders: Path, log_dir: Path) -> None:
@@ -255,7 +256,8 @@ def test_append_errors(orders: Path, tmp_path: Path) -> None:
     assert ok("tail", orders, "-n", "2") == "a\nb\n"
     assert str(tmp_path / "none") in fails("append", orders, "-f", tmp_path / "none")
     assert "'logfs create' makes one" in fails("append", orders.with_name("users-0"))
-    assert "'logfs create' makes one" in fails("append", tmp_path / "nowhere/users-0")
+    assert "nowhere does not exist" in fails("append", tmp_path / "nowhere/users-0")
+    assert ok("append", orders, stdin=b"") == ""
 
 
 def test_append_beside_a_mount(mount: Mount) -> None:
@@ -299,6 +301,7 @@ def test_append_beside_a_mount(mount: Mount) -> None:
         (("-o", "8..99"), [8, 9]),
         (("-o", "5..5"), []),
         (("-o", "-3"), [7, 8, 9]),
+        (("-o=-3..",), [7, 8, 9]),
         (("-o-3",), [7, 8, 9]),
         (("-o", "-99"), range(10)),
         (("-t", f"{NOON}"), range(10)),
@@ -368,16 +371,58 @@ def test_cat_errors(orders: Path, log_dir: Path, tmp_path: Path) -> None:
 def test_cat_of_many(log_dir: Path) -> None:
     """A log of many records comes out whole, and a reader that goes away is no error with a traceback."""
     data = b"".join(b"line %d\n" % n for n in range(20_000))
-    ok("create", log_dir / "big-0", "-c", "segment.bytes=100000", "-c", "compression.type=snappy")
+    ok(
+        "create",
+        "-p",
+        log_dir / "big-0",
+        "-c",
+        "segment.bytes=100000",
+        "-c",
+        "compression.type=snappy",
+    )
     ok("append", log_dir / "big-0", stdin=data)
     assert ok("cat", log_dir / "big-0").encode() == data
     assert ok("cat", log_dir / "big-0", "-o", "12345..12445").encode() == b"".join(
         data.splitlines(keepends=True)[12345:12445]
     )
     assert len(ok("cat", log_dir / "big-0", "--json").splitlines()) == 20_000
-    shell = f"{' '.join(LOGFS)} cat {log_dir}/big-0 | head -n 1"
-    done = subprocess.run(["sh", "-c", shell], capture_output=True, check=False)
-    assert (done.stdout, done.stderr) == (b"line 0\n", b"")
+    for words, first in (
+        ("cat {}/big-0", b"line 0\n"),
+        ("dump {}/big-0/*.log", b"Dumping "),
+    ):
+        shell = f"{' '.join(LOGFS)} {words.format(log_dir)} | head -n 1"
+        done = subprocess.run(["sh", "-c", shell], capture_output=True, check=False)
+        assert (done.stdout[: len(first)], done.stderr) == (first, b"")
+
+
+def test_cat_names_what_leaves_the_log(log_dir: Path) -> None:
+    """What retention takes while the reader of the output is slow is told of, and all the rest is printed."""
+    with logfs.open(log_dir, create=True) as store:
+        store.settings.set_topic("orders", "segment.bytes", "100000")
+        store.settings.set_topic("orders", "file.delete.delay.ms", "0")
+        orders = store.create("orders-0")
+        for first in range(0, 20_000, 100):
+            orders.append([b"%d %s" % (n, b"x" * 100) for n in range(first, first + 100)])
+        orders.flush()
+        with subprocess.Popen(
+            [*LOGFS, "cat", log_dir / "orders-0"],
+            bufsize=0,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            assert process.stdout is not None
+            printed = process.stdout.read(1000)
+            store.delete_records("orders-0", 15_000)
+            store.retain()
+            store.upkeep()
+            rest, errors = process.communicate(timeout=60)
+        shown = [int(line.split(b" ")[0]) for line in (printed + rest).splitlines()]
+    match = re.search(rb"offsets (\d+) to (\d+) left the log", errors)
+    assert match is not None, errors
+    first, last = map(int, match.groups())
+    assert last < 15_000
+    assert shown == [*range(first), *range(last + 1, 20_000)]
+    assert process.returncode == 1
 
 
 def test_cat_past_damage(orders: Path, tmp_path: Path) -> None:
@@ -438,7 +483,7 @@ def test_tail_follows(mount: Mount, tmp_path: Path) -> None:
     finally:
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
-    assert (process.returncode, errors) == (130, b"")
+    assert (process.returncode, errors) == (-signal.SIGINT, b"")
 
 
 # dump.
@@ -525,7 +570,7 @@ def test_dump_json(orders: Path) -> None:
 
 def test_dump_indexes(log_dir: Path) -> None:
     """`logfs dump` of .index and .timeindex prints their entries, and checks them (kafka-storage 13.2)."""
-    with logfs.open(log_dir) as store:
+    with logfs.open(log_dir, create=True) as store:
         store.settings.set_topic("orders", "index.interval.bytes", "0")
         partition = store.create("orders-0")
         for number in range(20):
@@ -614,7 +659,7 @@ def test_check(orders: Path, log_dir: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in log_dir.rglob("*") if path.is_file()}
     assert ok("check", log_dir) == "clean\n"
     assert {path: path.read_bytes() for path in log_dir.rglob("*") if path.is_file()} == before
-    assert "no such log directory" in fails("check", tmp_path / "nowhere")
+    assert "nowhere does not exist" in fails("check", tmp_path / "nowhere")
 
 
 def test_recover(orders: Path, log_dir: Path, tmp_path: Path) -> None:
@@ -633,7 +678,7 @@ def test_recover(orders: Path, log_dir: Path, tmp_path: Path) -> None:
     assert log.read_bytes() == whole
     assert ok("cat", orders) == lines(*range(10))
     assert (log_dir / ".kafka_cleanshutdown").exists()
-    assert "no such log directory" in fails("recover", tmp_path / "nowhere")
+    assert "nowhere does not exist" in fails("recover", tmp_path / "nowhere")
     for path in orders.glob("*.torn"):
         path.unlink()
 
@@ -683,7 +728,14 @@ def test_config_errors(orders: Path, log_dir: Path, tmp_path: Path) -> None:
     assert "give an integer" in fails("config", log_dir, "--topic", "orders", "segment.bytes=x")
     assert "no.such" in fails("config", log_dir, "no.such")
     assert "no.such" in fails("config", log_dir, "no.such=1")
-    assert "no such log directory" in fails("config", tmp_path / "nowhere")
+    assert "nowhere does not exist" in fails("config", tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    for change in ("no.such=1", "log.retention.ms=x"):
+        fails("config", tmp_path / "empty", change)
+    assert os.listdir(tmp_path / "empty") == []
+    for words in ((), ("retention.ms",), ("retention.ms=1",)):
+        assert "has no topic 'nosuch'" in fails("config", log_dir, "--topic", "nosuch", *words)
+    assert not (log_dir / "nosuch@p").exists()
     assert "segment.bytes=1073741824  # default" in ok("config", log_dir, "--topic", "orders")
 
 
@@ -691,6 +743,8 @@ def test_a_mountpoint_stands_for_what_is_mounted_there(mount: Mount) -> None:
     """Who only looks may name either; who would change something is told where to go."""
     folder = mount.partition("orders-0")
     (folder / "append").write_bytes(b"a\nb\n")
+    empty = mount.path.with_name("empty")
+    empty.mkdir()
     for top, partition in (
         (mount.path, folder),
         (mount.log_dirs[0], mount.log_dirs[0] / "orders-0"),
@@ -709,7 +763,7 @@ def test_a_mountpoint_stands_for_what_is_mounted_there(mount: Mount) -> None:
         ("delete", folder),
         ("delete-records", "--before", "1", folder),
         ("groups", mount.path, "--commit", "billing", "orders-0", "1"),
-        ("move", folder, "--to", mount.path.parent),
+        ("move", folder, "--to", empty),
         ("recover", mount.path),
         ("reindex", folder),
         ("retain", mount.path),
@@ -723,18 +777,83 @@ def test_a_mountpoint_stands_for_what_is_mounted_there(mount: Mount) -> None:
 
 
 def test_what_is_not_there_is_not_made(tmp_path: Path) -> None:
-    """But by `create`: a name that is misspelt is an error, and nothing of that name is there afterwards."""
+    """A name that is misspelt is an error, and nothing of that name is there afterwards."""
     nowhere = tmp_path / "nowhere"
     for words in (("recover",), ("retain",), ("describe",), ("check",), ("config",), ("groups",)):
-        assert "no such log directory" in fails(*words, nowhere)
-    for command in ("append", "compact", "delete", "reindex"):
-        assert "no such log directory" in fails(command, nowhere / "orders-0")
+        assert "nowhere does not exist" in fails(*words, nowhere)
+    for command in ("append", "compact", "delete", "reindex", "create", "cat", "tail"):
+        assert "nowhere does not exist" in fails(command, nowhere / "orders-0")
     assert not nowhere.exists()
+
+
+@pytest.mark.parametrize("command", ["recover", "retain"])
+def test_a_log_directory_that_cannot_be_opened_is_a_failure(
+    orders: Path, tmp_path: Path, command: str
+) -> None:
+    """What is in the other ones is done all the same."""
+    done = call(command, orders.parent, tmp_path / ("x" * 300))
+    assert done.returncode == 1
+    assert b"orders-0" in done.stdout
+    assert b"x" * 300 in done.stderr
+
+
+@pytest.mark.parametrize("words", ["--offset=--", "--time=", "-t ''"])
+def test_an_option_without_a_value_is_wrong_usage(orders: Path, words: str) -> None:
+    """As of a variable that is not set: it is not taken for all records."""
+    done = call("cat", *words.replace("''", "").split(" "), orders)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"Traceback" not in done.stderr
+
+
+def test_texts_that_an_encoding_lacks_are_printed(orders: Path, tmp_path: Path) -> None:
+    """Bytes of names and formats as they are, letters as escapes: never a traceback."""
+    done = subprocess.run(
+        [*LOGFS, "groups", "--help"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert b"LOGDIR\\u2026" in done.stdout
+    form = os.fsdecode(b"\xff%o\n")
+    assert call("cat", "-F", form, "-o", "3", orders).stdout == b"\xff3\n"
+    assert b"by\xff" in call("dump", tmp_path / os.fsdecode(b"by\xff")).stderr
+    wrong = tmp_path / os.fsdecode(b"l\xff")
+    assert os.fsencode(wrong) in call("cat", wrong / "a-0").stderr
+
+
+def test_a_move_from_what_cannot_be_read_makes_nothing(orders: Path, tmp_path: Path) -> None:
+    """The other directory stays as it is, and the error names the one that cannot be read."""
+    (tmp_path / "new").mkdir()
+    (tmp_path / "file").write_bytes(b"")
+    orders.rename(tmp_path / "kept")
+    assert "orders-0" in fails("move", orders, "--to", tmp_path / "new")
+    orders.parent.rename(tmp_path / "gone")
+    assert "does not exist" in fails("move", orders, "--to", tmp_path / "new")
+    assert os.listdir(tmp_path / "new") == []
+
+
+def test_a_file_in_a_log_directory_is_no_partition(orders: Path) -> None:
+    """A command for it changes nothing: no marker, lock or checkpoint is written anew."""
+    log_dir = orders.parent
+    name = ".kafka_cleanshutdown"
+
+    def state() -> dict[str, int]:
+        return {path.name: path.stat().st_mtime_ns for path in log_dir.iterdir()}
+
+    before = state()
+    assert name in before
+    for command in ("append", "reindex", "compact", "delete"):
+        assert "has no partition" in fails(command, log_dir / name)
+    assert state() == before
 
 
 def test_status_and_umount_errors(tmp_path: Path) -> None:
     """What is not mounted has no status, and cannot be unmounted."""
-    assert f"{tmp_path}: nothing of ours is mounted here" in fails("status", tmp_path)
+    assert (
+        f"{tmp_path} holds no partitions: the directory is empty; nothing of ours is mounted"
+        in (fails("status", tmp_path))
+    )
     assert f"{tmp_path}: nothing of ours is mounted here" in fails("umount", tmp_path)
 
 
@@ -758,13 +877,99 @@ def test_status_of_an_offline_partition(
         epochs.unlink()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "check {}",
+        "describe {}",
+        "tail {}/a-0",
+        "create {}/a-0",
+        "config {} no.such=1",
+        "mount {} {}",
+    ],
+)
+def test_a_symlink_loop_is_one_line(tmp_path: Path, words: str) -> None:
+    """It is no log directory, whatever the command."""
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    fails(*words.format(loop, loop).split(" "))
+
+
+def test_an_empty_path_is_no_mountpoint(tmp_path: Path) -> None:
+    """As of a variable that is not set: the current directory is not covered."""
+    done = call("mount", tmp_path / "log", "", cwd=tmp_path)
+    assert done.returncode == 2
+    assert b"it is empty; is a variable not set" in done.stderr
+    assert os.listdir(tmp_path) == []
+
+
 def test_no_progress_in_a_pipe(log_dir: Path) -> None:
     """Long work shows no progress where nobody watches."""
-    ok("create", log_dir / "big-0")
+    ok("create", "-p", log_dir / "big-0")
     assert ok("append", log_dir / "big-0", stdin=b"x" * 1000 * 1000 + b"\n") == "big-0: 0..1\n"
     assert (log_dir / ".kafka_cleanshutdown").exists(), "nothing is left to recover"
     ok("recover", log_dir)
     ok("check", log_dir)
+
+
+INTERRUPTED = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+from logfs.cli import main
+sys.meta_path.insert(0, Finder())
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("command", ["check", "recover"])
+@pytest.mark.parametrize("module", ["logfs.cli.{}", "orjson", "numpy", "logfs.log.segment"])
+def test_an_interrupt_while_modules_are_imported(orders: Path, module: str, command: str) -> None:
+    """Ctrl-C ends a command without a word, however early it comes."""
+    words = [INTERRUPTED, module.format(command), command, orders.parent]
+    done = subprocess.run([sys.executable, "-c", *words], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
+
+
+LOST = """
+import os, signal, sys, time
+
+class Freed:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):
+            pass
+
+class Input:
+    left = [b"a line\\n"]
+
+    @property
+    def buffer(self):
+        return self
+
+    def read(self, size):
+        if self.left:
+            return self.left.pop()
+        Freed()
+        time.sleep(60)
+        raise AssertionError("nobody has heard the signal")
+
+from logfs.cli import main
+sys.stdin = Input()
+sys.exit(main())
+"""
+
+
+def test_an_interrupt_while_an_object_is_freed(orders: Path) -> None:
+    """Python lets no exception out of there, and the command ends all the same."""
+    words = [sys.executable, "-c", LOST, "append", orders]
+    done = subprocess.run(words, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (130, b"")
+    assert ok("cat", orders).endswith("a line\n")
 
 
 def test_importing_costs_nothing() -> None:

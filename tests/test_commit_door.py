@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -94,6 +95,25 @@ def test_a_mount_takes_commits(mount: Mount) -> None:
     assert not list(log_dir.rglob("*" + STAGED))
 
 
+def test_the_answer_is_read_where_the_request_ends_or_from_the_start(mount: Mount) -> None:
+    """By read, which goes on behind what was written, and by pread; also of a refused or a second request."""
+    fd = os.open(mount.path / ".logfs/commit", os.O_RDWR)
+    try:
+        for sequence in (3, 4):
+            os.write(fd, b'{"writer":"w","sequence":%d,' % sequence)
+            os.write(fd, b'"staged":[]}\n')
+            assert json.loads(os.read(fd, 1000)) == {"already": False, "offsets": {}}
+            assert os.read(fd, 1000) == b""
+        os.write(fd, b'{"writer":"w","sequence":4,"staged":[]}\n')
+        parts = [os.pread(fd, 7, position) for position in range(0, 70, 7)]
+        assert json.loads(b"".join(parts)) == {"already": True, "offsets": {}}
+        with pytest.raises(OSError, match="Invalid argument"):
+            os.write(fd, b"[]\n")
+        assert "InvalidRecord" in os.read(fd, 1000).decode()
+    finally:
+        os.close(fd)
+
+
 def test_partitions_are_made_by_whoever_has_the_directories(mount: Mount) -> None:
     """By the mount, which shows them at once; then without it. Those that are there stay; a bad name makes none."""
     log_dir = mount.log_dirs[0]
@@ -113,10 +133,15 @@ def test_partitions_are_made_by_whoever_has_the_directories(mount: Mount) -> Non
         door.create(log_dir, ["a-3"], seconds=0.1)
 
 
-def test_a_log_directory_that_is_missing_is_made_with_its_partitions(log_dir: Path) -> None:
-    """As by `logfs create`; a commit into one says what to do."""
-    with pytest.raises(InvalidStore, match="'logfs create' makes one"):
+def test_a_log_directory_that_is_missing_is_not_made(log_dir: Path) -> None:
+    """As by `logfs create`: it may be a misspelt path. An empty one becomes a store by its first partition."""
+    for ask in (lambda: door.commit(log_dir, "q", 0, []), lambda: door.create(log_dir, ["a-0"])):
+        with pytest.raises(InvalidStore, match="does not exist"):
+            ask()
+    log_dir.mkdir()
+    with pytest.raises(InvalidStore, match="holds no partitions"):
         door.commit(log_dir, "q", 0, [])
+    assert not list(log_dir.iterdir())
     door.create(log_dir, ["a-0"])
     with Store(log_dir, read_only=True) as store:
         assert list(store) == ["a-0"]
@@ -136,6 +161,13 @@ def test_what_a_mount_refuses_is_told_with_its_reason(mount: Mount) -> None:
         os.write(fd := os.open(mount.path / ".logfs/commit", os.O_WRONLY), b"{}\n")
     os.close(fd)
     assert "asks for no commit" in mount.errors()
+    (log_dir / "outside.staged").write_bytes((log_dir / "a-0" / staged[0].name).read_bytes())
+    for name in ("../outside.staged", str(log_dir / "outside.staged"), f"{0:020}.log", "\0.staged"):
+        with pytest.raises(InvalidRecord, match="is no name of a staged file"):
+            door.commit(log_dir, "q", 0, [replace(staged[0], name=name)])
+    (log_dir / "outside.staged").unlink()
+    with pytest.raises(InvalidRecord, match="a number in"):
+        door.commit(log_dir, "q", 2**64, [])
     # A large request comes in many writes.
     many = [StagedFile("d-0", f"{number:0100}", 1, 1) for number in range(20_000)]
     with pytest.raises(UnknownPartition):

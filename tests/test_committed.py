@@ -14,6 +14,7 @@ from logfs.format.text import View
 from logfs.log.committed import Isolation
 from logfs.store.store import Store
 
+from .conftest import wait_for
 from .test_producers import NOW, batch
 
 if TYPE_CHECKING:
@@ -230,3 +231,53 @@ def test_a_mount_hides_what_is_not_committed(
     with (folder / "append").open("ab") as stream:
         stream.write(b"after\n")
     assert (folder / "records").read_bytes() == b"a\nc\nD\ne\n"
+
+
+def txn_index_of(log_dir: Path) -> Path:
+    return log_dir / NAME / "00000000000000000000.txnindex"
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_an_aborted_transaction_is_hidden_before_the_index_tells_of_it(
+    log_dir: Path, tmp_path: Path, late: bool
+) -> None:
+    """A broker writes the entry behind its marker: who reads beside it waits for that, and not for ever."""
+    away = tmp_path / "away"
+    with Store(log_dir, clock=lambda: NOW) as store, Store(log_dir, read_only=True) as beside:
+        orders = store.create(NAME)
+        orders.append_batch(batch(1, 0, b"B", transactional=True))
+        beside.refresh()
+        seen = beside[NAME]
+        orders.end_transaction(1, 0, commit=False)
+        orders.append([b"c"])
+        txn_index_of(log_dir).rename(away)
+        for _ in range(50):
+            beside.refresh()
+            assert seen.committed.log_end_offset == 0
+            assert values(seen) == []
+        if late:
+            away.rename(txn_index_of(log_dir))
+        wait_for(lambda: (beside.refresh(), seen.committed.log_end_offset)[1] == 3)
+        # Without an entry the marker is that of no transaction.
+        assert values(seen) == ([b"c"] if late else [b"B", b"c"])
+        if not late:
+            away.rename(txn_index_of(log_dir))
+
+
+def test_a_roll_does_not_wait_for_the_transaction_index(log_dir: Path, tmp_path: Path) -> None:
+    """What stands behind a marker without a transaction is shown, though its segment is not looked at again."""
+    away = tmp_path / "away"
+    with Store(log_dir, clock=lambda: NOW) as store, Store(log_dir, read_only=True) as beside:
+        orders = store.create(NAME)
+        orders.append([b"a"])
+        beside.refresh()
+        orders.append_batch(batch(1, 0, b"B", transactional=True))
+        orders.end_transaction(1, 0, commit=False)
+        orders.append([b"c"])
+        txn_index_of(log_dir).rename(away)
+        beside.refresh()
+        orders.roll(NOW)
+        orders.append([b"d"])
+        beside.refresh()
+        assert [record.value for record in beside[NAME].read()] == [b"a", b"B", b"c", b"d"]
+        away.rename(txn_index_of(log_dir))

@@ -31,6 +31,9 @@ def shared() -> Iterator[Mount]:
     need_command("bwrap")
     base = Path(tempfile.mkdtemp(prefix="logfs-"))
     base.chmod(0o755)
+    # What logfs makes is closed to others: that they may enter is asked for.
+    (base / "log").mkdir()
+    (base / "log").chmod(0o755)
     mount = Mount(base / "mnt", [base / "log"], ["-o", "allow_other"]).start()
     yield mount
     mount.stop()

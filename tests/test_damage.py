@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import signal
+import struct
 import subprocess
 import sys
 from collections import Counter
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+from crc32c import crc32c
 
 from logfs.errors import Corrupt, LogfsError
 from logfs.format.batch import HEADER_SIZE, Batch, parse_header
@@ -25,7 +27,7 @@ from logfs.store.check import Severity, check
 from logfs.store.log_dir import CLEAN_SHUTDOWN
 from logfs.store.store import Store
 from tests import crashdisk
-from tests.conftest import Mount, need_fuse, need_root
+from tests.conftest import DEEP, Mount, need_fuse, need_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from logfs.log.walk import Damage
     from tests.crashdisk import Image
 
-DEEP = os.environ.get("LOGFS_HYPOTHESIS") == "deep"
 CODECS = ("uncompressed", "gzip", "snappy", "lz4", "zstd") if DEEP else ("uncompressed", "zstd")
 BASE_MS = 1_700_000_000_000
 BATCHES = 9
@@ -340,6 +341,11 @@ def test_a_durable_tail_that_is_cut_off_is_damage_at_every_byte() -> None:
 # Bit flips.
 
 
+def some(bits: range) -> range:
+    """All bits in a deep run, else every third: each of a byte comes up."""
+    return bits if DEEP else bits[::3]
+
+
 def flipped(content: bytes, bit: int) -> bytes:
     """The content with one bit turned, counted from its start."""
     changed = bytearray(content)
@@ -362,7 +368,8 @@ def test_no_bit_of_a_batch_turns_into_a_wrong_answer(codec: str, which: str, sta
     image = original.image if start == "clean" else original.unclean()
     verdicts: Counter[str] = Counter()
     fields: dict[str, Counter[str]] = {}
-    for bit in range(position * 8, (position + size) * 8):
+    bits = some(range(position * 8, (position + size) * 8))
+    for bit in bits:
         result = judge(
             original, {**image, name: flipped(content, bit)}, right, writable=start == "unclean"
         )
@@ -373,10 +380,9 @@ def test_no_bit_of_a_batch_turns_into_a_wrong_answer(codec: str, which: str, sta
         if where != "leader epoch":
             assert result.verdict == "detected", f"bit {bit} of {where} is {result.verdict}"
     table = {where: dict(counts) for where, counts in fields.items()}
-    print(f"{codec}, {which}, {start}: {size * 8} flips: {dict(verdicts)}; {table}")
-    assert verdicts.total() == size * 8
+    print(f"{codec}, {which}, {start}: {len(bits)} flips: {dict(verdicts)}; {table}")
     # The one field that neither the CRC nor a neighbour protects: 32 bits, which no record depends on.
-    assert verdicts["detected"] >= (size - 4) * 8
+    assert verdicts["detected"] >= len(bits) - 32
 
 
 def field_of(byte: int) -> str:
@@ -409,7 +415,7 @@ def test_no_bit_beside_the_log_turns_into_a_wrong_record(suffix: str, start: str
     for name, content in sorted(image.items()):
         if not name.endswith(suffix) or content is None:
             continue
-        for bit in range(len(content) * 8):
+        for bit in some(range(len(content) * 8)):
             damaged = {**image, name: flipped(content, bit)}
             try:
                 verdict = judge(original, damaged, right, writable=start == "unclean").verdict
@@ -625,6 +631,57 @@ def test_a_partition_with_a_hostile_file_leaves_the_others_working() -> None:
         assert any("a-0" in error for error in crashdisk.errors_of(root / "log"))
 
 
+@pytest.mark.parametrize("claimed", [2, 3, 9, 1_000_000, 2**31 - 1])
+@pytest.mark.parametrize("state", ["clean", "unclean", "compacted"])
+def test_a_batch_that_claims_the_offsets_behind_it_hides_nothing(claimed: int, state: str) -> None:
+    """Its CRC is right, its last offset delta is not: it alone is damaged, and an opening cuts nothing off."""
+    original = make(segment_bytes=100_000)
+    image = dict(original.image if state == "clean" else original.unclean(0))
+    if state == "compacted":
+        image["log/cleaner-offset-checkpoint"] = b"0\n1\na 0 0\n"
+    for name, position, size, base, following in original.batches[:-1]:
+        data = bytearray(image[name])
+        struct.pack_into(">i", data, position + 23, claimed)
+        struct.pack_into(">I", data, position + 17, crc32c(data[position + 21 : position + size]))
+        for read_only in (True, False):
+            with crashdisk.scratch() as root:
+                crashdisk.write_image(root, {**image, name: bytes(data)})
+                assert any(
+                    f"offsets {base} to {following - 1}" in e
+                    for e in crashdisk.errors_of(root / "log")
+                )
+                with Store(root / "log", clock=lambda: BASE_MS, read_only=read_only) as store:
+                    found = ask(store["a-0"], len(original.records)).by_offset
+                assert (root / name).read_bytes() == bytes(data)
+            for offset, (answer, record) in enumerate(zip(found, original.records, strict=True)):
+                if base <= offset < following:
+                    assert isinstance(answer, str) or answer == record
+                else:
+                    assert answer == record
+
+
+@pytest.mark.parametrize("size", [0, 50, 5000])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_stray_swap_hides_nothing(size: int, read_only: bool) -> None:
+    """A swap that no compaction can have left keeps its partition offline, and is named; without it all is there."""
+    original = make()
+    bases = [int(Path(name).stem) for name in original.image if name.endswith(".log")]
+    with crashdisk.scratch() as root:
+        crashdisk.write_image(root, original.image)
+        for base in range(len(original.records)):
+            if size == 0 and base in bases:
+                # So does a cleaner that has left nothing of a segment.
+                continue
+            stray = root / "log/a-0" / f"{base:020}.log.swap"
+            stray.write_bytes(b"?" * size)
+            with Store(root / "log", clock=lambda: BASE_MS, read_only=read_only) as store:
+                assert str(stray) in str(store.offline["a-0"])
+            stray.unlink()
+            with Store(root / "log", clock=lambda: BASE_MS, read_only=read_only) as store:
+                found = ask(store["a-0"], len(original.records))
+                assert [*found.by_offset] == original.records
+
+
 # The harness must see what it is there to see.
 
 
@@ -691,3 +748,35 @@ def test_the_table_of_fields_is_that_of_the_header() -> None:
         assert field_of(byte)
     data[15] = 7
     assert parse_header(data).partition_leader_epoch == 7
+
+
+@pytest.mark.parametrize("inserted", [b"\3", b"\x63", b"\3\xb5", b"\3\xb5\3\xb5\3"])
+@pytest.mark.parametrize("number", [1, 3, 5])
+def test_bytes_between_two_batches_move_no_record(
+    log_dir: Path, number: int, inserted: bytes
+) -> None:
+    """With bytes put into its first field, a batch seems to have another offset. Those after it stay readable."""
+    with Store(log_dir) as store:
+        orders = store.create("orders-0")
+        positions = []
+        for n in range(8):
+            positions.append(orders.size_bytes)
+            orders.append([b"value %d" % n])
+    (log_dir / ".kafka_cleanshutdown").unlink()
+    path = log_dir / "orders-0" / f"{0:020}.log"
+    data = path.read_bytes()
+    # The last bytes of the offset now begin with what was put in.
+    at = positions[number] + 7
+    path.write_bytes(data[:at] + inserted + data[at:])
+    with Store(log_dir, read_only=True) as store:
+        found = {}
+        start = 0
+        while True:
+            try:
+                for record in store["orders-0"].read(start):
+                    found[record.offset] = record.value
+                break
+            except DamagedRange as damage:
+                start = damage.next_offset
+    path.write_bytes(data)
+    assert found == {n: b"value %d" % n for n in range(8) if n != number}

@@ -1,10 +1,14 @@
-"""A log may have more files than a process may have open: nothing needs a descriptor for each."""
+"""A log may have more files than a process may have open; and none of them is a standard stream."""
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import random
 import resource
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -15,7 +19,7 @@ from logfs.format.text import View
 from logfs.log import segment_files
 from logfs.log.view import KEPT_BEHIND
 from logfs.store.store import Store
-from tests.conftest import assert_clean
+from tests.conftest import assert_clean, run
 from tests.crashdisk import abandon
 
 if TYPE_CHECKING:
@@ -33,6 +37,13 @@ DESCRIPTORS = 240
 
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def limit_that_leaves(spare: int) -> int:
+    """The limit below which so many descriptors are free: those that are open may be anywhere."""
+    taken = {int(name) for name in os.listdir("/proc/self/fd")}
+    free = (number for number in itertools.count() if number not in taken)
+    return next(itertools.islice(free, spare, None))
 
 
 @pytest.fixture
@@ -94,6 +105,38 @@ def test_who_never_asks_for_durability_needs_no_more(log_dir: Path, clock: Clock
             partition.append([Record(b"%d" % number, b"k" * 50)])
         assert len(partition.segments) == SEGMENTS
         assert_holds(partition)
+
+
+@pytest.mark.parametrize("spare", range(4))
+def test_an_append_without_a_descriptor_leaves_the_log_as_it_was(
+    log_dir: Path, clock: Clock, spare: int
+) -> None:
+    """It fails with EMFILE, also at the first append and at a roll; the next one that has descriptors goes on."""
+    wanted = []
+    with Store(log_dir, clock=clock) as store:
+        store.settings.set_topic("orders", "segment.bytes", "300")
+        store.create(NAME)
+    with Store(log_dir, clock=clock) as store:
+        partition = store[NAME]
+        errors = set()
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        for number in range(100):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit_that_leaves(spare), limits[1]))
+            try:
+                # By turns few may be opened, and as many as usual.
+                if number % 10 > 7:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+                partition.append([b"%d" % number])
+                wanted.append(b"%d" % number)
+            except OSError as error:
+                errors.add(error.errno)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert errors == {errno.EMFILE}
+        assert [record.value for record in partition.read()] == wanted
+    assert_clean(log_dir)
+    with Store(log_dir, clock=clock) as store:
+        assert [record.value for record in store[NAME].read()] == wanted
 
 
 @pytest.mark.usefixtures("few")
@@ -231,3 +274,28 @@ def test_files_are_closed_under_those_who_read_them(
             thread.join()
         assert not errors
         assert descriptors() <= before + 4 * 3
+
+
+def test_a_program_without_standard_streams_prints_into_no_file_of_the_log(log_dir: Path) -> None:
+    """What it opens first would get their numbers, and then what some library writes to standard error."""
+    script = """
+import os, sys
+from contextlib import suppress
+from logfs.store.store import Store
+
+with Store(sys.argv[1]) as store:
+    store.create("a-0").append([b"value"])
+    for descriptor in range(3):
+        with suppress(OSError):
+            os.write(descriptor, b"a message of a library")
+"""
+    shell = 'exec "$0" -c "$1" "$2" <&- >&- 2>&-'
+    run("sh", "-c", shell, sys.executable, script, log_dir)
+    for path in log_dir.rglob("*"):
+        assert not path.is_file() or b"library" not in path.read_bytes(), path
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" -m logfs check "$1" <&- >&-', sys.executable, log_dir],
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")

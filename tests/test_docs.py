@@ -13,7 +13,8 @@ from logfs.cli import COMMANDS
 from logfs.format import aborted, key_table, snapshot
 from logfs.format.batch import HEADER, Header
 from logfs.format.group_record import OffsetCommit, OffsetKey
-from logfs.log.index import OffsetIndex, SparseIndex, TextIndex, TimeIndex
+from logfs.log.index import OffsetIndex, SparseIndex, TimeIndex
+from logfs.log.text_index import TextIndex
 
 ROOT = Path(__file__).parent.parent
 CODES = {"int8": "b", "int16": "h", "int32": "i", "uint32": "I", "int64": "q"}

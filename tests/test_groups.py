@@ -21,6 +21,7 @@ from logfs.errors import (
     InvalidRecord,
     NotWritable,
     OffsetOutOfRange,
+    PartitionFailed,
     UnknownPartition,
 )
 from logfs.format.batch import HEADER_SIZE, TRANSACTIONAL_BIT, assign_offset, seal
@@ -106,14 +107,14 @@ def test_the_topic_has_kafkas_settings(store: Store, topic: Partition, log_dir: 
 
 def test_commits_outlive_the_store(log_dir: Path) -> None:
     """The last commit of each group and partition counts, and is there after a reopening."""
-    with logfs.open(log_dir) as store:
+    with logfs.open(log_dir, create=True) as store:
         for name in ("orders-0", "orders-1", "pay-0"):
             store.create(name).append([b"x"] * 9)
         for offset in (3, 9, 0):
             store.groups.commit("a", "orders-0", offset)
         store.groups.commit("b", "orders-0", 4)
         store.groups.commit("a", "pay-0", 5)
-    with logfs.open(log_dir) as store:
+    with logfs.open(log_dir, create=True) as store:
         assert offsets(store) == {"a": 0, "b": 4}
         assert offsets(store, "orders-1") == {}
         rows = [(group, *partition, commit.offset) for group, partition, commit in store.groups]
@@ -178,7 +179,7 @@ def test_what_cannot_be_committed(store: Store, topic: Partition) -> None:
 
 def test_a_read_only_store_only_reads(log_dir: Path) -> None:
     """Groups are seen, and cannot be changed."""
-    with logfs.open(log_dir) as store:
+    with logfs.open(log_dir, create=True) as store:
         store.create("orders-0")
         store.groups.commit("g1", "orders-0", 0)
     with Store(log_dir, read_only=True) as store:
@@ -269,7 +270,7 @@ def test_a_later_commit_and_a_tombstone_beat_a_transaction(store: Store, topic: 
 
 def test_transactions_are_the_same_read_at_once(log_dir: Path) -> None:
     """Whether they are followed or read from the beginning makes no difference."""
-    with logfs.open(log_dir) as store:
+    with logfs.open(log_dir, create=True) as store:
         store.create("orders-0").append([b"x"] * 20)
         coordinator = Coordinator(store.groups.log_of("g1"))
         coordinator.commit(7, ("a", 2), ("b", 2))
@@ -387,6 +388,7 @@ def test_a_tombstone_that_was_compacted_away_unseen(store: Store, topic: Partiti
     log.append([logfs.Record(value(3), key("g2"))])
     log.roll(T)
     # What the cleaner leaves of the sealed segment, with no tombstones kept.
+    store.log_dirs[0].write_cleaner_offsets({log.name: 4})
     sealed = log.segments[0]
     data = sealed.path.read_bytes()
     *_, last = (batch for batch in log.batches(0))
@@ -402,7 +404,7 @@ def test_a_tombstone_that_was_compacted_away_unseen(store: Store, topic: Partiti
 
 def test_damage_is_stepped_over(log_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Of a damaged log, what can be read counts, and a warning names what cannot."""
-    with logfs.open(log_dir) as store:
+    with logfs.open(log_dir, create=True) as store:
         store.create("orders-0").append([b"x"] * 9)
         for offset in range(3):
             store.groups.commit("g1", "orders-0", offset)
@@ -420,7 +422,7 @@ def test_damage_is_stepped_over(log_dir: Path, caplog: pytest.LogCaptureFixture)
 
 def test_a_batch_of_nonsense_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A batch whose CRC is right and whose records are none hides nothing but itself."""
-    with logfs.open(tmp_path) as store:
+    with logfs.open(tmp_path, create=True) as store:
         store.create("orders-0").append([b"x"] * 9)
         store.groups.commit("g1", "orders-0", 3)
         path = store.groups.log_of("g1").active.path
@@ -446,7 +448,7 @@ def test_a_batch_of_nonsense_is_left_out(tmp_path: Path, caplog: pytest.LogCaptu
 
 def test_a_brokers_number_of_partitions_is_told_by_its_partitions(log_dir: Path) -> None:
     """Where partitions 0 to 3 are all there are, groups are spread over four of them."""
-    with logfs.open(log_dir) as store:
+    with logfs.open(log_dir, create=True) as store:
         store.create("orders-0").append([b"x"] * 9)
         for number in range(4):
             store.create(f"{TOPIC}-{number}")
@@ -458,7 +460,7 @@ def test_a_brokers_number_of_partitions_is_told_by_its_partitions(log_dir: Path)
 
 def test_some_of_a_brokers_partitions(log_dir: Path) -> None:
     """Where some are missing, the setting counts, and the one that the hash picks is made."""
-    with logfs.open(log_dir) as store:
+    with logfs.open(log_dir, create=True) as store:
         store.create("orders-0").append([b"x"] * 9)
         for number in (1, 3):
             store.create(f"{TOPIC}-{number}")
@@ -488,13 +490,16 @@ def test_another_number_of_partitions(store: Store, topic: Partition) -> None:
 
 def test_an_offline_partition_is_named(log_dir: Path) -> None:
     """A partition that could not be loaded is not made a second time."""
-    with logfs.open(log_dir) as store:
+    with logfs.open(log_dir, create=True) as store:
         store.create("orders-0")
         store.groups.commit("g1", "orders-0", 0)
         epochs = store.groups.log_of("g1").directory / "leader-epoch-checkpoint"
     content = epochs.read_text()
     epochs.write_text("nonsense")
-    with logfs.open(log_dir) as store, pytest.raises(logfs.LogfsError, match="leader-epoch"):
+    with (
+        logfs.open(log_dir, create=True) as store,
+        pytest.raises(logfs.LogfsError, match="leader-epoch"),
+    ):
         store.groups.commit("g1", "orders-0", 0)
     epochs.write_text(content)
 
@@ -536,6 +541,8 @@ def test_words_that_are_no_offset(topic: Partition, words: str) -> None:
 @pytest.fixture
 def groups(orders: Path) -> Path:
     """`orders-0/groups` of a mounted partition of twenty records, a second apart from noon on."""
+    # Noon was long ago: retention would take the records while a slow test runs.
+    (orders / "config/retention.ms").write_text("-1")
     lines = [orjson.dumps({"value": f"{n}", "timestamp": NOON + n * 1000}) for n in range(20)]
     (orders / "append.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     return orders / "groups"
@@ -824,7 +831,7 @@ def test_many_writers(mount: Mount, groups: Path) -> None:
 
 def test_logfs_groups(log_dir: Path) -> None:
     """A table as kafka-consumer-groups has it, and the same as JSON; commit and forget."""
-    with logfs.open(log_dir) as store:
+    with logfs.open(log_dir, create=True) as store:
         for name in ("orders-0", "orders-1", "pay-0"):
             store.create(name).append([b"x"] * 9)
         store.groups.commit("billing", "orders-0", 2, "half")
@@ -863,7 +870,7 @@ def test_logfs_groups(log_dir: Path) -> None:
 
 def test_logfs_groups_of_partitions_that_are_elsewhere(log_dir: Path) -> None:
     """A broker's directory tells of groups of partitions that it does not hold."""
-    with logfs.open(log_dir) as store:
+    with logfs.open(log_dir, create=True) as store:
         store.create("orders-0")
         store.groups.log_of("g").append([logfs.Record(value(4), key("g", "far", 7))])
         assert GroupOffset("g", ("far", 7), OffsetCommit(4, "", T)) in list(store.groups)  # type: ignore[arg-type]
@@ -873,9 +880,9 @@ def test_logfs_groups_of_partitions_that_are_elsewhere(log_dir: Path) -> None:
 
 def test_logfs_groups_errors(log_dir: Path, tmp_path: Path) -> None:
     """One line each: what, where, what to do."""
-    with logfs.open(log_dir) as store:
+    with logfs.open(log_dir, create=True) as store:
         store.create("orders-0").append([b"x"] * 9)
-    assert "no such log directory" in fails("groups", tmp_path / "none")
+    assert "none does not exist" in fails("groups", tmp_path / "none")
     assert "no such partition" in fails("groups", log_dir, "none-0")
     assert "not in [0, 9]" in fails("groups", log_dir, "--commit", "g", "orders-0", "10")
     assert "'ten' is no offset" in fails("groups", log_dir, "--commit", "g", "orders-0", "ten")
@@ -894,8 +901,30 @@ def test_logfs_groups_errors(log_dir: Path, tmp_path: Path) -> None:
 
 def test_logfs_delete_forgets(log_dir: Path) -> None:
     """`logfs delete` also forgets what groups have committed for the partition."""
-    with logfs.open(log_dir) as store:
+    with logfs.open(log_dir, create=True) as store:
         store.create("orders-0")
         store.groups.commit("g", "orders-0", 0)
     ok("delete", log_dir / "orders-0")
     assert len(ok("groups", log_dir).splitlines()) == 1
+
+
+def test_a_commit_that_nobody_can_see_is_an_error_and_not_missing(log_dir: Path) -> None:
+    """A consumer that took it for missing would begin anew."""
+    with Store(log_dir) as store:
+        store.create("orders-0").append([b"one"])
+        store.groups.commit("billing", "orders-0", 1)
+        home = store.groups.log_of("billing").directory
+    log = next(home.glob("*.log"))
+    log.rename(log.with_suffix(".kept"))
+    log.mkdir()
+    with Store(log_dir) as store:
+        with pytest.raises(PartitionFailed, match="offline"):
+            store.groups.committed("billing", "orders-0")
+        with pytest.raises(PartitionFailed, match="offline"):
+            store.groups.commit("billing", "orders-0", 0)
+    log.rmdir()
+    log.with_suffix(".kept").rename(log)
+    with Store(log_dir) as store:
+        found = store.groups.committed("billing", "orders-0")
+        assert found is not None
+        assert found.offset == 1

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.conftest import assert_clean, need_fuse, wait_for
+from tests.system.mounts import is_mounted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -122,7 +123,7 @@ class Ruined:
             self.process.wait()
         assert self.process.stdout is not None
         self.process.stdout.close()
-        if str(self.path) in Path("/proc/self/mountinfo").read_text():
+        if is_mounted(self.path):
             subprocess.run(["umount", "-l", str(self.path)], check=False, capture_output=True)
 
 

@@ -12,18 +12,14 @@ from hypothesis import strategies as st
 from logfs.errors import Corrupt, NotWritable
 from logfs.format.text import NO_TEXT, TextSize, View
 from logfs.log.files import Disk, ReadOnlyDisk
-from logfs.log.index import (
-    OffsetEntry,
-    OffsetIndex,
-    SparseIndex,
-    TextEntry,
-    TextIndex,
-    TimeEntry,
-    TimeIndex,
-)
+from logfs.log.index import OffsetEntry, OffsetIndex, SparseIndex, TimeEntry, TimeIndex
+from logfs.log.text_index import TextEntry, TextIndex
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from logfs.log.files import File
 
 BASE = 45
 MIB10 = 10 * 1024 * 1024
@@ -46,7 +42,7 @@ def times(path: Path, slots: int = 30, base: int = BASE) -> TimeIndex:
 
 
 def texts(path: Path, slots: int = 30, base: int = BASE) -> TextIndex:
-    return make(TextIndex, path, slots * 28, base)
+    return make(TextIndex, path, slots * 32, base)
 
 
 # Sizes (3.6).
@@ -61,7 +57,7 @@ def texts(path: Path, slots: int = 30, base: int = BASE) -> TextIndex:
         (TimeIndex, MIB10, 10485756),
         (OffsetIndex, 48, 48),
         (TimeIndex, 48, 48),
-        (TextIndex, 100, 84),
+        (TextIndex, 100, 96),
     ],
 )
 def test_preallocation_has_kafkas_sizes(
@@ -86,6 +82,44 @@ def test_trimming_cuts_the_file_to_its_entries(tmp_path: Path) -> None:
     empty = times(tmp_path)
     empty.trim()
     assert empty.path.read_bytes() == b""
+
+
+def test_a_flush_beside_the_first_append_leaves_an_index_that_can_be_trimmed(
+    tmp_path: Path,
+) -> None:
+    """The room that an append makes while a sync is under way is cut off all the same, and the entry is synced."""
+
+    class SlowDisk(Disk):
+        during: Callable[[], None] | None = None
+
+        def sync(self, file: File) -> None:
+            super().sync(file)
+            during, self.during = self.during, None
+            if during is not None:
+                during()
+
+    disk = SlowDisk()
+    path = tmp_path / "00000000000000000000.index"
+    index = OffsetIndex(disk, path, 0)
+    index.collect()
+    index.append(5, 100)
+    index.save(sync=False)
+
+    def append() -> None:
+        index.preallocate(4096)
+        index.append(9, 200)
+
+    _ = len(index)
+    disk.during = append
+    index.flush()
+    index.append(12, 300)
+    index.trim()
+    assert path.stat().st_size == 3 * 8
+    assert [entry.offset for entry in index] == [5, 9, 12]
+    synced = []
+    disk.during = lambda: synced.append(True)
+    index.flush()
+    assert synced
 
 
 def test_a_reopened_index_has_its_entries_and_is_full(tmp_path: Path) -> None:
@@ -355,14 +389,38 @@ def sized(n: int) -> TextSize:
 
 
 def test_text_entries_say_what_lies_before_a_batch(tmp_path: Path) -> None:
-    """An entry is 28 bytes: next offset, position, records and bytes of both views before it."""
+    """An entry is 32 bytes: offset, position, records and bytes of both views before it, and a CRC."""
     index = texts(tmp_path)
     index.append(50, 400, TextSize(5, 60, 700))
     assert list(index) == [TextEntry(50, 400, TextSize(5, 60, 700))]
     assert index.last == index[0]
     assert index.to_bytes().hex() == (
-        "00000004" + "00000190" + "00000005" + "000000000000003c" + "00000000000002bc"
+        "00000004" + "00000190" + "00000005" + "000000000000003c" + "00000000000002bc" + "4457c5c7"
     )
+
+
+def test_a_text_entry_is_believed_only_if_it_was_written_for_the_segment(tmp_path: Path) -> None:
+    """Any flipped bit is found out, and an index of another segment."""
+    index = texts(tmp_path)
+    index.append(50, 400, TextSize(5, 60, 700))
+    index.append(60, 800, TextSize(9, 90, 900))
+    index.trim()
+    data = index.path.read_bytes()
+    assert index.check_entries(data) is None
+    for bit in range(32 * 8, 64 * 8):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        assert index.check_entries(bytes(damaged)) == 1
+        index.path.write_bytes(damaged)
+        index.close()
+        assert index[0].position == 400
+        with pytest.raises(Corrupt, match="entry 1 is damaged"):
+            _ = index.last
+    (tmp_path / "other").mkdir()
+    other = TextIndex(Disk(), tmp_path / "other" / index.path.name, BASE + 1)
+    other.path.write_bytes(data)
+    with pytest.raises(Corrupt, match="entry 0 is damaged"):
+        _ = other[0]
 
 
 def test_an_empty_text_index_stands_at_the_start(tmp_path: Path) -> None:

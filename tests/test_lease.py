@@ -72,6 +72,7 @@ def test_only_the_holder_writes_the_files_of_the_directory(closed: Path, clock: 
         assert returned.recovery_point == 60
         assert returned.cleaner_offset == 60
         assert holder.log_dirs[0].cleaner_offsets == {}
+        holder.log_dirs[0].write_cleaner_offsets({USERS: 60})
 
 
 def test_a_holder_that_dies_leaves_what_any_crash_leaves(closed: Path, clock: Clock) -> None:

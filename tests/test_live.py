@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ import orjson
 import pytest
 
 import logfs
+from logfs.cli import main
 from logfs.errors import OffsetOutOfRange, UnknownPartition
 from logfs.format import checkpoint, names
 from logfs.format.batch import Batches
@@ -30,7 +32,9 @@ from logfs.format.text import View
 from logfs.log import text_cache
 from logfs.log.files import Disk, ReadOnlyDisk
 from logfs.log.index import OffsetIndex, TimeIndex
+from logfs.log.text_index import TextIndex
 from logfs.log.view import TextView
+from logfs.store.check import check
 from logfs.store.log_dir import LOG_STARTS
 from logfs.store.store import Store
 from tests.conftest import wait_for
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from logfs import Partition
+    from logfs.log.files import File
     from tests.conftest import Mount
 
 NAME = "orders-0"
@@ -64,7 +69,7 @@ class Writer:
 
     def open(self, log_dir: Path, next_value: int = 0) -> Writer:
         """Write this directory from now on."""
-        self(f"store = logfs.open({str(log_dir)!r})")
+        self(f"store = logfs.open({str(log_dir)!r}, create=True)")
         self.log_dir = log_dir
         self.next_value = next_value
         return self
@@ -1060,3 +1065,100 @@ def test_the_command_line_follows(writer: Writer, tmp_path: Path) -> None:
     finally:
         tail.send_signal(signal.SIGINT)
         tail.wait()
+
+
+def test_commands_beside_a_writer_that_compacts(
+    writer: Writer, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """However fast files are replaced, `check` finds nothing, and `cat` prints every key and loses none."""
+    keys = 40
+    writer("store.settings.set_topic('orders', 'cleanup.policy', 'compact')")
+    writer("store.settings.set_topic('orders', 'file.delete.delay.ms', '0')")
+    writer("from logfs.format.record import Record")
+    writer("import itertools; n = itertools.count()")
+    writer(f"put = lambda: p.append([Record(b'%d' % next(n), b'%d' % k) for k in range({keys})])")
+    writer("work = lambda: [put() for _ in range(5)] and store.compact('orders-0', roll=True)")
+    writer("work()")
+    ended = threading.Event()
+
+    def write() -> None:
+        while not ended.is_set():
+            writer("work()")
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for number in range(60):
+            assert list(check(writer.log_dir)) == []
+            form = [["-J"], [], ["-F", "%k %s\\n"]][number % 3]
+            assert main(["cat", *form, str(writer.log_dir / NAME)]) == 0
+            printed = capfdbinary.readouterr().out.splitlines()
+            assert len(printed) >= keys
+            if form == ["-J"]:
+                offsets = [orjson.loads(line)["offset"] for line in printed]
+                assert offsets == sorted(set(offsets))
+                assert len({orjson.loads(line)["key"] for line in printed}) == keys
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_readers_of_a_log_that_rolls_all_the_time(writer: Writer) -> None:
+    """Several threads read the text of one store, which others bring up to date: each byte is the log's."""
+    writer("store.settings.set_topic('orders', 'segment.bytes', '20000')")
+    shown: list[bytes] = []
+    ended = threading.Event()
+    errors: list[BaseException] = []
+
+    def write() -> None:
+        for _ in range(300):
+            shown.extend(writer.append(20, 100))
+        ended.set()
+
+    def follow(work: Callable[[], object]) -> None:
+        try:
+            while not ended.is_set():
+                work()
+        except BaseException as error:
+            errors.append(error)
+
+    def read() -> None:
+        text = partition.text(View.LINES)
+        size = text.size
+        assert len(text.read(max(size - 5000, 0), 5000)) >= min(size, 5000)
+
+    with Store(writer.log_dir, read_only=True) as store:
+        partition = store[NAME]
+        works = [write, *(partial(follow, read) for _ in range(4)), partial(follow, store.refresh)]
+        threads = [threading.Thread(target=work) for work in works]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        store.refresh()
+        assert text_of(partition) == lines(shown)
+
+
+def test_an_index_that_is_counted_while_it_is_made_again(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread follows the log while another measures its text: neither changes the index under the other."""
+    writer("store.settings.set_topic('orders', 'index.interval.bytes', '0')")
+    shown = [value for _ in range(5) for value in writer.append(3, 100)]
+    with Store(writer.log_dir, read_only=True) as store:
+        partition = store[NAME]
+        assert len(partition.active.text_index) > 0
+        shown += [value for _ in range(20) for value in writer.append(3, 100)]
+        written = TextIndex._written
+
+        def measure_meanwhile(index: TextIndex, file: File) -> int:
+            count = written(index, file)
+            monkeypatch.undo()
+            _ = partition.active.tip
+            return count
+
+        monkeypatch.setattr(TextIndex, "_written", measure_meanwhile)
+        store.refresh()
+        assert text_of(partition) == lines(shown)
+        assert list(partition.active.text_index)

@@ -615,13 +615,28 @@ def test_long_line_by_default(topic: Path) -> None:
     assert (topic / "records").read_bytes() == b"good\ngood again\n"
 
 
-def test_long_unfinished_line(shared: Mount, topic: Path) -> None:
-    """An unfinished line that only its batch's header makes too long is refused at the close, with a reason."""
-    (topic / "config/max.message.bytes").write_text("1000")
-    with Writer(topic / "append") as write:
-        write(b"good\n" + b"x" * 990)
-    assert (topic / "records").read_bytes() == b"good\n"
-    assert f" /{topic.name}/append EMSGSIZE " in shared.errors()
+@pytest.mark.parametrize("limit", [200, 1000, 1_048_588])
+def test_long_unfinished_line(shared: Mount, topic: Path, limit: int) -> None:
+    """Of a line without a newline, too, the write that makes it too long is refused: all that is taken is kept."""
+    (topic / "config/max.message.bytes").write_text(str(limit))
+    shown = b""
+    for length in range(limit - 80, limit + 1):
+        try:
+            with Writer(topic / "append") as write:
+                data = b"good\n" + b"x" * length
+                while data:
+                    data = data[write(data) :]
+        except OSError as error:
+            if error.errno != errno.EMSGSIZE:
+                raise
+            shown += b"good\n"
+        else:
+            shown += b"good\n" + b"x" * length + b"\n"
+    assert b"x" in shown
+    assert shown.endswith(b"good\n" * 60)
+    assert (topic / "records").read_bytes() == shown
+    errors = [line for line in shared.errors().splitlines() if f" /{topic.name}/append" in line]
+    assert len(errors) >= shown.count(b"good\n") - shown.count(b"x\n")
 
 
 def test_envelope_over_the_limit(topic: Path) -> None:

@@ -817,3 +817,33 @@ def test_du_and_ls(model: Model) -> None:
     )
     done = subprocess.run(["ls", model.path.parent], capture_output=True, text=True, check=True)
     assert ".logfs" not in done.stdout
+
+
+def test_a_file_whose_beginning_is_gone_is_looked_up_again(mount: Mount) -> None:
+    """Who opens what was looked up before retention is not given a file that has a size and cannot be read."""
+    folder = mount.partition("orders-0")
+    (folder / "config/segment.bytes").write_text("10000")
+    line = b"x" * 95 + b"\n"
+    reader = found = -1
+    try:
+        with (folder / "append").open("wb", buffering=0) as writer:
+            for number in range(3):
+                for _ in range(60):
+                    writer.write(line * 60)
+                if reader < 0:
+                    reader = os.open(folder / "records", os.O_RDONLY)
+                    found = os.open(folder / "records", os.O_PATH)
+                    (folder / "config/retention.bytes").write_text("20000")
+                (folder / "ctl").write_text("retain\n")
+                while os.read(reader, 100_000):
+                    pass
+                if number:
+                    (folder / "ctl").write_text("roll\n")
+        (folder / "ctl").write_text("retain\n")
+        with pytest.raises(OSError, match="Errno 116"):
+            os.open(f"/proc/self/fd/{found}", os.O_RDONLY)
+        assert (folder / "records").read_bytes().startswith(line)
+    finally:
+        for descriptor in (reader, found):
+            if descriptor >= 0:
+                os.close(descriptor)

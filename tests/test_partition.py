@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,8 +19,10 @@ from logfs.format.batch import HEADER_SIZE, Batch, Batches, assign_offset, seal
 from logfs.format.builder import BatchFormat, build_records
 from logfs.format.compression import Codec
 from logfs.format.record import Record, TimestampType, encode_record
+from logfs.log.files import Disk
 from logfs.log.reader import EARLIEST, LATEST, MAX_TIMESTAMP
 from logfs.log.walk import DamagedRange
+from logfs.store.check import check
 from logfs.store.store import Store
 from tests.conftest import assert_clean
 from tests.test_batch import E_COMMIT
@@ -27,6 +30,7 @@ from tests.test_batch import E_COMMIT
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from logfs.log.files import File
     from logfs.log.partition import Partition
     from tests.conftest import Clock
 
@@ -913,7 +917,7 @@ def test_a_roll_that_a_crash_cut_short_is_no_damage(
 @pytest.mark.parametrize("name", ["foo.log", "bar.index", "x.timeindex", "y.swap", "z.cleaned"])
 def test_a_file_whose_stem_is_no_offset_is_refused(log_dir: Path, clock: Clock, name: str) -> None:
     """Where a broker fails to start, one partition is offline with the file's name (kafka-storage 1.1)."""
-    raw_partition(log_dir, {name: b""})
+    raw_partition(log_dir, {name: b"", log(0): b""})
     with Store(log_dir, clock=clock) as store:
         assert name in str(store.offline[NAME])
     (log_dir / NAME / name).unlink()
@@ -1084,3 +1088,50 @@ def test_everything_here_is_clean(log_dir: Path, clock: Clock) -> None:
     """The audit of a log that was filled, rolled and closed finds nothing."""
     filled_copy(log_dir, clock)
     assert_clean(log_dir)
+
+
+class SlowDisk(Disk):
+    """One on which the first fsync of a log, and what cuts the first index, wait for each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_watched = False
+        self.is_syncing, self.is_trimming = threading.Event(), threading.Event()
+        self.has_flushed = threading.Event()
+
+    def sync(self, file: File) -> None:
+        if self.is_watched and file.path.suffix == ".log" and not self.is_syncing.is_set():
+            self.is_syncing.set()
+            assert self.is_trimming.wait(20)
+        super().sync(file)
+
+    def truncate(self, file: File, size: int) -> None:
+        is_trimmed = size < self.size(file)
+        super().truncate(file, size)
+        if self.is_syncing.is_set() and is_trimmed and not self.is_trimming.is_set():
+            self.is_trimming.set()
+            # Not if the flush has to wait for the roll.
+            self.has_flushed.wait(2)
+
+
+def test_a_flush_beside_a_roll_leaves_the_indexes_alone(log_dir: Path) -> None:
+    """Until the segment is sealed, they are the roll's: it goes on, and what it writes is flushed the next time."""
+    disk = SlowDisk()
+    with Store(log_dir, disk=disk) as store:
+        orders = store.create("orders-0")
+        orders.append([b"a"])
+        orders.roll(store.clock())
+        orders.append([b"b"])
+        disk.is_watched = True
+
+        def flush() -> None:
+            orders.flush()
+            disk.has_flushed.set()
+
+        flushing = threading.Thread(target=flush)
+        flushing.start()
+        assert disk.is_syncing.wait(20)
+        orders.roll(store.clock())
+        flushing.join()
+        assert orders.append([b"c"]) == 2
+    assert list(check(log_dir)) == []

@@ -12,6 +12,7 @@ from logfs.format.aborted import AbortedTransaction, parse_aborted
 from logfs.format.batch import HEADER_SIZE, Batch, seal
 from logfs.format.record import Record, TimestampType, encode_record
 from logfs.format.snapshot import ProducerEntry, format_snapshot, parse_snapshot
+from logfs.store.check import Severity, check
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
@@ -420,6 +421,28 @@ def test_a_transaction_index_that_cannot_be_is_made_anew(log_dir: Path) -> None:
     path.write_bytes(AbortedTransaction(1, -9, -5, 0).pack())
     with Store(log_dir, clock=lambda: NOW):
         assert path.read_bytes() == good
+
+
+@pytest.mark.parametrize("entry", [(1, 0, 2, 3), (2, 0, 2, 3), (1, 2, 3, 4)])
+def test_an_abort_that_the_log_does_not_have_is_an_error(
+    log_dir: Path, entry: tuple[int, int, int, int]
+) -> None:
+    """An entry of a transaction index without its marker hides records that were committed; a reindex mends it."""
+    with Store(log_dir, clock=lambda: NOW) as store:
+        orders = store.create(NAME)
+        orders.append_batch(batch(1, 0, b"a", transactional=True))
+        orders.end_transaction(1, 0, commit=False)
+        orders.append_batch(batch(1, 1, b"b", transactional=True))
+        orders.end_transaction(1, 0, commit=True)
+        orders.roll(NOW)
+        path = orders.segments[0].txn_index.path
+    assert list(check(log_dir)) == []
+    path.write_bytes(path.read_bytes() + AbortedTransaction(*entry).pack())
+    (found,) = check(log_dir)
+    assert (found.severity, found.path) == (Severity.ERROR, path)
+    with Store(log_dir, clock=lambda: NOW, recover=True):
+        pass
+    assert list(check(log_dir)) == []
 
 
 def test_a_marker_has_the_topics_kind_of_time(store: Store) -> None:

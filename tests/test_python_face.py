@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def test_the_example_of_the_contract(log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The lines of product.md 3, as they stand there, do what they say."""
+    """The lines of product.md 3, as they stand there, do what they say; an empty directory becomes a store."""
+    log_dir.mkdir()
     with logfs.open(log_dir) as store:
         orders = store.create("orders-0")
         first = orders.append([b"hello", logfs.Record(b"world", key=b"k", headers=[("h", b"1")])])
@@ -43,16 +44,16 @@ def test_the_example_of_the_contract(log_dir: Path, capsys: pytest.CaptureFixtur
 
 def test_a_store_is_opened_by_any_kind_of_path(tmp_path: Path) -> None:
     """A text, a path, or several of them are log directories."""
-    with logfs.open(str(tmp_path / "a")) as store:
+    with logfs.open(str(tmp_path / "a"), create=True) as store:
         assert isinstance(store, logfs.Store)
         store.create("t-0")
-    with logfs.open([tmp_path / "a", str(tmp_path / "b")]) as store:
+    with logfs.open([tmp_path / "a", str(tmp_path / "b")], create=True) as store:
         assert list(store) == ["t-0"]
 
 
 def test_records_are_plain_values(log_dir: Path) -> None:
     """A record shows value, key, headers, timestamp, offset and the type of its timestamp."""
-    with logfs.open(log_dir) as store:
+    with logfs.open(log_dir, create=True) as store:
         orders = store.create("orders-0")
         orders.append([logfs.Record(None, key=b"k", headers=[("h", None)], timestamp=5)])
         (record,) = orders.read()
@@ -65,7 +66,7 @@ def test_records_are_plain_values(log_dir: Path) -> None:
 
 def test_reading_has_a_beginning_and_an_end(log_dir: Path) -> None:
     """`read` and `columns` take an offset and an end, and by default give everything."""
-    with logfs.open(log_dir) as store:
+    with logfs.open(log_dir, create=True) as store:
         orders = store.create("orders-0")
         orders.append([b"%d" % n for n in range(10)])
         assert [record.value for record in orders.read()] == [b"%d" % n for n in range(10)]
@@ -77,7 +78,7 @@ def test_reading_has_a_beginning_and_an_end(log_dir: Path) -> None:
 
 def test_times_are_answered_or_none(log_dir: Path) -> None:
     """`offset_for_time` gives the earliest offset at or after a time, or None."""
-    with logfs.open(log_dir) as store:
+    with logfs.open(log_dir, create=True) as store:
         orders = store.create("orders-0")
         orders.append([logfs.Record(b"v", timestamp=t) for t in (100, 200)])
         assert orders.offset_for_time(150).offset == 1
@@ -86,7 +87,7 @@ def test_times_are_answered_or_none(log_dir: Path) -> None:
 
 def test_errors_share_one_root(log_dir: Path) -> None:
     """Whatever goes wrong on purpose is a `LogfsError`, and often the Python error one expects."""
-    with logfs.open(log_dir) as store:
+    with logfs.open(log_dir, create=True) as store:
         orders = store.create("orders-0")
         for kind, wrong in (
             (KeyError, lambda: store["orders-9"]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ from logfs import errors
 from logfs.format import names
 from logfs.format.record import Record
 from logfs.format.text import View
+from logfs.log.files import Disk
 from logfs.log.view import NOBODY
 from logfs.store.check import check
 from logfs.store.store import Store
@@ -385,3 +388,57 @@ def test_log_start_offset_is_a_file(make_mount: Callable[..., object]) -> None:
     for wrong in ("99", "x"):
         with pytest.raises(OSError, match=r"No such file|Invalid argument"):
             (folder / "log-start-offset").write_text(wrong)
+
+
+class FullDisk(Disk):
+    """One without room for some names."""
+
+    lacking = ""
+
+    def move(self, old: Path, new: Path) -> None:
+        self._check(new)
+        super().move(old, new)
+
+    def replace_file(self, path: Path, data: bytes) -> None:
+        self._check(path)
+        super().replace_file(path, data)
+
+    def _check(self, path: Path) -> None:
+        if self.lacking and path.name.endswith(self.lacking):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+@pytest.mark.parametrize("lacking", [".log.deleted", ".index.deleted", "leader-epoch-checkpoint"])
+@pytest.mark.parametrize("has_room_again", [False, True])
+def test_a_full_disk_brings_nothing_back(
+    lacking: str, has_room_again: bool, log_dir: Path, clock: Clock
+) -> None:
+    """Whatever retention finds no room for: the log goes on, and what was durably gone stays gone."""
+
+    def drop(store: Store) -> None:
+        store.delete_records(NAME, 25)
+        store.retain()
+
+    disk = FullDisk()
+    with Store(log_dir, clock=clock, disk=disk) as store:
+        orders = store.create(NAME)
+        for number in range(50):
+            orders.append([b"%d" % number])
+            if number % 10 == 9:
+                orders.roll(clock())
+        disk.lacking = lacking
+        with pytest.raises(OSError, match="No space"):
+            drop(store)
+        gone = orders.log_start_offset
+        assert gone == (0 if lacking == "leader-epoch-checkpoint" else 25)
+        assert orders.append([b"more"]) == 50
+        if has_room_again:
+            disk.lacking = ""
+            drop(store)
+            gone = 25
+            assert orders.segments[0].base_offset == 20
+    disk.lacking = ""
+    assert list(check(log_dir)) == []
+    with Store(log_dir, clock=clock) as store:
+        assert store["orders-0"].log_start_offset == gone
+        assert [record.offset for record in store["orders-0"].read()] == [*range(gone, 51)]

@@ -6,6 +6,7 @@ import gc
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from logfs.errors import (
     InvalidStore,
     LogfsError,
     NotWritable,
+    OffsetOutOfRange,
     PartitionExists,
     StoreLocked,
     UnknownPartition,
@@ -303,22 +305,27 @@ def test_a_log_directory_cannot_be_named_twice(tmp_path: Path) -> None:
 
 
 def test_a_log_directory_must_be_one(tmp_path: Path) -> None:
-    """A file is no log directory, and a missing one is made, but never by a reader."""
+    """A file is no log directory. A missing one is made, but never by a reader, nor where its parent is missing."""
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(InvalidStore, match="not a directory"):
+    with pytest.raises(InvalidStore, match="is a file, not a log directory"):
         Store(tmp_path / "file")
-    with pytest.raises(InvalidStore, match="no such log directory"):
+    with pytest.raises(InvalidStore, match="does not exist"):
         Store(tmp_path / "new", read_only=True)
-    assert not (tmp_path / "new").exists()
-    Store(tmp_path / "deep" / "new").close()
-    assert (tmp_path / "deep" / "new").is_dir()
+    with pytest.raises(InvalidStore, match="does not exist"):
+        Store(tmp_path / "new", create=False)
+    with pytest.raises(InvalidStore, match=r"does not exist, nor does .*deep; .*mkdir -p"):
+        Store(tmp_path / "deep" / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    Store(tmp_path / "new").close()
+    assert (tmp_path / "new").is_dir()
 
 
 def test_what_is_no_partition_is_left_alone(log_dir: Path, clock: Clock) -> None:
     """lost+found, plain files, `-stray` and the metadata log stay, and are no partitions."""
     others = ["lost+found", "orders-0.0123-stray", "__cluster_metadata-0"]
+    Store(log_dir, clock=clock).close()
     for name in others:
-        (log_dir / name).mkdir(parents=True)
+        (log_dir / name).mkdir()
     (log_dir / "orders-7").write_bytes(b"a file")
     with Store(log_dir, clock=clock) as store:
         store.create(NAME)
@@ -326,6 +333,21 @@ def test_what_is_no_partition_is_left_alone(log_dir: Path, clock: Clock) -> None
         assert list(store) == [NAME]
         assert not store.offline
     assert all((log_dir / name).is_dir() for name in others)
+
+
+def test_a_lookup_beyond_the_end_says_where_that_is(store: Store) -> None:
+    """Of an empty log, of one whose records are gone, and of others."""
+    log = store.create(NAME)
+    with pytest.raises(
+        OffsetOutOfRange, match="no offset 0 yet: the log is empty, and its next offset is 0"
+    ):
+        log.record(0)
+    log.append([b"a", b"b"])
+    with pytest.raises(OffsetOutOfRange, match="no offset 2 yet: the last is 1"):
+        log.record(2)
+    store.delete_records(NAME, -1)
+    with pytest.raises(OffsetOutOfRange, match="the log is empty, and its next offset is 2"):
+        log.record(2)
 
 
 # The lock.
@@ -497,7 +519,7 @@ def test_a_clean_close_leaves_trimmed_files_and_true_points(log_dir: Path, clock
         ".log": size,
         ".index": 0,
         ".timeindex": 12,
-        ".textindex": 28,
+        ".textindex": 32,
         ".snapshot": 10,
     }
     assert points(log_dir) == points(log_dir, HIGH_WATERMARKS) == {ORDERS: 3}
@@ -761,6 +783,117 @@ def test_a_closed_store_holds_no_descriptor(log_dir: Path, *, read_only: bool) -
         assert len(os.listdir("/proc/self/fd")) == before
     finally:
         gc.enable()
+
+
+def test_an_interrupted_store_vouches_for_nothing(log_dir: Path, clock: Clock) -> None:
+    """Ctrl-C may come in the middle of a roll: the next opening recovers, as after a kill."""
+
+    def interrupted() -> None:
+        with Store(log_dir, clock=clock) as store:
+            store.create(NAME).append([b"a"])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not (log_dir / CLEAN_SHUTDOWN).exists()
+    with Store(log_dir, clock=clock) as store:
+        assert store.recovered_bytes
+        assert [record.value for record in store[NAME].read()] == [b"a"]
+    assert (log_dir / CLEAN_SHUTDOWN).exists()
+
+
+def refused_in_a_child(store: Store, log_dir: Path) -> int:
+    """How many of six attempts a forked child is refused; -SIGALRM if it hangs."""
+    orders = store[NAME]
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        refused = 0
+        for attempt in (
+            lambda: orders.append([b"child"]),
+            orders.flush,
+            lambda: store[NAME].append([b"child"]),
+            lambda: store.create("other-0"),
+            lambda: store.delete(NAME),
+            lambda: Store(log_dir),
+        ):
+            try:
+                attempt()
+            except LogfsError:
+                refused += 1
+        store.close()
+        os._exit(refused)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_forked_child_has_no_part_in_the_store(log_dir: Path, clock: Clock) -> None:
+    """It has the parent's descriptors and not its lock: whatever it tries is an error, and changes nothing."""
+    with Store(log_dir, clock=clock) as store:
+        orders = store.create(NAME)
+        orders.append([b"before"])
+        assert refused_in_a_child(store, log_dir) == 6
+        assert orders.append([b"after"]) == 1
+        with pytest.raises(StoreLocked):
+            Store(log_dir)
+    assert_clean(log_dir)
+    with Store(log_dir, read_only=True) as store:
+        assert [record.value for record in store[NAME].read()] == [b"before", b"after"]
+
+
+def test_a_forked_child_waits_for_no_thread_of_its_parent(log_dir: Path, clock: Clock) -> None:
+    """Of threads that append, one holds the partition at most forks."""
+    over = threading.Event()
+    with Store(log_dir, clock=clock) as store:
+        orders = store.create(NAME)
+
+        def write() -> None:
+            while not over.is_set():
+                orders.append([b"x" * 1000] * 100)
+                orders.flush()
+
+        threads = [threading.Thread(target=write) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            assert [refused_in_a_child(store, log_dir) for _ in range(10)] == [6] * 10
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+    assert_clean(log_dir)
+
+
+def test_offsets_below_all_are_refused_and_change_nothing(store: Store, log_dir: Path) -> None:
+    store.create(NAME).append([b"a", b"b"])
+    store.write_checkpoints()
+    before = points(log_dir)
+    with pytest.raises(OffsetOutOfRange, match="orders-0: there is no offset -1"):
+        store.truncate(NAME, -1)
+    with pytest.raises(OffsetOutOfRange, match="orders-0: there is no offset -2"):
+        store.delete_records(NAME, -2)
+    assert points(log_dir) == before
+    assert store[NAME].log_end_offset == 2
+
+
+@pytest.mark.parametrize("suffix", [".log", ".log.swap"])
+def test_a_file_that_is_longer_than_a_segment_is_refused_unread(
+    log_dir: Path, clock: Clock, suffix: str
+) -> None:
+    """A sparse file of a terabyte takes hours to read."""
+    with Store(log_dir, clock=clock) as store:
+        store.create(NAME).append([b"a"])
+    path = log_dir / NAME / f"{0:020}{suffix}"
+    before = path.stat().st_size if path.exists() else 0
+    with path.open("ab") as file:
+        file.truncate(1 << 40)
+    for read_only in (True, False):
+        with Store(log_dir, clock=clock, read_only=read_only) as store:
+            assert f"{path}: is {1 << 40} bytes long" in str(store.offline[NAME])
+    with path.open("ab") as file:
+        file.truncate(before)
+    if not before:
+        path.unlink()
+    assert_clean(log_dir)
 
 
 @pytest.mark.parametrize(("marker", "epoch"), [('{"version":0,"brokerEpoch":77}', 77), ("", -1)])

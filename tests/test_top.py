@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
+from logfs.cli import main, watch
 from logfs.cli.watch import parse_metrics
 from logfs.format.record import Record
 from logfs.store.metrics import GAUGE, Family, Sample, render
@@ -147,8 +148,8 @@ def test_wrong_options_say_what_to_give(tmp_path: Path, words: list[str], reason
 
 
 def test_nothing_to_look_at(tmp_path: Path) -> None:
-    assert "nothing of ours is mounted here" in call("top", tmp_path).stderr
-    assert "no such log directory" in call("top", tmp_path / "nowhere").stderr
+    assert "nothing of ours is mounted there" in call("top", tmp_path).stderr
+    assert "nowhere does not exist" in call("top", tmp_path / "nowhere").stderr
 
 
 # On a terminal.
@@ -270,6 +271,25 @@ def test_live_a_mount_that_goes_away_ends_it(live: Terminal, filled: Mount) -> N
 
 
 # The status.
+
+
+def test_status_of_a_mount_that_does_not_answer(
+    mount: Mount, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is told of, and those behind it are, too."""
+    monkeypatch.setattr(watch, "_PATIENCE_SECONDS", 1.0)
+    assert mount.process is not None
+    mount.process.send_signal(signal.SIGSTOP)
+    try:
+        # The kernel answers for a while from what it remembers.
+        time.sleep(2)
+        assert main(["status", str(mount.path)]) == 1
+    finally:
+        mount.process.send_signal(signal.SIGCONT)
+    assert capsys.readouterr().out == (
+        f"{mount.path}: does not answer; its daemon is stopped, or waits for its disk\n"
+    )
+    assert main(["status", str(mount.path)]) == 0
 
 
 def test_status_tells_what_upkeep_did_and_does(mount: Mount) -> None:

@@ -6,12 +6,13 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
+from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logfs.errors import OffsetOutOfRange
 from logfs.format import envelope
-from logfs.format.batch import assign_offset
+from logfs.format.batch import HEADER_SIZE, assign_offset
 from logfs.format.builder import BatchFormat, build_records
 from logfs.format.names import TopicPartition
 from logfs.format.record import Record
@@ -302,8 +303,8 @@ def test_the_text_index_is_made_anew(log_dir: Path, clock: Clock, change: str) -
             new = {
                 "empty": b"",
                 "garbage": b"garbage!" * 7,
-                "zeros": bytes(28 * 50),
-                "cut": data[:-28],
+                "zeros": bytes(32 * 50),
+                "cut": data[:-32],
             }[change]
             path.write_bytes(new)
     with Store(log_dir, clock=clock) as store:
@@ -386,6 +387,42 @@ def test_damage_is_told_and_what_is_around_it_is_shown(tmp_path: Path, clock: Cl
         assert view.read(0, 1 << 20, up_to_damage=True) == whole[:28]
         assert TextView(store[NAME], View.LINES, 5).read(0, 1 << 20) == whole[35:]
         assert TextView(store[NAME], View.LINES, 0, 4).read(0, 1 << 20) == whole[:28]
+
+
+@pytest.mark.parametrize("view", View)
+def test_a_batch_that_cannot_be_unpacked_costs_nothing_but_itself(
+    tmp_path: Path, clock: Clock, view: View
+) -> None:
+    """Its checksum is right, and the text index was made while it could be read."""
+    path = tmp_path / "damaged"
+    records = [Record(b"line %d" % n * 9, timestamp=clock()) for n in range(9)]
+    with Store(path, clock=clock) as store:
+        orders = store.create(NAME)
+        topic(store, compression_type="gzip")
+        for record in records:
+            orders.append([record])
+        orders.roll(clock())
+        size = orders.segments[0].size_bytes // 9
+        whole = TextView(orders, view).read(0, 1 << 20)
+        step = len(whole) // 9
+    log = path / NAME / f"{0:020}.log"
+    data = bytearray(log.read_bytes())
+    start, end = 4 * size, 5 * size
+    data[start + HEADER_SIZE + 12 : end] = bytes(size - HEADER_SIZE - 12)
+    data[start + 17 : start + 21] = crc32c(data[start + 21 : end]).to_bytes(4, "big")
+    log.write_bytes(data)
+    with Store(path, clock=clock) as store:
+        first = TextView(store[NAME], view)
+        assert first.read(0, 1 << 20, up_to_damage=True) == whole[: 4 * step]
+        with pytest.raises(DamagedRange) as caught:
+            first.read(4 * step, 1)
+        assert (caught.value.first_offset, caught.value.next_offset) == (4, 5)
+        assert first.read(5 * step, 1 << 20) == whole[5 * step :]
+        for offset in (1, 4, 5, 8):
+            begin = 5 if offset == 4 else offset
+            found = TextView(store[NAME], view, offset)
+            assert found.size == len(whole) - offset * step
+            assert found.read((begin - offset) * step, step) == whole[begin * step :][:step]
 
 
 def test_small_blocks_are_not_kept_for_ever() -> None:

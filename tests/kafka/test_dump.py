@@ -74,7 +74,7 @@ def compare_all(tools: Tools, directory: Path) -> set[str]:
 
 def test_what_logfs_wrote(tools: Tools, tmp_path: Path) -> None:
     """Every file of partitions with all codecs, several segments, tombstones and headers."""
-    with logfs.open(tmp_path / "log") as store:
+    with logfs.open(tmp_path / "log", create=True) as store:
         store.settings.set_topic("orders", "index.interval.bytes", "100")
         store.settings.set_topic("orders", "segment.bytes", "4096")
         partition = store.create("orders-0")

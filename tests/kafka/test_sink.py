@@ -18,7 +18,7 @@ from tests.kafka.topics import CODECS, T
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 
-from logfs.spark.sink.staging import Task  # noqa: E402
+from logfs.spark.sink.staging import Task, planned_partitions  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +84,9 @@ def test_kafka_reads_what_was_committed(
         return [
             file
             for topic in topics
-            for file in Task([str(log_dir)], topic, writer, 0, 0).stage([batch[topic][:count]])
+            for file in Task(
+                [str(log_dir)], planned_partitions([str(log_dir)], topic), topic, writer, 0, 0
+            ).stage([batch[topic][:count]])
         ]
 
     attempt("query")

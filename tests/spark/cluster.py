@@ -169,7 +169,7 @@ def write_beside(spark: SparkSession, path: str, mount: str | None) -> None:
     rows.write.format("logfs").option("topic", "out").mode("append").save(path)
     for number in range(3):
         if mount is None:
-            with logfs.open(path) as store:
+            with logfs.open(path, create=True) as store:
                 store[f"out-{number}"].append([b"plain"])
         else:
             with (Path(mount) / f"out-{number}/append").open("ab") as file:

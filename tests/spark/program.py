@@ -13,6 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
+def unshare() -> list[str]:
+    """The command that gives a process mounts of its own; without root, by a user namespace."""
+    return ["unshare", "--mount", *(["--map-root-user"] if os.geteuid() else [])]
+
+
 class Program:
     """A module of the tests, run in a session of the system: whoever is started by it is known by that."""
 

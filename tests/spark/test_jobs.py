@@ -237,7 +237,7 @@ def test_jobs_that_write_respect_the_lock(
 def test_jobs_that_write_make_no_log_directory(spark: SparkSession, tmp_path: Path) -> None:
     """A name that is misspelt is an error, and nothing of that name is there afterwards."""
     for job in (reindex, compact):
-        with pytest.raises(InvalidStore, match="there is no such log directory"):
+        with pytest.raises(InvalidStore, match="does not exist"):
             job(spark, tmp_path / "log")
     assert not list(tmp_path.iterdir())
 

@@ -290,6 +290,35 @@ def test_data_loss_names_the_range(spark: SparkSession, tmp_path: Path) -> None:
     assert offsets(frame) == {("orders", 0): list(range(10, 30))}
 
 
+@pytest.mark.parametrize("strategy", ["error", "latest"])
+def test_a_time_before_the_log_start(spark: SparkSession, tmp_path: Path, strategy: str) -> None:
+    """Segments wholly below the log start that are still on the disk do not hide the records after them."""
+    with Store(tmp_path) as store:
+        store.settings.set_topic("orders", "segment.bytes", "600")
+        partition = store.create("orders-0")
+        for first in range(0, 333, 9):
+            partition.append(
+                [Record(b"%d" % n, timestamp=START_MS + n) for n in range(first, first + 9)]
+            )
+        store.delete_records("orders-0", 100)
+    # Retention has not run: only the checkpoint tells of the new start.
+    assert len([*(tmp_path / "orders-0").glob("*.log")]) > 10
+    for first, time in (
+        (100, 0),
+        (100, START_MS + 50),
+        (100, START_MS + 100),
+        (101, START_MS + 101),
+    ):
+        for options in (
+            {"startingTimestamp": time},
+            {"startingOffsetsByTimestamp": f'{{"orders":{{"0":{time}}}}}'},
+        ):
+            frame = load(spark, tmp_path, startingOffsetsByTimestampStrategy=strategy, **options)
+            assert offsets(frame) == {("orders", 0): list(range(first, 333))}
+    ending = load(spark, tmp_path, endingTimestamp=START_MS + 50)
+    assert offsets(ending) == {}
+
+
 def test_the_gaps_of_compaction_are_no_loss(spark: SparkSession, tmp_path: Path) -> None:
     """Of each key the newest record is there, and the query does not fail."""
     with Store(tmp_path) as store:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
     from logfs.spark.stream import StreamReader
 
@@ -57,15 +58,26 @@ def everything(counts: dict[int, int]) -> list[tuple[int, int]]:
     return [(number, offset) for number, count in counts.items() for offset in range(count)]
 
 
+def plain(offsets: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """Offsets without the topic ids, which are topics without partitions."""
+    return {topic: each for topic, each in offsets.items() if each}
+
+
+def topic_id(log_dir: Path, partition: str = "orders-0") -> str:
+    """The id of a topic, as the file of a partition has it."""
+    return (log_dir / partition / "partition.metadata").read_text().rpartition(" ")[2]
+
+
 def test_offsets_are_in_the_shape_of_the_kafka_source(spark: SparkSession, tmp_path: Path) -> None:
-    """A checkpoint reads {"orders":{"0":…}}, and progress tells how far behind the query is."""
+    """A checkpoint reads {"orders":{"0":…}} and the topic's id, and progress tells how far behind the query is."""
     with Store(tmp_path / "logs") as store:
         fill(store, 50)
         progress = drain(read(spark, tmp_path / "logs"), tmp_path)
     (source,) = progress[0]["sources"]
-    assert source["endOffset"] == source["latestOffset"] == {"orders": {"0": 50, "1": 50}}
+    expected = {"orders": {"0": 50, "1": 50}, f"orders#{topic_id(tmp_path / 'logs')}": {}}
+    assert source["endOffset"] == source["latestOffset"] == expected
     written = (tmp_path / "sink-checkpoint/offsets/0").read_text().splitlines()
-    assert json.loads(written[-1]) == {"orders": {"0": 50, "1": 50}}
+    assert json.loads(written[-1]) == expected
     assert sunk(spark, tmp_path) == everything({0: 50, 1: 50})
 
 
@@ -118,6 +130,149 @@ def test_what_retention_took_unread_is_a_loss(spark: SparkSession, tmp_path: Pat
     assert sunk(spark, tmp_path) == [(0, offset) for offset in (*range(40), *range(60, 80))]
 
 
+# Topics and partitions that are deleted under a query.
+
+
+def remake(store: Store, count: int, partitions: int = 1) -> None:
+    """Delete the topic, and make one of its name that has so many records in each partition."""
+    for name in list(store):
+        store.delete(name)
+    fill(store, count, partitions)
+
+
+def run(frame: DataFrame, tmp_path: Path) -> StreamingQuery:
+    """A query that goes on and on."""
+    writer = frame.writeStream.format("parquet").option("path", str(tmp_path / "sink"))
+    writer = writer.option("checkpointLocation", str(tmp_path / "sink-checkpoint"))
+    return writer.trigger(processingTime="100 milliseconds").start()
+
+
+@pytest.mark.parametrize("count", [20, 300])
+def test_a_topic_that_is_made_again_is_a_loss(
+    spark: SparkSession, tmp_path: Path, count: int
+) -> None:
+    """Found by its id at the next run, with more records than before, too; without failOnDataLoss all are read."""
+    from pyspark.errors import StreamingQueryException
+
+    logs = tmp_path / "logs"
+    with Store(logs) as store:
+        fill(store, 50, 1)
+        drain(read(spark, logs), tmp_path)
+        before = topic_id(logs)
+        remake(store, count, 2)
+        with pytest.raises(StreamingQueryException) as failed:
+            drain(read(spark, logs), tmp_path)
+        said = str(failed.value)
+        assert "topic orders was deleted and made again" in said
+        assert before in said
+        assert topic_id(logs) in said
+        assert "failOnDataLoss to false to begin at the earliest offset of the new topic" in said
+        assert sunk(spark, tmp_path) == everything({0: 50})
+        drain(read(spark, logs, failOnDataLoss="false", maxOffsetsPerTrigger=100), tmp_path)
+        # From here on the checkpoint is of the new topic.
+        fill(store, 10, 2)
+        drain(read(spark, logs), tmp_path)
+    expected = everything({0: count + 10, 1: count + 10}) + everything({0: 50})
+    assert sunk(spark, tmp_path) == sorted(expected)
+
+
+def test_a_checkpoint_without_topic_ids_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    """As logfs 0.1 wrote it: nothing comes twice or is missed, and the ids are known from then on."""
+    logs = tmp_path / "logs"
+    with Store(logs) as store:
+        fill(store, 50)
+        drain(read(spark, logs), tmp_path)
+        for path in (tmp_path / "sink-checkpoint/offsets").glob("[0-9]*"):
+            lines = path.read_text().splitlines()
+            lines[-1] = json.dumps(plain(json.loads(lines[-1])))
+            path.write_text("\n".join(lines))
+            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+        drain(read(spark, logs), tmp_path)
+        fill(store, 10)
+        progress = drain(read(spark, logs), tmp_path)
+    assert sunk(spark, tmp_path) == everything({0: 60, 1: 60})
+    assert f"orders#{topic_id(logs)}" in progress[-1]["sources"][0]["endOffset"]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_partition_that_is_deleted_under_an_idle_query(
+    spark: SparkSession, tmp_path: Path, whole: bool
+) -> None:
+    """The query fails though nothing new comes, and names the partition."""
+    from pyspark.errors import StreamingQueryException
+
+    logs = tmp_path / "logs"
+    with Store(logs) as store:
+        fill(store, 10)
+        query = run(read(spark, logs, maxOffsetsPerTrigger=100), tmp_path)
+        try:
+            query.processAllAvailable()
+            for name in ("orders-0", "orders-1") if whole else ("orders-1",):
+                store.delete(name)
+            with pytest.raises(
+                StreamingQueryException, match=r"orders-. is in the log directories"
+            ):
+                query.awaitTermination(60)
+            assert not query.isActive
+        finally:
+            query.stop()
+    assert sunk(spark, tmp_path) == everything({0: 10, 1: 10})
+
+
+def test_a_query_that_allows_losses_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    """Without the partition, and without the topic; what is made again is read from its beginning."""
+    logs = tmp_path / "logs"
+    with Store(logs) as store:
+        fill(store, 10)
+        query = run(read(spark, logs, failOnDataLoss="false"), tmp_path)
+        try:
+            query.processAllAvailable()
+            store.delete("orders-1")
+            query.processAllAvailable()
+            fill(store, 5, 1)
+            query.processAllAvailable()
+            assert query.lastProgress is not None
+            fill(store, 30, 2)
+            query.processAllAvailable()
+            assert sunk(spark, tmp_path) == sorted(everything({0: 45, 1: 10}) + everything({1: 30}))
+            remake(store, 7, 0)
+            query.processAllAvailable()
+            fill(store, 100, 1)
+            query.processAllAvailable()
+        finally:
+            query.stop()
+        # The checkpoint knows the new topic, so that a query that allows no losses goes on.
+        fill(store, 5, 1)
+        drain(read(spark, logs), tmp_path)
+    assert sunk(spark, tmp_path) == sorted(
+        everything({0: 45, 1: 10}) + everything({1: 30}) + everything({0: 105})
+    )
+
+
+def test_a_partition_that_moves_is_no_loss(spark: SparkSession, tmp_path: Path) -> None:
+    """To another log directory and back, under a query."""
+    logs = [tmp_path / "a", tmp_path / "b"]
+    with Store(logs) as store:
+        fill(store, 10)
+        frame = (
+            spark.readStream.format("logfs")
+            .option("subscribe", "orders")
+            .option("startingOffsets", "earliest")
+            .option("paths", json.dumps(list(map(str, logs))))
+            .load()
+        )
+        query = run(frame, tmp_path)
+        try:
+            for _ in range(4):
+                query.processAllAvailable()
+                store.move("orders-0", logs[store.home("orders-0") == logs[0]])
+                fill(store, 10)
+            query.processAllAvailable()
+        finally:
+            query.stop()
+    assert sunk(spark, tmp_path) == everything({0: 50, 1: 50})
+
+
 def test_max_offsets_per_trigger_is_shared_by_backlog(spark: SparkSession, tmp_path: Path) -> None:
     """No batch is larger, and a large backlog gets the larger share."""
     with Store(tmp_path / "logs") as store:
@@ -126,7 +281,7 @@ def test_max_offsets_per_trigger_is_shared_by_backlog(spark: SparkSession, tmp_p
         progress = drain(read(spark, tmp_path / "logs", maxOffsetsPerTrigger=200), tmp_path)
     sizes = [each["numInputRows"] for each in progress if each["numInputRows"]]
     assert sizes == [200] * 5
-    assert progress[0]["sources"][0]["endOffset"] == {"orders": {"0": 180, "1": 20}}
+    assert plain(progress[0]["sources"][0]["endOffset"]) == {"orders": {"0": 180, "1": 20}}
     assert sunk(spark, tmp_path) == everything({0: 900, 1: 100})
 
 
@@ -165,12 +320,13 @@ def test_a_first_latest_can_be_made_stable(tmp_path: Path) -> None:
     with Store(tmp_path / "logs") as store:
         fill(store, 10, 1)
         kept = str(tmp_path / "initial.json")
-        assert reader(tmp_path / "logs").initialOffset() == {"orders": {"0": 10}}
+        assert plain(reader(tmp_path / "logs").initialOffset()) == {"orders": {"0": 10}}
         first = reader(tmp_path / "logs", initialOffsetsPath=kept).initialOffset()
         fill(store, 10, 1)
         again = reader(tmp_path / "logs", initialOffsetsPath=kept).initialOffset()
-        assert first == again == {"orders": {"0": 10}}
-        assert reader(tmp_path / "logs").initialOffset() == {"orders": {"0": 20}}
+        assert first == again
+        assert plain(first) == {"orders": {"0": 10}}
+        assert plain(reader(tmp_path / "logs").initialOffset()) == {"orders": {"0": 20}}
 
 
 @pytest.mark.usefixtures("spark")
@@ -211,13 +367,88 @@ def test_a_new_partition_without_its_beginning_is_a_loss(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("spark")
+def test_a_log_directory_that_is_replaced_is_an_error(tmp_path: Path) -> None:
+    """As one that is unmounted under a query: nobody knows of losses, so none is allowed."""
+    from logfs.errors import InvalidStore
+
+    logs = tmp_path / "logs"
+    with Store(logs) as store:
+        fill(store, 10)
+    stream = reader(logs, failOnDataLoss="false")
+    start = stream.initialOffset()
+    logs.rename(tmp_path / "elsewhere")
+    with pytest.raises(InvalidStore, match="is not there any more; was it unmounted"):
+        stream.latestOffset(start)
+    logs.mkdir()
+    with pytest.raises(InvalidStore, match="another directory is in the place"):
+        stream.latestOffset(start)
+    logs.rmdir()
+    (tmp_path / "elsewhere").rename(logs)
+    assert plain(stream.latestOffset(start)) == {"orders": {"0": 10, "1": 10}}
+    stream.stop()
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_topic_made_again_after_its_batch_was_planned(tmp_path: Path) -> None:
+    """The offsets of the batch are not the new topic's: they are lost, and the next batch begins with it."""
+    from logfs.spark.splits import DataLoss
+
+    logs = tmp_path / "logs"
+    with Store(logs) as store:
+        fill(store, 50, 1)
+        start = {"orders": {"0": 10}, f"orders#{topic_id(logs)}": {}}
+        end = {"orders": {"0": 50}, f"orders#{topic_id(logs)}": {}}
+        remake(store, 100)
+        strict = reader(logs)
+        with pytest.raises(DataLoss, match="topic orders was deleted and made again"):
+            strict.partitions(start, end)
+        strict.stop()
+        stream = reader(logs, failOnDataLoss="false")
+        assert [split.parts for split in stream.partitions(start, end)] == [[]]
+        found = stream.latestOffset(end)
+        assert found == {"orders": {"0": 100}, f"orders#{topic_id(logs)}": {}}
+        (split,) = stream.partitions(end, found)
+        assert [(part.piece.first_offset, part.piece.end_offset) for part in split.parts] == [
+            (0, 100)
+        ]
+        stream.stop()
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_single_partition_made_again_between_two_looks(tmp_path: Path) -> None:
+    """Beside others it keeps the topic's id; a query that runs knows the directory."""
+    from logfs.spark.splits import DataLoss
+
+    logs = tmp_path / "logs"
+    with Store(logs) as store:
+        fill(store, 10)
+        strict, stream = reader(logs), reader(logs, failOnDataLoss="false")
+        start = strict.initialOffset() and strict.latestOffset({})
+        assert stream.latestOffset({}) == start
+        store.delete("orders-1")
+        store.create("orders-1").append([Record(b"other")] * 30)
+        with pytest.raises(DataLoss, match=r"orders-1 .* it was deleted and made again"):
+            strict.latestOffset(start)
+        strict.stop()
+        first = stream.latestOffset(start)
+        assert plain(first) == {"orders": {"0": 10}}
+        assert [split.parts for split in stream.partitions(start, first)] == [[]]
+        second = stream.latestOffset(first)
+        assert plain(second) == {"orders": {"0": 10, "1": 30}}
+        (split,) = stream.partitions(first, second)
+        assert [(part.partition, part.piece.first_offset) for part in split.parts] == [(1, 0)]
+        stream.stop()
+
+
+@pytest.mark.usefixtures("spark")
 def test_min_offsets_per_trigger_waits(tmp_path: Path) -> None:
     """After the first batch, fewer records make none until maxTriggerDelay is over, unless all are asked for."""
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMinRows
 
     with Store(tmp_path / "logs") as store:
         fill(store, 10, 1)
-        start, end = {"orders": {"0": 4}}, {"orders": {"0": 10}}
+        known = {f"orders#{topic_id(tmp_path / 'logs')}": {}}
+        start, end = {"orders": {"0": 4}, **known}, {"orders": {"0": 10}, **known}
         options = {"minOffsetsPerTrigger": "100", "maxTriggerDelay": "10h"}
         stream = reader(tmp_path / "logs", **options)
         assert stream.getDefaultReadLimit() == ReadMinRows(100)

@@ -1,0 +1,167 @@
+"""A program whose tasks run on a worker that sees other files than the driver: `python -m tests.spark.apart JSON`.
+
+For `test_apart`: a master and one worker in a mount namespace of its own, in which the log directories are covered.
+Each job runs against each of them; what it returned or raised is written to a file as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyspark
+from pyspark import SparkConf, SparkContext
+
+import logfs.spark
+from logfs.spark import jobs
+from tests.spark.program import unshare
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+HOST = "127.0.0.1"
+SETTINGS = {
+    "spark.executor.cores": "1",
+    "spark.executor.memory": "600m",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.task.maxFailures": "1",
+}
+
+
+def start_master(settings: dict[str, str]) -> str:
+    """Start a master in this program's JVM; its address."""
+    SparkContext._ensure_initialized(conf=SparkConf().setAll(list(settings.items())))
+    jvm = SparkContext._jvm
+    assert jvm is not None
+    deploy, conf = jvm.org.apache.spark.deploy, jvm.org.apache.spark.SparkConf()
+    master = deploy.master.Master.startRpcEnvAndEndpoint(HOST, 0, 0, conf)._1()
+    return f"spark://{HOST}:{master.address().port()}"
+
+
+def start_worker(address: str, scratch: Path, mounts: list[list[str]]) -> subprocess.Popen[bytes]:
+    """Start a worker for whose processes alone some commands, which mount, have been run."""
+    home = Path(pyspark.__file__).parent
+    java = ["java", "-cp", f"{home}/jars/*", "-Xmx256m", "-XX:TieredStopAtLevel=1"]
+    worker = ["org.apache.spark.deploy.worker.Worker", "-h", HOST, "-p", "0", "--webui-port", "0"]
+    command = [*java, *worker, "-c", "1", "-m", "700M", "-d", str(scratch), address]
+    script = " && ".join(map(shlex.join, mounts)) + " && exec " + shlex.join(command)
+    return subprocess.Popen(
+        [*unshare(), "sh", "-c", script],
+        stdout=sys.stderr,
+        # Without the version Spark looks for the folders of its own build.
+        env={**os.environ, "SPARK_HOME": str(home), "SPARK_SCALA_VERSION": "2.13"},
+    )
+
+
+def outcome(do: Callable[[], Any]) -> dict[str, Any]:
+    """What a job returned, or the error that it raised."""
+    try:
+        return {"returned": do()}
+    except Exception as error:
+        return {"raised": type(error).__name__, "text": str(error)}
+
+
+def job_functions(spark: SparkSession, log_dir: str, out: Path) -> dict[str, Callable[[], Any]]:
+    """Each job by name."""
+
+    def read(**options: str) -> int:
+        reading = spark.read.format("logfs").option("subscribe", "orders").options(**options)
+        return reading.load(log_dir).count()
+
+    def stream() -> bool:
+        reading = spark.readStream.format("logfs").option("subscribe", "orders")
+        frame = reading.option("startingOffsets", "earliest").load(log_dir)
+        writing = frame.writeStream.format("noop").trigger(availableNow=True)
+        return writing.start().awaitTermination(120) is not None
+
+    def write() -> None:
+        rows = spark.range(0, 10, 1, 1).selectExpr("'k' key", "'v' value")
+        rows.write.format("logfs").option("topic", "orders").mode("append").save(log_dir)
+
+    def import_() -> list[int]:
+        done = jobs.import_(spark, out.parent / "text.txt", log_dir, format="text", topic="orders")
+        return [done.files, done.records]
+
+    def verify() -> list[str]:
+        return [str(found) for found in jobs.verify(spark, log_dir).findings]
+
+    def stats() -> int:
+        return sum(topic.counts.records for topic in jobs.stats(spark, log_dir).topics)
+
+    return {
+        "verify": verify,
+        "stats": stats,
+        "load": read,
+        "load, losses allowed": lambda: read(failOnDataLoss="false"),
+        "stream": stream,
+        "export": lambda: jobs.export(spark, log_dir, out).records,
+        "write": write,
+        "import": import_,
+        "reindex": lambda: [each.reason for each in jobs.reindex(spark, log_dir)],
+        "compact": lambda: [each.reason for each in jobs.compact(spark, log_dir)],
+    }
+
+
+def command(job: str, address: str, log_dir: str) -> dict[str, Any]:
+    """What `logfs spark JOB` printed, and its exit code."""
+    words = ["spark", job, "--master", address, "--conf", "spark.executor.memory=600m", log_dir]
+    conf = [f"--conf={name}={value}" for name, value in SETTINGS.items()]
+    done = subprocess.run(
+        [sys.executable, "-m", "logfs", *words, *conf, "--conf=spark.driver.host=127.0.0.1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return {"code": done.returncode, "out": done.stdout, "err": done.stderr}
+
+
+def main() -> None:
+    """Run all of it, and write down what came of it."""
+    told = json.loads(sys.argv[1])
+    root = Path(told["root"])
+    settings = {**told["settings"], **SETTINGS}
+    address = start_master(settings)
+    worker = start_worker(address, root / "work", told["mounts"])
+    try:
+        spark = logfs.spark.session("apart", master=address, settings=settings)
+        found: dict[str, Any] = {}
+        for kind, wanted in told["jobs"].items():
+            log_dir = told["log_dirs"][kind]
+            functions = job_functions(spark, log_dir, root / f"export-{kind}")
+            found[kind] = {job: outcome(functions[job]) for job in wanted}
+        # Sources of an import, and the target of an export, that the worker does not see.
+        seen = told["seen"]
+        found["apart"] = {
+            "import": outcome(
+                lambda: (
+                    jobs.import_(spark, told["source"], seen, format="text", topic="orders").records
+                )
+            ),
+            "import, shorter": outcome(
+                lambda: (
+                    jobs.import_(
+                        spark, told["shorter"], seen, format="text", topic="orders"
+                    ).records
+                )
+            ),
+            "export": outcome(lambda: jobs.export(spark, seen, told["target"]).records),
+            "stats": outcome(lambda: jobs.stats(spark, seen).topics[0].counts.records),
+        }
+        spark.stop()
+        found["command"] = {"verify": command("verify", address, told["log_dirs"]["empty"])}
+        (root / "outcomes.json").write_text(json.dumps(found))
+    finally:
+        worker.terminate()
+        worker.wait()
+    print("over", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""What the campaigns share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.system.spawner import Spawner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def spawner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spawner]:
+    """The server that all processes of a module are forked from."""
+    server = Spawner(tmp_path_factory.mktemp("outputs"))
+    yield server
+    server.close()

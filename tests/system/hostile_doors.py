@@ -1,0 +1,423 @@
+"""Every way to look into a log directory, in this process, and what must hold of whatever comes out."""
+
+from __future__ import annotations
+
+import io
+import logging
+import traceback
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from crc32c import crc32c
+
+from logfs import cli
+from logfs.errors import Corrupt, LogfsError
+from logfs.format import envelope
+from logfs.format.batch import HEADER_SIZE, parse_header
+from logfs.format.legacy import LegacyBatch, is_legacy
+from logfs.format.text import View
+from logfs.log.walk import DamagedRange
+from logfs.store.status import partition_status, store_status
+from logfs.store.store import Store
+from tests.system.hostile_corpus import NOW, Template, covered, seen
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from logfs.log.partition import Partition
+    from logfs.log.reader import Reader
+
+_TIMES = (0, 1, NOW - 50_000, NOW, NOW + 2, 2**62, 2**63 - 1, 10**19 - 1)
+_KEYS = (b"k0", b"k1", b"only 2", b"nosuch", b"")
+# What an attempt to read past damage goes on for.
+_MOST_DAMAGES = 200
+_SOME = 10
+# More than any file of the templates has.
+_MOST_BYTES = 1 << 20
+
+
+@dataclass
+class Findings:
+    """What was found wrong, by what tells one from another."""
+
+    found: dict[str, str] = field(default_factory=dict)
+
+    def add(self, key: str, details: str) -> None:
+        self.found.setdefault(key, details)
+
+    def exception(self, door: str, error: BaseException) -> None:
+        """An exception that no door may raise: by its type, and the last place in the product."""
+        frames = traceback.extract_tb(error.__traceback__)
+        ours = [frame for frame in frames if "/logfs/" in frame.filename]
+        place = frames[-1] if not ours else ours[-1]
+        name = place.filename.rpartition("/logfs/")[2]
+        key = f"{type(error).__name__} at {name}:{place.name}:{place.lineno}"
+        details = "".join(traceback.format_exception(error))
+        self.add(key, f"{door}\n{details[-3000:]}")
+
+
+def _start_of(file: Path) -> bytes:
+    """What was written to a file; behind it may be more zeros than the memory holds."""
+    with file.open("rb") as opened:
+        return opened.read(_MOST_BYTES)
+
+
+class _Swallowed(logging.Handler):
+    """What the product logs with a traceback was an error that it did not expect."""
+
+    def __init__(self, findings: Findings) -> None:
+        super().__init__()
+        self.findings = findings
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            self.findings.exception(f"logged: {record.getMessage()[:200]}", error)
+
+
+class Doors:
+    """One log directory, and all ways into it."""
+
+    def __init__(
+        self, root: Path, template: Template, chance: random.Random, findings: Findings
+    ) -> None:
+        self.root = root
+        self.template = template
+        self.chance = chance
+        self.findings = findings
+        # The partitions in which a mutation made a batch with a right CRC.
+        self.forged = {name for name in template.records if self._is_forged(name)}
+
+    def _is_forged(self, name: str) -> bool:
+        """Whether a batch in the files of a partition has a right CRC, and was never in its log."""
+        known = self.template.sealed[name]
+        # What is staged is in no log yet.
+        logs = {
+            batch
+            for path, data in self.template.files.items()
+            if path.startswith(f"{name}/") and ".log" in path
+            for batch in _valid(data)
+        }
+        for file in (self.root / name).glob("*"):
+            if file.is_symlink() or not file.is_file():
+                continue
+            if ".log" in file.name or file.name.endswith(".staged"):
+                data = _start_of(file)
+                is_as_it_was = data == self.template.files.get(f"{name}/{file.name}")
+                here = logs if ".log" in file.name else known
+                if not is_as_it_was and any(new not in here for new in _valid(data)):
+                    return True
+        return False
+
+    @contextmanager
+    def _guarded(self, door: str) -> Iterator[None]:
+        """Only errors of the product's own, and the system's, may come out."""
+        try:
+            yield
+        except (LogfsError, OSError):
+            pass
+        except Exception as error:
+            self.findings.exception(door, error)
+
+    def go_through(self, *, live: bool) -> None:
+        """All doors, the one that writes last."""
+        handler = _Swallowed(self.findings)
+        logging.getLogger("logfs").addHandler(handler)
+        try:
+            self._commands()
+            self._read_only("read only")
+            if not live and self.chance.random() < 0.5:
+                lost = self._before_writing()
+                self._writing()
+                self._read_only("read only, after writing")
+                self._still_there(lost)
+        finally:
+            logging.getLogger("logfs").removeHandler(handler)
+
+    # Commands.
+
+    def _command(self, *words: str) -> bytes:
+        out, errors = io.BytesIO(), io.BytesIO()
+        # As Python sets up the standard streams.
+        stdout = io.TextIOWrapper(out, encoding="utf-8", errors="strict", write_through=True)
+        stderr = io.TextIOWrapper(errors, encoding="utf-8", errors="backslashreplace")
+        with self._guarded(" ".join(words)), redirect_stdout(stdout), redirect_stderr(stderr):
+            try:
+                cli.main(words)
+            except SystemExit:
+                self.findings.add(f"exit of {words[0]}", repr(words))
+        stdout.flush()
+        return out.getvalue()
+
+    def _commands(self) -> None:
+        chance, root = self.chance, str(self.root)
+        self._command("check", root)
+        if chance.random() < 0.1:
+            self._command("describe", root)
+            self._command("groups", root)
+        for name in self.template.records:
+            target = f"{root}/{name}"
+            what: tuple[str, ...] = chance.choice(
+                (
+                    (),
+                    (),
+                    ("-J",),
+                    ("-F", "%s %k %h %o %T %t %p %S %K\\n"),
+                    ("-t", str(chance.choice(_TIMES))),
+                    ("-k", chance.choice(("k1", "nosuch"))),
+                    ("-o", chance.choice(("0", "3..", "-5", "..7", str(2**63 - 1)))),
+                    ("-J", "--isolation", "read_committed"),
+                )
+            )
+            said = self._command("cat", target, *what)
+            if not what:
+                self._check_lines(name, said, self.template.lines[name], "cat")
+            if "-J" in what:
+                self._check_lines(name, said, self.template.envelopes[name], "cat -J")
+        files = [str(file) for file in sorted(self.root.glob("*/[0-9]*")) if file.is_file()]
+        how = chance.choice(
+            (
+                ("--deep-iteration", "--print-data-log"),
+                ("--deep-iteration", "--json"),
+                ("--offsets-decoder", "--print-data-log"),
+                ("--index-sanity-check",),
+                ("--verify-index-only",),
+            )
+        )
+        if files:
+            self._command("dump", *how, *files)
+
+    # The Python face.
+
+    def _read_only(self, door: str) -> None:
+        with self._guarded(door), Store(self.root, read_only=True, clock=lambda: NOW) as store:
+            with self._guarded(f"{door}: status"):
+                store_status(store)
+            with self._guarded(f"{door}: groups"):
+                for name in store:
+                    store.groups.of(name)
+                list(store.groups)
+            for name in store:
+                if name in self.template.records:
+                    self._partition(store, store[name], door)
+
+    def _partition(self, store: Store, partition: Partition, door: str) -> None:
+        name = partition.name.directory
+        with self._guarded(f"{door}: status of {name}"):
+            partition_status(partition, store)
+        records = self._read(partition, door)
+        whole = self._texts(partition, door)
+        # In a batch that was forged, records may lie outside of the offsets that its header tells.
+        if records is not None and whole is not None and name not in self.forged:
+            made = b"".join((value or b"") + b"\n" for value in records)
+            if made != whole:
+                self.findings.add("lines differ from records", f"{door}\n{made!r}\n{whole!r}")
+        if self.chance.random() < 0.5:
+            self._lookups(self.chance.choice((partition, partition.committed)), door)
+
+    def _read(self, partition: Partition, door: str) -> list[bytes | None] | None:
+        """The values of all records; None where there is damage."""
+        name = partition.name.directory
+        values: list[bytes | None] = []
+        start = partition.log_start_offset
+        is_whole = True
+        with self._guarded(f"{door}: read"):
+            for _ in range(_MOST_DAMAGES):
+                try:
+                    for record in partition.read(start):
+                        self._check(name, record.offset, seen(record), "read")
+                        values.append(record.value)
+                    break
+                except DamagedRange as damage:
+                    is_whole = False
+                    start = max(damage.next_offset, start + 1)
+            else:
+                self.findings.add("endless damage", f"{door}: {start}")
+            if not is_whole or name in self.forged:
+                return None
+            columns = partition.columns()
+            found = [record.value for record in columns.records()]
+            if found != values:
+                self.findings.add("columns differ from records", f"{door}\n{found}\n{values}")
+            return values
+        return None
+
+    def _texts(self, partition: Partition, door: str) -> bytes | None:
+        """The lines, if there is no damage."""
+        name = partition.name.directory
+        whole: bytes | None = None
+        known = {View.LINES: self.template.lines, View.ENVELOPES: self.template.envelopes}
+        for view in View:
+            start = None if view is View.LINES else self.chance.choice((None, None, 1, 5, 30))
+            with self._guarded(f"{door}: {view.value}"):
+                text = partition.text(view, start)
+                data = text.read(0, text.size + 1)
+                self._check_lines(name, data, known[view][name], f"{door}: {view.value}")
+                if view is View.LINES:
+                    whole = data
+        return whole
+
+    def _lookups(self, reader: Reader, door: str) -> None:
+        name = reader.name.directory
+        first, end = reader.log_start_offset, reader.log_end_offset
+        near = [first, end - 1, end, 2**63 - 1, -1]
+        near += [self.chance.randint(first, max(end, first)) for _ in range(_SOME)]
+        for offset in near:
+            with self._guarded(f"{door}: record"):
+                record = reader.record(offset)
+                if record is not None:
+                    self._check(name, record.offset, seen(record), "record")
+                    if record.offset != offset:
+                        self.findings.add("another record", f"{door}: {offset} {record}")
+        for time in (*self.chance.sample(_TIMES, 3), self.chance.randrange(-3, 0)):
+            with self._guarded(f"{door}: time"):
+                found = reader.offset_for_time(time, shown=time >= 0)
+                if time >= 0 and found is not None:
+                    self._check_time(reader, time, found.offset, found.timestamp)
+        for key in self.chance.sample(_KEYS, 2):
+            with self._guarded(f"{door}: newest"):
+                newest = reader.newest(key)
+                if newest is not None:
+                    self._check(name, newest.offset, seen(newest), "newest")
+                    if newest.key != key:
+                        self.findings.add("another key", f"{door}: {key!r} {newest}")
+        with self._guarded(f"{door}: ends"):
+            reader.first_offset_from(first)
+            reader.last_offset()
+            reader.offset_of_last(3)
+
+    # What must hold.
+
+    def _check(self, name: str, offset: int, record: tuple[object, ...], door: str) -> None:
+        if name in self.forged or name not in self.template.records:
+            return
+        known = self.template.records[name].get(offset)
+        if known == record:
+            return
+        if record in self.template.records[name].values():
+            # No CRC covers a batch's offset: in a log with gaps, a wrong one may fit. And a commit that waits goes
+            # to wherever the log ends.
+            if not self.template.gaps and self.template.name != "commit":
+                self.findings.add(f"moved record by {door}", f"{name} {offset}: {record}")
+            return
+        self.findings.add(f"wrong record by {door}", f"{name} {offset}: {record} for {known}")
+
+    def _check_time(self, reader: Reader, time: int, offset: int, timestamp: int) -> None:
+        name = reader.name.directory
+        if timestamp < time:
+            self.findings.add("a time before the one asked for", f"{time} {offset} {timestamp}")
+        if name in self.forged or name not in self.template.records:
+            return
+        known = self.template.records[name].get(offset)
+        if known is not None and known[3] != timestamp and not self.template.gaps:
+            self.findings.add("another time", f"{time}: {offset} {timestamp}, is {known[3]}")
+
+    def _check_lines(self, name: str, data: bytes, known: set[bytes], door: str) -> None:
+        if name in self.forged or name not in self.template.records:
+            return
+        if self.template.gaps or self.template.name == "commit":
+            # Their offsets may be others: see `_check`.
+            return
+        wrong = (
+            set(data.splitlines(keepends=True)) - known if b"\r" in data else _lines(data, known)
+        )
+        if wrong:
+            self.findings.add(f"wrong line by {door}", f"{name}: {sorted(wrong)[:3]}")
+
+    # Writing.
+
+    def _writing(self) -> None:
+        with self._guarded("writing"), Store(self.root, clock=lambda: NOW) as store:
+            for name in self.template.records:
+                with self._guarded(f"writing to {name}"):
+                    if name in store:
+                        self._append(store[name])
+
+    def _append(self, partition: Partition) -> None:
+        from logfs.format.record import Record
+
+        value = b"appended"
+        offset = partition.append([Record(value, b"k1")])
+        record = partition.record(offset)
+        if record is None or (record.offset, record.value) != (offset, value):
+            self.findings.add("what was appended is not there", f"{offset}: {record}")
+        partition.flush()
+        name = partition.name.directory
+        if record is not None:
+            # From now on it is one of the log's.
+            self.template.records[name][offset] = seen(record)
+            self.template.lines[name] |= {value + b"\n"}
+            line = envelope.encode(record, envelope.prefix(partition.name))
+            self.template.envelopes[name] |= {line}
+
+    def _before_writing(self) -> dict[str, dict[str, bytes]]:
+        """The .log files as they are."""
+        return {
+            name: {
+                file.name: _start_of(file)
+                for file in (self.root / name).glob("*.log")
+                if file.is_file() and not file.is_symlink()
+            }
+            for name in self.template.records
+        }
+
+    def _still_there(self, before: dict[str, dict[str, bytes]]) -> None:
+        """No batch that was valid is gone, whatever the other files say."""
+        for name, files in before.items():
+            here = b"".join(
+                _start_of(file)
+                for file in (self.root / name).glob("*")
+                # Not the indexes, which have room for many entries.
+                if file.is_file() and not file.is_symlink() and "index" not in file.name
+            )
+            for file, data in files.items():
+                for start, end in _batches(data):
+                    if data[start + 21 : end] not in here:
+                        self.findings.add("a valid batch is gone", f"{name}/{file}: byte {start}")
+                        return
+
+
+def _lines(data: bytes, known: set[bytes]) -> set[bytes]:
+    return {line + b"\n" for line in data.split(b"\n")[:-1]} - known
+
+
+def _batches(data: bytes) -> Iterator[tuple[int, int]]:
+    """Where valid batches of magic 2 begin and end, one after the other from the start of a file."""
+    at = 0
+    while at + HEADER_SIZE <= len(data):
+        header = parse_header(data, at)
+        end = at + header.size_bytes
+        if header.magic != 2 or not at + HEADER_SIZE <= end <= len(data):
+            return
+        if crc32c(data[at + 21 : end]) != header.crc:
+            return
+        yield at, end
+        at = end
+
+
+_HEAD = np.dtype([("offset", ">i8"), ("size", ">i4"), ("unchecked", ">i4"), ("magic", "u1")])
+
+
+def _valid(data: bytes) -> Iterator[bytes]:
+    """What the CRC covers of every valid batch among bytes, wherever it begins."""
+    room = len(data) - 25
+    if room <= 0:
+        return
+    heads = np.ndarray(room, _HEAD, data, strides=(1,))
+    sizes = heads["size"].astype(np.int64) + 12
+    fits = (heads["magic"] <= 2) & (sizes >= 26) & (sizes <= len(data) - np.arange(room))
+    for at in np.flatnonzero(fits).tolist():
+        whole = memoryview(data)[at : at + int(sizes[at])]
+        if not is_legacy(whole):
+            if len(whole) >= HEADER_SIZE and crc32c(whole[21:]) == parse_header(whole).crc:
+                yield covered(whole, 2)
+            continue
+        try:
+            LegacyBatch.parse(whole)
+        except Corrupt:
+            continue
+        yield covered(whole, whole[16])

@@ -1,0 +1,302 @@
+"""Start many short-lived logfs processes quickly: a server imports logfs once and forks a child for each request.
+
+A child is a process of its own, as `python -m logfs` would be, without the second that the imports take. The server
+has one thread, so its children start from a clean state. They die with the server.
+
+As a program (`python -m tests.system.spawner`) this module is the server: requests and answers are lines of JSON on
+standard input and output.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import faulthandler
+import gc
+import importlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+# What a held child waits for.
+_GO = signal.SIGUSR1
+# Makes a child write the Python stacks of all its threads to its output.
+_DUMP = signal.SIGUSR2
+
+
+class Child:
+    """A process that the server has forked."""
+
+    def __init__(self, spawner: Spawner, number: int, pid: int, output: Path) -> None:
+        self.pid = pid
+        self.output_path = output
+        self._spawner = spawner
+        self._number = number
+        self._pidfd = os.pidfd_open(pid)
+
+    @property
+    def output(self) -> str:
+        """What it has written to standard output and standard error."""
+        return self.output_path.read_text(errors="replace")
+
+    def kill(self, number: int = signal.SIGKILL) -> bool:
+        """Send a signal; whether the process was still there."""
+        try:
+            signal.pidfd_send_signal(self._pidfd, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def go(self) -> None:
+        """Let a held child begin."""
+        self.kill(_GO)
+
+    def dump_stacks(self) -> str:
+        """The Python stacks of all threads, appended to its output, and what each thread waits for in the kernel."""
+        before = len(self.output)
+        self.kill(_DUMP)
+        time.sleep(0.5)
+        lines = [self.output[before:]]
+        for task in sorted(Path(f"/proc/{self.pid}/task").glob("*")):
+            with suppress(OSError):
+                lines.append(f"{task.name} {(task / 'wchan').read_text()}")
+        return "\n".join(lines)
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self._spawner.status(self._number, 0)
+
+    def wait(self, seconds: float) -> int:
+        """Wait for the end; the exit code, negative for a signal. Raises `TimeoutError`."""
+        code = self._spawner.status(self._number, seconds)
+        if code is None:
+            raise TimeoutError(f"process {self.pid} still runs after {seconds} s")
+        return code
+
+    def close(self) -> None:
+        """Kill it if it runs, and give back what it used."""
+        if self._pidfd < 0:
+            return
+        self.kill()
+        with suppress(TimeoutError):
+            self.wait(30)
+        os.close(self._pidfd)
+        self._pidfd = -1
+
+
+class Spawner:
+    """The client of one server. Not for several threads at once."""
+
+    def __init__(self, directory: Path) -> None:
+        """Start the server; the outputs of its children go to `directory`."""
+        self._directory = directory
+        self._next = 0
+        self._statuses: dict[int, int] = {}
+        self._pids: dict[int, int] = {}
+        self._rest = b""
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "tests.system.spawner"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+        )
+        assert self._server.stdout is not None
+        assert self._server.stdout.readline() == b"ready\n"
+
+    def command(self, *argv: object, hold: bool = False) -> Child:
+        """Run `logfs ARGV`; with `hold` it begins at `go`."""
+        return self._spawn({"argv": list(map(str, argv))}, hold=hold)
+
+    def run(
+        self, *argv: object, stdin: bytes = b"", cwd: Path | None = None, seconds: float = 60
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run `logfs ARGV` to its end, with the environment that this process has now. Raises `TimeoutError`."""
+        given, errors = self._directory / "stdin", self._directory / "stderr"
+        given.write_bytes(stdin)
+        errors.write_bytes(b"")
+        words = list(map(str, argv))
+        request = {
+            "argv": words,
+            "stdin": str(given),
+            "errors": str(errors),
+            "cwd": str(cwd or Path.cwd()),
+            "environ": dict(os.environ),
+        }
+        child = self._spawn(request, hold=False)
+        try:
+            code = child.wait(seconds)
+            printed = child.output_path.read_bytes()
+            return subprocess.CompletedProcess(words, code, printed, errors.read_bytes())
+        finally:
+            child.close()
+            child.output_path.unlink()
+
+    def call(self, function: str, *arguments: object, hold: bool = False) -> Child:
+        """Call `module:function` with numbers, and anything else as text."""
+        told = [each if isinstance(each, int) else str(each) for each in arguments]
+        return self._spawn({"call": function, "arguments": told}, hold=hold)
+
+    def _spawn(self, request: dict[str, Any], *, hold: bool) -> Child:
+        self._next += 1
+        number = self._next
+        output = self._directory / f"output-{number}"
+        output.touch()
+        request |= {"id": number, "hold": hold, "output": str(output)}
+        assert self._server.stdin is not None
+        self._server.stdin.write(json.dumps(request).encode() + b"\n")
+        self._server.stdin.flush()
+        while number not in self._pids:
+            self._receive(30)
+        return Child(self, number, self._pids.pop(number), output)
+
+    def status(self, number: int, seconds: float) -> int | None:
+        """The exit code of a child, None if it has not ended within so many seconds."""
+        end = time.monotonic() + seconds
+        while number not in self._statuses:
+            left = end - time.monotonic()
+            if not self._receive(max(left, 0)) and left <= 0:
+                return None
+        return self._statuses[number]
+
+    def _receive(self, seconds: float) -> bool:
+        assert self._server.stdout is not None
+        pipe = self._server.stdout.fileno()
+        if not select.select([pipe], [], [], seconds)[0]:
+            return False
+        data = os.read(pipe, 65536)
+        if not data:
+            raise RuntimeError("the server of child processes has died")
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            answer = json.loads(line)
+            if "pid" in answer:
+                self._pids[answer["id"]] = answer["pid"]
+            else:
+                self._statuses[answer["id"]] = answer["status"]
+        return True
+
+    def close(self) -> None:
+        """End the server and all its children."""
+        for pipe in (self._server.stdin, self._server.stdout):
+            assert pipe is not None
+            pipe.close()
+        try:
+            self._server.wait(30)
+        except subprocess.TimeoutExpired:
+            self._server.kill()
+            self._server.wait()
+
+
+@cache
+def shared() -> Spawner:
+    """The server of this process, until its end."""
+    directory = Path(tempfile.mkdtemp(prefix="logfs-spawner-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    server = Spawner(directory)
+    atexit.register(server.close)
+    return server
+
+
+# The server.
+
+
+def _serve() -> int:
+    """Answer requests until standard input ends; in a child this returns the exit code of its work."""
+    waking, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {_GO})
+    numbers: dict[int, int] = {}
+    rest = b""
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    while True:
+        readable = select.select([0, waking], [], [])[0]
+        if waking in readable:
+            with suppress(BlockingIOError):
+                os.read(waking, 4096)
+            with suppress(ChildProcessError):
+                while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                    pid, status = found
+                    _answer(id=numbers.pop(pid), status=os.waitstatus_to_exitcode(status))
+        if 0 not in readable:
+            continue
+        data = os.read(0, 65536)
+        if not data:
+            for pid in numbers:
+                os.kill(pid, signal.SIGKILL)
+            return 0
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            request = json.loads(line)
+            pid = os.fork()
+            if not pid:
+                os.close(waking)
+                os.close(wake)
+                return _child(request)
+            numbers[pid] = request["id"]
+            _answer(id=request["id"], pid=pid)
+
+
+def _answer(**answer: int) -> None:
+    os.write(1, json.dumps(answer).encode() + b"\n")
+
+
+def _child(request: dict[str, Any]) -> int:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if "cwd" in request:
+        os.chdir(request["cwd"])
+        os.environ.clear()
+        os.environ.update(request["environ"])
+    given = os.open(request.get("stdin", os.devnull), os.O_RDONLY)
+    output = os.open(request["output"], os.O_WRONLY | os.O_APPEND)
+    errors = os.open(request.get("errors", request["output"]), os.O_WRONLY | os.O_APPEND)
+    for standard, descriptor in enumerate((given, output, errors)):
+        os.dup2(descriptor, standard)
+        os.close(descriptor)
+    faulthandler.enable()
+    faulthandler.register(_DUMP, all_threads=True)
+    if request["hold"]:
+        signal.sigwait({_GO})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {_GO})
+    if "argv" in request:
+        from logfs.cli import main
+
+        return main(request["argv"])
+    module, _, name = request["call"].partition(":")
+    getattr(importlib.import_module(module), name)(*request["arguments"])
+    return 0
+
+
+def _prepare() -> None:
+    """Import what children need, so that they need not."""
+    from logfs.cli import COMMANDS
+    from logfs.format.warm import warm_up
+
+    for name in COMMANDS:
+        with suppress(ImportError):
+            importlib.import_module(f"logfs.cli.{name.replace('-', '_')}")
+    for name in ("logfs.mount.session", "tests.system.scenes", "tests.system.load"):
+        with suppress(ImportError):
+            importlib.import_module(name)
+    warm_up()
+    gc.collect()
+    gc.freeze()
+
+
+if __name__ == "__main__":
+    _prepare()
+    sys.exit(_serve())

@@ -1,0 +1,96 @@
+"""Power cuts under a live mount, and again during and after recovery: what was fsynced is there, the rest is sound.
+
+`LOGFS_POWER_CUTS` is the number of cuts on XFS; ext4 gets a third of it beside. `LOGFS_POWER_SEED` repeats the
+choices of a campaign, or those of one chain (`SEED/KIND/NUMBER`, as a problem names it); the moments at which the
+power goes are never the same twice. With `LOGFS_POWER_KEEP=DIR` the log directories of a failed chain, as they were
+before its verification, are kept there. LOGFS_POWER_STAGES=move,compact names what may follow the first cut.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import orjson
+import pytest
+
+from tests.conftest import Mount, need, need_command, need_fuse, need_root, wait_for
+from tests.system.power import Image, Totals, campaign
+from tests.test_cli import call
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# A copy of an image's mount in another namespace keeps its loop device.
+pytestmark = pytest.mark.usefixtures("mounts_alone")
+
+CUTS = int(os.environ.get("LOGFS_POWER_CUTS", "14"))
+SEED = os.environ.get("LOGFS_POWER_SEED", "1")
+
+
+@pytest.fixture(autouse=True)
+def _machine() -> None:
+    need_root()
+    need_fuse()
+    for command in ("losetup", "mount", "umount", "unshare", "setpriv"):
+        need_command(command)
+
+
+def _need_image(directory: Path, kind: str) -> None:
+    """The test needs loop devices and a kernel that has the file system."""
+    where = directory / f"trial-{kind}"
+    where.mkdir()
+    try:
+        Image(where, kind).close()
+    except OSError as error:
+        need(False, f"no {kind} image can be mounted: {error}")
+
+
+def _report(totals: Totals, kind: str) -> None:
+    print(f"\n{kind}, seed {SEED}: " + "; ".join(totals.lines()))
+    if totals.problems:
+        pytest.fail(f"{len(totals.problems)} problems:\n" + "\n".join(totals.classes()))
+    assert totals.counts["acknowledged"] > 0, "nothing was acknowledged"
+    assert totals.counts["lookups"] > 0
+    if totals.chains > 3:
+        assert totals.counts["unsynced lost"] > 0, "no cut took anything: they do not bite"
+
+
+def test_what_was_fsynced_survives_power_cuts_on_xfs(tmp_path: Path) -> None:
+    """Chains of cuts on XFS images: nothing that was acknowledged is lost, and every lookup is right."""
+    need_command("mkfs.xfs")
+    _need_image(tmp_path, "xfs")
+    _report(campaign(tmp_path, "xfs", CUTS, SEED), "xfs")
+
+
+def test_what_was_fsynced_survives_power_cuts_on_ext4(tmp_path: Path) -> None:
+    """The same on ext4, with several mount options."""
+    need_command("mkfs.ext4")
+    _need_image(tmp_path, "ext4")
+    _report(campaign(tmp_path, "ext4", max(CUTS // 3, 1), SEED), "ext4")
+
+
+@pytest.mark.parametrize("is_noticed", [False, True])
+def test_who_unmounts_a_disk_that_has_failed_is_told(tmp_path: Path, is_noticed: bool) -> None:
+    """Also where every log directory is offline already; and no other mount takes the place of that one."""
+    need_command("mkfs.xfs")
+    _need_image(tmp_path, "xfs")
+    disk = Image(tmp_path, "xfs")
+    log_dir = disk.mountpoint / "log"
+    mount = Mount(tmp_path / "mnt", [log_dir]).start()
+    try:
+        append = mount.partition("a-0") / "append"
+        append.write_bytes(b"line\n")
+        disk.cut()
+        if is_noticed:
+            status = mount.path / ".logfs/status.json"
+            wait_for(lambda: orjson.loads(status.read_bytes())["offline_log_dirs"])
+            again = call("mount", log_dir, mount.path)
+            assert (again.returncode, b"a logfs is mounted here" in again.stderr) == (1, True)
+        done = call("umount", mount.path)
+        assert done.returncode == 1
+        assert done.stderr.startswith(b"logfs: %s: " % os.fsencode(log_dir))
+        assert done.stderr.count(b"\n") == 1
+    finally:
+        mount.stop()
+        disk.close()

@@ -1,0 +1,76 @@
+"""A mount that is stopped, or whose daemon is killed, beside readers of growing files that share descriptors.
+
+A thread of the daemon may then wait in the kernel for a page that one has locked who waits for an answer.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conftest import wait_for
+
+if TYPE_CHECKING:
+    from tests.conftest import Mount
+
+NAME = "orders-0"
+ENOUGH_BYTES = 300_000
+# Writers, askers, and readers in threes that have one descriptor between them.
+PROGRAM = """
+import os, random, sys, time
+os.chdir(sys.argv[1])
+
+def again(work):
+    if not os.fork():
+        try:
+            while True:
+                work()
+        except OSError:
+            os._exit(0)
+
+def write():
+    with open("append", "wb", buffering=0) as file:
+        file.write((b"x" * random.choice([10, 100, 1000]) + b"\\n") * random.choice([1, 10]))
+    time.sleep(random.random() * 0.005)
+
+def read():
+    size = os.fstat(fd).st_size
+    os.pread(fd, random.choice([4096, 65536]), max(0, size - random.choice([10, 3000, 50000])))
+
+for _ in range(4):
+    again(write)
+for name in ("records", "records.jsonl"):
+    again(lambda: os.stat(name))
+    for _ in range(2):
+        fd = os.open(name, os.O_RDONLY)
+        for _ in range(3):
+            again(read)
+while True:
+    time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize("turn", range(2))
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_daemon_ends_beside_readers(mount: Mount, killed: bool, turn: int) -> None:
+    """Nobody is left behind who waits for ever, and the log can be mounted again."""
+    partition = mount.partition(NAME)
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, partition], start_new_session=True
+    ) as program:
+        try:
+            wait_for(lambda: (partition / "records").stat().st_size > ENOUGH_BYTES, seconds=120)
+            if killed:
+                mount.kill()
+            else:
+                mount.stop()
+        finally:
+            os.killpg(program.pid, signal.SIGKILL)
+    mount.start()
+    with (partition / "records").open("rb") as records:
+        assert all(not line.strip(b"x\n") for line in records)
