@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,6 +23,7 @@ from tests.system.mounts import is_mounted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
 REQUIRE_ALL = os.environ.get("LOGFS_REQUIRE_ALL") == "1"
 START_SECONDS = 60
