@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,8 +18,10 @@ from logfs.format.builder import BatchFormat, build_records
 from logfs.format.names import TopicPartition
 from logfs.format.record import Record
 from logfs.format.text import View
+from logfs.log.text_index import TextIndex
 from logfs.log.view import KEPT_BEHIND, NOBODY, BlockCache, Piece, TextView, offset_of_last
 from logfs.log.walk import DamagedRange
+from logfs.store.check import check
 from logfs.store.store import Store
 from tests.test_batch import E_COMMIT
 
@@ -38,6 +41,15 @@ def text_of(records: list[Record], view: View) -> bytes:
     if view is View.LINES:
         return b"".join((record.value or b"") + b"\n" for record in records)
     return b"".join(envelope.encode(record, PREFIX) for record in records)
+
+
+def flip(path: Path, at: int) -> None:
+    """Flip a bit of a byte."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << at % 8]))
 
 
 def topic(store: Store, **changes: object) -> None:
@@ -314,6 +326,46 @@ def test_the_text_index_is_made_anew(log_dir: Path, clock: Clock, change: str) -
             assert found.read(0, 1 << 30) == expected[view]
 
 
+@pytest.mark.parametrize("opening", ["writable", "read-only", "beside a writer"])
+@pytest.mark.parametrize("damaged", ["the first", "every second", "a run", "all but the last"])
+def test_damaged_entries_of_a_text_index_cost_nothing(
+    tmp_path: Path, clock: Clock, opening: str, damaged: str
+) -> None:
+    """Flipped bits in it are made up for by the log: the text, every range and every count are the same."""
+    log_dir = tmp_path / "damaged"
+    with ExitStack() as stack:
+        writer = stack.enter_context(Store(log_dir, clock=clock))
+        records = list(filled(writer, 4).read())
+        if opening != "beside a writer":
+            stack.close()
+        for path in (log_dir / NAME).glob("*.textindex"):
+            entries = path.stat().st_size // TextIndex.entry.size
+            numbers = {
+                "the first": range(1),
+                "every second": range(1, entries - 2, 2),
+                "a run": range(2, entries - 2),
+                "all but the last": range(entries - 1),
+            }[damaged]
+            # Where room is preallocated, the segment is being written.
+            for number in numbers if entries < 1000 else ():
+                flip(path, number * TextIndex.entry.size + number * 5 % TextIndex.entry.size)
+        assert opening == "beside a writer" or any(
+            "textindex" in str(finding) for finding in check([log_dir])
+        )
+        reader = Store(log_dir, clock=clock, read_only=opening != "writable")
+        orders = stack.enter_context(reader)[NAME]
+        offsets = [record.offset for record in records]
+        for view in View:
+            expected = text_of(records, view)
+            whole = TextView(orders, view)
+            assert whole.size == len(expected)
+            assert b"".join(whole.read(at, 700) for at in range(0, len(expected), 700)) == expected
+            for first in range(0, len(records), 7):
+                some = TextView(orders, view, offsets[first], offsets[first] + 20)
+                assert some.read(0, 1 << 30) == text_of(records[first : first + 20], view)
+        assert [offset_of_last(orders, n) for n in range(1, len(offsets) + 1)] == offsets[::-1]
+
+
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_log_that_someone_else_appended_to(log_dir: Path, clock: Clock, clean: bool) -> None:
     """A broker may go on with the last segment, and leave our text index behind: the text is whole (product.md 5)."""
@@ -385,6 +437,36 @@ def test_damage_is_told_and_what_is_around_it_is_shown(tmp_path: Path, clock: Cl
             view.read(0, 1 << 20)
         assert (caught.value.first_offset, caught.value.next_offset) == (4, 5)
         assert view.read(0, 1 << 20, up_to_damage=True) == whole[:28]
+        assert TextView(store[NAME], View.LINES, 5).read(0, 1 << 20) == whole[35:]
+        assert TextView(store[NAME], View.LINES, 0, 4).read(0, 1 << 20) == whole[:28]
+
+
+@pytest.mark.parametrize("entries", [range(3, 4), range(4, 5), range(2, 7), range(8)])
+@pytest.mark.parametrize("at", [61, 70])
+def test_damage_in_a_log_and_in_its_text_index(
+    tmp_path: Path, clock: Clock, entries: range, at: int
+) -> None:
+    """The text around the damage in the log is there, though entries around it are damaged, too."""
+    path = tmp_path / "damaged"
+    with Store(path, clock=clock) as store:
+        orders = store.create(NAME)
+        topic(store, index_interval_bytes=0)
+        for n in range(9):
+            orders.append([b"line %d" % n])
+        orders.roll(clock())
+        size = orders.segments[0].size_bytes // 9
+    log = path / NAME / f"{0:020}.log"
+    flip(log, 4 * size + at)
+    for number in entries:
+        flip(log.with_suffix(".textindex"), number * TextIndex.entry.size + 20)
+    with Store(path, clock=clock) as store:
+        view = TextView(store[NAME], View.LINES)
+        whole = b"".join(b"line %d\n" % n for n in range(9))
+        assert view.size == len(whole)
+        assert view.read(0, 1 << 20, up_to_damage=True) == whole[:28]
+        with pytest.raises(DamagedRange):
+            view.read(28, 7)
+        assert view.read(35, 1 << 20) == whole[35:]
         assert TextView(store[NAME], View.LINES, 5).read(0, 1 << 20) == whole[35:]
         assert TextView(store[NAME], View.LINES, 0, 4).read(0, 1 << 20) == whole[:28]
 

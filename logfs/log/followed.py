@@ -17,7 +17,7 @@ from logfs.log import text_cache
 from logfs.log.files import Gone
 from logfs.log.index import TimeEntry
 from logfs.log.listing import open_by_inode
-from logfs.log.rebuild import rebuild_text
+from logfs.log.rebuild import rebuild_text, text_fits
 from logfs.log.segment import (
     MAX_RELATIVE_OFFSET,
     POINT_READ_BYTES,
@@ -349,7 +349,7 @@ class FollowedSegment(Segment):
         # The same files, and a tip that does not move meanwhile.
         still = copy.copy(self)
         still._tip = now
-        if not still.text_is_sane() or self.text_index.last.position != now.size_bytes:
+        if not text_fits(still) or self.text_index.last.position != now.size_bytes:
             self._disk.check_may_block()
             with self._rebuilding:
                 measured = self._measured
@@ -369,11 +369,11 @@ class FollowedSegment(Segment):
         if not (
             is_sealed
             and text_cache.load(self._disk, self.file, still.text_index)
-            and still.text_is_sane()
+            and text_fits(still)
             and still.text_index.last.position == now.size_bytes
         ):
             still.text_index = before
-            entries = before.to_bytes() if still.text_is_sane() else b""
+            entries = before.to_bytes() if text_fits(still) else b""
             still.text_index = self._another_text_index()
             still.text_index.take_entries(entries)
             still.text_index.truncate(now.size_bytes)

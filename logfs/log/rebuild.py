@@ -9,9 +9,13 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from logfs.format.text import NO_TEXT
+from logfs.errors import Corrupt
+from logfs.format.batch import LENGTH_OVERHEAD, MAGIC, MAGIC_AT, START
+from logfs.format.legacy import SMALLEST_BYTES
+from logfs.format.text import NO_TEXT, TextSize, measure
 from logfs.log.index import TimeEntry
 from logfs.log.spans import survey, text_size
+from logfs.log.text_index import TextEntry
 from logfs.log.walk import Damage, DamagedRange
 
 if TYPE_CHECKING:
@@ -151,11 +155,70 @@ def lookup_fits(segment: Segment, number: int) -> bool:
     return not len(times) or segment.has(times.last)
 
 
+def text_fits(segment: Segment) -> bool:
+    """Whether the text index still points at batches, by a cheap look: something else may have written the log."""
+    index = segment.text_index
+    size = segment.size_bytes
+    try:
+        last = index.last
+        number = len(index) - (2 if last.position == size else 1)
+        entry = index[number]
+    except Corrupt:
+        return False
+    if last.position > size or last.offset > segment.limit_offset:
+        return False
+    if number < 0:
+        return True
+    data = segment.read(entry.position, SMALLEST_BYTES)
+    if len(data) < SMALLEST_BYTES or data[MAGIC_AT] > MAGIC:
+        return False
+    offset, length = START.unpack_from(data)
+    fits = SMALLEST_BYTES <= LENGTH_OVERHEAD + length <= size - entry.position
+    return bool(fits and entry.offset <= offset < segment.limit_offset)
+
+
+def text_entries_between(
+    segment: Segment, before: TextEntry, after: TextEntry, count: int
+) -> list[TextEntry]:
+    """So many entries of a text index between two others; none where the log between them is not as they say."""
+    # Offset, position and text of what lies between; of damage, what the rest leaves of the text.
+    parts: list[tuple[int, int, TextSize | None]] = []
+    missing = after.before.minus(before.before)
+    for found in segment.walk(before.position, after.position, first_offset=before.offset):
+        size: TextSize | None = None
+        if isinstance(found, Damage):
+            first, position = found.first_offset, found.start
+            if found.end == found.start:
+                size = NO_TEXT
+        else:
+            first, position = found[1].header.base_offset, found[0]
+            with suppress(Corrupt):
+                size = measure(found[1])
+        parts.append((first, position, size))
+        missing = missing.minus(size or NO_TEXT)
+    is_damaged = any(size is None for _, _, size in parts)
+    if min(missing) < 0 or (max(missing) and not is_damaged):
+        return []
+    entries = [before]
+    text = before.before
+    for first, position, size in parts:
+        if position > entries[-1].position:
+            entries.append(TextEntry(first, position, text))
+        if size is None:
+            # Of several, the first takes it all, as in the views.
+            size, missing = missing, NO_TEXT
+        text = text.plus(size)
+    del entries[0]
+    # Each in its share of what lies between, as an index has them that was never damaged.
+    between = len(entries)
+    return [entries[n * between // count] for n in range(count)] if between >= count else []
+
+
 def rebuild_text(segment: Segment) -> None:
     """Bring a segment's text index up to its log, which something else wrote or went on with."""
     index = segment.text_index
     size = segment.size_bytes
-    index.collect(keep=segment.text_is_sane())
+    index.collect(keep=text_fits(segment))
     builder = TextBuilder(index, _INTERVAL_BYTES)
     for found in survey(segment, builder.position, index.last.offset):
         if isinstance(found, Damage) and found.end == size:

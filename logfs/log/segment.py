@@ -12,17 +12,22 @@ from logfs.format.batch import (
     HEADER_SIZE,
     LENGTH_OVERHEAD,
     MAGIC,
-    MAGIC_AT,
     START,
     STEP,
     Batch,
     Header,
     parse_header,
 )
-from logfs.format.legacy import SMALLEST_BYTES, is_legacy, parse_batch
+from logfs.format.legacy import is_legacy, parse_batch
 from logfs.format.text import NO_TEXT, TextSize
 from logfs.log.index import OffsetEntry, TimeEntry
-from logfs.log.rebuild import lookup_fits, rebuild_lookups, rebuild_text
+from logfs.log.rebuild import (
+    lookup_fits,
+    rebuild_lookups,
+    rebuild_text,
+    text_entries_between,
+    text_fits,
+)
 from logfs.log.segment_files import SegmentFiles
 from logfs.log.spans import text_size
 from logfs.log.walk import CHUNK_BYTES, Damage, DamagedRange, Walk, walk
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
     from logfs.log.files import Disk
     from logfs.log.index import OffsetIndex, SparseIndex, TimeIndex
     from logfs.log.spans import BatchInfo
+    from logfs.log.text_index import TextEntry
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +104,11 @@ class Segment(SegmentFiles):
                 # The other one has another file, too.
                 self.indexes[1 - number].release()
             return self._lookups[number]
+
+    def remade(self, before: TextEntry, after: TextEntry, count: int) -> Sequence[TextEntry]:
+        """See `SegmentFiles.remade`."""
+        self._disk.check_may_block()
+        return text_entries_between(self, before, after, count)
 
     @property
     def size_bytes(self) -> int:
@@ -560,34 +571,13 @@ class Segment(SegmentFiles):
     def _load_tip(self) -> Tip:
         """The tip by the closing entry of the text index, or where that is missing, by reading the log."""
         size = self.size_bytes
-        if not self.text_is_sane() or self.text_index.last.position != size:
+        if not text_fits(self) or self.text_index.last.position != size:
             self._disk.check_may_block()
             with self._rebuilding:
                 if self._tip is None or self._tip.text is UNMEASURED:
                     rebuild_text(self)
         self._tip = Tip(size, self.next_offset, self.text_index.last.before)
         return self._tip
-
-    def text_is_sane(self) -> bool:
-        """Whether the text index still points at batches: something else may have written the log meanwhile."""
-        index = self.text_index
-        size = self.size_bytes
-        try:
-            last = index.last
-            number = len(index) - (2 if last.position == size else 1)
-            entry = index[number]
-        except Corrupt:
-            return False
-        if last.position > size or last.offset > self.limit_offset:
-            return False
-        if number < 0:
-            return True
-        data = self.read(entry.position, SMALLEST_BYTES)
-        if len(data) < SMALLEST_BYTES or data[MAGIC_AT] > MAGIC:
-            return False
-        offset, length = START.unpack_from(data)
-        fits = SMALLEST_BYTES <= LENGTH_OVERHEAD + length <= size - entry.position
-        return bool(fits and entry.offset <= offset < self.limit_offset)
 
     def resume(self, tip: Tip, max_entry: TimeEntry) -> None:
         """Take what loading found of the last segment."""

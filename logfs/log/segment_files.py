@@ -20,11 +20,12 @@ from logfs.log.text_index import TextIndex
 from logfs.log.txn_index import TransactionIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from logfs.log.files import Disk, File
     from logfs.log.listing import Files
+    from logfs.log.text_index import TextEntry
 
 # With four descriptors each, half of what the process may have.
 DESCRIPTORS_PER_SEGMENT = 8
@@ -73,10 +74,15 @@ class SegmentFiles:
             index.on_open = partial(_count, ref(self))
         self.offset_index.repair = partial(_repair, ref(self), 0)
         self.time_index.repair = partial(_repair, ref(self), 1)
+        self.text_index.remake = partial(_remake, ref(self))
 
     def repaired(self, number: int) -> SparseIndex | None:
         """What one of the indexes has to be, by its number, if what its file holds cannot be right."""
         return None
+
+    def remade(self, before: TextEntry, after: TextEntry, count: int) -> Sequence[TextEntry]:
+        """So many entries of the text index between two others, as the log says; none if it has not as many."""
+        return ()
 
     @property
     def indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
@@ -172,6 +178,13 @@ class SegmentFiles:
 def _repair(opened: ref[SegmentFiles], number: int) -> SparseIndex | None:
     segment = opened()
     return None if segment is None else segment.repaired(number)
+
+
+def _remake(
+    opened: ref[SegmentFiles], before: TextEntry, after: TextEntry, count: int
+) -> Sequence[TextEntry]:
+    segment = opened()
+    return () if segment is None else segment.remade(before, after, count)
 
 
 def relocate(segments: Iterable[SegmentFiles], directory: Path) -> None:

@@ -13,7 +13,7 @@ from logfs.format.text import NO_TEXT, TextSize, View
 from logfs.log.index import SparseIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from logfs.log.files import Disk, File
@@ -41,10 +41,16 @@ class TextIndex(SparseIndex):
 
     entry = struct.Struct(">iiiqqI")
     _facts = struct.Struct(">iiiqq")
+    # Asked where entries are damaged: gives so many others between two that are right, or none if the log has none.
+    remake: Callable[[TextEntry, TextEntry, int], Sequence[TextEntry]] = staticmethod(
+        lambda before, after, count: ()
+    )
 
     def __init__(self, disk: Disk, path: Path, base_offset: int) -> None:
         super().__init__(disk, path, base_offset)
         self._seed = crc32c(base_offset.to_bytes(8, "big"))
+        # What stands for damaged entries, by their numbers and what the file has there.
+        self._remade: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def check_entries(self, entries: bytes) -> int | None:
         """The number of the first entry that is damaged; None if all are right."""
@@ -62,10 +68,36 @@ class TextIndex(SparseIndex):
         super()._append(*fields, self._crc(fields))
 
     def _get(self, number: int) -> tuple[int, ...]:
-        *facts, crc = super()._get(number)
-        if crc != self._crc(facts):
+        *facts, crc = fields = super()._get(number)
+        if crc == self._crc(facts):
+            return tuple(facts)
+        return self._remade.get((number, *fields)) or self._remake(number)
+
+    def _remake(self, number: int) -> tuple[int, ...]:
+        """The fields of a damaged entry, and of those that are damaged beside it, by the log between the right ones.
+
+        They are kept in memory: `logfs check` names the file, and `logfs reindex` mends it.
+        """
+        first, behind = number, number + 1
+        while first and not self._is_right(first - 1):
+            first -= 1
+        while behind < self._count and not self._is_right(behind):
+            behind += 1
+        # Behind the last one that is right nothing tells how far the log goes.
+        known = behind < self._count
+        entries = self.remake(self[first - 1], self[behind], behind - first) if known else ()
+        if not entries:
             raise Corrupt(f"{self.path}: entry {number} is damaged; run 'logfs reindex'")
-        return tuple(facts)
+        remade = {
+            at: (entry.offset - 1 - self.base_offset, entry.position, *entry.before)
+            for at, entry in enumerate(entries, first)
+        }
+        self._remade.update(((at, *super(TextIndex, self)._get(at)), remade[at]) for at in remade)
+        return remade[number]
+
+    def _is_right(self, number: int) -> bool:
+        *facts, crc = super()._get(number)
+        return crc == self._crc(facts)
 
     def _written(self, file: File) -> int:
         """Without the last one if it is only half there yet."""
