@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-from logfs.cli import main, watch
+from logfs.cli import main
 from logfs.cli.watch import parse_metrics
 from logfs.format.record import Record
+from logfs.store import mount_table
 from logfs.store.metrics import GAUGE, Family, Sample, render
 from logfs.store.store import Store
 from tests.conftest import run, wait_for
@@ -277,7 +278,7 @@ def test_status_of_a_mount_that_does_not_answer(
     mount: Mount, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is told of, and those behind it are, too."""
-    monkeypatch.setattr(watch, "_PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(mount_table, "PATIENCE_SECONDS", 1.0)
     assert mount.process is not None
     mount.process.send_signal(signal.SIGSTOP)
     try:

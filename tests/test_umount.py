@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
+from logfs.errors import InvalidStore
+from logfs.mount.session import Options, check_paths
+from logfs.store import mount_table
 from tests.conftest import Mount, need_command, need_root, run, wait_for
+from tests.system.mounts import is_mounted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,3 +81,45 @@ def test_a_mount_that_nobody_else_has(make_mount: Callable[..., Mount]) -> None:
     done = umount(mount.path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert is_closed(mount)
+
+
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_a_mount_whose_daemon_is_stopped(make_mount: Callable[..., Mount], is_lazy: bool) -> None:
+    """With -l the name goes at once; without, it is said what is waited for."""
+    need_root()
+    mount = make_mount()
+    mount.partition("orders-0")
+    assert mount.process is not None
+    mount.process.send_signal(signal.SIGSTOP)
+    words = [*LOGFS, "umount", *["-l"] * is_lazy, mount.path]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            if is_lazy:
+                assert process.wait(60) == 0
+                assert not is_mounted(mount.path)
+            else:
+                # The first line comes while it waits.
+                assert "its daemon does not answer" in process.stderr.readline()
+                assert process.poll() is None
+        finally:
+            mount.process.send_signal(signal.SIGCONT)
+        assert process.wait(60) == 0
+    assert mount.process.wait(60) == 0
+    assert is_closed(mount)
+
+
+def test_mounting_over_a_mount_whose_daemon_is_stopped(
+    make_mount: Callable[..., Mount], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is a mount that lives, and nobody waits for it."""
+    monkeypatch.setattr(mount_table, "PATIENCE_SECONDS", 1.0)
+    mount = make_mount()
+    (tmp_path / "other").mkdir()
+    assert mount.process is not None
+    mount.process.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(InvalidStore, match="a logfs is mounted here"):
+            check_paths(Options(log_dirs=[tmp_path / "other"], mountpoint=mount.path))
+    finally:
+        mount.process.send_signal(signal.SIGCONT)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import select
 import sys
+import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ from logfs.errors import InvalidStore
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
 
     from logfs.store.mount_table import Mount
 
@@ -46,27 +49,45 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidStore(
             f"umount needs pyfuse3 and trio ({error}); install logfs[mount]"
         ) from None
-    from logfs.store.mount_table import Mounted, logfs_mounts, mounted_at
+    from logfs.store.mount_table import logfs_mounts
 
     mountpoint = Path(os.path.abspath(arguments.mountpoint))
-    found = mounted_at(mountpoint)
-    if found is Mounted.NOTHING:
+    mount = logfs_mounts().get(str(mountpoint))
+    if mount is None:
         raise InvalidStore(f"{mountpoint}: nothing of ours is mounted here")
-    mount = logfs_mounts()[str(mountpoint)]
-    status = _status(mountpoint) if found is Mounted.LIVE else {}
-    pid = status.get("pid")
-    try:
-        daemon = None if pid is None else os.pidfd_open(pid)
-    except OSError:
-        daemon = None
-    unmount(mountpoint, lazy=arguments.lazy)
-    if pid is None or daemon is None or arguments.lazy:
+    if arguments.lazy:
+        # The daemon is not asked: it may be stopped.
+        unmount(mountpoint, lazy=True)
+        return 0
+    with _telling(
+        f"{mountpoint}: its daemon does not answer: it is stopped, or waits for its disk; still waiting"
+    ):
+        status = _status(mountpoint)
+        pid = status.get("pid")
+        try:
+            daemon = None if pid is None else os.pidfd_open(pid)
+        except OSError:
+            daemon = None
+        unmount(mountpoint)
+    if pid is None or daemon is None:
         return 0
     try:
         code = _wait(mount, pid, daemon)
     finally:
         os.close(daemon)
     return code or _check_closed(status)
+
+
+@contextmanager
+def _telling(words: str) -> Iterator[None]:
+    """Say what is waited for, where it takes long."""
+    timer = threading.Timer(_SILENT_SECONDS, print, (f"logfs: {words}",), {"file": sys.stderr})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _status(mountpoint: Path) -> dict[str, Any]:

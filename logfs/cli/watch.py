@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -14,9 +13,6 @@ from logfs.log.files import TRIES, Gone
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-# How long a mount may take to answer.
-_PATIENCE_SECONDS = 10.0
 
 # name{labels} value: what `.logfs/metrics` is made of, but for its comments.
 _SAMPLE = re.compile(r"^([a-z_]+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
@@ -64,20 +60,10 @@ class Mount:
 
     def look(self) -> Look:
         """As `Source.look`; `TimeoutError` from a daemon that is stopped, or waits for its disk."""
-        from concurrent.futures import Future
+        from logfs.store.mount_table import PATIENCE_SECONDS, within
 
-        answer: Future[Look] = Future()
-
-        def ask() -> None:
-            try:
-                answer.set_result(self._look())
-            except Exception as error:
-                answer.set_exception(error)
-
-        # A thread that waits for the daemon cannot be ended, and keeps nobody waiting.
-        threading.Thread(target=ask, daemon=True).start()
         try:
-            return answer.result(_PATIENCE_SECONDS)
+            return within(PATIENCE_SECONDS, self._look)
         except TimeoutError:
             words = "does not answer; its daemon is stopped, or waits for its disk"
             raise TimeoutError(errno.ETIMEDOUT, words, self.name) from None

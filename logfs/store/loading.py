@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,6 +89,9 @@ def _check_log_dir(disk: Disk, path: Path) -> None:
         return
     if disk.exists(path):
         raise InvalidStore(f"{path}: is not a directory")
+    with suppress(FileNotFoundError):
+        # One of a disk that has failed is not missing.
+        disk.stat(path)
     if not disk.writable:
         raise InvalidStore(f"{path}: there is no such log directory to open read-only")
     for parent in [*reversed(path.parents), path]:

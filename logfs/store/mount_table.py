@@ -6,13 +6,21 @@ import enum
 import errno
 import os
 import re
+import threading
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_T = TypeVar("_T")
 
 # The type that the kernel shows: FUSE, and the subtype that the mount is given.
 FILESYSTEM_TYPE = "fuse.logfs"
 # What any access to a mount without a daemon ends with.
 DEAD_ERRORS = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
+# How long a mount may take to answer.
+PATIENCE_SECONDS = 10.0
 
 _TABLE = Path("/proc/self/mountinfo")
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
@@ -88,14 +96,31 @@ def mounted_at(mountpoint: Path) -> Mounted:
 
 
 def is_dead(path: str | os.PathLike[str]) -> bool:
-    """Whether a path lies in a mount whose daemon has died."""
+    """Whether a path lies in a mount whose daemon has died; one that does not answer has not."""
     try:
         # Not stat, which the kernel may answer from what it remembers.
-        os.statvfs(path)
+        within(PATIENCE_SECONDS, lambda: os.statvfs(path))
     except OSError as error:
         # Any other error is an answer: of a disk that has failed, say.
         return error.errno in DEAD_ERRORS
     return False
+
+
+def within(seconds: float, ask: Callable[[], _T]) -> _T:
+    """What `ask` gives; `TimeoutError` where it waits for a daemon that is stopped, or waits for its disk."""
+    from concurrent.futures import Future
+
+    answer: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    # A thread that waits for a daemon cannot be ended, and keeps nobody waiting.
+    threading.Thread(target=run, daemon=True).start()
+    return answer.result(seconds)
 
 
 def other_mounts(mount: Mount) -> dict[str, list[int]]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
+from logfs.store.store import Store
 from tests.conftest import Mount, need, need_command, need_fuse, need_root, wait_for
 from tests.system.power import Image, Totals, campaign
 from tests.test_cli import call
@@ -93,4 +94,27 @@ def test_who_unmounts_a_disk_that_has_failed_is_told(tmp_path: Path, is_noticed:
         assert done.stderr.count(b"\n") == 1
     finally:
         mount.stop()
+        disk.close()
+
+
+@pytest.mark.parametrize("words", ["mount LOGDIR MNT", "check LOGDIR", "append LOGDIR/a-0"])
+def test_a_disk_that_had_failed_before_is_told_as_such(tmp_path: Path, words: str) -> None:
+    """And not as a directory that is missing, or there already."""
+    need_command("mkfs.xfs")
+    _need_image(tmp_path, "xfs")
+    disk = Image(tmp_path, "xfs")
+    try:
+        log_dir = disk.mountpoint / "log"
+        with Store(log_dir) as store:
+            store.create("a-0").append([b"line"])
+        disk.restore()
+        disk.cut()
+        (tmp_path / "mnt").mkdir()
+        places = {"LOGDIR": log_dir, "LOGDIR/a-0": log_dir / "a-0", "MNT": tmp_path / "mnt"}
+        done = call(*(places.get(word, word) for word in words.split()))
+        assert done.returncode == 1
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith(b"logfs: %s" % bytes(log_dir))
+        assert last.endswith(b": Input/output error")
+    finally:
         disk.close()
