@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from typing import TYPE_CHECKING
 
+import orjson
 import pytest
+from crc32c import crc32c
 
 from logfs.errors import (
     CommitPending,
@@ -17,6 +20,7 @@ from logfs.errors import (
 )
 from logfs.format import commits
 from logfs.format.batch import HEADER_SIZE
+from logfs.format.commits import StagedFile
 from logfs.format.record import Record, TimestampType
 from logfs.format.text import View
 from logfs.log.files import Disk, File
@@ -33,7 +37,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from logfs.format.commits import StagedFile
     from tests.conftest import Clock
 
 
@@ -381,6 +384,44 @@ def test_what_is_left_over_goes(two: Store, log_dir: Path, clock: Clock) -> None
     assert twin.name != ahead.name
     two.commit("q", 1, [ahead])
     assert values(two, "a-0") == [b"before", b"x", b"y"]
+
+
+_PENDING = commits.Pending(
+    "q",
+    1,
+    2,
+    (commits.Part("a-0", (StagedFile("a-0", "x.staged", 3, 4),), 5, 0, 6, 7, 8, 9, False, "/log"),),
+)
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, 1, -(2**63) - 1, 2**64 - 1, 2**31, 1.5, "text", [], {}]
+)
+def test_a_file_of_commits_is_of_the_types_that_it_should_be(value: object) -> None:
+    """Its checksum may be right, and what it says of another kind, or out of range: it is damaged then."""
+    text = commits.format_commits(commits.CommitLog({"q": commits.Writer(0, 1)}, _PENDING))
+    told = orjson.loads(text.partition(b"\n")[0])
+    assert commits.parse_commits(sealed(told)).pending == _PENDING
+    (part,) = told["pending"]["parts"]
+    objects = (part, part["files"][0], told["pending"])
+    fields = [(each, name) for each in objects for name in each if type(each[name]) is not list]
+    for each, name in [*fields, (told["writers"]["q"], 0), (told["writers"]["q"], 1)]:
+        before, each[name] = each[name], value
+        bits = 31 if name == "leader_epoch" else 63
+        if type(value) is type(before) and (
+            type(value) is not int or -1 << bits <= value < 1 << bits
+        ):
+            commits.parse_commits(sealed(told))
+        else:
+            with pytest.raises(Corrupt):
+                commits.parse_commits(sealed(told))
+        each[name] = before
+
+
+def sealed(told: object) -> bytes:
+    """A file of commits with a right checksum, whatever it says."""
+    body = json.dumps(told).encode()
+    return b"%b\ncrc32c %08x\n" % (body, crc32c(body))
 
 
 def test_a_file_of_commits_that_is_damaged_stops_commits_alone(log_dir: Path, clock: Clock) -> None:

@@ -168,6 +168,11 @@ def test_what_a_mount_refuses_is_told_with_its_reason(mount: Mount) -> None:
     (log_dir / "outside.staged").unlink()
     with pytest.raises(InvalidRecord, match="a number in"):
         door.commit(log_dir, "q", 2**64, [])
+    for file in (["a-0", "x.staged", "1", 1], ["a-0", 1, 1, 1], ["a-0", "x.staged", 2**64, 1]):
+        request = {"writer": "q", "sequence": 1, "staged": [file]}
+        with pytest.raises(OSError, match="Invalid argument"):
+            (mount.path / ".logfs/commit").write_bytes(json.dumps(request).encode() + b"\n")
+    assert "internal error" not in mount.errors()
     # A large request comes in many writes.
     many = [StagedFile("d-0", f"{number:0100}", 1, 1) for number in range(20_000)]
     with pytest.raises(UnknownPartition):

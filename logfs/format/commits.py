@@ -5,9 +5,9 @@ Two lines of text: a JSON object, and the CRC-32C of the bytes of the first line
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 from crc32c import crc32c
@@ -21,6 +21,9 @@ STAGED = ".staged"
 NO_APPEND_TIME = -1
 # The base offset of a part that has no place in its log, and of which nothing is there but what is skipped.
 NO_PLACE = -1
+
+# Of the whole numbers that have fewer than 64 in a log.
+_BITS = {"leader_epoch": 32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,9 @@ class Pending:
     parts: tuple[Part, ...]
 
 
+_Made = TypeVar("_Made", StagedFile, Part, Pending)
+
+
 @dataclass(frozen=True, slots=True)
 class CommitLog:
     """What a file of commits says."""
@@ -104,19 +110,43 @@ def parse_commits(data: bytes) -> CommitLog:
         told = orjson.loads(body)
         if told["version"] != VERSION:
             raise Corrupt(f"version {told['version']} is not {VERSION}: a newer logfs wrote it")
-        writers = {name: Writer(*writer) for name, writer in told["writers"].items()}
+        writers = {name: _writer(*writer) for name, writer in told["writers"].items()}
         pending = None if told["pending"] is None else _pending(told["pending"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Corrupt(f"it cannot be read: {error!r}") from None
     return CommitLog(writers, pending)
 
 
+def _writer(sequence: int, time_ms: int) -> Writer:
+    return Writer(checked("int", sequence), checked("int", time_ms))
+
+
 def _pending(told: dict[str, Any]) -> Pending:
     parts = [
-        Part(**{**part, "files": tuple(StagedFile(**file) for file in part["files"])})
+        typed(Part(**{**part, "files": tuple(typed(StagedFile(**f)) for f in part["files"])}))
         for part in told["parts"]
     ]
-    return Pending(told["writer"], told["sequence"], told["time_ms"], tuple(parts))
+    return typed(Pending(told["writer"], told["sequence"], told["time_ms"], tuple(parts)))
+
+
+def typed(made: _Made) -> _Made:
+    """The same, if its fields are of the types that its class says; `TypeError` or `ValueError` if not."""
+    for each in fields(made):
+        checked(str(each.type), getattr(made, each.name), bits=_BITS.get(each.name, 64))
+    return made
+
+
+def checked(kind: str, value: Any, bits: int = 64) -> Any:
+    """A value of one of the types that JSON has, too; others are not looked at. Whole numbers fit their bits."""
+    if kind == "int":
+        # A bool is an int, too.
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"{value!r} is no whole number")
+        if not -(1 << bits - 1) <= value < 1 << bits - 1:
+            raise ValueError(f"{value} is not a number in {bits} bits")
+    elif not isinstance(value, {"str": str, "bool": bool}.get(kind, object)):
+        raise TypeError(f"{value!r} is no {kind}")
+    return value
 
 
 # The names of staged files tell whose they are, so that those of a commit that is over can go.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from logfs import errors
 from logfs.errors import CommitPending, LogfsError, StoreLocked
 from logfs.format import names
-from logfs.format.commits import StagedFile
+from logfs.format.commits import StagedFile, checked, typed
 from logfs.log.files import Disk
 from logfs.store.commit import Committed, held_up
 from logfs.store.lock import MOUNT_FILE, holder, mountpoint
@@ -152,10 +152,9 @@ def parse_request(line: bytes) -> Request:
     """What a line asks for; `InvalidRecord` if for nothing."""
     try:
         told = json.loads(line)
-        staged = tuple(StagedFile(*file) for file in told["staged"])
-        if not isinstance(told["writer"], str) or not isinstance(told["sequence"], int):
-            raise TypeError("writer is a text, sequence a number")
-        return Request(told["writer"], told["sequence"], staged, told.get("discards", False))
+        staged = tuple(typed(StagedFile(*file)) for file in told["staged"])
+        writer, sequence = checked("str", told["writer"]), checked("int", told["sequence"])
+        return Request(writer, sequence, staged, checked("bool", told.get("discards", False)))
     except (ValueError, KeyError, TypeError) as error:
         raise errors.InvalidRecord(f"this asks for no commit: {error}") from None
 

@@ -25,7 +25,7 @@ JOBS = int(os.environ.get("LOGFS_MUTATION_JOBS", "1"))
 KNOWN = {
     "a valid batch is gone": "a decided commit cuts a log within a batch",
     "another time": "a decided commit goes to where a cut log ends",
-    "moved record": "beside a writer, damage is followed by a batch whose offset nothing confirms",
+    "moved record": "damage is followed by a batch whose offset nothing confirms",
 }
 
 
