@@ -13,6 +13,7 @@ import random
 import sys
 import threading
 import time
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from logfs.errors import LogfsError
 from logfs.format.record import Record
 from logfs.log.files import Disk
 from logfs.store import door
+from logfs.store.mount_table import DEAD_ERRORS, is_dead
 from logfs.store.settings import Settings
 from tests.staging import stage
 from tests.system.scenes import log_dirs
@@ -53,6 +55,7 @@ PARTITIONS = ("grow-0", "room-0", "short-0", "keys-0", "moved-0", "commit-0", "c
 KEYS = 17
 # Writes are this far apart, so that what is written can be checked in the time that there is.
 _PAUSE_SECONDS = 0.002
+_DYING_SECONDS = 0.2
 
 
 def stage_values(
@@ -157,13 +160,19 @@ class _Load:
         try:
             work()
         except OSError as error:
-            if error.errno not in (errno.ENOTCONN, errno.ECONNABORTED) and not self.ended.is_set():
-                self.done.errors.append(f"{error!r}")
-        except Exception as error:
-            self.done.errors.append(f"{error!r}")
+            is_dead = error.errno in DEAD_ERRORS or (error.errno == errno.EIO and self._dies())
+            if not is_dead and not self.ended.is_set():
+                self.done.errors.append(traceback.format_exc())
+        except Exception:
+            self.done.errors.append(traceback.format_exc())
             raise
         finally:
             self.ended.set()
+
+    def _dies(self) -> bool:
+        """Whether the mount is dead at once: what a killed daemon was just reading is EIO, says the kernel."""
+        time.sleep(_DYING_SECONDS)
+        return is_dead(self.mountpoint)
 
     def _write_lines(self, name: str, suffix: str) -> None:
         writer = f"{self.cycle}-{name}-{suffix}"

@@ -134,7 +134,10 @@ class MountKills:
                 load.close()
         finally:
             daemon.close()
-        self._take(pickle.loads(answer.read_bytes()))
+        done: Acknowledged = pickle.loads(answer.read_bytes())
+        said = daemon.child.output[-1500:]
+        self._expect(not done.errors, f"errors before the kill: {said}\n{done.errors}")
+        self._take(done)
         self._hold()
         for _ in range(2):
             if self.random.random() < 0.4:
@@ -165,7 +168,6 @@ class MountKills:
         self.told.append(f"{'mount' if daemon.is_started else 'recover'} {fault}")
 
     def _take(self, done: Acknowledged) -> None:
-        self._expect(not done.errors, f"errors before the kill: {done.errors}")
         for writer, count in done.lines.items():
             self.lines[writer] = count
             self.counts["acknowledged lines"] += count
