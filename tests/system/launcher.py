@@ -93,11 +93,11 @@ class _Forked(Process):
 class Launcher:
     """The server, as seen by the campaign."""
 
-    def __init__(self, log: Path) -> None:
-        """Start the server; its own messages go to `log`."""
+    def __init__(self, log: Path, mutant: str = "") -> None:
+        """Start the server; its own messages go to `log`. With the seeded bug `mutant`, if one is named."""
         with log.open("ab") as errors:
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "tests.system.launcher"],
+                [sys.executable, "-m", "tests.system.launcher", mutant],
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -153,10 +153,12 @@ class Executed(Process):
 # The server.
 
 
-def _serve() -> None:
+def _serve(mutant: str) -> None:
     libc = ctypes.CDLL(None)
     for name in _PRELOADED:
         importlib.import_module(name)
+    if mutant:
+        importlib.import_module("tests.system.mutants").MUTANTS[mutant]()
     from logfs.mount.session import warm_up
 
     warm_up()
@@ -209,4 +211,4 @@ def wait_until(condition: Any, seconds: float, what: str) -> None:
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(sys.argv[1])

@@ -510,13 +510,15 @@ _STAGES: dict[str, Callable[[Chain], None]] = {
 }
 
 
-def campaign(directory: Path, kind: str, cuts: int, seed: str) -> Totals:
+def campaign(directory: Path, kind: str, cuts: int, seed: str, mutant: str = "") -> Totals:
     """Run chains until so many cuts were made. `seed` may be that of one chain, `SEED/KIND/NUMBER`: then only it.
+
+    With a seeded bug, `mutant`, the first problem ends it.
 
     This happens in a process with a mount namespace of its own: no other process can hold a copy of a mount, and
     nothing stays mounted or attached, however the process ends.
     """
-    spec = {"directory": str(directory), "kind": kind, "cuts": cuts, "seed": seed}
+    spec = {"directory": str(directory), "kind": kind, "cuts": cuts, "seed": seed, "mutant": mutant}
     words = ["unshare", "--mount", "--propagation", "private", sys.executable, "-m", __name__]
     with subprocess.Popen([*words, json.dumps(spec)], cwd=ROOT) as process:
         try:
@@ -532,9 +534,9 @@ def campaign(directory: Path, kind: str, cuts: int, seed: str) -> Totals:
     return Totals(**found)
 
 
-def _campaign(directory: Path, kind: str, cuts: int, seed: str) -> Totals:
+def _campaign(directory: Path, kind: str, cuts: int, seed: str, mutant: str) -> Totals:
     totals = Totals()
-    launcher = Launcher(directory / "launcher.log")
+    launcher = Launcher(directory / "launcher.log", mutant)
     pace = Pace()
     number = 0
     try:
@@ -550,7 +552,7 @@ def _campaign(directory: Path, kind: str, cuts: int, seed: str) -> Totals:
             if number % 50 == 0:
                 done = f"{totals.cuts.total()} cuts, {len(totals.problems)} problems"
                 print(f"{kind}: {done}", flush=True)
-            if "/" in seed:
+            if "/" in seed or (mutant and totals.problems):
                 break
     finally:
         launcher.close()
@@ -568,7 +570,7 @@ def _main() -> None:
     spec = json.loads(sys.argv[1])
     _leave_other_mounts()
     directory = Path(spec["directory"])
-    totals = _campaign(directory, spec["kind"], spec["cuts"], spec["seed"])
+    totals = _campaign(directory, *(spec[key] for key in ("kind", "cuts", "seed", "mutant")))
     (directory / f"{spec['kind']}.totals").write_text(json.dumps(vars(totals)))
 
 

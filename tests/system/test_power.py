@@ -16,10 +16,12 @@ import pytest
 
 from logfs.store.store import Store
 from tests.conftest import Mount, need, need_command, need_fuse, need_root, wait_for
+from tests.system import mutants
 from tests.system.power import Image, Totals, campaign
 from tests.test_cli import call
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 # A copy of an image's mount in another namespace keeps its loop device.
@@ -27,6 +29,7 @@ pytestmark = pytest.mark.usefixtures("mounts_alone")
 
 CUTS = int(os.environ.get("LOGFS_POWER_CUTS", "14"))
 SEED = os.environ.get("LOGFS_POWER_SEED", "1")
+MUTANT_CUTS = 100
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +72,29 @@ def test_what_was_fsynced_survives_power_cuts_on_ext4(tmp_path: Path) -> None:
     need_command("mkfs.ext4")
     _need_image(tmp_path, "ext4")
     _report(campaign(tmp_path, "ext4", max(CUTS // 3, 1), SEED), "ext4")
+
+
+@pytest.mark.parametrize(
+    ("mutant", "stages"),
+    [
+        (mutants.no_fsync, "live"),
+        (mutants.log_not_synced, "live"),
+        (mutants.answered_before_the_sync, "one call"),
+    ],
+)
+def test_power_cuts_catch_a_broken_mount(
+    tmp_path: Path,
+    mutant: Callable[[], None],
+    stages: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each seeded bug loses what was acknowledged within some cuts."""
+    need_command("mkfs.xfs")
+    _need_image(tmp_path, "xfs")
+    monkeypatch.setenv("LOGFS_POWER_STAGES", stages)
+    totals = campaign(tmp_path, "xfs", MUTANT_CUTS, "1", mutant.__name__)
+    print(f"\n{mutant.__name__}: {totals.cuts.total()} cuts: {[*totals.classes()]}")
+    assert totals.problems
 
 
 @pytest.mark.parametrize("is_noticed", [False, True])
