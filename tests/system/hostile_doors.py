@@ -92,6 +92,8 @@ class Doors:
         self.template = template
         self.chance = chance
         self.findings = findings
+        # What is appended may take the offset of one of them.
+        self.made = {name: [*records.values()] for name, records in template.records.items()}
         # The partitions in which a mutation made a batch with a right CRC.
         self.forged = {name for name in template.records if self._is_forged(name)}
 
@@ -301,7 +303,7 @@ class Doors:
         known = self.template.records[name].get(offset)
         if known == record:
             return
-        if record in self.template.records[name].values():
+        if record in self.made[name]:
             # No CRC covers a batch's offset: in a log with gaps, a wrong one may fit. And a commit that waits goes
             # to wherever the log ends.
             if not self.template.gaps and self.template.name != "commit":
