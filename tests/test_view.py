@@ -441,6 +441,25 @@ def test_damage_is_told_and_what_is_around_it_is_shown(tmp_path: Path, clock: Cl
         assert TextView(store[NAME], View.LINES, 0, 4).read(0, 1 << 20) == whole[:28]
 
 
+@pytest.mark.parametrize("is_written", [False, True])
+@pytest.mark.parametrize("base_offset", [2**31 + 3, 2**63 - 2])
+def test_a_stranger_far_behind_the_log(
+    tmp_path: Path, clock: Clock, is_written: bool, base_offset: int
+) -> None:
+    """A .log file whose name is none of the log's costs no text, while somebody writes the log and later."""
+    path = tmp_path / "log"
+    with ExitStack() as stack:
+        orders = stack.enter_context(Store(path, clock=clock)).create(NAME)
+        orders.append([b"a", b"b"])
+        orders.flush()
+        if not is_written:
+            stack.close()
+        log = path / NAME / f"{0:020}.log"
+        log.with_name(f"{base_offset:020}.log").write_bytes(log.read_bytes())
+        reader = stack.enter_context(Store(path, clock=clock, read_only=True))[NAME]
+        assert TextView(reader, View.LINES, 0, 2).read(0, 100) == b"a\nb\n"
+
+
 @pytest.mark.parametrize("entries", [range(3, 4), range(4, 5), range(2, 7), range(8)])
 @pytest.mark.parametrize("at", [61, 70])
 def test_damage_in_a_log_and_in_its_text_index(

@@ -17,10 +17,10 @@ from logfs.format.kernels import ATTRIBUTES, NEXT_OFFSET
 from logfs.format.text import NO_TEXT
 from logfs.log import sifter, spans
 from logfs.log.cleaning import Cleaned, CleaningAborted, Dirty
-from logfs.log.index import TimeEntry
+from logfs.log.index import MAX_RELATIVE_OFFSET, TimeEntry
 from logfs.log.offset_map import OffsetMap
 from logfs.log.rebuild import IndexBuilder
-from logfs.log.segment import MAX_RELATIVE_OFFSET, Segment, Tip
+from logfs.log.segment import Segment, Tip
 from logfs.log.sifter import Rules, Sifter, Transactions
 from logfs.log.spans import Stretch
 from logfs.log.walk import Damage

@@ -15,11 +15,10 @@ from logfs.format.batch import HEADER_SIZE, LENGTH_OVERHEAD, MAGIC, Batch, parse
 from logfs.format.control import ControlType, end_of_transaction
 from logfs.log import text_cache
 from logfs.log.files import Gone
-from logfs.log.index import TimeEntry
+from logfs.log.index import MAX_RELATIVE_OFFSET, TimeEntry
 from logfs.log.listing import open_by_inode
 from logfs.log.rebuild import rebuild_text, text_fits
 from logfs.log.segment import (
-    MAX_RELATIVE_OFFSET,
     POINT_READ_BYTES,
     UNMEASURED,
     Segment,

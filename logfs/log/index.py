@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from logfs.log.files import Disk, File
 
-_MAX_RELATIVE_OFFSET = 2**31 - 1
+# Of an offset, counted from the base offset of its segment.
+MAX_RELATIVE_OFFSET = 2**31 - 1
 # More than the index of any segment takes. What a longer file holds is no index, and may not fit into the memory.
 _MOST_BYTES = 512 * 1024 * 1024
 
@@ -55,7 +56,7 @@ class SparseIndex:
         self._allocated = 0
         self._is_taken = False
         # How many entries may be collected in memory.
-        self._limit = _MAX_RELATIVE_OFFSET
+        self._limit = MAX_RELATIVE_OFFSET
         # Whether something may be in the file that a power cut would take.
         self._is_dirty = False
         # Whether the file is no whole number of entries.
@@ -135,7 +136,7 @@ class SparseIndex:
         The entries so far are forgotten, unless they are to be kept. No more than `max_bytes` of entries fit.
         """
         data = bytearray(self.to_bytes()) if keep else bytearray()
-        self._limit = _MAX_RELATIVE_OFFSET if max_bytes is None else max_bytes // self.entry.size
+        self._limit = MAX_RELATIVE_OFFSET if max_bytes is None else max_bytes // self.entry.size
         self._count = len(data) // self.entry.size
         # In this order: see `_entries`.
         self._data = data
@@ -151,7 +152,7 @@ class SparseIndex:
             assert isinstance(self._data, bytearray), "collect"
             self._disk.put_file(self.path, bytes(self._data), sync=sync)
             self._is_dirty = not sync
-            self._limit = _MAX_RELATIVE_OFFSET
+            self._limit = MAX_RELATIVE_OFFSET
             self._data = None
 
     def keep(self, count: int) -> None:
@@ -368,7 +369,7 @@ class SparseIndex:
 
     def _relative(self, offset: int) -> int:
         relative = offset - self.base_offset
-        if not 0 <= relative <= _MAX_RELATIVE_OFFSET:
+        if not 0 <= relative <= MAX_RELATIVE_OFFSET:
             raise OverflowError(f"{self.path}: offset {offset} is out of the segment's range")
         return relative
 

@@ -23,11 +23,11 @@ from logfs.format.batch import Batch
 from logfs.format.text import NO_TEXT
 from logfs.log.epochs import LeaderEpochs
 from logfs.log.files import TEMPORARY
-from logfs.log.index import OffsetEntry, TimeEntry
+from logfs.log.index import MAX_RELATIVE_OFFSET, OffsetEntry, TimeEntry
 from logfs.log.listing import list_segments
 from logfs.log.producers import Producers
 from logfs.log.rebuild import IndexBuilder
-from logfs.log.segment import MAX_RELATIVE_OFFSET, UNMEASURED, Segment, Tip
+from logfs.log.segment import UNMEASURED, Segment, Tip
 from logfs.log.snapshots import Snapshots
 from logfs.log.spans import survey
 from logfs.log.walk import CHUNK_BYTES, Damage

@@ -20,7 +20,7 @@ from logfs.format.batch import (
 )
 from logfs.format.legacy import is_legacy, parse_batch
 from logfs.format.text import NO_TEXT, TextSize
-from logfs.log.index import OffsetEntry, TimeEntry
+from logfs.log.index import MAX_RELATIVE_OFFSET, OffsetEntry, TimeEntry
 from logfs.log.rebuild import (
     lookup_fits,
     rebuild_lookups,
@@ -44,9 +44,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_RELATIVE_OFFSET = 2**31 - 1
 _LAST_OFFSET = 2**63 - 1
-
 
 # The text of a segment that nobody has asked for yet.
 UNMEASURED = TextSize(-1, -1, -1)

@@ -28,9 +28,9 @@ from logfs.format.batch import (
 from logfs.format.commits import NO_APPEND_TIME, Part, StagedFile, staged_name
 from logfs.format.record import TimestampType
 from logfs.format.text import NO_TEXT
-from logfs.log.index import TimeEntry
+from logfs.log.index import MAX_RELATIVE_OFFSET, TimeEntry
 from logfs.log.partition import LEADER_EPOCH
-from logfs.log.segment import MAX_RELATIVE_OFFSET, Segment, Tip
+from logfs.log.segment import Segment, Tip
 from logfs.log.spans import BatchInfo, Stretch, infos, scan, survey
 from logfs.log.validator import check_staged
 from logfs.log.walk import Damage

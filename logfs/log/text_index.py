@@ -10,7 +10,7 @@ from crc32c import crc32c
 
 from logfs.errors import Corrupt
 from logfs.format.text import NO_TEXT, TextSize, View
-from logfs.log.index import SparseIndex
+from logfs.log.index import MAX_RELATIVE_OFFSET, SparseIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -110,6 +110,8 @@ class TextIndex(SparseIndex):
         """Note that a batch starts at `position`, that `offset` is the next one, and the text before it."""
         self._open()
         if position > self.last.position:
+            # The next segment, whose base offset ends this one, may be a stranger that is far away.
+            offset = min(offset, self.base_offset + MAX_RELATIVE_OFFSET + 1)
             # -1 stands before the first offset: damage may take the first bytes and leave all offsets to the rest.
             relative = self._relative(offset - 1) if offset > self.base_offset else -1
             self._append(relative, position, *before)
