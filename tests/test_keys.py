@@ -22,6 +22,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from logfs.errors import Corrupt
 from logfs.format import key_table, names
 from logfs.format.key_table import HEADER_BYTES, SLOT_BYTES
 from logfs.format.names import file_name
@@ -144,6 +145,27 @@ def test_transactions(store: Store, isolation: Isolation) -> None:
     assert offset_of(reader, b"b") == 5
     assert offset_of(reader, b"a") == (3 if is_all else 0)
     assert reader.newest(struct.pack(">HH", 0, 1)) is None
+
+
+def test_a_damaged_transaction_index(store: Store, log_dir: Path) -> None:
+    """Beside a writer, who hides aborted records is told that it cannot be told; the others find their keys."""
+    log = store.create(NAME)
+    producer = Producer(log, 1)
+    producer.send("a")
+    producer.end(commit=False)
+    log.append(pairs("b"))
+    log.roll(1)
+    path = log_dir / NAME / f"{0:020}.txnindex"
+    whole = path.read_bytes()
+    path.write_bytes(b"\x7f" + whole[1:])
+    with Store(log_dir, read_only=True) as beside:
+        assert offset_of(beside[NAME], b"b") == 2
+        for _ in range(2):
+            with pytest.raises(Corrupt):
+                offset_of(beside[NAME].committed, b"b")
+    path.write_bytes(whole)
+    with Store(log_dir, read_only=True) as beside:
+        assert offset_of(beside[NAME].committed, b"b") == 2
 
 
 # The file.

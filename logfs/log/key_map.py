@@ -167,6 +167,9 @@ class KeyMap:
                 try:
                     self._catch_up(end)
                 except Corrupt as error:
+                    if self._base is None:
+                        # It is a file of the log that is damaged: no other map would go past it.
+                        raise
                     self._reset(error)
                     continue
             if log.generation == generation:
@@ -343,10 +346,13 @@ class KeyMap:
                 self._put(stretch._replace(rows=rows[number : number + 1]), shows)
 
     def _put_old(self, batch: Batch) -> None:
-        """Put the keys of messages of an old format."""
-        for record in batch.records():
-            if record.key is not None and record.offset >= self._end:
-                self._memory.put_one(record.key, record.offset, is_null=record.value is None)
+        """Put the keys of messages of an old format; what cannot be decoded is passed over."""
+        try:
+            for record in batch.records():
+                if record.key is not None and record.offset >= self._end:
+                    self._memory.put_one(record.key, record.offset, is_null=record.value is None)
+        except Corrupt as error:
+            logger.warning("%s: %s", self._reader.log.directory, error)
 
     @property
     def _memory(self) -> MemoryTable:
