@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -115,6 +116,23 @@ def test_the_index_of_the_last_segment_is_made_again(
         ruin(segment_file(log_dir, SEGMENTS - 1, suffix))
         with Store(log_dir, clock=clock) as store:
             hold(store[NAME])
+
+
+def test_a_time_index_that_is_too_early_for_the_last_segment(log_dir: Path, clock: Clock) -> None:
+    """Its last entry says that an earlier record is no later, and the log says that it is: the log is closed well."""
+    with Store(log_dir, clock=clock) as store:
+        orders = store.create(NAME)
+        for timestamp in (10_000, 5_000):
+            orders.append([Record(b"value", timestamp=timestamp)])
+    path = log_dir / NAME / f"{0:020}.timeindex"
+    assert struct.unpack(">qi", path.read_bytes()) == (10_000, 0)
+    path.write_bytes(struct.pack(">qi", 6_000, 1))
+    with Store(log_dir, clock=clock) as store:
+        found = store[NAME].offset_for_time(10_000)
+        assert found is not None
+        assert found.offset == 0
+        store[NAME].append([Record(b"more", timestamp=7_000)])
+    assert struct.unpack(">qi", path.read_bytes()) == (10_000, 0)
 
 
 @pytest.mark.parametrize(("suffix", "width"), [(".index", 8), (".timeindex", 12)])

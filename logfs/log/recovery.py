@@ -457,6 +457,9 @@ class _Loader:
         segment.resume(Tip(size, end, UNMEASURED), max_entry)
         if not size:
             return not any(map(len, segment.indexes))
+        if max_entry.offset < segment.time_index.last.offset:
+            # The index says that no timestamp up to its last offset is as late.
+            return False
         return segment.offset_index.can_be(end, size) and segment.time_index.can_be(
             end, segment.first_timestamp
         )
