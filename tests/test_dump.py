@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import base64
+import struct
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -243,6 +244,18 @@ def test_findings_come_last(tmp_path: Path) -> None:
         "Indexed offset: 102, found log offset: 103",
         "Indexed offset: 112, found log offset: -1",
     ]
+
+
+def test_offsets_that_do_not_fit(tmp_path: Path) -> None:
+    """A batch may end behind all offsets there are: the last one wraps around, as it does in the tool."""
+    index = tmp_path / f"{0:020}.index"
+    index.write_bytes(struct.pack(">ii", 1, 0))
+    batch = bytearray(PLAIN)
+    batch[:8] = (-(2**63)).to_bytes(8, "big", signed=True)
+    batch[23:27] = (-1).to_bytes(4, "big", signed=True)
+    index.with_suffix(".log").write_bytes(batch)
+    assert objects(index)[-1]["logOffset"] == 2**63 - 1
+    assert dump(index).err.endswith(f"Index offset: 1, log offset: {2**63 - 1}\n")
 
 
 def test_sanity(tmp_path: Path) -> None:

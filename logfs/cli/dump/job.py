@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.cli.dump.lines import Lines
+from logfs.format import varint
 
 if TYPE_CHECKING:
     import argparse
@@ -95,8 +96,9 @@ class Findings:
         return any(kind.wrong for kind, _ in self._found)
 
     def add(self, kind: Finding, name: str, **values: int) -> None:
-        """Note one finding in a file."""
-        self._found.setdefault((kind, name), []).append(values)
+        """Note one finding in a file; numbers wrap around, as the tool's do."""
+        wrapped = {word: varint.wrap(value) for word, value in values.items()}
+        self._found.setdefault((kind, name), []).append(wrapped)
 
     def print(self, lines: Lines) -> None:
         """The headings and lines on standard error; as data they are lines like all others."""
