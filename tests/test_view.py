@@ -414,9 +414,8 @@ def test_a_sealed_segment_that_was_replaced_is_measured_anew(log_dir: Path, cloc
         assert (view.size, view.read(0, 999)) == (len(expected), expected)
 
 
-def test_damage_is_told_and_what_is_around_it_is_shown(tmp_path: Path, clock: Clock) -> None:
-    """A read that meets damage raises, up to it and behind it the text is there (reliability 5.4)."""
-    path = tmp_path / "damaged"
+def ten_lines(path: Path, clock: Clock) -> tuple[Path, int]:
+    """A log of ten batches of one line, of which nine are in a sealed segment: its file, and the size of a batch."""
     with Store(path, clock=clock) as store:
         orders = store.create(NAME)
         topic(store, index_interval_bytes=0)
@@ -424,11 +423,14 @@ def test_damage_is_told_and_what_is_around_it_is_shown(tmp_path: Path, clock: Cl
             orders.append([b"line %d" % n])
         orders.roll(clock())
         orders.append([b"line 9"])
-        size = orders.segments[0].size_bytes // 9
-    log = path / NAME / f"{0:020}.log"
-    data = bytearray(log.read_bytes())
-    data[4 * size + 70] ^= 0xFF
-    log.write_bytes(data)
+        return path / NAME / f"{0:020}.log", orders.segments[0].size_bytes // 9
+
+
+def test_damage_is_told_and_what_is_around_it_is_shown(tmp_path: Path, clock: Clock) -> None:
+    """A read that meets damage raises, up to it and behind it the text is there (reliability 5.4)."""
+    path = tmp_path / "damaged"
+    log, size = ten_lines(path, clock)
+    flip(log, 4 * size + 70)
     with Store(path, clock=clock) as store:
         view = TextView(store[NAME], View.LINES)
         whole = b"".join(b"line %d\n" % n for n in range(10))
@@ -467,20 +469,13 @@ def test_damage_in_a_log_and_in_its_text_index(
 ) -> None:
     """The text around the damage in the log is there, though entries around it are damaged, too."""
     path = tmp_path / "damaged"
-    with Store(path, clock=clock) as store:
-        orders = store.create(NAME)
-        topic(store, index_interval_bytes=0)
-        for n in range(9):
-            orders.append([b"line %d" % n])
-        orders.roll(clock())
-        size = orders.segments[0].size_bytes // 9
-    log = path / NAME / f"{0:020}.log"
+    log, size = ten_lines(path, clock)
     flip(log, 4 * size + at)
     for number in entries:
         flip(log.with_suffix(".textindex"), number * TextIndex.entry.size + 20)
     with Store(path, clock=clock) as store:
         view = TextView(store[NAME], View.LINES)
-        whole = b"".join(b"line %d\n" % n for n in range(9))
+        whole = b"".join(b"line %d\n" % n for n in range(10))
         assert view.size == len(whole)
         assert view.read(0, 1 << 20, up_to_damage=True) == whole[:28]
         with pytest.raises(DamagedRange):
