@@ -53,30 +53,7 @@ class Mount(NamedTuple):
 
 def mounts(table: Path = _TABLE) -> list[Mount]:
     """All mounts of this process's namespace, in the kernel's order; none where the table cannot be read."""
-    try:
-        # Not splitlines: a carriage return in a path is not escaped.
-        lines = table.read_bytes().split(b"\n")[:-1]
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        before, _, after = line.partition(b" - ")
-        number, _, device, root, mountpoint, flags, *_ = map(_unescape, before.split(b" "))
-        kind, source, options = map(_unescape, after.split(b" ")[:3])
-        major, _, minor = device.partition(":")
-        found.append(
-            Mount(
-                int(number),
-                mountpoint,
-                root,
-                kind,
-                source,
-                os.makedev(int(major), int(minor)),
-                frozenset(flags.split(",")),
-                frozenset(options.split(",")),
-            )
-        )
-    return found
+    return [_parse(line) for line in _lines(table)]
 
 
 def logfs_mounts() -> dict[str, Mount]:
@@ -84,7 +61,11 @@ def logfs_mounts() -> dict[str, Mount]:
 
     Of several mounts on one another the topmost counts.
     """
-    topmost = {mount.mountpoint: mount for mount in mounts()}
+    lines = _lines(_TABLE)
+    # Asked often, and mostly there is none.
+    if not any(FILESYSTEM_TYPE.encode() in line for line in lines):
+        return {}
+    topmost = {mount.mountpoint: mount for mount in map(_parse, lines)}
     return {path: mount for path, mount in topmost.items() if mount.kind == FILESYSTEM_TYPE}
 
 
@@ -155,6 +136,31 @@ def _same(mount: Mount, process: str) -> list[Mount]:
         for each in table
         if (each.device, each.kind, each.source) == (mount.device, mount.kind, mount.source)
     ]
+
+
+def _lines(table: Path) -> list[bytes]:
+    try:
+        # Not splitlines: a carriage return in a path is not escaped.
+        return table.read_bytes().split(b"\n")[:-1]
+    except OSError:
+        return []
+
+
+def _parse(line: bytes) -> Mount:
+    before, _, after = line.partition(b" - ")
+    number, _, device, root, mountpoint, flags, *_ = map(_unescape, before.split(b" "))
+    kind, source, options = map(_unescape, after.split(b" ")[:3])
+    major, _, minor = device.partition(":")
+    return Mount(
+        int(number),
+        mountpoint,
+        root,
+        kind,
+        source,
+        os.makedev(int(major), int(minor)),
+        frozenset(flags.split(",")),
+        frozenset(options.split(",")),
+    )
 
 
 def _unescape(text: bytes) -> str:
