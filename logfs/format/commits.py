@@ -22,7 +22,7 @@ NO_APPEND_TIME = -1
 # The base offset of a part that has no place in its log, and of which nothing is there but what is skipped.
 NO_PLACE = -1
 
-# Of the whole numbers that have fewer than 64 in a log.
+# Of whole numbers that have fewer than 64 in a log.
 _BITS = {"leader_epoch": 32}
 
 
