@@ -57,6 +57,8 @@ def look(log_dirs: Sequence[Path], *, is_checked: bool = True) -> dict[str, Log]
     """
     before = listing(log_dirs)
     log_dirs = [path for path in log_dirs if any(path.iterdir())]
+    if not log_dirs:
+        return {}
     try:
         with Store(log_dirs, read_only=True) as store:
             for name, error in store.offline.items():
