@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logfs.errors import LogDirFailed, LogfsError, PartitionFailed
-from logfs.log.files import Disk
+from logfs.log.files import Disk, File
 from logfs.log.partition import Partition
 from logfs.log.segment import Segment
 from logfs.log.watched import WatchedDisk
 from logfs.store.log_dir import CLEAN_SHUTDOWN
+from logfs.store.store import Store
 from tests import crashdisk
-from tests.conftest import DEEP
+from tests.conftest import DEEP, assert_clean
 from tests.crashdisk import LOG, FaultDisk, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +83,8 @@ class Run:
             try:
                 self._run()
                 self.marked_clean = (root / LOG / CLEAN_SHUTDOWN).exists()
+                if self.marked_clean:
+                    assert_clean(root / LOG)
                 self.image = crashdisk.tree(root)
                 self.states = crashdisk.crash_states(self.disk, since=len(self.disk.ops))
             finally:
@@ -241,6 +245,35 @@ def test_a_full_disk_leaves_the_partition_as_it_was(number: int) -> None:
             crashdisk.verify(root, work.disk.oracles[-1][1])
         finally:
             work.disk.close()
+
+
+class _Full(Disk):
+    """Has room for so many more changes of a file's length; None for no bound."""
+
+    left: int | None = None
+
+    def truncate(self, file: File, size: int) -> None:
+        if self.left == 0:
+            self.left = None
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file.path))
+        if self.left is not None:
+            self.left -= 1
+        super().truncate(file, size)
+
+
+@pytest.mark.parametrize("left", range(3))
+def test_a_full_disk_when_the_indexes_get_room(tmp_path: Path, left: int) -> None:
+    """The first append asks for it in three files: what is closed as clean has none that is left over."""
+    with Store(tmp_path) as store:
+        store.create("a-0")
+    disk = _Full()
+    with Store(tmp_path, disk=disk) as store:
+        disk.left = left
+        with pytest.raises(OSError, match="No space left"):
+            store["a-0"].append([b"no room"])
+        disk.left = None
+    assert (tmp_path / CLEAN_SHUTDOWN).exists()
+    assert_clean(tmp_path)
 
 
 def test_a_short_write_is_carried_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -423,7 +423,7 @@ class Partition(Reader):
             if self.disk.writable:
                 try:
                     self.flush()
-                    if self.active.is_active:
+                    if self.active.has_room:
                         self.active.finish()
                         self.active.flush(indexes=True)
                     self._keep_snapshot()

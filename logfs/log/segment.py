@@ -80,6 +80,8 @@ class Segment(SegmentFiles):
         # The active segment's: see `append` and `should_roll`.
         self.max_entry = TimeEntry(-1, base_offset)
         self.is_active = False
+        # Its indexes may have room behind their entries, as those of an active one.
+        self.has_room = False
         self._bytes_since_entry = 0
         self._indexes_are_full = False
         self._rolling_timestamp: int | None = None
@@ -367,6 +369,7 @@ class Segment(SegmentFiles):
         elif self._tip is not None:
             # Measured before the index gets room for more.
             _ = self.tip
+        self.has_room = True
         if config.preallocate and not self.size_bytes:
             self._disk.truncate(self.file, config.segment_bytes)
         self.offset_index.preallocate(config.segment_index_bytes)
@@ -494,6 +497,7 @@ class Segment(SegmentFiles):
                 index.trim()
             if self._disk.writable and self._disk.size(self.file) != tip.size_bytes:
                 self._disk.truncate(self.file, tip.size_bytes)
+            self.has_room = False
         finally:
             # Last of all: from here on a flush, which may be under way in another thread, takes the indexes along.
             self.is_active = False
