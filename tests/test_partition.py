@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -121,6 +121,16 @@ def test_the_files_are_the_batches_and_nothing_else(orders: Partition) -> None:
     assert [batch.header.record_count for batch in batches] == [1, 2, 3, 4, 5]
     assert batches.end == len(data)
     assert all(batch.is_valid for batch in Batches(data))
+
+
+@pytest.mark.parametrize("wrong", [b"no list", ["text"], [b"right", 7], [None]])
+def test_what_is_no_record_is_told_by_its_type(orders: Partition, wrong: Any) -> None:
+    end = orders.log_end_offset
+    with pytest.raises(
+        TypeError, match=r"a record is bytes or a logfs\.Record, not (int|str|NoneType)"
+    ):
+        orders.append(wrong)
+    assert orders.log_end_offset == end
 
 
 def test_one_append_is_one_batch(orders: Partition) -> None:

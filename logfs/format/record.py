@@ -54,6 +54,15 @@ class Record:
     timestamp_type: TimestampType = TimestampType.CREATE_TIME
 
 
+def as_record(item: object) -> Record:
+    """A record as it is; bytes become a record with that value. Anything else raises `TypeError`."""
+    if isinstance(item, bytes):
+        return Record(item)
+    if isinstance(item, Record):
+        return item
+    raise TypeError(f"a record is bytes or a logfs.Record, not {type(item).__name__}")
+
+
 def encode_record(record: Record, *, offset_delta: int, timestamp_delta: int) -> bytes:
     """The bytes of a record inside its batch."""
     body = bytearray(1)

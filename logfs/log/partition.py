@@ -19,7 +19,7 @@ from logfs.format import names
 from logfs.format.batch import Batch, assign_offset
 from logfs.format.builder import Built, build_lines, build_marker, offset_digits
 from logfs.format.control import ControlType, EndTransactionMarker
-from logfs.format.record import Record
+from logfs.format.record import Record, as_record
 from logfs.format.text import TextSize
 from logfs.log import key_map
 from logfs.log.appended import Appended, AppendedBatch
@@ -154,7 +154,7 @@ class Partition(Reader):
         All or nothing: `RecordTooLarge` and `InvalidRecord` leave the log as it was, as does an `OSError` of a
         full disk unless the records made several batches. Readable at once; durable after `flush`.
         """
-        wanted = [Record(item) if isinstance(item, bytes) else item for item in records]
+        wanted = [as_record(item) for item in records]
         now_ms, config = self._clock(), self.config
         built = self._checked(wanted, config, now_ms)
         if built.refused is not None:
