@@ -6,7 +6,8 @@ import errno
 import logging
 import os
 from collections import Counter
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -274,6 +275,39 @@ def test_a_full_disk_when_the_indexes_get_room(tmp_path: Path, left: int) -> Non
         disk.left = None
     assert (tmp_path / CLEAN_SHUTDOWN).exists()
     assert_clean(tmp_path)
+
+
+@pytest.mark.parametrize("left", range(12))
+def test_a_partition_that_cannot_be_made_leaves_nothing_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    """When descriptors run out at any time: what stays must not stand in the way of it, here or elsewhere."""
+    roots = [tmp_path / "one", tmp_path / "two"]
+    real, made = {"open": os.open, "scandir": os.scandir}, 0
+
+    def exhausted(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal made
+            made += 1
+            if made > left:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(args[0]))
+            return real[name](*args, **kwargs)
+
+        return call
+
+    with Store(roots) as store:
+        for name in real:
+            monkeypatch.setattr(os, name, exhausted(name))
+        with suppress(OSError):
+            store.create("a-0")
+        monkeypatch.undo()
+        if "a-0" not in store:
+            assert not [root for root in roots if (root / "a-0").exists()]
+            store.create("a-0")
+        store["a-0"].append([b"record"])
+    with Store(roots) as store:
+        assert [record.value for record in store["a-0"].read()] == [b"record"]
+    assert_clean(roots[0], roots[1])
 
 
 def test_a_short_write_is_carried_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,9 +221,14 @@ class Disk:
         path.unlink(missing_ok=True)
 
     def mkdir(self, path: Path, *, mode: int = DIRECTORY_MODE) -> None:
-        """Make a directory, with `mode` less the umask, and sync its parent."""
+        """Make a directory, with `mode` less the umask, and sync its parent; if that fails, it does not stay."""
         os.mkdir(path, mode)
-        self.sync_directory(path.parent)
+        try:
+            self.sync_directory(path.parent)
+        except BaseException:
+            with suppress(OSError):
+                self.rmdir(path)
+            raise
 
     def rmdir(self, path: Path) -> None:
         """Remove an empty directory."""

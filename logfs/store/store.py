@@ -268,8 +268,11 @@ class Store:
             loaded.epochs.assign(LEADER_EPOCH, 0)
             disk.sync_directory(path)
         except BaseException:
+            # Renamed first, which takes no descriptor: if it cannot be removed now, the next opening removes it.
+            doomed = path.with_name(names.deleted_directory(name, uuid.uuid4().hex))
             with suppress(LogfsError, OSError):
-                remove_directory(disk, path)
+                disk.move(path, doomed)
+                remove_directory(disk, doomed)
             raise
         return Partition(
             disk, path, name, lambda: self.settings.log_config(topic), self.clock, loaded
