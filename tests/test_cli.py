@@ -9,6 +9,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,12 @@ import pytest
 from crc32c import crc32c
 
 import logfs
+from logfs.cli.common import progress_bar
 from logfs.errors import InvalidStore
+from logfs.store.store import Store
 from tests.conftest import assert_clean, wait_for
 from tests.system import spawner
+from tests.terminal import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -910,6 +914,41 @@ def test_no_progress_in_a_pipe(log_dir: Path) -> None:
     assert (log_dir / ".kafka_cleanshutdown").exists(), "nothing is left to recover"
     ok("recover", log_dir)
     ok("check", log_dir)
+
+
+@pytest.mark.parametrize("words", ["append", "check", "recover", "reindex", "compact", "move"])
+def test_progress_on_a_terminal(tmp_path: Path, words: str) -> None:
+    """Long work shows how far it is, in bytes."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    for log_dir in (one, other):
+        ok("create", "-p", log_dir / f"{log_dir.name}-0")
+    ok("append", one / "one-0", stdin=b"x" * 100_000 + b"\n")
+    ok("config", one, "--topic", "one", "cleanup.policy=compact")
+    with Store(one) as store:
+        store["one-0"].append([logfs.Record(b"value", b"key")])
+    source = tmp_path / "lines"
+    source.write_bytes(b"x" * 100_000 + b"\n")
+    arguments: dict[str, tuple[object, ...]] = {
+        "append": (other / "other-0", "-f", source),
+        "reindex": (one / "one-0",),
+        "compact": ("--roll", one / "one-0"),
+        "move": (one, other, "one-0", "--to", other),
+    }
+    terminal = Terminal(*LOGFS, words, *arguments.get(words, (one,)))
+    try:
+        terminal.expect(f"{words.removesuffix('e')}ing".replace("reindex", "recover"))
+        assert terminal.end() == 0, terminal.seen
+        assert re.search(r"\d+%\|", terminal.seen)
+    finally:
+        terminal.close()
+
+
+def test_a_progress_bar_takes_no_thread() -> None:
+    """One that watches it may never start where memory runs out, and who starts it waits for it."""
+    before = threading.enumerate()
+    with progress_bar("working", 1) as bar:
+        bar.update(1)
+    assert threading.enumerate() == before
 
 
 INTERRUPTED = """

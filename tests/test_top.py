@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
 import re
-import select
 import signal
-import struct
 import subprocess
 import sys
 import termios
@@ -25,6 +20,7 @@ from logfs.store import mount_table
 from logfs.store.metrics import GAUGE, Family, Sample, render
 from logfs.store.store import Store
 from tests.conftest import run, wait_for
+from tests.terminal import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,58 +152,11 @@ def test_nothing_to_look_at(tmp_path: Path) -> None:
 # On a terminal.
 
 
-class Terminal:
-    """A program on a terminal of its own."""
-
-    def __init__(self, *command: object, rows: int = 24, width: int = 100) -> None:
-        self.master, slave = pty.openpty()
-        self.resize(rows, width)
-        self.before = termios.tcgetattr(slave)
-        self.slave = slave
-        self.process = subprocess.Popen(
-            [*map(str, command)],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )
-        self.seen = ""
-
-    def resize(self, rows: int, width: int) -> None:
-        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, width, 0, 0))
-
-    def read(self) -> str:
-        """What came since the last time, added to what was seen."""
-        while select.select([self.master], [], [], 0.02)[0]:
-            try:
-                self.seen += os.read(self.master, 65536).decode("utf-8", "replace")
-            except OSError:
-                # EIO: nobody has the other end any more.
-                break
-        return self.seen
-
-    def expect(self, what: str) -> None:
-        """Wait until something is shown."""
-        wait_for(lambda: what in self.read())
-
-    def type(self, text: str) -> None:
-        self.seen = ""
-        os.write(self.master, text.encode())
-
-    def end(self) -> int:
-        """Wait for the program, and see that the terminal is as it was."""
-        wait_for(lambda: self.read() and self.process.poll() is not None)
-        assert termios.tcgetattr(self.slave) == self.before
-        assert self.read().rstrip().endswith("\x1b[?25h\x1b[?1049l")
-        return self.process.returncode
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        os.close(self.master)
-        os.close(self.slave)
+def end(live: Terminal) -> int:
+    """Wait for `top` to leave the terminal as it found it; its exit code."""
+    code = live.end()
+    assert live.read().rstrip().endswith("\x1b[?25h\x1b[?1049l")
+    return code
 
 
 @pytest.fixture
@@ -234,7 +183,7 @@ def test_live_it_follows_sorts_and_quits_with_q(live: Terminal, filled: Mount) -
     (filled.path / "small-0/append").write_bytes(b"hello\n" * 122)
     live.expect(" 123 ")
     live.type("q")
-    assert live.end() == 0
+    assert end(live) == 0
 
 
 def test_live_it_takes_the_size_of_the_terminal(live: Terminal) -> None:
@@ -248,7 +197,7 @@ def test_live_it_takes_the_size_of_the_terminal(live: Terminal) -> None:
     wait_for(lambda: 1 < len(lines()) <= 4)
     assert max(map(len, lines())) <= 30
     live.type("q")
-    assert live.end() == 0
+    assert end(live) == 0
 
 
 @pytest.mark.parametrize(("how", "code"), [("\x03", 0), (signal.SIGTERM, 143)])
@@ -260,7 +209,7 @@ def test_live_the_terminal_is_given_back(
         live.type(how)
     else:
         live.process.send_signal(how)
-    assert live.end() == code
+    assert end(live) == code
 
 
 def test_live_a_mount_that_goes_away_ends_it(live: Terminal, filled: Mount) -> None:

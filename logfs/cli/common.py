@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -229,12 +230,16 @@ def progress_bar(title: str, total_bytes: int | None) -> Any:
     """A bar in bytes on standard error: shown on a terminal, nothing in a pipe."""
     from tqdm import tqdm
 
+    # No thread that watches the bar, and no lock between processes: where memory runs out, both may never start.
+    tqdm.monitor_interval = 0
+    tqdm.set_lock(threading.RLock())
     return tqdm(
         total=total_bytes,
         desc=title,
         unit="B",
         unit_scale=True,
         unit_divisor=1024,
+        miniters=1,
         disable=None,
         leave=False,
         file=sys.stderr,

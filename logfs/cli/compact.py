@@ -24,8 +24,10 @@ def run(arguments: argparse.Namespace) -> int:
     with store:
         name = partition.name.directory
         plan = store.compactor.plan(name)
+        rolled_bytes = partition.segments[-1].size_bytes if arguments.roll else 0
         # The dirty part is read twice, and the new segments are written.
-        with progress_bar(f"compacting {name}", plan.clean_bytes + 2 * plan.cleanable_bytes) as bar:
+        total_bytes = plan.clean_bytes + 2 * (plan.cleanable_bytes + rolled_bytes)
+        with progress_bar(f"compacting {name}", total_bytes) as bar:
             done = store.compactor.compact(name, roll=arguments.roll, progress=bar.update)
         print(
             f"{name}: {done.bytes_before} bytes in {done.segments_before} segments became "
