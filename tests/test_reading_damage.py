@@ -11,9 +11,14 @@ import pytest
 from crc32c import crc32c
 
 from logfs.cli import main
+from logfs.errors import Corrupt
 from logfs.format.batch import HEADER_SIZE, LENGTH_OVERHEAD
+from logfs.format.compression import Codec
+from logfs.format.text import View
+from logfs.log import text_cache
 from logfs.store.check import Severity, check
 from logfs.store.store import Store
+from tests.legacy_encoder import Old, message, wrapper
 from tests.test_producers import batch as producers_batch
 
 if TYPE_CHECKING:
@@ -218,6 +223,36 @@ def test_damage_wrongs_no_batch_behind_a_gap(
     for number in wanted:
         assert main(["cat", "-o", str(number), str(log_dir / NAME)]) == 0
         assert capsys.readouterr().out == f"value {number}\n"
+
+
+@pytest.mark.parametrize("order", ["063481527", "014725368", "125036478", "025346817"])
+def test_a_text_has_whole_lines_wherever_it_begins(
+    log_dir: Path, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right messages in a wrong order: whether one is believed does not depend on where the reading begins.
+
+    Beside a writer, who may have compacted the log, offsets may be missing.
+    """
+    monkeypatch.setattr(text_cache, "SMALLEST_BYTES", 0)
+    path = log_dir / NAME / f"{0:020}.log"
+    olds = [Old(n, b"old %d" % n, None, 1_700_000_000_000 + n) for n in range(BATCHES * RECORDS)]
+    singles = [message(1, old) for old in olds[:4]]
+    wrappers = [wrapper(1, Codec.SNAPPY, olds[n : n + 4]) for n in range(4, len(olds), 4)]
+    messages = [*singles, *wrappers]
+    path.write_bytes(b"".join(messages))
+    with Store(log_dir, recover=True) as store:
+        text = store[NAME].text(View.ENVELOPES)
+        known = {*text.read(0, text.size).split(b"\n")}
+    with Store(log_dir), Store(log_dir, read_only=True) as store:
+        path.write_bytes(b"".join([messages[int(n)] for n in order]))
+        path.with_suffix(".textindex").unlink()
+        for start in range(COUNT):
+            try:
+                text = store[NAME].text(View.ENVELOPES, start)
+                found = text.read(0, text.size)
+            except Corrupt:
+                continue
+            assert {*found.split(b"\n")} <= known
 
 
 def test_what_tells_the_topic_id_is_not_needed_to_read(

@@ -317,7 +317,8 @@ class FollowedSegment(Segment):
             return self._disk.read(self.file, start, size)
 
         limit = self.base_offset + MAX_RELATIVE_OFFSET + 1
-        return walk(Walk(read, position, end, expected, limit, exact=True))
+        bounds = (expected, limit)
+        return walk(Walk(read, position, end, *bounds, exact=True, base_offset=self.base_offset))
 
     def seal_at(self, next_base: int) -> None:
         """The log has gone on in another segment: take in the rest of this one. `Gone` as `advance`."""

@@ -222,7 +222,7 @@ class Segment(SegmentFiles):
         next_offset = self.next_offset if stop == size else None
         bounds = (first if first_offset is None else first_offset, self.limit_offset, next_offset)
         exact = not position or first_offset is not None
-        what = Walk(self.read, position, stop, *bounds, exact, self.gaps, chunk_bytes)
+        what = Walk(self.read, position, stop, *bounds, exact, self.gaps, chunk_bytes, first)
         found = walk(what)
         begin = next(found, None)
         if isinstance(begin, Damage) and position:
@@ -244,7 +244,8 @@ class Segment(SegmentFiles):
         `first_offset` is the one that the first batch should have.
         """
         bounds = (first_offset, self.limit_offset, self.next_base)
-        return walk(Walk(self.read, position, self.size_bytes, *bounds, True, self.gaps))
+        what = Walk(self.read, position, self.size_bytes, *bounds, True, self.gaps)
+        return walk(what._replace(base_offset=self.base_offset))
 
     def batches_from(self, offset: int) -> Iterator[tuple[int, Batch] | Damage]:
         """The batches from the first one whose last offset is at or beyond `offset`, with their positions."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from logfs.format.batch import Batch
     from logfs.format.columns import Columns
     from logfs.log.reader import Reader
-    from logfs.log.segment import Segment
+    from logfs.log.segment import Segment, Tip
     from logfs.log.text_index import TextEntry
 
 # How much of a .log file is rendered at a time: larger costs latency, smaller costs calls. Who reads on from where
@@ -54,11 +54,16 @@ class Piece(NamedTuple):
 
 
 class Block(NamedTuple):
-    """The pieces of a stretch of a segment's text, and the number of the text index's entry behind it."""
+    """The pieces of a stretch of a segment's text.
+
+    `next_number` is that of the text index's entry behind it. The last block of a segment has none, and holds as long
+    as the segment's end is `tip`.
+    """
 
     segment: Segment | None
     pieces: list[Piece]
-    next_number: int
+    next_number: int | None
+    tip: Tip | None = None
 
     @property
     def start(self) -> int:
@@ -403,13 +408,14 @@ class TextView:
         index = segment.text_index
         last_block = self._last_block
         ahead = BLOCK_BYTES
-        if last_block.segment is not segment or at < last_block.start or at > last_block.end:
-            first = index.number_of_text(at, self.view, len(self._prefix))
-        elif at < last_block.end:
+        is_last = last_block.segment is segment and last_block.tip in (None, tip)
+        if is_last and last_block.start <= at < last_block.end:
             return last_block.piece(at)
-        else:
+        if is_last and at == last_block.end and last_block.next_number is not None:
             # A sequential read: it goes on where the last block ended.
             first, ahead = last_block.next_number, _AHEAD_BYTES
+        else:
+            first = index.number_of_text(at, self.view, len(self._prefix))
         entry = index[first]
         count = len(index)
         last = max(index.last_before(entry.position + ahead, first + 1), first + 1)
@@ -430,9 +436,8 @@ class TextView:
                 f"{index.path}: does not agree with its log at byte {at} of the text; "
                 "run 'logfs reindex' on the partition"
             )
-        block = Block(segment, pieces, last if inside else first)
-        if inside:
-            self._last_block = block
+        block = Block(segment, pieces, last) if inside else Block(segment, pieces, None, tip)
+        self._last_block = block
         return block.piece(at)
 
     def _render(self, segment: Segment, entry: TextEntry, end: int, after: TextSize) -> list[Piece]:

@@ -80,6 +80,7 @@ class Walk(NamedTuple):
     one behind the last batch, None where nobody knows it (a tail under recovery). `limit_offset` bounds every
     offset (the next segment's base). With `gaps`, offsets may be missing between batches, as compaction leaves
     them; otherwise a batch whose offsets fit neither neighbour has a damaged header (the CRC does not cover it).
+    `base_offset` is the lowest offset of the whole file: what one batch says of another does not depend on `start`.
     """
 
     read: Read
@@ -91,6 +92,7 @@ class Walk(NamedTuple):
     exact: bool = False
     gaps: bool = True
     chunk_bytes: int = CHUNK_BYTES
+    base_offset: int = 0
 
 
 def walk(what: Walk) -> Iterator[tuple[int, Batch] | Damage]:
@@ -188,7 +190,7 @@ def _valid_batch(window: _Window, position: int, expected: int, what: Walk, know
         _check_successor(window, position, header, what, known)
     if header.has_holes:
         # Compaction leaves such a batch. One that tells of the offsets of the batch behind it is not to hide that.
-        behind = _plausible(window, position + header.size_bytes, what.first_offset, what)
+        behind = _plausible(window, position + header.size_bytes, what.base_offset, what)
         if behind is not None and behind.base_offset < header.next_offset:
             raise Corrupt(
                 f"offsets {header.base_offset} to {header.last_offset}, and the batch behind begins at "
@@ -211,7 +213,7 @@ def _check_successor(
         leads = follows == header.next_offset or (what.gaps and follows > header.next_offset)
     if not leads and successor is not None and (what.gaps or not known):
         # A successor that is damaged itself says nothing against this one.
-        leads = _plausible(window, after, what.first_offset, what) is None
+        leads = _plausible(window, after, what.base_offset, what) is None
     if not leads:
         raise Corrupt(f"offsets {header.base_offset} to {header.last_offset} fit neither neighbour")
 
