@@ -23,7 +23,7 @@ import orjson
 import pytest
 
 import logfs
-from logfs.cli import main
+from logfs.cli import main, output
 from logfs.errors import OffsetOutOfRange, UnknownPartition
 from logfs.format import checkpoint, names
 from logfs.format.batch import Batches
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from logfs import Partition
     from logfs.log.files import File
+    from logfs.log.reader import Reader
     from tests.conftest import Mount
 
 NAME = "orders-0"
@@ -1101,6 +1102,39 @@ def test_commands_beside_a_writer_that_compacts(
     finally:
         ended.set()
         thread.join()
+
+
+@pytest.mark.parametrize("form", [["-J"], ["-F", "%k\\n"]])
+def test_cat_misses_no_key_that_is_written_again_and_compacted(
+    writer: Writer,
+    form: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    """What compaction takes while `cat` is on its way lies behind the end that the log had."""
+    keys, rounds = 200, 3
+    writer("store.settings.set_topic('orders', 'cleanup.policy', 'compact')")
+    writer("store.settings.set_topic('orders', 'file.delete.delay.ms', '0')")
+    writer("from logfs.format.record import Record")
+    put = f"p.append([Record(b'x', b'%d' % k) for k in range({keys})])"
+    writer(put)
+    left = iter(range(rounds))
+
+    def stop(partition: Reader, end: int | None) -> int:
+        found = real(partition, end)
+        if next(left, None) is not None:
+            for _ in range(3):
+                writer(put)
+                writer("store.compact('orders-0', roll=True)")
+                writer("store.upkeep()")
+        return found
+
+    real = output._stop
+    monkeypatch.setattr(output, "_stop", stop)
+    assert main(["cat", *form, str(writer.log_dir / NAME)]) == 0
+    printed = capfdbinary.readouterr().out.splitlines()
+    found = {orjson.loads(line)["key"] for line in printed} if form == ["-J"] else {*printed}
+    assert len(found) == keys
 
 
 def test_readers_of_a_log_that_rolls_all_the_time(writer: Writer) -> None:

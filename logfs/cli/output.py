@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from logfs.log.segment import Segment
 
 _CHUNK_BYTES = 1 << 20
+# How often printing goes on to the new end of a log that was compacted meanwhile.
+_ROUNDS = 20
 _TOKEN = re.compile(rb"%([skothTpSKn%])|\\([ntr0\\])")
 _ESCAPES = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"0": b"\0", b"\\": b"\\"}
 
@@ -49,33 +51,39 @@ def print_records(
     """Print the records [start, end); whether all of them could be read.
 
     A damaged range, and one that retention takes meanwhile, is named on standard error, and what follows is printed.
+    Without an `end` no key is missed where the log is compacted meanwhile: what went has a newer record further on.
     """
-    partition = log.reader
-    stop = partition.log_end_offset if end is None else min(end, partition.log_end_offset)
-    whole = True
-    tries = TRIES
-    by_record = arguments.format is not None
+    whole, by_record = True, arguments.format is not None
+    stop, generation = start, -1
+    tries, rounds = TRIES, _ROUNDS
     may_hide_damage = lru_cache(maxsize=1)(_may_hide_damage)
-    while start < stop:
-        first = partition.log_start_offset
-        if start < first:
-            sys.stdout.flush()
-            print(
-                f"logfs: {partition.name.directory}: offsets {start} to {min(first, stop) - 1} left the log before "
-                "they could be printed",
-                file=sys.stderr,
-            )
-            start, whole = first, False
-            continue
-        before = start
+    while True:
+        partition, before = log.reader, start
         try:
+            if start >= stop:
+                if partition.generation == generation or not rounds:
+                    break
+                generation, rounds = partition.generation, rounds - 1
+                stop = _stop(partition, end)
+                continue
+            first = partition.log_start_offset
+            if start < first:
+                sys.stdout.flush()
+                print(
+                    f"logfs: {partition.name.directory}: offsets {start} to {min(first, stop) - 1} left the log "
+                    "before they could be printed",
+                    file=sys.stderr,
+                )
+                start, whole = first, False
+                continue
             segment = partition.log.segments_from(start)[0]
             if by_record or stop - start <= _FEW or may_hide_damage(segment):
                 # Not segment by segment: damage behind the last record of one lies before the first of the next.
                 for record in partition.read(start, stop):
                     _write(_shown(record, partition, arguments))
                     start = record.offset + 1
-                break
+                start = stop
+                continue
             until = stop if segment.next_base is None else min(stop, segment.next_base)
             _print_text(partition, start, until, json=arguments.json)
             start = until
@@ -91,12 +99,15 @@ def print_records(
             tries = tries - 1 if start == before else TRIES
             if not tries or log.look_again():
                 raise
-            partition = log.reader
         except OffsetOutOfRange:
             if start >= partition.log_start_offset:
                 raise
     sys.stdout.flush()
     return whole
+
+
+def _stop(partition: Reader, end: int | None) -> int:
+    return partition.log_end_offset if end is None else min(end, partition.log_end_offset)
 
 
 def _shown(record: Record, partition: Reader, arguments: argparse.Namespace) -> bytes:

@@ -53,8 +53,8 @@ class WouldBlock(Exception):
 
 
 _STANDARD_ERROR = 2
-# How often who finds files gone looks again: somebody would have to delete faster than that.
-TRIES = 20
+# How often a reader that finds files gone looks again: a busy machine may let compaction win many times in a row.
+TRIES = 100
 
 
 class Gone(OffsetOutOfRange):

@@ -256,7 +256,8 @@ class SparseIndex:
 
     def check_sane(self) -> None:
         """Raise `Corrupt` as Kafka's sanity check does (kafka-storage 3.8), and for a file that is too long."""
-        file = self._find_file()
+        # One that is open may have lost its name.
+        file = self._file or self._find_file()
         size = self._disk.size(file) if file else 0
         if size % self.entry.size:
             raise Corrupt(f"{self.path}: not a whole number of {self.entry.size}-byte entries")

@@ -6,6 +6,7 @@ mount; what those write while it looks is taken for what it was at the beginning
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt, LogfsError
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Finding", "Severity", "check"]
 
+# How many segments are opened at once where files leave the log.
+_HELD_OPEN = 64
+
 
 def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> Iterator[Finding]:
     """Audit log directories, and change nothing; no finding at all is what everybody wants.
@@ -65,6 +69,10 @@ def _check_partition(store: Store, partition: Partition, report: Progress) -> li
         except (Gone, FileNotFoundError) as why:
             if left:
                 partition.refresh()
+                with suppress(Gone, OSError):
+                    # Open files outlive their names: the next try need not be faster than a compaction.
+                    for segment in partition.segments[-_HELD_OPEN:]:
+                        segment.hold_open()
                 continue
             if not partition.directory.exists():
                 return [note(partition.directory, "was deleted while it was audited")]
