@@ -39,8 +39,8 @@ _OFFSET = re.compile(rb'"offset":\d+,')
 # What an attempt to read past damage goes on for.
 _MOST_DAMAGES = 200
 _SOME = 10
-# More than any file of the templates has.
-_MOST_BYTES = 1 << 20
+# More than any file of the templates has, and than a small batch that unpacks to very much.
+_MOST_BYTES = 8 << 20
 
 
 @dataclass
