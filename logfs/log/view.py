@@ -54,13 +54,13 @@ class Piece(NamedTuple):
 
 
 class Block(NamedTuple):
-    """The pieces of a stretch of a segment's text.
+    """The pieces of a stretch of a segment's text, while the segment has this `content`.
 
     `next_number` is that of the text index's entry behind it. The last block of a segment has none, and holds as long
     as the segment's end is `tip`.
     """
 
-    segment: Segment | None
+    content: object
     pieces: list[Piece]
     next_number: int | None
     tip: Tip | None = None
@@ -404,11 +404,10 @@ class TextView:
 
     def _piece(self, segment: Segment, at: int) -> Piece:
         """The piece of a segment's text that holds a byte of it."""
-        tip = segment.tip
-        index = segment.text_index
+        content, tip, index = segment.content, segment.tip, segment.text_index
         last_block = self._last_block
         ahead = BLOCK_BYTES
-        is_last = last_block.segment is segment and last_block.tip in (None, tip)
+        is_last = last_block.content is content and last_block.tip in (None, tip)
         if is_last and last_block.start <= at < last_block.end:
             return last_block.piece(at)
         if is_last and at == last_block.end and last_block.next_number is not None:
@@ -426,7 +425,7 @@ class TextView:
         inside = last < count and index[last].position < tip.size_bytes
         end = index[last].position if inside else tip.size_bytes
         end_text = index[last].before if inside else tip.text
-        key = (segment.content, entry.position, end, self.view, self._prefix)
+        key = (content, entry.position, end, self.view, self._prefix)
         pieces = _cache.get(key)
         if pieces is None:
             pieces = self._render(segment, entry, end, end_text)
@@ -436,7 +435,7 @@ class TextView:
                 f"{index.path}: does not agree with its log at byte {at} of the text; "
                 "run 'logfs reindex' on the partition"
             )
-        block = Block(segment, pieces, last) if inside else Block(segment, pieces, None, tip)
+        block = Block(content, pieces, last) if inside else Block(content, pieces, None, tip)
         self._last_block = block
         return block.piece(at)
 
