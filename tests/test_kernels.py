@@ -482,10 +482,13 @@ def test_envelopes_are_written_as_the_plain_ones(
 # Batches.
 
 
-def plain_scan(data: bytes, first_offset: int, gaps: bool) -> tuple[list[list[int]], int]:
+def plain_scan(
+    data: bytes, first_offset: int, gaps: bool, most: int
+) -> tuple[list[list[int]], int]:
     """The twin of `scan_batches`, over parsed headers."""
-    rows, position, expected = [], 0, first_offset
-    while position + 61 <= len(data):
+    rows: list[list[int]] = []
+    position, expected = 0, first_offset
+    while len(rows) < most and position + 61 <= len(data):
         header = parse_header(data, position)
         if not 61 <= header.size_bytes <= len(data) - position or header.magic != 2:
             break
@@ -509,7 +512,20 @@ def plain_scan(data: bytes, first_offset: int, gaps: bool) -> tuple[list[list[in
         row[kernels.SPAN_BASE_TIMESTAMP] = header.base_timestamp
         rows.append(row)
         expected, position = header.next_offset, position + header.size_bytes
+    if rows and has_holes(rows[-1]):
+        # What follows has to show that the offsets of the last batch are its own.
+        shown = position == len(data) or (
+            position + 61 <= len(data) and parse_header(data, position).base_offset >= expected
+        )
+        if not shown:
+            return rows[:-1], rows[-1][kernels.POSITION]
     return rows, position
+
+
+def has_holes(row: list[int]) -> bool:
+    """Whether a batch of this row has another number of records than of offsets."""
+    offsets = row[kernels.NEXT_OFFSET] - row[kernels.SPAN_BASE_OFFSET]
+    return row[kernels.SPAN_COUNT] != offsets
 
 
 def batches(records: list[Record], base: int, limit: int, step: int = 0) -> bytes:
@@ -535,15 +551,33 @@ def test_batches_are_scanned_as_the_plain_loop_does(
         raw[at] ^= data.draw(st.integers(1, 255)) if at else 0x80
     raw = raw[: data.draw(st.just(len(raw)) | st.integers(0, len(raw)))]
     first = data.draw(st.sampled_from([40, 39, 41]))
-    expected, end = plain_scan(bytes(raw), first, gaps)
     most = data.draw(st.sampled_from([len(raw) // 61 + 1, 1]))
-    if most == 1:
-        expected, end = expected[:1], expected[0][kernels.SPAN_END] if expected else 0
+    expected, end = plain_scan(bytes(raw), first, gaps, most)
     rows = np.full((most, kernels.BATCH_COLUMNS), -77, np.int64)
     array, _ = guarded(bytes(raw))
     assert kernels.scan_batches(array, first, gaps, rows) == (len(expected), end)
     assert rows[: len(expected)].tolist() == expected
-    assert (rows[len(expected) :] == -77).all()
+    # One row more may have been filled: that of a batch which the next one contradicts.
+    assert (rows[len(expected) + 1 :] == -77).all()
+
+
+@pytest.mark.parametrize(
+    ("next_base", "kept", "walked"),
+    [(45, None, 2), (45, 61, 1), (45, 60, 0), (45, 0, 1), (44, None, 0), (44, 61, 0)],
+)
+def test_a_batch_with_holes_stands_if_the_next_one_leaves_its_offsets_free(
+    next_base: int, kept: int | None, walked: int
+) -> None:
+    """A batch of one record and five offsets, 40 to 44, is kept before an end and before offset 45."""
+    sparse = bytearray(batches([Record(b"v", timestamp=5)], 40, 1000))
+    sparse[26] = 4
+    behind = batches([Record(b"v", timestamp=5)], next_base, 1000)
+    data = bytes(sparse) + behind[:kept]
+    expected = plain_scan(data, 40, True, 2)
+    rows = np.zeros((2, kernels.BATCH_COLUMNS), np.int64)
+    found = kernels.scan_batches(np.frombuffer(data, np.uint8), 40, True, rows)
+    assert found == (len(expected[0]), expected[1])
+    assert found[0] == walked
 
 
 def test_offsets_that_overflow_end_the_scan() -> None:

@@ -673,8 +673,8 @@ def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> tu
 
     Returns (their number, the position behind the last): it stops before an incomplete batch, and before one whose
     magic is not 2 or whose offsets do not follow the last one's (`first_offset` for the first), or, with `gaps`,
-    do not increase. It also stops before a batch with fewer records than offsets whose successor begins inside of
-    these offsets, or is cut off in `data`.
+    do not increase. It also stops before a batch that has another number of records than of offsets if the bytes
+    behind it are less than a header, or begin with a smaller offset than its next one.
     """
     count = 0
     position = 0
