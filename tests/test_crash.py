@@ -357,7 +357,7 @@ def test_a_power_cut_at_any_step_keeps_what_was_flushed(
 ) -> None:
     """What was flushed is there, the rest is a prefix or reported as damage, and nothing is invented.
 
-    Of compaction: before, during and after the swap the same records are there (kafka-storage 14.8, 124).
+    Of compaction: before, during and after the swap the same records are there (kafka-storage 14.8 item 124).
     """
     states = states_of(WORKLOADS[name])
     chosen = crashdisk.sample(states, -(-STATES // len(WORKLOADS)))

@@ -6,6 +6,7 @@ import errno
 import re
 import struct
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,6 +16,9 @@ from logfs.format.batch import HEADER, Header
 from logfs.format.group_record import OffsetCommit, OffsetKey
 from logfs.log.index import OffsetIndex, SparseIndex, TimeIndex
 from logfs.log.text_index import TextIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parent.parent
 CODES = {"int8": "b", "int16": "h", "int32": "i", "uint32": "I", "int64": "q"}
@@ -115,6 +119,53 @@ def test_every_named_test_file_is_there() -> None:
     text = (ROOT / "docs/durability.md").read_text()
     for name in re.findall(r"`(tests/\w+\.py)`", text):
         assert (ROOT / name).exists(), name
+
+
+# A citation: sections, each with items of its list or without.
+_ITEMS = re.compile(r"\s+items?\s+(\d+(?:(?:,| and| to)\s+\d+(?![.\d]))*)")
+_SECTION = re.compile(r"\d+(?:\.\d+)*")
+_BETWEEN = re.compile(r",? and |, | to ")
+
+
+def citations(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Each section that a text cites from docs/kafka-storage.md, with the items cited from its list."""
+    text = re.sub(r"\n[ #]*", " ", text)
+    for found in re.finditer(r"\bkafka-storage\s+(?=\d)", text):
+        at = found.end()
+        while section := _SECTION.match(text, at):
+            at = section.end()
+            items = _ITEMS.match(text, at)
+            if items:
+                at = items.end()
+            yield section[0], re.findall(r"\d+", items[1]) if items else []
+            between = _BETWEEN.match(text, at)
+            if not between:
+                break
+            at = between.end()
+
+
+def test_every_citation_of_kafka_storage_md_resolves() -> None:
+    """Each cited section of docs/kafka-storage.md is one of its headings, and each cited item is in its list."""
+    sections: dict[str, set[str]] = {}
+    for line in (ROOT / "docs/kafka-storage.md").read_text().splitlines():
+        if heading := re.match(r"#+ (\d+(?:\.\d+)*)\.? ", line):
+            current = sections[heading[1]] = set()
+        elif item := re.match(r"(\d+)\. ", line):
+            current.add(item[1])
+    files = [
+        *(
+            path
+            for folder in ("logfs", "tests", "scripts")
+            for path in (ROOT / folder).rglob("*.py")
+        ),
+        *(ROOT / "docs").glob("*.md"),
+    ]
+    cited = [(path, *citation) for path in files for citation in citations(path.read_text())]
+    assert len(cited) > 300
+    for path, section, items in cited:
+        assert section in sections, f"{path.relative_to(ROOT)} cites section {section}"
+        missing = set(items) - sections[section]
+        assert not missing, f"{path.relative_to(ROOT)} cites {section} items {missing}"
 
 
 def test_architecture_md_names_every_module() -> None:
