@@ -1,8 +1,8 @@
-"""Kafka's log, as files.
+"""Kafka's log storage as files.
 
-A *store* is one or several log directories in Kafka's own format. It holds *partitions*; a partition is a list of
-*segments*, append-only files of *record batches*, each with sparse indexes by offset, by time and by position in
-the text. Everything else is a cache of those files, a view of them, or a policy about dropping them.
+A *store* is one or several log directories in Kafka's own format. It holds *partitions*. A partition is a list of
+*segments*: append-only files of *record batches*, each with sparse indexes by offset, by time and by text position.
+Everything else is a cache of those files, a view of them, or a policy about dropping them.
 
     import logfs
 
@@ -16,10 +16,12 @@ the text. Everything else is a cache of those files, a view of them, or a policy
         columns = orders.columns(offset=0)            # numpy arrays: offsets, timestamps, value positions, …
         store.groups.commit("billing", "orders-0", first)     # a consumer group's offset, where Kafka keeps it
 
-An empty directory becomes a new store, with `create=True` a missing one, too.
-Offsets count records, positions count bytes, times are milliseconds since the epoch. `logfs --help` is the same at
-a prompt, and `logfs mount` the same as files. Read next: docs/architecture.md, the house; docs/durability.md, what
-write, fsync and a crash mean; docs/filesystem.md, the mount.
+`open` turns an empty directory into a new store; with `create=True` it also creates a missing directory.
+Offsets count records, positions count bytes, and times are milliseconds since the epoch.
+
+The `logfs` command does the same at a shell prompt (`logfs --help`), and `logfs mount` presents it as files. Read
+next: docs/architecture.md (the modules and their rules), docs/durability.md (the meaning of write, fsync and a
+crash) and docs/filesystem.md (the mount).
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ __all__ = [
     "open",
 ]
 
-# Where each public name lives: imported at its first use, so that `import logfs` costs nothing.
+# The module and attribute of each public name. They are imported on first use, so `import logfs` costs nothing.
 _HOMES = {
     "Columns": ("logfs.format.columns", "Columns"),
     "LogfsError": ("logfs.errors", "LogfsError"),

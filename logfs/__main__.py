@@ -1,4 +1,4 @@
-"""`python -m logfs` is the `logfs` command."""
+"""Entry point of `python -m logfs`, which is the `logfs` command."""
 
 from __future__ import annotations
 

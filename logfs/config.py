@@ -1,8 +1,8 @@
-"""Which text of a setting is in force, and the values of all of them, typed.
+"""The text in force for each setting, and the typed values of all settings.
 
-A topic-level setting takes the first text it finds: the topic's own, then its broker-level
-synonyms in order of priority, then the default (kafka-storage 11.1). Nothing here touches a disk:
-where the texts are kept is the business of `logfs.store.settings`.
+The text of a topic-level setting is the first one found: the topic's own override, then the setting's
+broker-level synonyms in order of priority, then the default (kafka-storage 11.1). This module does not
+access the disk: `logfs.store.settings` stores the texts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from logfs.setting import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# How many milliseconds one unit of a synonym is.
+# Milliseconds per unit, for the synonyms whose unit is not the millisecond.
 _UNIT_MS = {
     "log.retention.minutes": MINUTE_MS,
     "log.retention.hours": HOUR_MS,
@@ -39,21 +39,21 @@ _UNIT_MS = {
 }
 
 
-# Which value is in force.
+# The value in force.
 
 
 def value_in_force(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -> str:
-    """The canonical text of a topic-level setting, under the overrides of the topic and the broker.
+    """Return the canonical text of a topic-level setting under the overrides of the topic and the broker.
 
-    Raises `InvalidSetting` for an unknown name or an override that is not valid.
+    Raises `InvalidSetting` for an unknown name or an invalid override.
     """
     return topic_setting(name).format(_in_force(name, topic, broker)[0])
 
 
 def broker_value_in_force(name: str, broker: Mapping[str, str]) -> str:
-    """The canonical text of a broker-level setting, empty where it is unset and has no default.
+    """Return the canonical text of a broker-level setting, or "" if it is unset and has no default.
 
-    Raises `InvalidSetting` for an unknown name or an override that is not valid.
+    Raises `InvalidSetting` for an unknown name or an invalid override.
     """
     setting = broker_setting(name)
     text = broker.get(name, setting.default)
@@ -61,16 +61,16 @@ def broker_value_in_force(name: str, broker: Mapping[str, str]) -> str:
 
 
 def describe_source(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -> str:
-    """Where a topic-level setting's value comes from: `topic NAME`, `broker NAME` or `default`.
+    """Return the source of a topic-level setting's value: `topic NAME`, `broker NAME` or `default`.
 
-    NAME is the setting or the synonym that decides. Raises `InvalidSetting` as
-    `value_in_force` does.
+    NAME is the setting or synonym that supplies the value. Raises `InvalidSetting` under the same
+    conditions as `value_in_force`.
     """
     return _in_force(name, topic, broker)[1]
 
 
 def _in_force(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -> tuple[Value, str]:
-    """The value of a topic-level setting, and its source in words."""
+    """Return the value of a topic-level setting, and its source as in `describe_source`."""
     value, source = _first_set(name, topic, broker)
     if name in (BEFORE_MAX_MS, AFTER_MAX_MS) and value == LONG_MAX:
         stand_in, its_source = _first_set(DIFFERENCE_MAX_MS, topic, broker)
@@ -96,7 +96,7 @@ def _first_set(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -
 
 
 def _check_together(values: Mapping[str, Any]) -> None:
-    """Raise `InvalidSetting` for valid values that contradict each other (kafka-storage 11.1)."""
+    """Raise `InvalidSetting` if values that are valid by themselves contradict each other (kafka-storage 11.1)."""
     shortest, longest = values["min.compaction.lag.ms"], values["max.compaction.lag.ms"]
     if shortest > longest:
         raise InvalidSetting(
@@ -119,11 +119,11 @@ def _check_together(values: Mapping[str, Any]) -> None:
             )
 
 
-# The values, typed.
+# The typed values.
 
 
 def _default(name: str) -> Any:
-    """The default of an attribute below, so that the tables alone state it."""
+    """Return the default of an attribute below, so that only the tables of `logfs.setting` state it."""
     setting = TOPIC_SETTINGS.get(name) or BROKER_SETTINGS[name]
     assert setting.default is not None, name
     return _attribute(setting.parse(setting.default))
@@ -134,13 +134,13 @@ def _attribute(value: Value) -> Value | frozenset[str]:
 
 
 def _attributes(cls: Any, values: Mapping[str, Value]) -> dict[str, Any]:
-    """The values by attribute, of those settings that the class has an attribute for."""
+    """Return `values` by attribute name, without the settings that `cls` has no attribute for."""
     names = {field.name.replace("_", "."): field.name for field in fields(cls)}
     return {names[name]: _attribute(value) for name, value in values.items() if name in names}
 
 
 def _check_texts(broker: Mapping[str, str]) -> dict[str, Value]:
-    """The parsed overrides; all must be valid: one that a topic hides is in force for another."""
+    """Parse all broker overrides. Each must be valid: an override that one topic hides is in force for another."""
     return {name: broker_setting(name).parse(text) for name, text in broker.items()}
 
 
@@ -148,8 +148,9 @@ def _check_texts(broker: Mapping[str, str]) -> dict[str, Value]:
 class LogConfig:
     """The topic-level settings that concern one partition's storage on one machine.
 
-    An attribute is named after its setting, with its unit: bytes or milliseconds. Values that
-    `resolve` made are valid and fit together; the constructor, for tests, checks nothing.
+    Each attribute has its setting's name, including the unit (bytes or milliseconds). The values of
+    an instance made by `resolve` are valid and consistent; the constructor, which is for tests, checks
+    nothing.
     """
 
     cleanup_policy: frozenset[str] = _default("cleanup.policy")
@@ -180,10 +181,10 @@ class LogConfig:
 
     @classmethod
     def resolve(cls, topic: Mapping[str, str], broker: Mapping[str, str]) -> LogConfig:
-        """The settings in force under the overrides of the topic and the broker.
+        """Return the settings in force under the overrides of the topic and the broker.
 
-        Raises `InvalidSetting` for an unknown name, a text that is not valid, or valid ones that
-        contradict each other.
+        Raises `InvalidSetting` for an unknown name, an invalid text, or valid values that contradict
+        each other.
         """
         for name in topic:
             topic_setting(name)
@@ -194,12 +195,12 @@ class LogConfig:
 
     @property
     def is_compacted(self) -> bool:
-        """Whether compaction keeps only each key's last record."""
+        """Whether the log is compacted, so that only each key's last record is kept."""
         return "compact" in self.cleanup_policy
 
     @property
     def compresses(self) -> bool:
-        """Whether batches are compressed here; `producer` leaves them as they come, and lines come as they are."""
+        """Whether appends compress batches. `producer` keeps the codec of a batch; lines then stay uncompressed."""
         return self.compression_type not in ("producer", "uncompressed")
 
     @property
@@ -210,10 +211,10 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """The broker-level settings that are no topic's default: when and how background work runs.
+    """The broker-level settings that are not defaults of topics: background work and consumer groups.
 
-    An attribute is named after its setting; sizes are in bytes. Values that `resolve` made are
-    valid and fit together; the constructor, for tests, checks nothing.
+    Each attribute has its setting's name; sizes are in bytes. The values of an instance made by
+    `resolve` are valid and consistent; the constructor, which is for tests, checks nothing.
     """
 
     log_cleaner_backoff_ms: int = _default("log.cleaner.backoff.ms")
@@ -246,10 +247,10 @@ class BrokerConfig:
 
     @classmethod
     def resolve(cls, broker: Mapping[str, str]) -> BrokerConfig:
-        """The settings in force under the broker's overrides.
+        """Return the settings in force under the broker's overrides.
 
-        Raises `InvalidSetting` for an unknown name, a text that is not valid, or valid ones that
-        contradict each other (kafka-storage 11.2).
+        Raises `InvalidSetting` for an unknown name, an invalid text, or valid values that contradict
+        each other (kafka-storage 11.2).
         """
         config = cls(**_attributes(cls, _check_texts(broker)))
         threads, size = config.log_cleaner_threads, config.log_cleaner_dedupe_buffer_size

@@ -1,71 +1,74 @@
-"""The one error tree. Every message says what went wrong, where, and what to do about it.
+"""The exception hierarchy. Every message says what went wrong, where, and what to do about it.
 
-`LogfsError` is the root, so a caller can catch everything of ours in one clause. Which errno a class becomes on
-the mount is the mount's business (`logfs.mount.errnos`).
+`LogfsError` is the root class, so one `except` clause catches every error that logfs raises on purpose.
+`logfs.mount.errnos` maps each class to the errno that a caller of the mount gets.
 """
 
 from __future__ import annotations
 
 
 class LogfsError(Exception):
-    """The root of all errors that logfs raises on purpose."""
+    """The root class of all errors that logfs raises on purpose."""
 
 
-# These errors can be returned when something is named that is not there, or cannot be.
+# Raised for a name that is invalid, or whose object is missing or exists already.
 
 
 class InvalidName(LogfsError, ValueError):
-    """A topic, partition, offset, time or range that does not follow the rules for its name."""
+    """The name of a topic, partition, offset, time or range does not follow its rules."""
 
 
 class UnknownPartition(LogfsError, KeyError):
-    """No partition of that name is in the store."""
+    """The store has no partition of that name."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class PartitionExists(LogfsError):
-    """A partition of that name is in the store already."""
+    """The store already has a partition of that name."""
 
 
 class OffsetOutOfRange(LogfsError, IndexError):
     """The offset lies outside [log start offset, log end offset)."""
 
 
-# These errors can be returned when something is appended.
+# Raised by appends.
 
 
 class RecordTooLarge(LogfsError, ValueError):
-    """A record whose batch would be larger than `max.message.bytes`, or than `segment.bytes`."""
+    """A record's batch would be larger than `max.message.bytes` or `segment.bytes`."""
 
 
 class InvalidRecord(LogfsError, ValueError):
-    """A record that the topic's settings refuse: no key where one is needed, or a bad timestamp."""
+    """The topic's settings refuse a record (no key where one is needed, or a bad timestamp), or input is malformed.
+
+    Malformed input is, for example, a commit request that cannot be parsed.
+    """
 
 
 class InvalidEnvelope(LogfsError, ValueError):
-    """A line that is not a JSON envelope of a record."""
+    """A line is not the JSON envelope of a record."""
 
 
 class InvalidProducerEpoch(LogfsError, ValueError):
-    """A batch or marker of a producer instance that a newer one has replaced."""
+    """A batch or marker comes from a producer instance that a newer one has replaced."""
 
 
 class OutOfOrderSequence(LogfsError, ValueError):
-    """A batch whose sequence numbers do not follow those of its producer's last batch."""
+    """A batch's sequence numbers do not follow those of its producer's last batch."""
 
 
 class InvalidTransactionState(LogfsError, ValueError):
-    """A batch outside the transaction that its producer has open."""
+    """A batch lies outside the transaction that its producer has open."""
 
 
 class CoordinatorFenced(LogfsError, ValueError):
-    """A marker of a transaction coordinator that a newer one has replaced."""
+    """A marker comes from a transaction coordinator that a newer one has replaced."""
 
 
 class CommitPending(LogfsError):
-    """A commit that is decided could not be done yet; it will be, once what the message tells of is mended."""
+    """A decided commit could not be done yet; it will be done once the cause named in the message is fixed."""
 
 
 class NotWritable(LogfsError):
@@ -73,40 +76,43 @@ class NotWritable(LogfsError):
 
 
 class PartitionFailed(LogfsError):
-    """A write or an fsync failed before: the partition takes no more writes until it is reopened.
+    """An earlier write or fsync failed: the partition takes no more writes until it is reopened.
 
-    The kernel may have dropped the dirty pages and report success the next time, so a retry would lie.
+    There is no retry: the kernel may have dropped the dirty pages, and may report success the next time.
     """
 
 
 class LogDirFailed(PartitionFailed, OSError):
-    """A storage error in a log directory, or its end: everything in it is offline until the store is opened again.
+    """A log directory had a storage error or is gone: everything in it is offline until the store is opened again.
 
-    As Kafka's KafkaStorageException. It has no errno of its own, so that nobody takes it for a full disk.
+    It corresponds to Kafka's KafkaStorageException. Without an errno of its own, it is not mistaken for a full disk.
     """
 
 
-# These errors can be returned when bytes on the disk, or from a caller, are not what they should be.
+# Raised for wrong bytes, on the disk or from a caller.
 
 
 class Corrupt(LogfsError):
-    """Bytes that break Kafka's format: a bad CRC, an impossible length, a malformed file."""
+    """Bytes break Kafka's format: a bad CRC, an impossible length, a malformed file."""
 
 
 class Unsupported(LogfsError):
-    """Well-formed bytes of a kind that this release does not handle."""
+    """Bytes are well-formed, but of a kind that this release does not handle."""
 
 
-# These errors can be returned when a store is opened or configured.
+# Raised when a store is opened, configured or mounted.
 
 
 class InvalidSetting(LogfsError, ValueError):
-    """A setting's name is unknown, or its value is of the wrong type or out of range."""
+    """A setting's name is unknown, or its value has a wrong type, is out of range or contradicts another one."""
 
 
 class StoreLocked(LogfsError):
-    """Another process, a broker or a logfs, holds the lock of a log directory."""
+    """Another process (a broker or logfs) holds the lock of a log directory."""
 
 
 class InvalidStore(LogfsError):
-    """The log directories do not fit together, or hold something that no store can be made of."""
+    """The log directories do not fit together, their contents do not form a store, or a mount is refused.
+
+    A mount is refused for an unsuitable mount point or mount option.
+    """

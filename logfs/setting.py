@@ -1,8 +1,8 @@
-"""Kafka's storage settings: their names, types, ranges, defaults and synonyms (kafka-storage 11).
+"""Kafka's storage settings: names, types, ranges, defaults and synonyms (kafka-storage 11).
 
-Those whose names begin with `logfs.` are our own, and no broker knows them.
+Settings whose names begin with `logfs.` are specific to logfs; brokers do not have them.
 
-What text is in force, and as which value, is the business of `logfs.config`.
+`logfs.config` determines which text of a setting is in force, and its value.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ INT, LONG, DOUBLE, BOOLEAN, STRING, LIST = Type
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers `low` to `high`, both included, and perhaps one more with a special meaning."""
+    """The numbers from `low` to `high`, both inclusive, and optionally the number `special`."""
 
     low: float
     high: float
     special: int | None = None
 
     def admits(self, value: Value) -> bool:
-        """Whether the number is one of these; NaN never is."""
+        """Whether the number is in the range or is `special`; False for NaN."""
         assert isinstance(value, int | float)
         return self.low <= value <= self.high or value == self.special
 
@@ -66,12 +66,12 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """One of some words, or for a list any number of them."""
+    """A fixed set of words: the value is one of them; a list value has any number of them."""
 
     words: tuple[str, ...]
 
     def admits(self, value: Value) -> bool:
-        """Whether the word, or every item of the list, is one of these."""
+        """Whether the word, or every item of the list, is in the set."""
         items = value if isinstance(value, tuple) else (value,)
         return all(item in self.words for item in items)
 
@@ -81,13 +81,16 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Texts of a certain form; for a list, the form of its items joined by commas."""
+    """Texts that match `regex`; a list matches by its items joined by commas.
+
+    `form` describes these texts in error messages.
+    """
 
     regex: str
     form: str
 
     def admits(self, value: Value) -> bool:
-        """Whether the text, or the joined list, has this form."""
+        """Whether the text, or the joined list, matches."""
         text = ",".join(value) if isinstance(value, tuple) else str(value)
         return re.fullmatch(self.regex, text) is not None
 
@@ -97,10 +100,10 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is known about one setting (kafka-storage 11).
+    """The definition of one setting (kafka-storage 11).
 
-    `default` is a text, or None where Kafka leaves the setting unset. `synonyms` are the
-    broker-level names of a topic-level setting; the first one that is set wins.
+    `default` is a text, or None if Kafka leaves the setting unset. `synonyms` are the broker-level
+    names of a topic-level setting, in order of priority: the first one that is set is used.
     """
 
     name: str
@@ -112,13 +115,13 @@ class Setting:
 
     @property
     def allowed(self) -> str:
-        """What the setting takes, in words for a message."""
+        """The allowed values in words, for error messages."""
         if self.type is BOOLEAN:
             return "true or false"
         return f"{_KIND_WORDS[self.type]}{self.valid}"
 
     def parse(self, text: str) -> Value:
-        """The value that the text stands for, blanks around it ignored.
+        """Return the value of `text`, ignoring whitespace around it.
 
         Raises `InvalidSetting` for a text of another type or a value out of range.
         """
@@ -132,14 +135,14 @@ class Setting:
         return value
 
     def format(self, value: Value) -> str:
-        """The canonical text of a value: `parse` gives the value back."""
+        """Return the canonical text of a value; `parse` converts it back to the value."""
         if isinstance(value, bool):
             return "true" if value else "false"
         return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _check_digits(text: str) -> str:
-    # Python also takes 1_000 and the digits of every script, and a broker would not.
+    # Python also accepts 1_000 and the digits of every script; a broker accepts neither.
     if "_" in text or not text.isascii():
         raise ValueError(text)
     return text
@@ -158,7 +161,7 @@ def _parse_boolean(text: str) -> bool:
 
 
 def _parse_list(text: str) -> tuple[str, ...]:
-    # In lower case, because cleanup.policy is matched so, and no other list has letters.
+    # Lower case, because cleanup.policy is matched in lower case; no other list contains letters.
     return tuple(item.strip().lower() for item in text.split(",")) if text else ()
 
 
@@ -191,7 +194,7 @@ def _row(
     doc: str,
     *synonyms: str,
 ) -> Setting:
-    """One setting; an integer's `valid` may be the least, or None for all that its type holds."""
+    """Build a setting. For an integer, `valid` may be its minimum, or None for the whole range of the type."""
     if type in (INT, LONG) and not isinstance(valid, Range):
         assert valid is None or isinstance(valid, int), name
         most = INT_MAX if type is INT else LONG_MAX
@@ -213,8 +216,8 @@ _VERSION = Pattern(r"[0-9]+(\.[0-9]+){1,3}(-IV[0-9]+)?", "a version such as 3.0-
 _MAX = str(LONG_MAX)
 
 # fmt: off
-# Every row of kafka-storage 11.1, and ours, with the defaults of section 15 where a release changed them:
-# a row's facts on its first line, below them its meaning, then its synonyms.
+# Every row of kafka-storage 11.1, with the defaults of section 15 where a release changed them, and the settings of
+# logfs. The first line of a row is its type, name, default and range; its description and its synonyms follow.
 _TOPIC_ROWS = (
     _row(LIST, "cleanup.policy", "delete", _POLICIES,
          "What happens to old data: delete drops segments, compact keeps each key's last record.",
@@ -304,8 +307,8 @@ _TOPIC_ROWS = (
     _row(LONG, RETENTION_MS, "604800000", -1,
          "How long a record is kept; -1 is for ever.",
          "log.retention.ms", "log.retention.minutes", "log.retention.hours"),
-    # A 4.0 broker wants 1048576 bytes at least. But an older one's logs may have less, nothing in
-    # their format depends on it, and small segments are what a test wants.
+    # A 4.0 broker requires at least 1048576 bytes. A lower minimum is allowed here: logs of older
+    # brokers may have less, nothing in the format depends on it, and tests need small segments.
     _row(INT, "segment.bytes", "1073741824", 14,
          "The size at which a segment is full and the next one starts.",
          "log.segment.bytes"),
@@ -321,7 +324,7 @@ _TOPIC_ROWS = (
     _row(BOOLEAN, "unclean.leader.election.enable", "false", None,
          "Whether a replica that lags may become leader.",
          "unclean.leader.election.enable"),
-    # Ours.
+    # Settings of logfs.
     _row(STRING, "logfs.roll.quiet", "auto", Words(("auto", "always", "never")),
          "Whether segment.ms also rolls a segment that nobody appends to; Kafka never does. auto:"
          " unless a broker also uses the directory.",
@@ -329,7 +332,7 @@ _TOPIC_ROWS = (
 )
 
 # The synonyms that differ from their topic-level setting in unit, range or default, and the rows of
-# kafka-storage 11.2 about the storage of one machine.
+# kafka-storage 11.2 that concern the storage of one machine.
 _BROKER_ROWS = (
     _row(LONG, "log.retention.ms", None, None,
          "How long a record is kept; negative is for ever."),
@@ -401,7 +404,7 @@ BROKER_SETTINGS: Mapping[str, Setting] = MappingProxyType(
 
 
 def topic_setting(name: str) -> Setting:
-    """The topic-level setting of that name, or `InvalidSetting`."""
+    """Return the topic-level setting called `name`. Raises `InvalidSetting` if there is none."""
     try:
         return TOPIC_SETTINGS[name]
     except KeyError:
@@ -409,7 +412,7 @@ def topic_setting(name: str) -> Setting:
 
 
 def broker_setting(name: str) -> Setting:
-    """The broker-level setting of that name, or `InvalidSetting`."""
+    """Return the broker-level setting called `name`. Raises `InvalidSetting` if there is none."""
     try:
         return BROKER_SETTINGS[name]
     except KeyError:

@@ -1,8 +1,8 @@
-"""The command line: argv, environment, standard streams and exit codes live here alone.
+"""The command line. No other package uses argv, the standard streams or exit codes.
 
-One file a command, imported when it is called, so that `logfs --help` costs nothing. A command module has
-`add_arguments(parser)` and `run(arguments) -> int`. Exit codes: 0 done, 1 something is wrong with the data or the
-world, 2 wrong usage; `umount` has a 3 of its own.
+Each command is one file, imported only when the command runs, so that `logfs --help` costs nothing. A command module
+has `add_arguments(parser)` and `run(arguments) -> int`, which returns the exit code: 0 for success, 1 for an error in
+the data or the system, 2 for wrong usage. `umount` also returns 3.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ COMMANDS = {
     "groups": "what consumer groups have committed, and how far behind they are",
 }
 
-# They change nothing, so that there is nothing to end in order.
+# Commands that do not write to log directories. Ctrl-C may kill them at once: they need no orderly shutdown.
 _LOOKING = frozenset({"cat", "check", "describe", "dump", "status", "tail", "umount"})
-# As the shell has it for a command that SIGINT ended.
+# The exit code that a shell reports for a command killed by SIGINT.
 _INTERRUPTED = 130
-# When a Ctrl-C that was lost is sent once more.
+# The delay before a lost Ctrl-C is sent again.
 _AGAIN_SECONDS = 0.02
-# What is done with a text that the encoding of a standard stream cannot take.
+# The error handler for text that the encoding of a standard stream cannot represent.
 _PRINTABLE = "logfs.printable"
 
 _EPILOG = """\
@@ -62,7 +62,7 @@ mount or a broker; the others need the directory for themselves. 'logfs COMMAND 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; its exit code."""
+    """Run a command and return its exit code. `argv` defaults to the arguments of the process."""
     _open_standard_streams()
     codecs.register_error(_PRINTABLE, _as_it_can_be_printed)
     for stream in (sys.stdout, sys.stderr):
@@ -78,7 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _heed_lost_ctrl_c(lost: sys.UnraisableHookArgs) -> None:
-    """Send Ctrl-C once more where it came while an object was freed, out of which Python lets no exception."""
+    """Send SIGINT again if its `KeyboardInterrupt` was raised while an object was freed.
+
+    Python lets no exception out of the code that runs at that time, so the first Ctrl-C has no effect. Any other
+    exception goes to Python's own hook.
+    """
     if not isinstance(lost.exc_value, KeyboardInterrupt):
         sys.__unraisablehook__(lost)
         return
@@ -88,16 +92,23 @@ def _heed_lost_ctrl_c(lost: sys.UnraisableHookArgs) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open those that the caller has closed: another file would get the descriptor, and what is printed."""
+    """Open /dev/null in place of each standard stream that the caller has closed.
+
+    Otherwise the next file to be opened would get the stream's descriptor, and with it the printed output.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            # It gets the lowest descriptor that is free, which is the one that was closed.
+            # The kernel assigns the lowest free descriptor, which is that of the closed stream.
             descriptor = os.open(os.devnull, os.O_RDWR)
             setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8"))
 
 
 def _as_it_can_be_printed(error: UnicodeError) -> tuple[bytes, int]:
-    """Bytes of a file's name, which may be any, as they are; a letter that the encoding lacks as `\\u2026`."""
+    """Return the bytes to print for characters that an encoding lacks, and the position after these characters.
+
+    This is an error handler for `codecs`. A surrogate stands for a byte of a file name, and becomes that byte; any
+    other character becomes an escape such as `\\u2026`.
+    """
     if not isinstance(error, UnicodeEncodeError):
         raise error
     told = b""
@@ -110,7 +121,10 @@ def _as_it_can_be_printed(error: UnicodeError) -> tuple[bytes, int]:
 def _choose(
     prog: str, description: str, commands: dict[str, str], package: str, words: list[str]
 ) -> int:
-    """Run the command that the first word names; one that has `COMMANDS` of its own leaves the choice to the next."""
+    """Run the command that the first word names, and return the exit code.
+
+    If the command's module has its own `COMMANDS`, the next word names the command in it.
+    """
     if words and words[0] in commands:
         name, text = words[0], commands[words[0]]
         text = f"{text[0].upper()}{text[1:]}."
@@ -125,12 +139,12 @@ def _choose(
             module.add_arguments(parser)
             for word in words[1:]:
                 if word.startswith("-") and word.endswith("=--"):
-                    # argparse would take it for an option without a value, and give an empty list.
+                    # argparse would read it as an option without a value, and store an empty list.
                     parser.error(f"argument {word.removesuffix('=--')}: '--' is no value")
             parsed = parser.parse_intermixed_args(words[1:])
             if name in _LOOKING:
                 return _run(module, parsed)
-            # Most of what it will import.
+            # Import most of what the command needs here, where Ctrl-C still ends the process at once.
             importlib.import_module("logfs.store.store")
         return _run(module, parsed)
     parser = argparse.ArgumentParser(
@@ -147,7 +161,10 @@ def _choose(
 
 @contextmanager
 def _ended_by_ctrl_c() -> Iterator[None]:
-    """Have Ctrl-C end the process at once: Python's exception, in the middle of an import, may crash it."""
+    """Let Ctrl-C end the process at once while the context is active.
+
+    Python's own handler raises `KeyboardInterrupt`, which may crash the process if it comes during an import.
+    """
     is_heeded = (
         signal.getsignal(signal.SIGINT) is signal.default_int_handler
         and threading.current_thread() is threading.main_thread()
@@ -166,10 +183,10 @@ def _list_of(commands: dict[str, str]) -> str:
 
 
 def mount_helper() -> int:
-    """`mount.logfs`, what mount(8) runs for an fstab line of type `logfs`.
+    """Run `mount.logfs`, the program that mount(8) calls for an fstab line of type `logfs`, and return its exit code.
 
-    It is called as `mount.logfs LOGDIR[,LOGDIR…] MOUNTPOINT [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`, also for
-    `-o remount`. With `-f` (fake) nothing is mounted.
+    mount(8) calls it as `mount.logfs LOGDIR[,LOGDIR…] MOUNTPOINT [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`, also
+    for `-o remount`. With `-f` (fake) nothing is mounted.
     """
     parser = argparse.ArgumentParser(prog="mount.logfs")
     parser.add_argument("log_dirs")
@@ -182,9 +199,9 @@ def mount_helper() -> int:
     parsed = parser.parse_args()
     if parsed.f:
         return 0
-    # mount(8) hands down all flags that there shall be: what it does not name is off, also at a remount.
+    # mount(8) passes every flag that must be on, also for a remount: a flag that it does not pass is off.
     options = ["-oexec,diratime", *(f"-o{option}" for option in parsed.options)]
-    # A path that has a comma in it, or a list of paths.
+    # The argument is one path, which may contain a comma, or a list of paths.
     if os.path.isdir(parsed.log_dirs) or "," not in parsed.log_dirs:
         log_dirs = [parsed.log_dirs]
     else:
@@ -201,7 +218,7 @@ def _run(module: ModuleType, parsed: argparse.Namespace) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # The reader of our output has gone, as `head` does: nobody is left to tell.
+        # The reader of the output has exited, as `head` does. Print no message.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
@@ -209,7 +226,7 @@ def _run(module: ModuleType, parsed: argparse.Namespace) -> int:
         reason = f"{where}{error.strerror or error}"
     except LogfsError as error:
         reason = str(error)
-    # One line, whatever is in the name of a file.
+    # Keep the message on one line: a file name may contain newlines.
     print("logfs:", reason.replace("\n", "\\n"), file=sys.stderr)
     return 1
 

@@ -1,4 +1,4 @@
-"""`logfs append`: lines or envelopes from files or standard input, without a mount."""
+"""`logfs append`: append lines or envelopes from files or standard input, without a mount."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _READ_BYTES = 1 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """TARGET, input, form."""
+    """Add the arguments: TARGET, the input files, and the form of their lines."""
     add_target(parser)
     parser.add_argument(
         "-f",
@@ -31,7 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Append everything, make it durable, and print the offsets [first, next) that it got, if any."""
+    """Append all input, flush the partition, and print the offsets [first, next) of the new records, if any.
+
+    After an error the records that were appended before it are flushed and printed, too.
+    """
     from logfs.log.framing import EnvelopeFramer, Framer
 
     store, partition = open_for_writing(arguments.target)

@@ -1,4 +1,4 @@
-"""`logfs cat`: records by offset, by time, by range, by key."""
+"""`logfs cat`: print records by offset, by time, by range or by key."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """TARGET, what, and how."""
+    """Add the arguments: TARGET, the records to print, the isolation level, and the form of the output."""
     add_target(parser)
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print them."""
+    """Print the records; exit code 1 if a record could not be read, or no record has the key."""
     log = OpenTarget(arguments.target, arguments.isolation)
     with log.store:
         if arguments.key is not None:
@@ -55,7 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _range(reader: Reader, arguments: argparse.Namespace) -> tuple[int, int | None]:
-    """The offsets that are asked for: [start, end)."""
+    """Return the offsets [start, end) that the arguments select; an `end` of None stands for the log end.
+
+    Raises `OffsetOutOfRange` if a single offset is selected that has no record, and as `offset_range` and
+    `time_range`.
+    """
     start: int | None = None
     end: int | None = None
     if arguments.offset is not None:
@@ -74,7 +78,7 @@ def _range(reader: Reader, arguments: argparse.Namespace) -> tuple[int, int | No
 
 
 def _print_newest(log: OpenTarget, arguments: argparse.Namespace) -> int:
-    """Print the newest record with a key, if there is one; the exit code."""
+    """Print the newest record with the key, and return the exit code, which is 1 if there is no such record."""
     bar: Any = None
 
     def report(done: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""`logfs check`: audit everything, and change nothing."""
+"""`logfs check`: audit log directories without changing them."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Log directories."""
+    """Add the argument for log directories."""
     add_log_dirs(parser)
 
 
 def _size_bytes(log_dir: Path) -> int:
-    """The bytes of all .log files. What cannot be looked at counts nothing here: the audit reports it."""
+    """Return the total size of all .log files in bytes.
+
+    Files that cannot be examined count as 0 bytes: the audit reports them.
+    """
     total = 0
     for file in log_dir.glob("*/*.log"):
         with suppress(OSError):
-            # A link is not followed: it may lead nowhere, or to itself.
+            # Do not follow a link: its target may be missing, or be the link itself.
             total += file.lstat().st_size
     return total
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings; exit code 1 if there is an error among them.
+    """Print the findings; exit code 1 if one of them is an error.
 
-    A log directory that has no partitions yet is not called clean: there was nothing to look at.
+    A log directory without partitions is not reported as clean, because nothing was checked.
     """
     from logfs.store.check import Severity, check
     from logfs.store.store import Store

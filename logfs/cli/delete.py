@@ -1,4 +1,4 @@
-"""`logfs delete`: delete a partition, as Kafka does."""
+"""`logfs delete`: delete a partition as Kafka does."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """TARGET."""
+    """Add the TARGET argument."""
     add_target(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Rename it to `-delete`; its files go after `file.delete.delay.ms`, at the next upkeep or opening."""
-    # Not alone: what groups have committed for it is in other partitions.
+    """Rename the partition's directory to a name that ends in `-delete`.
+
+    The next upkeep or opening after `file.delete.delay.ms` removes the files.
+    """
+    # Load the other partitions, too: they hold the offsets that groups have committed for this one.
     store, partition = open_for_writing(arguments.target, alone=False)
     with store:
         store.delete(partition.name.directory)

@@ -1,4 +1,4 @@
-"""`logfs delete-records`: make the records below an offset unreadable, for good."""
+"""`logfs delete-records`: make the records below an offset permanently unreadable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """TARGET and the offset."""
+    """Add the arguments: TARGET and the offset."""
     add_target(parser)
     parser.add_argument(
         "--before",
@@ -23,12 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raise the log start offset, and drop the segments that lie below it."""
+    """Raise the log start offset, and drop the segments below it."""
     store, partition = open_for_writing(arguments.target)
     with store:
         name = partition.name.directory
         store.delete_records(name, arguments.before)
-        # Retention also takes what the topic's settings say.
+        # Retention also drops the segments that are expired by the topic's settings.
         store.retain()
         print(f"{name}: starts at {partition.log_start_offset}")
     return 0

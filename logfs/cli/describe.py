@@ -1,4 +1,4 @@
-"""`logfs describe`: what kafka-log-dirs tells, as a table or as its JSON."""
+"""`logfs describe`: print what kafka-log-dirs prints, as a table or as the JSON of that tool."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Log directories, topics, and the form."""
+    """Add the arguments: log directories, topics, and the form of the output."""
     add_log_dirs(parser)
     parser.add_argument("--topic-list", metavar="TOPIC,…", help="these topics only")
     parser.add_argument("--json", action="store_true", help="the JSON line of kafka-log-dirs")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print it."""
+    """Print the partitions; exit code 1 if a partition is offline or a log directory has failed."""
     from logfs.store.store import Store
 
     topics = set(arguments.topic_list.split(",")) if arguments.topic_list else None
@@ -65,13 +65,13 @@ def _print_json(store: Store, topics: set[str] | None) -> None:
 
 
 def _error(log_dir: LogDir) -> str | None:
-    """What Kafka's tool says of a log directory that has failed: the name of its exception."""
+    """Return what Kafka's tool prints for a failed log directory, the name of an exception; otherwise None."""
     failed = log_dir.failure is not None
     return "org.apache.kafka.common.errors.KafkaStorageException" if failed else None
 
 
 def _broker_id(store: Store) -> int:
-    """The node id of the broker that the directory belongs to; 0 for a store of our own."""
+    """Return the node id of the broker that the log directory belongs to, or 0 for a store that logfs created."""
     from logfs.format import checkpoint
     from logfs.store.log_dir import META_PROPERTIES
 

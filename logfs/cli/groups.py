@@ -1,4 +1,4 @@
-"""`logfs groups`: what consumer groups have committed and how far behind they are; commit for them."""
+"""`logfs groups`: show the committed offsets and the lag of consumer groups, commit an offset, or forget one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COLUMNS = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Log directories, a partition, and what to do."""
+    """Add the arguments: log directories, a partition, the form of the output, and a change to make."""
     parser.add_argument(
         "log_dirs", type=not_empty, metavar="LOGDIR[,LOGDIR…]", help="the log directories"
     )
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do it; exit code 1 if there was nothing to forget."""
+    """Show the committed offsets, or commit or forget one; exit code 1 if there was no offset to forget."""
     from logfs.store.store import Store
 
     log_dirs = log_dirs_of(arguments.log_dirs.split(","))
@@ -75,7 +75,10 @@ def _forget(store: Store, group: str, name: str) -> int:
 
 
 def _rows(store: Store, name: str | None) -> Iterator[tuple[GroupOffset, int | None]]:
-    """Each committed offset, with the log end; None for a partition that is not here."""
+    """Yield each committed offset with the log end offset of its partition, or with None if the store lacks it.
+
+    With `name` only the offsets of that partition are yielded; raises `UnknownPartition` if the store lacks it.
+    """
     if name is not None:
         _ = store[name]
     for found in store.groups:

@@ -1,4 +1,4 @@
-"""`logfs mount`: mount log directories; in the background unless asked otherwise."""
+"""`logfs mount`: mount log directories, in the background unless `-f` is given."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from logfs.mount.session import Options
 
-# What mount(8) hands down that means nothing to us: words, and beginnings of words.
+# Options of mount(8) that logfs ignores: whole words here, prefixes in `_IGNORED_BEGINNINGS`.
 _IGNORED = frozenset(
     {
         "auto",
@@ -40,13 +40,14 @@ _IGNORED = frozenset(
     }
 )
 _IGNORED_BEGINNINGS = ("x-", "X-", "user=", "uhelper=", "comment=")
-# What FUSE takes as it is, and what is so anyway, or changes nothing: only a remount goes by it.
+# `_FUSE_OPTIONS` are passed to FUSE unchanged. Those in `_OWN_WAY` are in force anyway, or change nothing; only a
+# remount acts on them.
 _FUSE_OPTIONS = frozenset({"noexec", "noatime", "nodiratime", "sync", "dirsync"})
 _OWN_WAY = frozenset({"exec", "atime", "diratime", "relatime", "norelatime", "strictatime"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Log directories, mountpoint, options."""
+    """Add the arguments: log directories, the mountpoint, and mount options."""
     parser.add_argument(
         "paths",
         nargs="+",
@@ -73,13 +74,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-f", "--foreground", action="store_true", help="do not go to the background"
     )
-    # What the mount table is to name as the source, for lines of fstab that name several log directories.
+    # The source to show in the mount table, for an fstab line that names several log directories.
     parser.add_argument("--source", help=argparse.SUPPRESS)
     parser.add_argument("--log-file", type=Path, help="where the daemon's own messages go")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Mount; returns when the mount is ready, or with -f when it has ended."""
+    """Mount, or change an existing mount. Returns when the mount is ready, or with `-f` when it has ended."""
     import logging
 
     logging.basicConfig(
@@ -104,13 +105,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _words(arguments: argparse.Namespace) -> list[str]:
-    """The single options, without what mount(8) says for itself."""
+    """Return the single mount options, without those for mount(8) itself."""
     words = [word for option in arguments.options for word in option.split(",") if word]
     return [w for w in words if w not in _IGNORED and not w.startswith(_IGNORED_BEGINNINGS)]
 
 
 def _remount(arguments: argparse.Namespace) -> int:
-    """Change what can be changed of a mount that is there; log directories that are named are those of it."""
+    """Change the flags of an existing mount.
+
+    Only the mountpoint is used: log directories in the arguments are assumed to be those of the mount.
+    """
     from logfs.mount.remount import remount
 
     words = [word for word in _words(arguments) if word not in ("remount", "nonempty")]
@@ -161,11 +165,14 @@ def _options(arguments: argparse.Namespace) -> Options:
 
 
 def _who_may_enter(log_dir: Path) -> str:
-    """What allow_other amounts to: the mount's root has the mode of the first log directory."""
+    """Return a sentence on which users `allow_other` admits.
+
+    The root of the mount has the mode of the first log directory, so that mode decides.
+    """
     try:
         is_open = log_dir.stat().st_mode & stat.S_IXOTH
     except OSError:
-        # It is made by this mount, closed to others.
+        # The mount will create the directory, without access for other users.
         is_open = False
     if is_open:
         return "every user may enter; mode bits decide what they can do"
@@ -173,12 +180,12 @@ def _who_may_enter(log_dir: Path) -> str:
 
 
 def _in_background(options: Options) -> int:
-    """Fork before anything is locked, mounted or started; the parent waits for the child's word."""
+    """Fork before anything is locked, mounted or started, and wait for the child's message; return the exit code."""
     reading, writing = os.pipe()
     if os.fork():
         os.close(writing)
         with os.fdopen(reading, "rb") as pipe:
-            # Progress of a recovery is printed by the child itself: it still has our terminal.
+            # The child prints the progress of a recovery itself: it still has the terminal.
             answer = os.fsdecode(pipe.read())
         if answer == "ready":
             return 0
@@ -196,7 +203,10 @@ def _in_background(options: Options) -> int:
 
 
 def _daemon(options: Options, parent: TextIO) -> int:
-    """Serve the mount until it is unmounted. What the parent waits for is one word or one line, and the end of it."""
+    """Serve the mount until it is unmounted, and return the exit code.
+
+    The message to `parent` is the word `ready` or one line with an error; then the pipe is closed.
+    """
     import logging
 
     from logfs.errors import LogfsError
@@ -205,7 +215,7 @@ def _daemon(options: Options, parent: TextIO) -> int:
     logger = logging.getLogger(__name__)
 
     def tell(text: str) -> None:
-        # Once: its descriptor is soon that of another file, a segment perhaps.
+        # Write only once: another file, perhaps a segment, may soon have the pipe's descriptor.
         if parent.closed:
             logger.error("the daemon ends: %s", text)
             return

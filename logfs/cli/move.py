@@ -1,4 +1,4 @@
-"""`logfs move`: take a partition to another log directory."""
+"""`logfs move`: move a partition to another log directory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """TARGET, and where it is to go."""
+    """Add the arguments: TARGET, and the log directory to move to."""
     add_target(parser)
     parser.add_argument(
         "--to",
@@ -31,14 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Move, with a bar on a terminal; print where the partition is now."""
+    """Move the partition, with a progress bar on a terminal, and print its new directory."""
     from logfs.store import door
 
     source = target(arguments.target)
     check_there(source)
     log_dirs, name = source
     wanted = arguments.to.absolute()
-    # An empty directory becomes a log directory by this.
+    # An empty directory is accepted: the move makes it a log directory.
     door.check_there([wanted], may_be_empty=True)
     known = [path.absolute() for path in log_dirs]
     known += [wanted] if wanted not in known else []

@@ -1,4 +1,4 @@
-"""Records on standard output: as lines, as envelopes, or by a format string."""
+"""Records on standard output: as lines, as envelopes, or formatted by a format string."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from logfs.log.segment import Segment
 
 _CHUNK_BYTES = 1 << 20
-# How often printing goes on to the new end of a log that was compacted meanwhile.
+# The limit on rounds of printing. Each round after the first prints up to the new end of a log that was compacted
+# during the round before.
 _ROUNDS = 20
 _TOKEN = re.compile(rb"%([skothTpSKn%])|\\([ntr0\\])")
 _ESCAPES = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"0": b"\0", b"\\": b"\\"}
@@ -33,7 +34,7 @@ FORMAT_HELP = (
 
 
 def add_form(parser: argparse.ArgumentParser) -> None:
-    """How records are printed."""
+    """Add the options for the form in which records are printed."""
     form = parser.add_mutually_exclusive_group()
     form.add_argument("-J", "--json", action="store_true", help="JSON envelopes, one a line")
     form.add_argument("-F", "--format", metavar="FORMAT", help=FORMAT_HELP)
@@ -48,10 +49,14 @@ def print_record(record: Record, partition: Reader, arguments: argparse.Namespac
 def print_records(
     log: OpenTarget, start: int, end: int | None, arguments: argparse.Namespace
 ) -> bool:
-    """Print the records [start, end); whether all of them could be read.
+    """Print the records [start, end), and return whether all of them could be read.
 
-    A damaged range, and one that retention takes meanwhile, is named on standard error, and what follows is printed.
-    Without an `end` no key is missed where the log is compacted meanwhile: what went has a newer record further on.
+    Damaged ranges, and ranges that retention drops before they are printed, are reported on standard error, and
+    printing continues after them. Without an `end` no key is missed if the log is compacted during the output:
+    printing goes on to the new end, and each record that compaction removed has a newer one at a higher offset.
+
+    Raises `Gone` if files leave the log in `TRIES` attempts in a row, or if the partition was deleted and created
+    again, and `OffsetOutOfRange` if the files of a segment are replaced or moved after a part of it was printed.
     """
     whole, by_record = True, arguments.format is not None
     stop, generation = start, -1
@@ -78,7 +83,8 @@ def print_records(
                 continue
             segment = partition.log.segments_from(start)[0]
             if by_record or stop - start <= _FEW or may_hide_damage(segment):
-                # Not segment by segment: damage behind the last record of one lies before the first of the next.
+                # Do not stop at segment boundaries: damage after a segment's last record lies before the first record
+                # of the next segment.
                 for record in partition.read(start, stop):
                     _write(_shown(record, partition, arguments))
                     start = record.offset + 1
@@ -92,10 +98,11 @@ def print_records(
             print(f"logfs: {damage}", file=sys.stderr)
             whole = False
             start = max(damage.next_offset, start)
-            # Damage before a segment's first record has no offsets: the text begins with it, the records do not.
+            # Damage before a segment's first record covers no offsets. The text view begins with the damage, so it
+            # would fail again; a read by record begins after it.
             by_record |= start == before
         except Gone:
-            # Its files were replaced by somebody else's compaction, or moved.
+            # Another process has compacted or moved the partition.
             tries = tries - 1 if start == before else TRIES
             if not tries or log.look_again():
                 raise
@@ -121,10 +128,11 @@ def _shown(record: Record, partition: Reader, arguments: argparse.Namespace) -> 
 
 
 def _may_hide_damage(segment: Segment) -> bool:
-    """Whether there is damage among batches that have no text, as control batches, which the text passes over.
+    """Return whether there is damage among batches without text, such as control batches.
 
-    Batches that are missing have no text either. A segment with gaps is not searched, for it always has fewer records
-    than offsets.
+    The text view skips these batches, and the damage with them. A segment with fewer records in its text than offsets
+    has such batches, or has lost batches, and is searched. A segment with `gaps` is not searched, because it always
+    has fewer records than offsets.
     """
     from logfs.log import spans
 
@@ -135,7 +143,11 @@ def _may_hide_damage(segment: Segment) -> bool:
 
 
 def _print_text(partition: Reader, start: int, end: int, *, json: bool) -> None:
-    """Print the records [start, end) of one segment. `Gone` leaves nothing printed."""
+    """Print the records [start, end) of one segment.
+
+    Raises `Gone` if the segment's files have left the log and nothing is printed yet, and `OffsetOutOfRange` if they
+    leave it later.
+    """
     from logfs.format.text import View
 
     view = partition.text(View.ENVELOPES if json else View.LINES, start, end)
@@ -150,12 +162,12 @@ def _print_text(partition: Reader, start: int, end: int, *, json: bool) -> None:
         raise
 
 
-# So few records are printed sooner than the compiled kernels are loaded.
+# Up to this many records are printed one by one, which takes less time than loading the compiled kernels.
 _FEW = 64
 
 
 def formatted(record: Record, form: bytes, partition: Reader) -> bytes:
-    """A record by a format string."""
+    """Return a record as the format string `form` describes it; see `FORMAT_HELP`."""
     key, value = record.key, record.value
     tokens = {
         b"s": value or b"",

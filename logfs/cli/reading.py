@@ -1,4 +1,4 @@
-"""The partition that `cat` and `tail` read. Whoever writes it may compact, delete or move it meanwhile."""
+"""The partition that `cat` and `tail` read. Another process may compact, delete or move it during the read."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# How long to wait between two looks for a partition that is on its way to another log directory.
+# The wait between two searches for a partition that is being moved to another log directory.
 _WAIT_SECONDS = 0.1
 _ON_THE_WAY = ("-stray", "-future")
 
 
 class OpenTarget:
-    """The partition of a TARGET, in a store that is open read-only. One thread."""
+    """The partition of a TARGET, in a store that is open read-only. Only one thread may use it."""
 
     def __init__(self, words: Sequence[str], isolation: str) -> None:
-        """Open the store. Raises as `target`, and `UnknownPartition`."""
+        """Open the store.
+
+        Raises as `target`, `isolation_level` and `Store`, and `UnknownPartition`.
+        """
         from logfs.store.store import Store
 
         self._target = target(words)
@@ -50,7 +53,10 @@ class OpenTarget:
         self.reader: Reader = self._log.isolated(self._isolation)
 
     def ask(self, question: Callable[[Reader], T]) -> T:
-        """What a question about the partition gives; it is asked again while files leave the log."""
+        """Return the result of `question`, which is asked again if files leave the log, up to `TRIES` times.
+
+        Raises `Gone` if the last try also fails, and as `look_again`.
+        """
         for left in reversed(range(TRIES)):
             try:
                 return question(self.reader)
@@ -61,9 +67,10 @@ class OpenTarget:
         raise AssertionError("the last try returns or raises")
 
     def look_again(self) -> bool:
-        """Bring the reader up to date; whether it is of another log now, which has the same name.
+        """Bring the reader up to date, and return whether it now reads another log with the same name.
 
-        That is a partition that was deleted and made again; one that was moved goes on. Raises `UnknownPartition`.
+        A partition that was deleted and created again is another log, one that was moved is the same. Raises
+        `UnknownPartition` if the partition is gone.
         """
         self.store.refresh()
         before, self._log = self._log, self._find()
@@ -82,7 +89,7 @@ class OpenTarget:
         for _ in range(TRIES):
             if self._target.name in self.store:
                 break
-            # In this order: where the move is over by now, the store finds the partition.
+            # Look for the move before the refresh: if the move ends in between, the refresh finds the partition.
             is_moving = _is_moving(self._target)
             self.store.refresh()
             if not is_moving:
@@ -92,7 +99,7 @@ class OpenTarget:
 
 
 def _is_moving(wanted: Target) -> bool:
-    """Whether a log directory has a partition under a name that it only has while it is moved to another one."""
+    """Return whether a log directory has the partition under a name that is used only during a move."""
 
     def is_on_the_way(entry: str) -> bool:
         return entry.startswith(f"{wanted.name}.") and entry.endswith(_ON_THE_WAY)

@@ -1,4 +1,4 @@
-"""`logfs recover`: go through recovery now, whatever the last shutdown was."""
+"""`logfs recover`: run recovery now, even after a clean shutdown."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Log directories."""
+    """Add the argument for log directories."""
     add_log_dirs(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Recover everything, and say what was found."""
+    """Recover all partitions and print the findings.
+
+    The exit code is 1 if a segment is damaged, a partition is offline, or a log directory has failed.
+    """
     from logfs.store.store import Store
 
     log_dirs = log_dirs_of(arguments.log_dirs)

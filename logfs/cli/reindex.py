@@ -1,4 +1,4 @@
-"""`logfs reindex`: make all indexes of a partition anew from its log."""
+"""`logfs reindex`: rebuild all indexes of a partition from its log."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """TARGET."""
+    """Add the TARGET argument."""
     add_target(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Open the one partition through recovery from its beginning, which makes every index anew."""
+    """Recover the partition from its beginning, which rebuilds every index; exit code 1 if a segment is damaged."""
     from logfs.log import key_map
 
     store, partition = open_for_writing(arguments.target, recover=True)
     with store:
-        # What the key maps knew is made anew by the next who asks for a key.
+        # Drop the key maps, too: the next lookup by key rebuilds them.
         key_map.forget(partition)
         name = partition.name.directory
         print(f"{name}: {len(partition.segments)} segments, {partition.log_end_offset} offsets")

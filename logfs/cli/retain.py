@@ -1,4 +1,4 @@
-"""`logfs retain`: drop the segments that have had their time, or tell which would go and why."""
+"""`logfs retain`: drop the segments eligible for deletion, or only list them with the reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Log directories, and whether only to look."""
+    """Add the arguments: log directories, and whether to drop nothing."""
     add_log_dirs(parser)
     parser.add_argument(
         "-n",
@@ -24,7 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Say what goes and why, and of each partition why its oldest record stays."""
+    """Print each segment eligible for deletion with the reason, then drop them all, unless `--dry-run` is given.
+
+    For each partition, also print why its oldest remaining record stays.
+    """
     from logfs.store.store import Store
 
     log_dirs = log_dirs_of(arguments.log_dirs)

@@ -1,4 +1,4 @@
-"""`logfs status`: what a mount, or all mounts, or a log directory, are doing."""
+"""`logfs status`: show the state of one mount, of all mounts, or of a log directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to look at, and the form."""
+    """Add the arguments: a mount or a log directory, and the form of the output."""
     parser.add_argument(
         "target",
         type=path_argument,
@@ -27,7 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print it; exit code 1 if a mount is dead or something in it is offline."""
+    """Print the status.
+
+    The exit code is 1 if a mount cannot be read, a partition is offline, or a log directory has failed; with `--json`
+    only if a mount cannot be read.
+    """
     from logfs.cli.watch import Mount, mounts, source
 
     wanted = arguments.target
@@ -71,7 +75,7 @@ def _print(source: Source, *, json: bool) -> int:
         print(f"  up          {status['uptime_ms'] / 1000:.0f} s")
         print(f"  errors      {status['errors']} (see {os.path.join(path, '.logfs/errors')})")
     print(f"  partitions  {status['partitions']}")
-    # A daemon that was started before this release does not tell.
+    # The status of a daemon of an earlier release lacks this entry.
     failed = status.get("offline_log_dirs", {})
     for directory, reason in failed.items():
         print(f"  failed      {directory}: {reason}")

@@ -1,4 +1,4 @@
-"""`logfs tail`: the last records, and those to come."""
+"""`logfs tail`: print the last records, and follow the log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _POLL_SECONDS = 0.5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """TARGET, how many, whether to follow, and how."""
+    """Add the arguments: TARGET, the number of records, whether to follow, and the form of the output."""
     add_target(parser)
     parser.add_argument(
         "-n", "--lines", type=int, default=10, metavar="N", help="the last N records (10)"
@@ -27,7 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print them. Following works beside whoever appends: the files are looked at again twice a second."""
+    """Print the last records, and with `--follow` also those appended later.
+
+    Another process may append to the partition: the files are checked for changes twice a second. The exit code is 1
+    if a record could not be read.
+    """
     log = OpenTarget(arguments.target, arguments.isolation)
     with log.store:
         start = log.ask(lambda reader: reader.offset_of_last(arguments.lines))
@@ -36,10 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
         while arguments.follow:
             time.sleep(_POLL_SECONDS)
             if log.look_again():
-                # Deleted and made again.
+                # The partition was deleted and created again.
                 end = log.reader.log_start_offset
-            # Asked before it prints: what is appended meanwhile is the next turn's. Less than it was, if the log was
-            # truncated.
+            # Read the end before printing: records appended during the output belong to the next turn. The end is
+            # lower than before if the log was truncated.
             start, end = end, log.reader.log_end_offset
             whole &= print_records(log, start, end, arguments)
     return 0 if whole else 1

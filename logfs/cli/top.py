@@ -1,4 +1,4 @@
-"""`logfs top`: a live table of the partitions of a mount or a log directory."""
+"""`logfs top`: show a live table of the partitions of a mount or a log directory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BYTES_OUT = "kafka_server_brokertopicmetrics_bytesout_total"
 
 
 class Row(NamedTuple):
-    """One partition: bytes, counts, offsets, and rates a second; None where there is nothing to tell."""
+    """One partition: sizes in bytes, counts, offsets, and rates per second. None stands for an unknown value."""
 
     name: str
     size: float
@@ -41,7 +41,7 @@ class Row(NamedTuple):
     state: str = ""
 
 
-# By which the rows can be sorted, the letter that does it in the live table, and which comes first.
+# The sort keys by name: the letter that selects the key in the live table, and the function for `sorted`.
 SORTS: Mapping[str, tuple[str, Callable[[Row], float]]] = {
     "size": ("s", lambda row: -row.size),
     "records": ("r", lambda row: -(row.records or 0)),
@@ -68,7 +68,7 @@ _HEADINGS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to look at, how often, and how it is shown."""
+    """Add the arguments: a mount or a log directory, the interval, and the form of the table."""
     parser.add_argument(
         "target",
         type=path_argument,
@@ -89,7 +89,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show it until q or Ctrl-C, or once."""
+    """Show the table until `q` or Ctrl-C, or print it once.
+
+    Raises `InvalidSetting` for an option out of range, and as `source`.
+    """
     if arguments.sort not in SORTS:
         raise InvalidSetting(f"--sort {arguments.sort!r}: give one of {', '.join(SORTS)}")
     if not 0.05 <= arguments.interval <= 3600:
@@ -113,12 +116,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def rows(before: Look, after: Look, seconds: float) -> list[Row]:
-    """The partitions as they are after, with the rates since before; those that are offline come last."""
+    """Return a row for each partition of `after`, with the rates since `before`; offline partitions come last.
+
+    `seconds` is the time between the two looks.
+    """
     work = {each["name"]: each["what"] for each in after.status["background"]}
     lags: dict[tuple[tuple[str, str], ...], float] = {}
     for labels, lag in after.metrics.get("logfs_group_lag", {}).items():
         lags[labels[1:]] = max(lags.get(labels[1:], 0), lag)
-    # A directory that somebody else writes has no counters: there the files tell.
+    # Appends by another process are not counted, so the rates of a read-only store come from its offsets and sizes.
     is_followed = bool(after.status["read_only"])
 
     found = []
@@ -158,7 +164,10 @@ def rows(before: Look, after: Look, seconds: float) -> list[Row]:
 
 
 def table(found: Sequence[Row], sort: str, count: int | None) -> list[str]:
-    """The lines of the table, its heading first."""
+    """Return the lines of the table, the heading first.
+
+    `sort` is a key of `SORTS`; `count` limits the number of partitions, None does not.
+    """
     chosen = sorted(sorted(found, key=lambda row: row.name), key=SORTS[sort][1])[:count]
     cells = [
         _HEADINGS,
@@ -195,7 +204,7 @@ def _optional(value: float | None, form: str) -> str:
 
 
 def _size(size: float) -> str:
-    """Bytes in three digits and a letter, of 1024 each."""
+    """Return a number of bytes as up to three digits and a unit letter; each unit is 1024 times the one before."""
     for unit in ("B", "K", "M", "G"):
         if size < 1000:
             return f"{size:.0f}{unit}" if unit == "B" or size >= 100 else f"{size:.1f}{unit}"
@@ -253,14 +262,14 @@ class _Live:
                     before, seen, due = after, now, now + self.interval
 
     def _press(self, pressed: str) -> bool:
-        """Do what keys mean; whether to go on. An empty text is the end of the terminal."""
+        """Apply the pressed keys, and return whether to continue. An empty text means that the terminal is closed."""
         for name, (letter, _) in SORTS.items():
             if letter in pressed:
                 self.sort = name
         return bool(pressed) and "q" not in pressed
 
     def _draw(self, look: Look) -> None:
-        # Not COLUMNS and LINES of the environment: they do not change with the terminal.
+        # Do not use COLUMNS and LINES of the environment: they do not follow a resize of the terminal.
         width, height = os.get_terminal_size(sys.stdout.fileno())
         keys = " ".join(f"{letter}:{name}" for name, (letter, _) in SORTS.items())
         head = [
@@ -269,7 +278,7 @@ class _Live:
             "",
         ]
         lines = head + table(self.found, self.sort, self.rows)
-        # Each line clears what is left of the old one, so that nothing flickers.
+        # Each line erases the rest of the old line. Clearing the whole screen first would flicker.
         shown = "".join(f"{line[:width]}\x1b[K\n" for line in lines[: height - 1])
         sys.stdout.write(f"\x1b[H{shown}\x1b[J")
         sys.stdout.flush()
@@ -277,7 +286,10 @@ class _Live:
 
 @contextmanager
 def _terminal() -> Iterator[tuple[int, int]]:
-    """Take the terminal over, and give it back as it was, whatever happens; where keys and changes of size come."""
+    """Set the terminal up for the live table, and restore it at the end, also after an exception.
+
+    Yields two descriptors to read from: that of the pressed keys, and one that is readable after a resize.
+    """
     import termios
     import tty
 
@@ -290,7 +302,7 @@ def _terminal() -> Iterator[tuple[int, int]]:
     old_term = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         tty.setcbreak(keys)
-        # Another screen, without a cursor.
+        # Switch to the alternate screen, and hide the cursor.
         sys.stdout.write("\x1b[?1049h\x1b[?25l\x1b[2J")
         yield keys, resized
     finally:

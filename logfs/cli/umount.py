@@ -1,4 +1,4 @@
-"""`logfs umount`: unmount, and wait for the daemon to have closed its store."""
+"""`logfs umount`: unmount, and wait until the daemon has closed its store."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
     from logfs.store.mount_table import Mount
 
-# It is unmounted here, and served on elsewhere: the log directories stay locked.
+# Exit code: the mountpoint is unmounted, but the filesystem is still mounted elsewhere, so the log directories stay
+# locked.
 SERVED_ELSEWHERE = 3
-# How long somebody else may still have the mount before it is said, and how long a silent wait may be.
+# The time until a mount that remains elsewhere is reported, and the longest wait without a message.
 _GRACE_SECONDS = 1.0
 _SILENT_SECONDS = 5.0
 _POLL_MS = 200
@@ -30,7 +31,7 @@ _MOST_PIDS = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The mountpoint."""
+    """Add the arguments: the mountpoint, and whether to unmount lazily."""
     parser.add_argument("mountpoint", type=path_argument)
     parser.add_argument(
         "-l", "--lazy", action="store_true", help="take the name away now, even if it is busy"
@@ -38,10 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Unmount. Returns when the store can be opened by another process, or at once if the mount was dead.
+    """Unmount. Returns when another process can open the store, or at once with `--lazy` or if the mount was dead.
 
-    Exit code 3 if the daemon goes on because the mount is also elsewhere: in another mount namespace, such as a
-    container's, or bound to another directory. Exit code 1 if a log directory could not be closed properly.
+    The exit code is 3 if the daemon continues because the filesystem is also mounted elsewhere: in another mount
+    namespace, such as a container's, or by a bind mount on another directory. It is 1 if a log directory could not be
+    closed properly.
     """
     try:
         from logfs.mount.session import unmount
@@ -56,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     if mount is None:
         raise InvalidStore(f"{mountpoint}: nothing of ours is mounted here")
     if arguments.lazy:
-        # The daemon is not asked: it may be stopped.
+        # Do not ask the daemon for its status: it may be stopped.
         unmount(mountpoint, lazy=True)
         return 0
     with _telling(
@@ -80,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _telling(words: str) -> Iterator[None]:
-    """Say what is waited for, where it takes long."""
+    """Print `words` if the context lasts longer than `_SILENT_SECONDS`."""
     timer = threading.Timer(_SILENT_SECONDS, print, (f"logfs: {words}",), {"file": sys.stderr})
     timer.daemon = True
     timer.start()
@@ -91,7 +93,7 @@ def _telling(words: str) -> Iterator[None]:
 
 
 def _status(mountpoint: Path) -> dict[str, Any]:
-    """What the mount's daemon tells of itself; nothing if it does not."""
+    """Return the status that the mount's daemon reports, or an empty dict if it cannot be read."""
     import json
 
     try:
@@ -101,12 +103,12 @@ def _status(mountpoint: Path) -> dict[str, Any]:
 
 
 def _check_closed(status: dict[str, Any]) -> int:
-    """Name the log directories that were not closed properly; the exit code."""
+    """Print the log directories that were not closed properly, and return the exit code."""
     from logfs.store.log_dir import CLEAN_SHUTDOWN
 
     if status["read_only"]:
         return 0
-    # Also False of a disk that has failed.
+    # `exists` is also False if the disk has failed.
     left = [path for path in status["log_dirs"] if not os.path.exists(f"{path}/{CLEAN_SHUTDOWN}")]
     for path in left:
         print(
@@ -118,7 +120,10 @@ def _check_closed(status: dict[str, Any]) -> int:
 
 
 def _wait(mount: Mount, pid: int, daemon: int) -> int:
-    """Wait for the daemon's end; the exit code. `daemon` is a pidfd: readable once the process has ended."""
+    """Wait until the daemon ends or turns out to serve the filesystem elsewhere; return the exit code.
+
+    `daemon` is a pidfd, which becomes readable when the process ends.
+    """
     from logfs.store.mount_table import is_served, other_mounts
 
     poll = select.poll()
@@ -140,7 +145,10 @@ def _wait(mount: Mount, pid: int, daemon: int) -> int:
 
 
 def _tell(mountpoint: str, daemon: int, others: dict[str, list[int]]) -> None:
-    """Say, in one line, who still has the mount: `others` are pids by the path it has for them."""
+    """Print, in one line, where the filesystem is still mounted.
+
+    `others` maps each of these paths to the processes of other mount namespaces that see it.
+    """
     places = []
     for path, pids in sorted(others.items()):
         some = ", ".join(map(str, pids[:_MOST_PIDS]))

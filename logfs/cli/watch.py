@@ -1,4 +1,4 @@
-"""What `status` and `top` look at: a mount, through its own files, or log directories, which they open to read."""
+"""The sources of `status` and `top`: a mount, read through its own files, or a log directory, opened read-only."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from logfs.log.files import TRIES, Gone
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# name{labels} value: what `.logfs/metrics` is made of, but for its comments.
+# `name{labels} value`: every line of `.logfs/metrics` except its comments.
 _SAMPLE = re.compile(r"^([a-z_]+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 _ESCAPED = re.compile(r"\\(.)")
 
 
 class Look(NamedTuple):
-    """What was seen at one moment: `status.json`, and the metrics as name -> labels -> value."""
+    """The state at one moment: `status.json`, and the metrics as name -> labels -> value."""
 
     status: Mapping[str, Any]
     metrics: Mapping[str, Mapping[tuple[tuple[str, str], ...], float]]
 
 
 class Source(Protocol):
-    """Something to look at again and again."""
+    """A mount or a log directory that can be read repeatedly."""
 
     name: str
 
     def look(self) -> Look:
-        """How it is now."""
+        """Return the current state."""
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release the resources that the source holds."""
 
 
 def parse_metrics(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
-    """The samples of Prometheus text."""
+    """Return the samples of Prometheus text as name -> labels -> value."""
     found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
     for name, labels, value in _SAMPLE.findall(text):
         pairs = tuple((key, _unescape(raw)) for key, raw in _LABEL.findall(labels))
@@ -53,13 +53,16 @@ def _unescape(text: str) -> str:
 
 
 class Mount:
-    """A mount."""
+    """A mount, read through its own files."""
 
     def __init__(self, path: str) -> None:
         self.name = path
 
     def look(self) -> Look:
-        """As `Source.look`; `TimeoutError` from a daemon that is stopped, or waits for its disk."""
+        """Return the current state.
+
+        Raises `TimeoutError` if the daemon is stopped or waits for its disk, and `OSError` if it cannot be read.
+        """
         from logfs.store.mount_table import PATIENCE_SECONDS, within
 
         try:
@@ -74,7 +77,7 @@ class Mount:
         own = Path(self.name) / ".logfs"
         status = json.loads((own / "status.json").read_bytes())
         if "upkeep" not in status:
-            # A daemon that was started from an older release, and tells less.
+            # The status of a daemon of an older release lacks these entries.
             status |= {"upkeep": None, "background": []}
         return Look(status, parse_metrics((own / "metrics").read_text()))
 
@@ -83,7 +86,7 @@ class Mount:
 
 
 class LogDir:
-    """A log directory, opened to read beside whoever writes it."""
+    """A log directory, opened read-only. Another process may write it at the same time."""
 
     def __init__(self, path: Path) -> None:
         from logfs.cli.common import recovery_progress
@@ -110,14 +113,17 @@ class LogDir:
 
 
 def mounts() -> list[str]:
-    """The mountpoints of all mounts of ours; a bind mount of a directory in one is none."""
+    """Return the mountpoints of all logfs mounts, without bind mounts of directories in them."""
     from logfs.store.mount_table import logfs_mounts
 
     return [path for path, mount in logfs_mounts().items() if mount.root == "/"]
 
 
 def source(path: Path | None) -> Source:
-    """The mount or log directory of that path; without one, the only mount there is."""
+    """Return the mount or log directory at `path`; without a path, the only mount.
+
+    Raises `InvalidStore` if there is no path and not exactly one mount, or if the path is neither.
+    """
     from logfs.store.recognition import Kind, recognise
 
     if path is None:
@@ -126,14 +132,14 @@ def source(path: Path | None) -> Source:
             which = ", ".join(found) or "none is mounted"
             raise InvalidStore(f"which mount? name it, or a log directory ({which})")
         return Mount(found[0])
-    # In this order: to resolve a mountpoint is to ask its daemon, which may be stopped.
+    # Compare the unresolved path first: resolving a mountpoint asks its daemon, which may be stopped.
     for resolve in (os.path.abspath, os.path.realpath):
         absolute = resolve(path)
         if absolute in mounts():
             return Mount(absolute)
     found_kind = recognise(path)
     if found_kind.kind is Kind.EMPTY:
-        # It may be a mountpoint that nothing is mounted on.
+        # The directory may be a mountpoint with nothing mounted on it.
         raise found_kind.error("; nothing of ours is mounted there")
     if found_kind.kind not in (Kind.LOG_DIR, Kind.UNKNOWN):
         raise found_kind.error()

@@ -1,1 +1,1 @@
-"""Bytes in, values out: Kafka's on-disk formats, with no I/O and no clock."""
+"""Kafka's on-disk formats: conversions between bytes and values, with no I/O and no clock."""

@@ -17,10 +17,10 @@ ENTRY = struct.Struct(">hqqqq")
 
 
 class AbortedTransaction(NamedTuple):
-    """A transaction that was given up: its records lie in [first_offset, last_offset], among others' records.
+    """A transaction that was aborted. Its records lie in [first_offset, last_offset], among other records.
 
-    `last_offset` is the abort marker's own. `last_stable_offset` is where the next open transaction began when
-    the marker was written, or the offset behind the marker.
+    `last_offset` is the offset of the abort marker. `last_stable_offset` is the first offset of the earliest other
+    transaction that was open when the marker was written, or the offset after the marker if none was open.
     """
 
     producer_id: int
@@ -29,17 +29,24 @@ class AbortedTransaction(NamedTuple):
     last_stable_offset: int
 
     def pack(self) -> bytes:
-        """The entry's 34 bytes."""
+        """Return the entry's 34 bytes."""
         return ENTRY.pack(VERSION, *self)
 
 
 def parse_aborted(data: Buffer) -> list[AbortedTransaction]:
-    """The entries of a .txnindex file, as far as they are whole. Raises `Corrupt` for a later version."""
+    """Return the entries of a .txnindex file; an incomplete last entry is ignored.
+
+    Raises `Corrupt` for a version above 0.
+    """
     return [entry for _, entry in parse_entries(data)]
 
 
 def parse_entries(data: Buffer) -> list[tuple[int, AbortedTransaction]]:
-    """The same, each with its version, of which Kafka reads the first byte alone: 0, or nonsense below it."""
+    """Return the entries as `parse_aborted` does, each as a pair of its version and the entry.
+
+    Kafka reads only the first byte of the version, as a signed number, and so does this function: the version is 0,
+    or below 0 in an entry that is not valid.
+    """
     view = memoryview(data)
     found: list[tuple[int, AbortedTransaction]] = []
     for number, *fields in ENTRY.iter_unpack(view[: len(view) // ENTRY.size * ENTRY.size]):

@@ -1,6 +1,6 @@
-"""Record batch, magic 2: the header, the CRC, opening a batch and sealing a new one (kafka-storage 2.1 to 2.6).
+"""Record batch, magic 2: the header, the CRC, parsing a batch and sealing a new one (kafka-storage 2.1 to 2.6).
 
-`docs/format.md` tells the layout in a table that the tests hold equal to `Header`.
+A table in `docs/format.md` describes the layout; the tests hold it equal to `Header`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_SIZE = HEADER.size
 MAGIC = 2
-# Where any batch has its magic, and any message of an old format.
+# The position of the magic, both in a batch and in a message of an old format.
 MAGIC_AT = 16
 
 # Bytes that `batch_length` does not count: the base offset and the length itself.
@@ -54,9 +54,9 @@ NO_PRODUCER_EPOCH = -1
 NO_SEQUENCE = -1
 NO_LEADER_EPOCH = -1
 
-# What a batch of any magic begins with: base offset (of a message, its own) and the length of what follows.
+# The first fields of a batch of any magic: the base offset (of a message, its offset) and the length of the rest.
 START = struct.Struct(">qi")
-# Of a header, what it takes to step over a batch: base offset, batch length, magic, last offset delta.
+# The header fields needed to step over a batch: base offset, batch length, magic, last offset delta.
 STEP = struct.Struct(">qi4xb6xi")
 
 _BASE_OFFSET = struct.Struct(">q")
@@ -67,7 +67,7 @@ _MAX_SEQUENCE = 2**31 - 1
 
 
 class Header(NamedTuple):
-    """The 61 bytes in front of a batch's records, field by field (docs/format.md, "Record batch")."""
+    """The fields of the 61 bytes before a batch's records (docs/format.md, "Record batch")."""
 
     base_offset: int
     batch_length: int
@@ -85,27 +85,30 @@ class Header(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """The whole batch's length in the file."""
+        """The length of the whole batch in the file."""
         return LENGTH_OVERHEAD + self.batch_length
 
     @property
     def last_offset(self) -> int:
-        """The offset of the last record the batch was made with, whether it is still there or not."""
+        """The offset of the last record that the batch was built with, even if compaction has removed that record."""
         return self.base_offset + self.last_offset_delta
 
     @property
     def next_offset(self) -> int:
-        """The offset behind the batch."""
+        """The offset after the batch."""
         return self.base_offset + self.last_offset_delta + 1
 
     @property
     def has_holes(self) -> bool:
-        """Whether the batch holds fewer records than offsets, as compaction leaves it."""
+        """Whether a batch of magic 2 has another number of records than of offsets, as after compaction.
+
+        False for magic 0 and 1.
+        """
         return self.magic == MAGIC and self.record_count != self.last_offset_delta + 1
 
     @property
     def codec(self) -> Codec:
-        """How the records are compressed; `Corrupt` for a codec that does not exist."""
+        """The codec of the records. Raises `Corrupt` for a codec that does not exist."""
         try:
             return Codec(self.attributes & CODEC_MASK)
         except ValueError:
@@ -113,7 +116,7 @@ class Header(NamedTuple):
 
     @property
     def timestamp_type(self) -> TimestampType:
-        """Whether the timestamps are the producers' or the log's; magic 0 has none."""
+        """Whether the producer or the log set the timestamps; magic 0 has no timestamps."""
         if self.magic == 0:
             return TimestampType.NO_TIMESTAMP_TYPE
         return TimestampType(bool(self.attributes & LOG_APPEND_TIME_BIT))
@@ -125,12 +128,15 @@ class Header(NamedTuple):
 
     @property
     def is_control(self) -> bool:
-        """Whether the batch holds control records, which no reader of records ever sees."""
+        """Whether the batch holds control records, which readers of records never receive."""
         return bool(self.attributes & CONTROL_BIT)
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """When tombstones of a cleaned batch may go, in ms since the epoch; None if it was never cleaned."""
+        """The time from which the batch's tombstones or its transaction marker may be removed.
+
+        It is in ms since the epoch, and None if the batch has no delete horizon.
+        """
         return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
 
     @property
@@ -142,21 +148,21 @@ class Header(NamedTuple):
 
 
 def increment_sequence(sequence: int, by: int) -> int:
-    """A producer's sequence number further on: 2^31 - 1 is followed by 0 (kafka-storage 2.1)."""
+    """Return a producer's sequence number advanced by `by`. 2^31 - 1 is followed by 0 (kafka-storage 2.1)."""
     if sequence > _MAX_SEQUENCE - by:
         return by - (_MAX_SEQUENCE - sequence) - 1
     return sequence + by
 
 
 def decrement_sequence(sequence: int, by: int) -> int:
-    """A producer's sequence number further back: 0 is preceded by 2^31 - 1 (kafka-storage 2.1)."""
+    """Return a producer's sequence number moved back by `by`. 0 is preceded by 2^31 - 1 (kafka-storage 2.1)."""
     if sequence < by:
         return _MAX_SEQUENCE - (by - sequence) + 1
     return sequence - by
 
 
 def parse_header(data: bytes | memoryview | bytearray, position: int = 0) -> Header:
-    """The header at a position; nothing is checked but that 61 bytes are there (`struct.error`)."""
+    """Return the header at `position`. Raises `struct.error` for fewer than 61 bytes; nothing else is checked."""
     return Header._make(HEADER.unpack_from(data, position))
 
 
@@ -164,7 +170,7 @@ def parse_header(data: bytes | memoryview | bytearray, position: int = 0) -> Hea
 class Batch:
     """One batch as it lies in a log: its parsed header, and all of its bytes, header included.
 
-    Nothing has been checked but that there are as many bytes as the header says; `check` does the rest.
+    `parse` only checks that the data has as many bytes as the header says. `check` verifies the magic and the CRC.
     """
 
     header: Header
@@ -172,7 +178,7 @@ class Batch:
 
     @classmethod
     def parse(cls, data: bytes | bytearray | memoryview, position: int = 0) -> Batch:
-        """The batch at a position of a buffer that holds it whole; `Corrupt` if it does not."""
+        """Return the batch at `position` of a buffer. Raises `Corrupt` if the buffer does not hold all of it."""
         if len(data) - position < HEADER_SIZE:
             raise Corrupt(f"{len(data) - position} bytes are no batch")
         header = parse_header(data, position)
@@ -196,8 +202,9 @@ class Batch:
     def payload(self) -> bytes | memoryview:
         """The records' bytes, uncompressed.
 
-        Raises `Corrupt` if they are no stream of the batch's codec, or more than
-        `compression.DEFAULT_LIMIT` bytes come out.
+        Raises `Corrupt` if the bytes are not a stream of the batch's codec, if they decompress to more than
+        `compression.DEFAULT_LIMIT` bytes, or if the header's record count does not fit them or is above
+        `MOST_RECORDS`.
         """
         header = self.header
         payload: bytes | memoryview = self.data[HEADER_SIZE:]
@@ -216,11 +223,11 @@ class Batch:
 
     @property
     def base_timestamp(self) -> int:
-        """What the records' timestamp deltas count from, in ms since the epoch."""
+        """The timestamp that the records' timestamp deltas are relative to, in ms since the epoch."""
         return self.header.base_timestamp
 
     def records(self) -> Iterator[Record]:
-        """The records in offset order, control records included; `Corrupt` as `columns`."""
+        """Yield the records in offset order, control records included. Raises `Corrupt` as `columns` does."""
         from logfs.format import columns
 
         if columns.worthwhile(self.header.record_count):
@@ -235,7 +242,7 @@ class Batch:
             yield self._stamped(record)
 
     def columns(self) -> Columns:
-        """The records as columns over `payload`; `Corrupt` if it does not hold exactly the records."""
+        """Return the records as columns over `payload`. Raises `Corrupt` if it does not hold exactly the records."""
         import numpy as np
 
         from logfs.format.columns import decode_columns
@@ -250,7 +257,11 @@ class Batch:
         return columns
 
     def record_at(self, offset: int) -> Record | None:
-        """The record with that offset, or None if compaction took it; without decoding the others."""
+        """Return the record with that offset, without decoding the others.
+
+        Returns None if compaction has removed the record, and for an offset outside the batch. Raises `Corrupt` if
+        the records are malformed or out of order.
+        """
         header = self.header
         delta = offset - header.base_offset
         if not 0 <= delta <= header.last_offset_delta:
@@ -270,7 +281,7 @@ class Batch:
         return self._stamped(record)
 
     def _skip(self, records: int) -> int:
-        """Where among the payload's bytes the record behind so many others begins: none is missing."""
+        """Return the position in the payload after the first `records` records, of which none may be missing."""
         from logfs.format import columns
 
         if not columns.worthwhile(records):
@@ -286,7 +297,7 @@ class Batch:
         return position
 
     def _find(self, offset_delta: int) -> int | None:
-        """Where among the payload's bytes a record begins; None if compaction took it."""
+        """Return the position of a record in the payload; None if compaction has removed it."""
         from logfs.format import columns
 
         header = self.header
@@ -303,7 +314,10 @@ class Batch:
         return None if position == -1 else int(position)
 
     def first_at(self, timestamp: int, offset: int) -> tuple[int, int] | None:
-        """(offset, timestamp) of the first record at or after a time, from an offset on; None if there is none."""
+        """Return (offset, timestamp) of the first record at or after `timestamp` and `offset`; None if there is none.
+
+        Raises `Corrupt` as `columns` does.
+        """
         from logfs.format import columns
 
         header = self.header
@@ -313,7 +327,7 @@ class Batch:
         untouched = header.record_count == header.last_offset_delta + 1 > 0
         untouched &= header.delete_horizon_ms is None
         if untouched and first >= timestamp and header.base_offset >= offset:
-            # The first record reaches it, which the header tells of a batch that compaction never saw.
+            # The first record qualifies. The header alone shows it, because compaction never changed the batch.
             return header.base_offset, first
         if not columns.worthwhile(header.record_count):
             for record in self.records():
@@ -340,14 +354,14 @@ class Batch:
 
 
 class Batches:
-    """Whole batches one after the other in a buffer, walked by their length fields (kafka-storage 2.8)."""
+    """Whole batches one after the other in a buffer, found by their length fields (kafka-storage 2.8)."""
 
     def __init__(self, data: bytes | memoryview) -> None:
         self.data = memoryview(data)
         self.end = 0
 
     def __iter__(self) -> Iterator[Batch]:
-        """The whole batches from the start; `end` is where the walk stopped."""
+        """Yield the whole batches in order. `end` is the position after the last one."""
         size = len(self.data)
         while self.end + HEADER_SIZE <= size:
             header = parse_header(self.data, self.end)
@@ -372,7 +386,7 @@ def seal(
     producer_epoch: int = NO_PRODUCER_EPOCH,
     base_sequence: int = NO_SEQUENCE,
 ) -> None:
-    """Write the header of a batch into its first 61 bytes; the records behind them are there already."""
+    """Write the header of a batch, CRC included, into its first 61 bytes. The records must already follow them."""
     HEADER.pack_into(
         data,
         0,
@@ -394,18 +408,21 @@ def seal(
 
 
 def reseal(batch: memoryview) -> None:
-    """Give a batch whose bytes have changed the CRC of what they are now."""
+    """Compute and write the CRC of a batch whose bytes have changed."""
     _CRC.pack_into(batch, 17, crc32c(batch[CRC_START:]))
 
 
 def assign_offset(data: bytearray | memoryview, base_offset: int, leader_epoch: int) -> None:
-    """Give a sealed batch its place in the log; neither field is under the CRC (kafka-storage 2.1)."""
+    """Set the base offset and the leader epoch of a sealed batch. The CRC covers neither (kafka-storage 2.1)."""
     _BASE_OFFSET.pack_into(data, 0, base_offset)
     _LEADER_EPOCH.pack_into(data, 12, leader_epoch)
 
 
 def stamp(batch: memoryview, append_time: int) -> None:
-    """Make a sealed batch one of LogAppendTime, in ms; its records keep their deltas (kafka-storage 2.9.2)."""
+    """Change a sealed batch to LogAppendTime with the time `append_time`, in ms, and renew its CRC.
+
+    The records keep their deltas (kafka-storage 2.9.2).
+    """
     attributes = _ATTRIBUTES.unpack_from(batch, 21)[0]
     _ATTRIBUTES.pack_into(batch, 21, attributes | LOG_APPEND_TIME_BIT)
     _BASE_OFFSET.pack_into(batch, 35, append_time)
@@ -413,7 +430,7 @@ def stamp(batch: memoryview, append_time: int) -> None:
 
 
 def empty_batch(header: Header) -> bytes:
-    """The bare header that compaction keeps of a batch when no record survives (kafka-storage 2.6)."""
+    """Return the bare header that compaction keeps of a batch if no record survives (kafka-storage 2.6)."""
     data = bytearray(HEADER_SIZE)
     seal(
         data,

@@ -1,7 +1,7 @@
-"""Lines and records in, sealed batches out (kafka-storage 2.3), with offsets from 0 until the log gives them.
+"""Sealed batches from lines and records (kafka-storage 2.3), with the base offset 0 until the log assigns another.
 
-Every builder goes on to the first input that makes no record, and says why it stopped there, so that nothing that
-was good is lost with what was bad.
+Every builder stops at the first input that cannot become a record, and reports the reason. The valid input before
+it is therefore not lost.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ if TYPE_CHECKING:
     from logfs.errors import LogfsError
     from logfs.format.control import EndTransactionMarker
 
-# The most that a record's own fields add to its line: five varints of up to five bytes, and three single bytes.
+# The most bytes that a record's fields add to its line: five varints of up to five bytes, and three single bytes.
 _RECORD_OVERHEAD = 28
-# Up to how many lines the plain loop beats the set-up of the kernel.
+# Up to this many lines, in up to this many bytes, the plain loop is faster than the set-up of the kernel.
 _FEW_LINES = 4
 _FEW_LINES_BYTES = 4096
-# An incompressible stream may grow by this share of its length; a batch of many records leaves it room.
+# An incompressible stream may grow by 1/64 of its length. A batch of many records leaves room for that.
 _EXPANSION = 64
-# What the frame of any codec adds to a stream, however short.
+# Room for what the frame of any codec adds to a stream, however short.
 _FRAME_BYTES = 64
 
 _LINE_ENVELOPE = len(envelope.encode(Record(b"", timestamp=0, offset=0), b"")) - len('0""0')
 
 
 class BatchFormat(NamedTuple):
-    """How a topic wants its batches: `compression.type` and level, `max.message.bytes`, the timestamp type."""
+    """The settings of a topic's batches: `compression.type` and level, `max.message.bytes`, the timestamp type."""
 
     codec: Codec = Codec.NONE
     level: int | None = None
@@ -72,7 +72,7 @@ class BatchFormat(NamedTuple):
 
     @property
     def records_limit(self) -> int:
-        """How many bytes of records, uncompressed, go together into one batch of many."""
+        """The most bytes of uncompressed records that a batch of more than one record may have."""
         room = self.limit_bytes - HEADER_SIZE
         if self.codec is Codec.NONE:
             return room
@@ -80,7 +80,10 @@ class BatchFormat(NamedTuple):
 
     @property
     def line_limit(self) -> int:
-        """The bytes of the longest line that makes a batch; compressed, a line may do that begins with as many."""
+        """The length in bytes of the longest line that fits a batch.
+
+        With a codec it is `limit_bytes`, although a longer line may fit after compression.
+        """
         if self.codec is not Codec.NONE:
             return self.limit_bytes
         longest = max(self.records_limit - _RECORD_OVERHEAD, 0)
@@ -91,9 +94,9 @@ class BatchFormat(NamedTuple):
 
 @dataclass(slots=True)
 class NewBatch:
-    """A sealed batch that waits for its base offset.
+    """A sealed batch that has no base offset yet.
 
-    `text` has no digits of the offsets yet; the log adds them when it knows the offsets.
+    `text` does not include the digits of the offsets; the log adds them when it assigns the offsets.
     """
 
     data: bytearray | memoryview
@@ -104,9 +107,10 @@ class NewBatch:
 
 @dataclass(slots=True)
 class Built:
-    """What came of some input: batches, how much of the input is in them, and why it is not all.
+    """The result of building batches: the batches, how much of the input is in them, and why the rest is not.
 
-    `consumed` counts bytes where the input was lines, and records where it was records.
+    `consumed` counts bytes if the input was lines (`of_lines`), and records if it was records. `refused` is the
+    error for the first input that was not built, None if all of it was.
     """
 
     batches: list[NewBatch]
@@ -115,12 +119,12 @@ class Built:
     of_lines: bool = False
 
     def consumed_by(self, batch: NewBatch) -> int:
-        """How much of the input is in one of the batches."""
+        """Return how much of the input `batch` holds, in the unit of `consumed`."""
         return batch.text.lines if self.of_lines else batch.record_count
 
 
 def build_lines(data: bytes, form: BatchFormat, now_ms: int) -> Built:
-    """Each line of `data` as the value of a record; `data` ends with a newline.
+    """Build batches in which each line of `data` is the value of a record; `data` ends with a newline.
 
     `consumed` counts bytes. A line whose batch would exceed the limit is refused with `RecordTooLarge`.
     """
@@ -135,7 +139,7 @@ def build_lines(data: bytes, form: BatchFormat, now_ms: int) -> Built:
 
 
 def _build_line(data: bytes, form: BatchFormat, now_ms: int) -> Built:
-    """One line, the commonest write of all, with as few steps as Python can do it in."""
+    """Build the batch of a single line, the most frequent write, in as few Python steps as possible."""
     value = data[:-1]
     length = len(value)
     tail, envelope_bytes = _line_constants(form.timestamp_type, now_ms)
@@ -151,14 +155,17 @@ def _build_line(data: bytes, form: BatchFormat, now_ms: int) -> Built:
     return Built([NewBatch(batch, 1, now_ms, text)], len(data), of_lines=True)
 
 
-# The fields of a header before and behind the CRC's beginning.
+# The header fields up to the CRC, which it does not cover, and those after it, which it covers.
 _UNCOVERED = struct.Struct(">qiibI")
 _COVERED = struct.Struct(">hiqqqhii")
 
 
 @lru_cache(maxsize=16)
 def _line_constants(timestamp_type: TimestampType, now_ms: int) -> tuple[bytes, int]:
-    """Of a batch of one line, what the millisecond decides: its header under the CRC, its envelope less the value."""
+    """Return what depends only on the timestamp and its type in a batch of one line.
+
+    This is the part of the header that the CRC covers, and the size of the envelope without its value.
+    """
     form = BatchFormat(timestamp_type=timestamp_type)
     none = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH, NO_SEQUENCE)
     tail = _COVERED.pack(form.attributes, 0, now_ms, now_ms, *none, 1)
@@ -167,7 +174,7 @@ def _line_constants(timestamp_type: TimestampType, now_ms: int) -> tuple[bytes, 
 
 @lru_cache(maxsize=4096)
 def _line_prefix(length: int) -> bytes:
-    """What stands before the value in the record of a line that long, alone in its batch."""
+    """Return the bytes before the value in the record of a line of `length` bytes, alone in its batch."""
     fields = b"\0\0\0\1" + encode_varint(length)
     return encode_varint(len(fields) + length + 1) + fields
 
@@ -179,8 +186,8 @@ def _build_many_lines(data: bytes, form: BatchFormat, now_ms: int) -> Built:
 
     array = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(array == 10)
-    # The kernel writes unchecked, so there must be room for every header: each batch and the record that no
-    # longer fitted pass the limit together, and no batch is without a record.
+    # The kernel writes without bounds checks, so `out` needs room for every header. Two facts limit the number of
+    # batches: a batch and the record that no longer fitted exceed the limit together, and no batch is empty.
     records_bytes = len(data) + len(ends) * _RECORD_OVERHEAD
     batches_at_most = min(2 + 2 * records_bytes // max(form.records_limit, 1), len(ends))
     out = np.empty(records_bytes + batches_at_most * HEADER_SIZE, np.uint8)
@@ -193,7 +200,7 @@ def _build_many_lines(data: bytes, form: BatchFormat, now_ms: int) -> Built:
             array, ends, first, start, records_start + form.records_limit, out, records_start
         )
         if count == 0:
-            # One record alone may use what compression is not sure to need.
+            # A record alone in its batch may use the room that is reserved for growth in compression.
             single = build_records([Record(data[start : ends[first]])], form, now_ms)
             if single.refused:
                 built.refused = single.refused
@@ -214,10 +221,10 @@ def _build_many_lines(data: bytes, form: BatchFormat, now_ms: int) -> Built:
 
 
 def build_records(records: Sequence[Record], form: BatchFormat, now_ms: int) -> Built:
-    """Records in batches, as many in each as the limit allows; `consumed` counts records.
+    """Build batches with as many records in each as the limit allows; `consumed` counts records.
 
-    A record without a timestamp (None) gets `now_ms`. A record whose batch would exceed the limit is refused
-    with `RecordTooLarge`.
+    A record without a timestamp (None) gets `now_ms`. A record whose batch would exceed the limit is refused with
+    `RecordTooLarge`.
     """
     built = Built([], 0)
     buffer = bytearray(HEADER_SIZE)
@@ -280,7 +287,7 @@ def sealed(
     now_ms: int,
     text: TextSize,
 ) -> NewBatch:
-    """Records that stand behind room for a header, compressed and sealed."""
+    """Compress the records after the first `HEADER_SIZE` bytes of `data`, write the header, and return the batch."""
     if form.codec is not Codec.NONE:
         packed = compression.compress(form.codec, data[HEADER_SIZE:], form.level)
         data = bytearray(HEADER_SIZE) + packed
@@ -296,10 +303,12 @@ def sealed(
 
 
 def rebuild(batch: Batch, form: BatchFormat, now_ms: int) -> NewBatch:
-    """A batch that a producer made, as a topic wants it (kafka-storage 2.9.2).
+    """Convert a producer's batch to the settings of a topic (kafka-storage 2.9.2).
 
-    The records' bytes stay as they are, and so does the batch where its codec is the topic's; the producer's id,
-    epoch and sequence stay in any case. Raises `Corrupt` for records that are malformed.
+    The records are encoded again if their offsets have gaps, or if the codec changes and the base timestamp is not
+    that of the first record. Otherwise their bytes stay as they are, and if the codec is the topic's, the
+    compressed stream stays too. The producer's id, epoch and sequence always stay. Raises `Corrupt` for records
+    that are malformed.
     """
     header = batch.header
     decoded = batch.columns()
@@ -349,7 +358,7 @@ def build_marker(
     timestamp_type: TimestampType,
     now_ms: int,
 ) -> NewBatch:
-    """The control batch that ends a producer's transaction (kafka-storage 2.5); not compressed in any topic."""
+    """Return the control batch that ends a producer's transaction (kafka-storage 2.5). It is never compressed."""
     record = Record(marker.value(), marker.key(), timestamp=now_ms)
     data = bytearray(HEADER_SIZE) + encode_record(record, offset_delta=0, timestamp_delta=0)
     seal(
@@ -372,7 +381,7 @@ def _label_growth(form: BatchFormat) -> int:
 
 
 def too_large(size: int, form: BatchFormat) -> RecordTooLarge:
-    """What is said of a record whose batch is larger than the topic allows."""
+    """Return the error for a record whose batch is larger than the topic allows."""
     return RecordTooLarge(
         f"a batch of this record alone has {size} bytes, and max.message.bytes or segment.bytes "
         f"allow {form.limit_bytes}: raise the setting, or send less"
@@ -380,7 +389,7 @@ def too_large(size: int, form: BatchFormat) -> RecordTooLarge:
 
 
 def offset_digits(first: int, count: int) -> int:
-    """The sum of the decimal lengths of the offsets first, first + 1, … first + count - 1."""
+    """Return the sum of the decimal lengths of the offsets first, first + 1, … first + count - 1."""
     if count == 1:
         return len(str(first))
     digits = 0

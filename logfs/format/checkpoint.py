@@ -1,8 +1,8 @@
 """Kafka's small text files: checkpoints, partition.metadata, meta.properties, clean shutdown.
 
-Each kind has a `format_` function that gives the file's bytes, and a `parse_` function that reads
-them and raises `Corrupt`, with the line and the reason, for bytes that are not such a file. The
-layouts are those of kafka-storage 1.4 to 1.7.
+Each kind has a `format_` function that returns the file's bytes, and a `parse_` function that reads them. A
+`parse_` function raises `Corrupt`, with the line and the reason, for bytes that are not such a file. The layouts
+are those of kafka-storage 1.4 to 1.7.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 VERSION = 0
 
-# What Java takes for a line's end, and for a blank within one. Python's ideas of both are wider.
+# Java's line ends, and its blanks within a line. Python's definitions of both are wider.
 LINE_END = re.compile(r"\r\n|\r|\n")
 BLANKS = re.compile(r"[ \t\v\f]+")
 NUMBER = re.compile(r"0*([0-9]{1,19})")
-# No text has as many: a file that a crash cut short in the middle of a write.
+# No text contains this many zero bytes. A file has them after a crash during a write.
 _HOLE = bytes(64)
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ T = TypeVar("T")
 def _decoded(data: bytes) -> str:
     hole = data.find(_HOLE)
     if hole >= 0:
-        # It may be very long, and patterns take much memory to find nothing in it.
+        # The hole may be very long, and the patterns would take much memory to find nothing in it.
         line = data.count(b"\n", 0, hole) + 1
         raise Corrupt(f"line {line}: zero bytes, as a crash leaves them")
     try:
@@ -44,13 +44,13 @@ def _decoded(data: bytes) -> str:
 
 
 def _lines(data: bytes) -> list[str]:
-    """The lines without their ends. The last one may lack its end; none follows the last end."""
+    """Return the lines without their ends. The last line may lack its end; no empty line follows the last end."""
     lines = LINE_END.split(_decoded(data))
     return lines if lines[-1] else lines[:-1]
 
 
 def _number(text: str, *, most: int, what: str, line: int) -> int:
-    """A plain decimal in 0..`most`: Kafka writes nothing else into these files."""
+    """Return a plain decimal in 0..`most`, the only form that Kafka writes into these files. Raises `Corrupt`."""
     digits = NUMBER.fullmatch(text)
     if digits is None or int(digits[1]) > most:
         raise Corrupt(f"line {line}: {what} {text[:30]!r} is not a number in 0..{most}")
@@ -61,14 +61,14 @@ def _number(text: str, *, most: int, what: str, line: int) -> int:
 
 
 def format_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
-    """An offset checkpoint file: an offset for each partition, sorted by topic and partition."""
+    """Return an offset checkpoint file: an offset for each partition, sorted by topic and partition."""
     return _format_entries(
         f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items())
     )
 
 
 def parse_offsets(data: bytes) -> dict[TopicPartition, int]:
-    """The offsets of an offset checkpoint file; none for an empty file. Raises `Corrupt`."""
+    """Return the offsets of an offset checkpoint file; an empty file has none. Raises `Corrupt`."""
     return dict(_parse_entries(data, fields=3, parse=_offset_entry))
 
 
@@ -81,12 +81,12 @@ def _offset_entry(fields: list[str], line: int) -> tuple[TopicPartition, int]:
 
 
 def format_epochs(epochs: Sequence[tuple[int, int]]) -> bytes:
-    """A leader-epoch-checkpoint file of (epoch, start offset) pairs, given in ascending order."""
+    """Return a leader-epoch-checkpoint file of (epoch, start offset) pairs, given in ascending order."""
     return _format_entries(f"{epoch} {start_offset}" for epoch, start_offset in epochs)
 
 
 def parse_epochs(data: bytes) -> list[tuple[int, int]]:
-    """The (epoch, start offset) pairs of a leader-epoch-checkpoint file, in its order.
+    """Return the (epoch, start offset) pairs of a leader-epoch-checkpoint file, in its order.
 
     Raises `Corrupt`.
     """
@@ -111,7 +111,7 @@ def _parse_entries(data: bytes, *, fields: int, parse: Callable[[list[str], int]
     lines = _lines(data)
     if lines and lines[0] != str(VERSION):
         raise Corrupt(f"line 1: version {lines[0][:30]!r}, of which only {VERSION} is known")
-    # Kafka makes the file before it has anything to say, so a missing count is no damage.
+    # Kafka creates the file before it has any entries, so a missing count is not damage.
     if len(lines) < 2:
         return []
     count = _number(lines[1], most=INT32_MAX, what="entry count", line=2)
@@ -137,40 +137,43 @@ UUID_TEXT = re.compile(r"[A-Za-z0-9_-]{22}(==)?")
 
 
 def uuid_to_text(value: uuid.UUID) -> str:
-    """Kafka's text form of an id, 22 characters (kafka-storage 1.5)."""
+    """Return Kafka's text form of an id, 22 characters (kafka-storage 1.5)."""
     return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
 
 
 def text_to_uuid(text: str) -> uuid.UUID:
-    """The id of a text form, with or without base64's padding. Raises `Corrupt`."""
+    """Return the id of a text form, with or without base64's padding. Raises `Corrupt`."""
     if not UUID_TEXT.fullmatch(text):
         raise Corrupt(f"{text[:30]!r} is not a Kafka id: 22 letters, digits, '-' and '_'")
     return uuid.UUID(bytes=base64.urlsafe_b64decode(text[:22] + "=="))
 
 
 def is_reserved(value: uuid.UUID) -> bool:
-    """Whether Kafka keeps the id for itself, so that no topic or directory may have it."""
+    """Whether Kafka reserves the id for itself, so that no topic or directory may have it."""
     return value.int < RESERVED_IDS
 
 
 def random_uuid(draw: Callable[[], uuid.UUID] = uuid.uuid4) -> uuid.UUID:
-    """A new id for a topic, directory or cluster: never reserved, its text never like an option."""
+    """Return a new id for a topic, directory or cluster.
+
+    The id is never reserved. Its text never begins with `-`, so it never looks like an option.
+    """
     while True:
         value = draw()
         if not is_reserved(value) and not uuid_to_text(value).startswith("-"):
             return value
 
 
-# partition.metadata (kafka-storage 1.5): two `key: value` lines, the last one without its end.
+# partition.metadata (kafka-storage 1.5): two `key: value` lines, the last one without a line end.
 
 
 def format_partition_metadata(topic_id: uuid.UUID) -> bytes:
-    """A partition.metadata file, which ties the directory to the topic's id."""
+    """Return a partition.metadata file, which ties the directory to the topic's id."""
     return f"version: {VERSION}\ntopic_id: {uuid_to_text(topic_id)}".encode()
 
 
 def parse_partition_metadata(data: bytes) -> uuid.UUID:
-    """The topic id of a partition.metadata file of any version. Raises `Corrupt`."""
+    """Return the topic id of a partition.metadata file of any version. Raises `Corrupt`."""
     lines = _lines(data)
     _number(_metadata_value(lines, 1, "version"), most=INT32_MAX, what="version", line=1)
     text = _metadata_value(lines, 2, "topic_id")
@@ -204,7 +207,7 @@ ESCAPED = str.maketrans(
 
 
 def format_meta_properties(properties: Mapping[str, str]) -> bytes:
-    """A properties file, sorted by key. It carries no date, so equal contents are equal bytes."""
+    """Return a properties file, sorted by key. It has no date, so equal contents give equal bytes."""
     return "".join(
         f"{_escaped_key(key)}={_escaped_value(value)}\n"
         for key, value in sorted(properties.items())
@@ -216,13 +219,13 @@ def _escaped_key(key: str) -> str:
 
 
 def _escaped_value(value: str) -> str:
-    # Only a blank at the start would be taken for a part of the separator.
+    # Only a leading blank would be read as part of the separator.
     escaped = value.translate(ESCAPED)
     return f"\\{escaped}" if escaped.startswith(" ") else escaped
 
 
 def parse_properties(data: bytes) -> dict[str, str]:
-    """The keys and values of a file of Java properties in UTF-8; of a repeated key the last value.
+    """Return the keys and values of a file of Java properties in UTF-8; a repeated key has its last value.
 
     Raises `Corrupt`.
     """
@@ -236,7 +239,7 @@ def parse_properties(data: bytes) -> dict[str, str]:
 
 
 def _property_lines(text: str) -> Iterator[tuple[int, str]]:
-    """The lines but for comments, numbered; a backslash at the end joins a line with the next."""
+    """Yield the lines and their numbers, without comments. A backslash at a line's end joins it with the next one."""
     lines = enumerate(LINE_END.split(text), start=1)
     for number, line in lines:
         joined = line.lstrip(PROPERTY_BLANKS)
@@ -267,27 +270,27 @@ def _unescaped(text: str, line: int) -> str:
 
 
 def _paired(text: str, line: int) -> str:
-    """Java's escapes are UTF-16 units: join each pair of them that is one character."""
+    """Join each surrogate pair that is one character, because Java's escapes are UTF-16 units. Raises `Corrupt`."""
     try:
         return text.encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:
         raise Corrupt(f"line {line}: half a surrogate pair") from None
 
 
-# .kafka_cleanshutdown (kafka-storage 1.7): what counts is that it exists; it may add an epoch.
+# .kafka_cleanshutdown (kafka-storage 1.7): only its existence counts; it may contain an epoch.
 
 UNKNOWN_BROKER_EPOCH = -1
 
 
 def format_clean_shutdown(broker_epoch: int = UNKNOWN_BROKER_EPOCH) -> bytes:
-    """The marker that a clean shutdown leaves in a log directory."""
+    """Return the marker that a clean shutdown leaves in a log directory."""
     return f'{{"version":{VERSION},"brokerEpoch":{broker_epoch}}}'.encode()
 
 
 def parse_clean_shutdown(data: bytes) -> int:
-    """The broker epoch of a clean-shutdown marker: -1 where unknown, as in an older, empty one.
+    """Return the broker epoch of a clean-shutdown marker: -1 if unknown, as in an older, empty marker.
 
-    Raises `Corrupt`. Such a marker still says that the shutdown was clean.
+    Raises `Corrupt`. Even then the existence of the marker means that the shutdown was clean.
     """
     import orjson
 

@@ -1,7 +1,7 @@
-"""Records in bulk are columns: numpy arrays over the bytes they lie in, never a list of objects (rule 1).
+"""Records in bulk, as columns: numpy arrays over the encoded bytes, never a list of objects (rule 1).
 
-The compiled kernels cost a quarter of a second to import, so nothing here imports them before there is bulk work;
-`worthwhile` tells the callers when that is.
+Importing the compiled kernels takes a quarter of a second, so this module imports them only for bulk work;
+`worthwhile` decides when that is.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Buffer
 
-# So many rows at a time become Python numbers, which take five times the room.
+# The number of rows that become Python numbers at a time. Python numbers take five times the memory.
 _ROWS = 1 << 16
-# From how many records on the kernels win: over a plain loop, and over the plain loop plus their import.
+# Above this many records the kernels are faster than a plain loop: if they are imported, and with their import.
 _FEW = 8
 _FEW_BEFORE_IMPORT = 32768
 
 
 def worthwhile(records: int) -> bool:
-    """Whether work on this many records should go through the compiled kernels."""
+    """Whether the compiled kernels should be used for this many records."""
     loaded = "logfs.format.kernels" in sys.modules
     return records > (_FEW if loaded else _FEW_BEFORE_IMPORT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Records as columns; row i of every array is the same record, in offset order.
+    """Records as columns: row i of every array belongs to the same record. The rows are in offset order.
 
-    `data` is uint8[n], the bytes that starts and ends point into. Lengths are -1 for null. `header_starts` and
-    `header_ends` delimit the encoded headers of a record, `header_counts` tells how many they are.
-    `timestamp_type` is None where batches of several types are among the rows.
+    `data` is uint8[n], the bytes that all starts and ends point into. A length of -1 is a null. `header_starts` and
+    `header_ends` delimit the encoded headers of a record, `header_counts` is the number of its headers.
+    `timestamp_type` is None if the rows come from batches of several types.
     """
 
     data: NDArray[np.uint8]
@@ -61,12 +61,12 @@ class Columns:
         return len(self.offsets)
 
     def select(self, rows: slice | NDArray[np.bool_] | NDArray[np.int64]) -> Columns:
-        """The same columns with these rows only, by a slice, a mask or their numbers; the bytes are shared."""
+        """Return these columns with some of their rows: a slice, a mask or row numbers. The bytes are shared."""
         chosen = {name: getattr(self, name)[rows] for name in _ROW_FIELDS}
         return Columns(data=self.data, timestamp_type=self.timestamp_type, **chosen)
 
     def records(self) -> Iterator[Record]:
-        """The rows as `Record` objects, for callers who want them one by one."""
+        """Yield the rows as `Record` objects, for callers that need them one by one."""
         data = self.data.tobytes()
         rows = chain.from_iterable(
             zip(
@@ -110,7 +110,7 @@ def decode_columns(
     spans: NDArray[np.int64],
     timestamp_type: TimestampType = TimestampType.CREATE_TIME,
 ) -> Columns:
-    """The records of one or more batches as columns over `data`.
+    """Return the records of one or more batches as columns over `data`.
 
     `spans` is int64[batches, 5]: start and end of each batch's uncompressed records in `data`, record count, base
     offset, base timestamp. Raises `Corrupt` if a span does not hold exactly its records.
@@ -131,7 +131,7 @@ def decode_columns(
 
 
 def concatenate(parts: Sequence[Columns]) -> Columns:
-    """All rows of all parts, over one joined copy of their bytes."""
+    """Return all rows of all parts, over one joined copy of their bytes. A single part is returned as it is."""
     if len(parts) == 1:
         return parts[0]
     base = np.cumsum([0, *(len(part.data) for part in parts)])

@@ -1,6 +1,6 @@
-"""The file of commits: what each writer has committed last, and a commit that is decided and may not be done yet.
+"""The file of commits: the last commit of each writer, and a commit that is decided and may be incomplete.
 
-Two lines of text: a JSON object, and the CRC-32C of the bytes of the first line.
+The file has two lines of text: a JSON object, and the CRC-32C of the bytes of the first line.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from logfs.errors import Corrupt
 
 FILE_NAME = "logfs-commits"
 VERSION = 0
-# Of a staged file: plain files with a suffix that a broker does not know are ignored by it (kafka-storage 1.1).
+# The suffix of staged files. A broker ignores plain files with a suffix that it does not know (kafka-storage 1.1).
 STAGED = ".staged"
 NO_APPEND_TIME = -1
-# The base offset of a part that has no place in its log, and of which nothing is there but what is skipped.
+# The base offset of a part that has no place in its log. Only its skipped batches are in the log.
 NO_PLACE = -1
 
-# Of whole numbers that have fewer than 64 in a log.
+# The integer fields that have fewer than 64 bits in a log.
 _BITS = {"leader_epoch": 32}
 
 
@@ -30,7 +30,8 @@ _BITS = {"leader_epoch": 32}
 class StagedFile:
     """Sealed record batches in a file of a partition's directory, with base offsets from 0 on.
 
-    `name` is the file's name there, `size_bytes` its length, `record_count` how many offsets it takes.
+    `name` is the file's name in that directory, `size_bytes` its length, and `record_count` the number of offsets
+    that the batches take.
     """
 
     partition: str
@@ -40,7 +41,7 @@ class StagedFile:
 
 
 class Writer(NamedTuple):
-    """The last commit of a writer, and when it was, in ms since the epoch."""
+    """The last commit of a writer: its sequence, and its time in ms since the epoch."""
 
     sequence: int
     time_ms: int
@@ -48,12 +49,13 @@ class Writer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a commit does to one partition: its batches, in the order of `files`, begin at `base_offset`.
+    """The part of a commit that concerns one partition.
 
-    The first lies at byte `position` of the segment with base offset `segment`. `skip` batches are in the log
-    already, elsewhere; with `done`, all are; with `base_offset` NO_PLACE, none of the others is. `append_time` (ms)
-    stamps every batch where the topic says LogAppendTime. `log_dir` is where the partition was, "" for the directory
-    that the file of commits is in.
+    Its batches, in the order of `files` and without the first `skip`, begin at offset `base_offset`, at byte
+    `position` of the segment with the base offset `segment`. The first `skip` batches are already in the log, at
+    another place. If `done` is set, all batches are in the log. If `base_offset` is NO_PLACE, only the first `skip`
+    are. `append_time` (ms) is stamped on every batch if the topic has LogAppendTime. `log_dir` is the log directory
+    that the partition was in, "" for the one that contains the file of commits.
     """
 
     partition: str
@@ -70,7 +72,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A commit that is decided: it will be done, by whoever opens the directories for writing next."""
+    """A decided commit. If it is incomplete, the next process that opens the directories for writing completes it."""
 
     writer: str
     sequence: int
@@ -83,14 +85,14 @@ _Made = TypeVar("_Made", StagedFile, Part, Pending)
 
 @dataclass(frozen=True, slots=True)
 class CommitLog:
-    """What a file of commits says."""
+    """The content of a file of commits."""
 
     writers: dict[str, Writer] = field(default_factory=dict)
     pending: Pending | None = None
 
 
 def format_commits(commits: CommitLog) -> bytes:
-    """The bytes of a file of commits."""
+    """Return the bytes of a file of commits."""
     body = orjson.dumps(
         {
             "version": VERSION,
@@ -102,7 +104,7 @@ def format_commits(commits: CommitLog) -> bytes:
 
 
 def parse_commits(data: bytes) -> CommitLog:
-    """What the bytes of a file of commits say; `Corrupt` if they are none, or not whole."""
+    """Return the content of a file of commits. Raises `Corrupt` if the bytes are not a whole and valid one."""
     body, _, rest = data.partition(b"\n")
     if rest != b"crc32c %08x\n" % crc32c(body):
         raise Corrupt("its checksum does not match what it says")
@@ -130,16 +132,20 @@ def _pending(told: dict[str, Any]) -> Pending:
 
 
 def typed(made: _Made) -> _Made:
-    """The same, if its fields are of the types that its class says; `TypeError` or `ValueError` if not."""
+    """Return `made` if its fields have the types of its class. Raises `TypeError` or `ValueError` if not."""
     for each in fields(made):
         checked(str(each.type), getattr(made, each.name), bits=_BITS.get(each.name, 64))
     return made
 
 
 def checked(kind: str, value: Any, bits: int = 64) -> Any:
-    """A value of one of the types that JSON has, too; others are not looked at. Whole numbers fit their bits."""
+    """Return `value` if it has the type `kind`: an "int" of at most `bits` bits, a "str" or a "bool".
+
+    Raises `TypeError` for another type and `ValueError` for an integer out of range. A value of any other `kind` is
+    returned unchecked.
+    """
     if kind == "int":
-        # A bool is an int, too.
+        # A bool is also an int.
         if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError(f"{value!r} is no whole number")
         if not -(1 << bits - 1) <= value < 1 << bits - 1:
@@ -149,16 +155,19 @@ def checked(kind: str, value: Any, bits: int = 64) -> Any:
     return value
 
 
-# The names of staged files tell whose they are, so that those of a commit that is over can go.
+# The name of a staged file identifies its writer and commit, so that the files of a finished commit can be deleted.
 
 
 def staged_name(writer: str, sequence: int, unique: str) -> str:
-    """The name of a file that a writer stages for a commit; `unique` tells attempts at the same apart."""
+    """Return the name of a file that a writer stages for the commit `sequence`.
+
+    `unique` distinguishes several attempts at the same commit.
+    """
     return f"{_digest(writer)}-{sequence}-{unique}{STAGED}"
 
 
 def is_over(name: str, writers: dict[str, Writer]) -> bool:
-    """Whether a staged file is of a commit that its writer has made, or of an earlier one."""
+    """Whether a staged file belongs to the last commit of its writer or to an earlier one."""
     digest, _, rest = name.partition("-")
     sequence = rest.partition("-")[0]
     return sequence.isdecimal() and any(

@@ -1,10 +1,10 @@
-"""The four codecs of a record batch, framed as Kafka frames them (kafka-storage 2.4).
+"""The four codecs of a record batch, in Kafka's framing (kafka-storage 2.4).
 
-Compressed bytes come from a disk or a client, so reading them is where a small input could ask for
-a large allocation. `decompress` therefore takes the most bytes that the caller is willing to hold,
-believes no declared size beyond it, and stops as soon as the output passes it.
+Compressed bytes come from a disk or a client, so a small input could ask for a large allocation. `decompress`
+therefore takes the most bytes that the caller is willing to hold, does not trust a declared size beyond it, and
+stops as soon as the output exceeds it.
 
-Each codec's library is imported where it is used: most commands never meet most codecs.
+Each codec's library is imported where it is used, because most commands do not use most codecs.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ LZ4_CONTENT_SIZE_BIT = 0x08
 LZ4_DICTIONARY_BIT = 0x01
 _UINT32 = 0xFFFFFFFF
 
-# How much input is decompressed at a time: what becomes 4 MiB at the very most. In deflate two bits
-# can become 258 bytes, in LZ4 one byte 255, and in zstd four bytes a block of 128 KiB.
+# The input that is decompressed at a time, which becomes about 4 MiB of output at most. In deflate two bits
+# can become 258 bytes, in LZ4 one byte 255 bytes, and in zstd four bytes a block of 128 KiB.
 GZIP_STEP_BYTES = 4 * 1024
 LZ4_STEP_BYTES = 16 * 1024
 ZSTD_STEP_BYTES = 128
@@ -56,12 +56,12 @@ class Codec(enum.IntEnum):
 
     @property
     def kafka_name(self) -> str:
-        """The value of `compression.type` that means this codec."""
+        """Kafka's name of the codec, as in the setting `compression.type`."""
         return self.name.lower()
 
     @classmethod
     def named(cls, kafka_name: str) -> Codec:
-        """The codec of that `kafka_name`. Raises `InvalidSetting` when there is none."""
+        """Return the codec with that `kafka_name`. Raises `InvalidSetting` if there is none."""
         for codec in cls:
             if codec.kafka_name == kafka_name:
                 return codec
@@ -80,8 +80,8 @@ LEVELS: dict[Codec, tuple[range, int]] = {
 def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
     """Compress `data` into one stream in Kafka's framing (kafka-storage 2.4).
 
-    `level` is on Kafka's scale for the codec, `None` for its default; codecs without levels ignore
-    it. Raises `InvalidSetting` for a level outside that scale.
+    `level` is on Kafka's scale for the codec, `None` for its default; codecs without levels ignore it. Raises
+    `InvalidSetting` for a level outside that scale.
     """
     match codec:
         case Codec.NONE:
@@ -99,12 +99,12 @@ def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
 def decompress(codec: Codec, data: Buffer, *, limit: int) -> bytes:
     """Decompress the whole of `data`, to at most `limit` bytes.
 
-    Any valid stream of the codec is read, not only those that `compress` writes; gzip members and
-    LZ4 or zstd frames may follow one another. Whatever a stream declares, and however much it
-    holds, no more than some MiB are used beyond the limit.
+    Any valid stream of the codec is read, not only those that `compress` writes; gzip members and LZ4 or zstd
+    frames may follow one another. At most some MiB of memory are used beyond the limit, whatever size a stream
+    declares or has.
 
-    Raises `Corrupt` when the stream is malformed or cut short, when other bytes follow it, or when
-    it holds more than `limit` bytes.
+    Raises `Corrupt` if the stream is malformed or incomplete, if other bytes follow it, or if it holds more than
+    `limit` bytes.
     """
     view = memoryview(data).cast("B")
     output = _Output(codec, limit)
@@ -135,7 +135,7 @@ def _checked_level(codec: Codec, level: int | None) -> int:
 
 
 class _Output:
-    """The pieces decompressed so far; never more than `limit` bytes of them are kept."""
+    """The decompressed output so far, of at most `limit` bytes."""
 
     def __init__(self, codec: Codec, limit: int) -> None:
         self.codec = codec
@@ -144,7 +144,7 @@ class _Output:
         self._kept = io.BytesIO()
 
     def add(self, piece: bytes) -> None:
-        """Keep a piece. Raises `Corrupt` when it passes the limit."""
+        """Keep a part of the output. Raises `Corrupt` if the output exceeds the limit."""
         self.reserve(len(piece))
         self.room -= len(piece)
         self._kept.write(piece)
@@ -157,11 +157,11 @@ class _Output:
             )
 
     def value(self) -> bytes:
-        """All pieces, joined."""
+        """Return all of the output."""
         return self._kept.getvalue()
 
     def malformed(self, reason: object) -> Corrupt:
-        """The error to raise for input that is not a stream of the codec."""
+        """Return the error to raise for input that is not a stream of the codec."""
         return Corrupt(f"malformed {self.codec.kafka_name} data: {reason}")
 
 
@@ -169,7 +169,7 @@ class _Output:
 
 
 class _Stream(Protocol):
-    """What zlib's, lz4's and zstandard's decompressors share: one object reads one stream."""
+    """The common interface of zlib's, lz4's and zstandard's decompressors. One object reads one stream."""
 
     @property
     def eof(self) -> bool:
@@ -177,7 +177,7 @@ class _Stream(Protocol):
 
     @property
     def unused_data(self) -> bytes | None:
-        """What the last call was given beyond the end of the stream."""
+        """The input of the last call that lies after the end of the stream."""
 
 
 S = TypeVar("S", bound=_Stream)
@@ -194,8 +194,8 @@ def _decompress_streams(
 ) -> None:
     """Read the streams in `view`, one after another, in steps of `step_bytes` of input.
 
-    `read` gives a stream one step and gets all its output, or enough to pass the limit. The steps
-    bound that output where the library does not, and keep `unused_data`, a copy, from being long.
+    `read` gives a stream one step and returns all its output, or enough to exceed the limit. The size of a step
+    bounds the output where the library does not, and also bounds `unused_data`, which is a copy.
     """
     stream = open_stream()
     position = 0
@@ -233,10 +233,10 @@ def _decompress_gzip(view: memoryview, output: _Output) -> None:
 
 
 def _compress_lz4(data: Buffer, level: int) -> bytes:
-    """One frame with the header `04224d18 60 40 82`.
+    """Return one frame with the header `04224d18 60 40 82`.
 
-    Kafka's default level is the fast compressor. Every other level is the high compression one,
-    whose own levels are fewer than Kafka's 1 to 17: those outside become the nearest.
+    Kafka's default level selects the fast compressor. Every other level selects the high-compression one, which has
+    fewer levels than Kafka's 1 to 17. A level outside its range becomes the nearest one.
     """
     import lz4.frame
 
@@ -269,9 +269,9 @@ def _decompress_lz4(view: memoryview, output: _Output) -> None:
 
 
 def mend_lz4_header(frame: bytes | memoryview) -> bytes:
-    """The frame with the header checksum that it should have.
+    """Return the frame with the correct header checksum.
 
-    Before magic 1 Kafka computed it over too many bytes, and its readers do not look at it there.
+    In magic 0 Kafka computed it over too many bytes, and Kafka's readers ignore it there.
     """
     mended = bytearray(frame)
     flags = mended[len(LZ4_MAGIC)] if len(mended) > len(LZ4_MAGIC) else 0
@@ -283,7 +283,7 @@ def mend_lz4_header(frame: bytes | memoryview) -> bytes:
 
 
 def _xxh32(data: bytes | bytearray) -> int:
-    """XXH32 with seed 0 of fewer than 16 bytes."""
+    """Return XXH32 with seed 0 of fewer than 16 bytes."""
     primes = 2654435761, 2246822519, 3266489917, 668265263, 374761393
     digest = primes[4] + len(data)
     whole = len(data) // 4 * 4
@@ -312,9 +312,9 @@ def _compress_zstd(data: Buffer, level: int) -> bytes:
 
 
 def _decompress_zstd(view: memoryview, output: _Output) -> None:
-    """As in Kafka the window may be up to 128 MiB, which is what level 22 declares.
+    """Read zstd frames with a window of up to 128 MiB, as Kafka does. Level 22 declares such a window.
 
-    It is address space that is reserved then: only as much of it as the output fills takes memory.
+    The window reserves address space. Only the part of it that the output fills takes memory.
     """
     import zstandard
 
@@ -328,7 +328,7 @@ def _decompress_zstd(view: memoryview, output: _Output) -> None:
     )
 
 
-# Snappy: raw blocks have no framing, so Kafka uses that of the snappy-java library.
+# Snappy: raw blocks have no framing, so Kafka uses the framing of the snappy-java library.
 
 
 def _compress_snappy(data: Buffer) -> bytes:
@@ -343,7 +343,7 @@ def _compress_snappy(data: Buffer) -> bytes:
 
 
 def _decompress_snappy(view: memoryview, output: _Output) -> None:
-    """Without the magic the whole input is one raw block (kafka-storage 2.4)."""
+    """Read framed blocks, or the whole input as one raw block if it has no magic (kafka-storage 2.4)."""
     import cramjam
 
     framed = view[: len(SNAPPY_MAGIC)] == SNAPPY_MAGIC
@@ -357,7 +357,7 @@ def _decompress_snappy(view: memoryview, output: _Output) -> None:
 
 
 def _snappy_blocks(view: memoryview, output: _Output) -> Iterator[memoryview]:
-    """The raw blocks of framed streams: a header in place of a length starts a further one."""
+    """Yield the raw blocks of framed streams. A header in place of a length begins another stream."""
     position = 0
     while position < len(view):
         if view[position : position + len(SNAPPY_MAGIC)] == SNAPPY_MAGIC:
@@ -384,7 +384,10 @@ def _after_snappy_header(view: memoryview, position: int, output: _Output) -> in
 
 
 def _snappy_length(block: memoryview, output: _Output) -> int:
-    """The uncompressed length that a raw block begins with: a varint of at most five bytes."""
+    """Return the uncompressed length at the start of a raw block, a varint of at most five bytes.
+
+    Raises `Corrupt` if there is none.
+    """
     length = 0
     for index, byte in enumerate(block[:5]):
         length |= (byte & 0x7F) << 7 * index

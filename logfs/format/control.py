@@ -1,4 +1,4 @@
-"""The keys and values of control records, Kafka's own marks in a log (kafka-storage 2.5)."""
+"""The keys and values of control records, which Kafka itself writes into a log (kafka-storage 2.5)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VERSION = 0
 
 
 class ControlType(enum.IntEnum):
-    """What a control record says; the number is that of its key."""
+    """The type of a control record. The number is the type in the record's key."""
 
     UNKNOWN = -1
     ABORT = 0
@@ -37,7 +37,7 @@ class ControlType(enum.IntEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> ControlType:
-        # Later releases add types: a reader has to step over those that it does not know.
+        # Later releases add types. A reader must skip the types that it does not know.
         return cls.UNKNOWN
 
 
@@ -56,7 +56,7 @@ def _new(what: str, *fields: Field, newest: int = 0) -> Schema:
     return Schema(what, fields, newest, flexible=0)
 
 
-# What the control records of Kafka's own metadata hold; the names are those of kafka-dump-log.
+# The values of the control records in Kafka's own metadata, with the names that kafka-dump-log prints.
 MESSAGES = {
     ControlType.LEADER_CHANGE: _new(
         "LeaderChange",
@@ -84,7 +84,7 @@ class EndTransactionMarker(NamedTuple):
 
     @classmethod
     def parse(cls, key: Buffer, value: Buffer) -> EndTransactionMarker:
-        """Read a marker's key and value. Raises `Corrupt`, also for a key of another type."""
+        """Parse a marker's key and value. Raises `Corrupt`, also for a key of another type."""
         control_type = parse_control_key(key)
         if control_type not in (ControlType.ABORT, ControlType.COMMIT):
             raise Corrupt(f"control record: {control_type.name} does not end a transaction")
@@ -92,24 +92,24 @@ class EndTransactionMarker(NamedTuple):
         return cls(control_type, coordinator_epoch)
 
     def key(self) -> bytes:
-        """The marker's record key, 4 bytes."""
+        """Return the key of the marker's record, 4 bytes."""
         return KEY.pack(VERSION, self.control_type)
 
     def value(self) -> bytes:
-        """The marker's record value, 6 bytes."""
+        """Return the value of the marker's record, 6 bytes."""
         return END_TRANSACTION.pack(VERSION, self.coordinator_epoch)
 
 
 def parse_control_key(key: Buffer) -> ControlType:
-    """The type of a control record, `UNKNOWN` for one of a later release. Raises `Corrupt`."""
+    """Return the type of a control record, `UNKNOWN` for one of a later release. Raises `Corrupt`."""
     _, number = _unpack(KEY, key, "control record key")
     return ControlType(number)
 
 
 def end_of_transaction(batch: Batch) -> EndTransactionMarker | None:
-    """The marker in a control batch; None if it is of another kind, or compaction has emptied it.
+    """Return the marker in a control batch; None if the batch is of another kind, or if compaction has emptied it.
 
-    Raises `Corrupt` for a record that is no control record.
+    Raises `Corrupt` for a record that is not a control record.
     """
     for record in batch.records():
         key, value = record.key or b"", record.value or b""
@@ -119,7 +119,10 @@ def end_of_transaction(batch: Batch) -> EndTransactionMarker | None:
 
 
 def _unpack(layout: struct.Struct, data: Buffer, what: str) -> tuple[int, int]:
-    """Two fields, the first a version. A later version only adds fields, so it is read as ours."""
+    """Return two fields, of which the first is a version. Raises `Corrupt`.
+
+    A later version only adds fields, so it is read as version 0.
+    """
     view = memoryview(data).cast("B")
     if len(view) < layout.size:
         raise Corrupt(f"{what}: {len(view)} bytes, of at least {layout.size}")

@@ -1,7 +1,7 @@
-"""Columns of records in, sealed batches out: what `columns` is for reading, with no object for a record.
+"""Sealed batches from columns of records: the counterpart of `columns` for writing, with no object for a record.
 
-Binary columns lie as Arrow lays them out: all bytes one after the other, and where each value begins and ends.
-Positions and lengths are bytes, timestamps ms since the epoch.
+Binary columns have Arrow's layout: all bytes one after the other, and the start and end of each value. Positions
+and lengths are in bytes, timestamps in ms since the epoch.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ if TYPE_CHECKING:
     Int64s = NDArray[np.int64]
     Flags = NDArray[np.bool_]
 
-# A batch is read, checked and unpacked as one: enough to compress well, and not too much for one record.
+# A batch is read, checked and decompressed as a whole. This size is large enough to compress well, and not too large
+# to be read for one record.
 TARGET_BYTES = 128 * 1024
-# Length, attributes, timestamp and offset deltas, three lengths and the number of headers, at their longest.
+# The longest record length, attributes, timestamp delta, offset delta, key length, value length and header count.
 _FIXED_BYTES = 5 + 1 + 10 + 5 + 5 + 5 + 5
 _HEADER_BYTES = 5 + 5
 
 
 class Binary(NamedTuple):
-    """A column of byte strings: value i is data[offsets[i]:offsets[i + 1]], or null."""
+    """A column of byte strings: value i is data[offsets[i]:offsets[i + 1]], or null if nulls[i] is set."""
 
     data: Bytes
     offsets: Int64s
@@ -44,14 +45,14 @@ class Binary(NamedTuple):
 
     @classmethod
     def all_null(cls, count: int) -> Binary:
-        """A column without values."""
+        """Return a column of `count` nulls."""
         return cls(
             np.frombuffer(b"", np.uint8), np.zeros(count + 1, np.int64), np.ones(count, np.bool_)
         )
 
 
 class Rows(NamedTuple):
-    """Records as columns; record i has the headers `header_offsets`[i] to `header_offsets`[i + 1]."""
+    """Records as columns. Record i has the headers from `header_offsets`[i] up to `header_offsets`[i + 1]."""
 
     keys: Binary
     values: Binary
@@ -62,10 +63,10 @@ class Rows(NamedTuple):
 
 
 def build_rows(rows: Rows, order: Int64s, form: BatchFormat, now_ms: int) -> Iterator[NewBatch]:
-    """The records with the numbers in `order` in batches; the bytes of each are there until the next is asked for.
-
-    Batches hold about `TARGET_BYTES` before compression. They tell nothing of their text. Raises `RecordTooLarge` for
-    a record whose batch would exceed the limit, `InvalidRecord` for a timestamp below -1.
+    """Yield the records with the row numbers in `order`, in batches.
+    The bytes of a batch are valid until the next batch is requested. Batches hold about `TARGET_BYTES` before
+    compression. Their `text` has the number of records, but no sizes. Raises `RecordTooLarge` for a record whose
+    batch would exceed the limit, `InvalidRecord` for a timestamp below -1.
     """
     times = rows.timestamps[order]
     if len(order) and times.min() < NO_TIMESTAMP:
@@ -104,7 +105,10 @@ def build_rows(rows: Rows, order: Int64s, form: BatchFormat, now_ms: int) -> Ite
 
 
 def partitions_of(keys: Binary, count: int) -> NDArray[np.int32]:
-    """Where Kafka's default partitioner puts each key among so many partitions; -1 for a null key."""
+    """Return the partition of each key among `count` partitions, as int32[n], by Kafka's default partitioner.
+
+    The partition of a null key is -1.
+    """
     found = np.empty(len(keys.nulls), np.int32)
     _partition(*keys, count, found)
     return found
@@ -122,7 +126,7 @@ def _bound_rows(
     header_value_offsets: Int64s,
     bounds: Int64s,
 ) -> None:
-    """The most bytes that each record can take."""
+    """Set `bounds` to the most bytes that each record can take."""
     for row in range(len(bounds)):
         size = _FIXED_BYTES + key_offsets[row + 1] - key_offsets[row]
         size += value_offsets[row + 1] - value_offsets[row]
@@ -134,7 +138,7 @@ def _bound_rows(
 
 @kernel
 def _size(value: int) -> int:
-    """The bytes of a zigzag varint of any int64."""
+    """Return the size in bytes of the zigzag varint of any int64."""
     zigzag = np.uint64((value << 1) ^ (value >> 63))
     size = 1
     while zigzag >= np.uint64(128):
@@ -145,7 +149,7 @@ def _size(value: int) -> int:
 
 @kernel
 def _put_bytes(out: Bytes, position: int, data: Bytes, start: int, length: int) -> int:
-    """Length and bytes; a length of -1 is a null."""
+    """Write a length and that many bytes; a length of -1 is a null. Return the position after them."""
     position = put_varint(out, position, length)
     if length > 32:
         out[position : position + length] = data[start : start + length]
@@ -183,7 +187,10 @@ def _encode_rows(
     out: Bytes,
     position: int,
 ) -> tuple[int, int]:
-    """Write records (kafka-storage 2.2) until the next might pass `limit`, at least one; (how many, their end)."""
+    """Write at least one record (kafka-storage 2.2), and more until the next one might pass `limit`.
+
+    Returns (number of records, position after the last).
+    """
     base = timestamps[order[first]]
     count = 0
     for number in range(first, len(order)):
@@ -221,7 +228,7 @@ def _encode_rows(
 
 @kernel
 def _murmur2(data: Bytes, start: int, length: int) -> int:
-    """Kafka's 32-bit murmur2."""
+    """Return Kafka's 32-bit murmur2 hash of data[start : start + length]."""
     mask = np.uint64(0xFFFFFFFF)
     factor = np.uint64(0x5BD1E995)
     result = np.uint64(0x9747B28C) ^ np.uint64(length)

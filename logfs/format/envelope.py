@@ -1,10 +1,10 @@
-"""The JSON envelope of a record: one object a line, with everything that a bare value cannot tell.
+"""The JSON envelope of a record: one object a line, with all the fields of the record and its place in the log.
 
     {"topic":"orders","partition":0,"offset":7,"timestamp":1638100400000,"timestamp_type":"CreateTime",
      "key":null,"value":"hello","headers":[["h","1"]]}
 
-Text is a JSON string, bytes that are not UTF-8 are {"base64":"…"}, null is null. The text is canonical: the same
-record always gives the same bytes, so that sizes can be known without writing it.
+Text is a JSON string, bytes that are not UTF-8 are {"base64":"…"}, and null is null. The text is canonical: the
+same record always gives the same bytes, so that the size of its envelope can be computed without writing it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PARTITIONS = range(2**31)
 
 
 class Placed(NamedTuple):
-    """A record, and the place that its envelope tells; None for what it leaves out."""
+    """A record, and the place in a log that its envelope gives; None for a field that is missing."""
 
     topic: str | None
     partition: int | None
@@ -35,7 +35,7 @@ class Placed(NamedTuple):
 
 
 def prefix(partition: TopicPartition) -> bytes:
-    """What every envelope of a partition begins with, up to the digits of the offset."""
+    """Return the beginning of every envelope of a partition, up to the digits of the offset."""
     return b'{"topic":"%s","partition":%d,"offset":' % (
         partition.topic.encode(),
         partition.partition,
@@ -43,7 +43,7 @@ def prefix(partition: TopicPartition) -> bytes:
 
 
 def encode(record: Record, prefix: bytes) -> bytes:
-    """The envelope line of a record, newline included; `prefix` is its partition's."""
+    """Return the envelope line of a record, newline included. `prefix` is that of the record's partition."""
     headers = b",".join(
         b"[%s,%s]" % (text(name.encode("utf-8", "surrogateescape")), text(value))
         for name, value in record.headers
@@ -60,7 +60,7 @@ def encode(record: Record, prefix: bytes) -> bytes:
 
 
 def text(data: bytes | None) -> bytes:
-    """Bytes as JSON: a string where they are UTF-8, a base64 object where they are not, null for None."""
+    """Return bytes as JSON: a string if they are UTF-8, a base64 object if they are not, null for None."""
     if data is None:
         return b"null"
     try:
@@ -70,21 +70,24 @@ def text(data: bytes | None) -> bytes:
 
 
 def text_size(data: bytes | None) -> int:
-    """The length of `text` in bytes."""
+    """Return the length of `text` in bytes."""
     return len(text(data))
 
 
 def decode(line: bytes | memoryview) -> Record:
-    """The record of an envelope line, for an append.
+    """Return the record of an envelope line, for an append.
 
     `value` is required; `key`, `headers` and `timestamp` may be missing. `topic`, `partition`, `offset` and
-    `timestamp_type` are what the log gives and are ignored. Raises `InvalidEnvelope` with the reason.
+    `timestamp_type` are ignored, because the log assigns them. Raises `InvalidEnvelope` with the reason.
     """
     return _record(_parse(line))
 
 
 def decode_placed(line: bytes | memoryview) -> Placed:
-    """The same, with the place in a log that the record had. Raises `InvalidEnvelope` with the reason."""
+    """Return the record of an envelope line, with the place in a log that it had.
+
+    Raises `InvalidEnvelope` with the reason.
+    """
     envelope = _parse(line)
     topic = envelope.get("topic")
     if topic is not None and not isinstance(topic, str):
@@ -141,7 +144,7 @@ def _bytes(value: Any, field: str) -> bytes | None:
     if isinstance(value, dict) and value.keys() == {"base64"} and isinstance(value["base64"], str):
         try:
             return base64.b64decode(value["base64"], validate=True)
-        except ValueError as error:  # binascii.Error, or text beyond ASCII
+        except ValueError as error:  # binascii.Error, or text that is not ASCII
             raise InvalidEnvelope(f'"{field}" has bad base64: {error}') from None
     raise InvalidEnvelope(f'"{field}" is a string, null or {{"base64": "…"}}')
 

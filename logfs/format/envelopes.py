@@ -1,7 +1,8 @@
-"""Envelopes in bulk: canonical text in, columns out, with no object for a record (rule 1).
+"""Columns from the text of envelopes in bulk, with no object for a record (rule 1).
 
-What `logfs.format.text` renders is canonical: its fields stand in one order, with no blanks. All else is for
-`envelope.decode_placed`, which reads any JSON, and says what is wrong. Compiled as `logfs.format.kernels`.
+Only canonical text is read, as `logfs.format.text` renders it: its fields are in one order, with no blanks. All
+other text is left to `envelope.decode_placed`, which reads any JSON and reports errors. The loops are compiled like
+those of `logfs.format.kernels`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 _QUOTE, _BACKSLASH, _MINUS, _COMMA, _OPEN, _CLOSE = b'"\\-,[]'
 _LOWER_A, _LOWER_U, _LOWER_Z, _ZERO, _NINE, _EQUALS = b"auz09="
 
-# What a letter behind a backslash stands for; 0 for none, and for `u`.
+# The byte that a letter after a backslash stands for; 0 for `u` and for a letter without a meaning.
 _ESCAPED = np.zeros(256, np.uint8)
 for _letter, _byte in zip(b'btnfr"\\/', b'\b\t\n\f\r"\\/', strict=True):
     _ESCAPED[_letter] = _byte
@@ -46,16 +47,16 @@ for _number, _letter in enumerate(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 ):
     _BASE64[_letter] = _number
-# So many digits fit an int64, whatever they are.
+# Any number of this many digits fits an int64.
 _MOST_DIGITS = 18
-# The position behind what is not canonical.
+# The position that a loop returns for text that is not canonical.
 _BAD = -1
 
 
 class Envelopes(NamedTuple):
-    """Records of one partition as columns over `data`; as in `Columns`, a length of -1 is a null.
+    """Records of one partition as columns over `data`. As in `Columns`, a length of -1 is a null.
 
-    Record i has the headers `header_offsets`[i] to `header_offsets`[i + 1].
+    Record i has the headers from `header_offsets`[i] up to `header_offsets`[i + 1].
     """
 
     data: Bytes
@@ -73,13 +74,13 @@ class Envelopes(NamedTuple):
 
 
 def parse(lines: bytes, prefix: bytes) -> Envelopes | None:
-    """The envelopes in whole lines that all begin with `prefix`; None where any of them is not canonical."""
+    """Return the envelopes in whole `lines`; None if any of them is not canonical or does not begin with `prefix`."""
     try:
         lines.decode()
     except UnicodeDecodeError:
         return None
     count = lines.count(b"\n")
-    # Every header begins so, and perhaps more does.
+    # An upper bound: every header begins with this byte, and other text may contain it.
     headers = lines.count(b"[")
     found = Envelopes(
         data=np.empty(len(lines), np.uint8),
@@ -107,7 +108,7 @@ def parse(lines: bytes, prefix: bytes) -> Envelopes | None:
     )
 
 
-# The loops. Each gives the position behind what it has read, or _BAD.
+# The loops. Each returns the position after what it has read, or _BAD.
 
 
 @kernel
@@ -122,7 +123,7 @@ def _literal(data: Bytes, position: int, text: Bytes) -> int:
 
 @kernel
 def _integer(data: Bytes, position: int) -> tuple[int, int]:
-    """A number as JSON writes it, and the position behind it."""
+    """Read a number as JSON writes it. Return (the number, the position after it)."""
     if position < 0 or position >= len(data):
         return 0, _BAD
     negative = data[position] == _MINUS
@@ -143,7 +144,7 @@ def _integer(data: Bytes, position: int) -> tuple[int, int]:
 
 @kernel
 def _string(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, int]:
-    """The text behind a quote: (the end of its bytes in `out`, the position behind the closing quote)."""
+    """Read the text after a quote. Return (the end of its bytes in `out`, the position after the closing quote)."""
     while position < len(data):
         byte = data[position]
         if byte == _QUOTE:
@@ -157,7 +158,7 @@ def _string(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, 
             if byte == 0:
                 if data[position + 1] != _LOWER_U or position + 5 >= len(data):
                     return written, _BAD
-                # Only control characters are written so.
+                # In canonical text only control characters have this form.
                 high, low = _HEX[data[position + 4]], _HEX[data[position + 5]]
                 if data[position + 2] != _ZERO or data[position + 3] != _ZERO:
                     return written, _BAD
@@ -174,7 +175,7 @@ def _string(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, 
 
 @kernel
 def _base64(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, int]:
-    """Bytes in base64: (their end in `out`, the position behind the last group)."""
+    """Read bytes in base64. Return (their end in `out`, the position after the last group)."""
     while position + 4 <= len(data) and data[position] != _QUOTE:
         first, second = _BASE64[data[position]], _BASE64[data[position + 1]]
         third, fourth = _BASE64[data[position + 2]], _BASE64[data[position + 3]]
@@ -184,7 +185,7 @@ def _base64(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, 
         written += 1
         position += 4
         if third == _NO_DIGIT or fourth == _NO_DIGIT:
-            # Padding, which must be the end.
+            # Padding, which must end the text.
             if data[position - 1] != _EQUALS:
                 return written, _BAD
             if third == _NO_DIGIT:
@@ -199,7 +200,10 @@ def _base64(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, 
 
 @kernel
 def _field(data: Bytes, position: int, out: Bytes, written: int) -> tuple[int, int, int]:
-    """A string, bytes in base64, or null: (its length or -1, the end of its bytes in `out`, the position behind)."""
+    """Read a string, bytes in base64, or null.
+
+    Returns (the length or -1, the end of the bytes in `out`, the position after the field).
+    """
     if position < 0 or position >= len(data):
         return -1, written, _BAD
     if data[position] == _QUOTE:
@@ -232,7 +236,7 @@ def _parse(
     header_value_starts: Int64s,
     header_value_lengths: Int32s,
 ) -> int:
-    """Fill the columns; the number of headers, or _BAD."""
+    """Fill the columns. Return the number of headers, or _BAD."""
     position = written = headers = 0
     for row in range(len(offsets)):
         position = _literal(data, position, prefix)

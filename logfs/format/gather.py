@@ -1,7 +1,8 @@
-"""Fields of records, one behind the other in memory, as columnar formats lay them out.
+"""Fields of records, gathered in memory one after the other, in the layout of columnar formats.
 
-A column of bytes is int32 offsets[n + 1] into its bytes, and one bit a row, lowest first, that says whether it is not
-null. Compiled as `logfs.format.kernels`, and imported by those alone who have bulk work.
+A column of bytes has int32 offsets[n + 1] into its bytes, and a bitmap with one bit per row, lowest bit first,
+which is set if the value is not null. The loops are compiled like those of `logfs.format.kernels`. Import this
+module only for bulk work.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ _MOST_BYTES = 2**31 - 1
 
 
 class Field(NamedTuple):
-    """One field of n rows: offsets int32[n + 1] into data, and the bitmap of those that are not null."""
+    """One field of n rows: offsets int32[n + 1] into `data`, and the bitmap of the rows that are not null.
+
+    `nulls` is the number of rows that are null.
+    """
 
     offsets: NDArray[np.int32]
     data: NDArray[np.uint8]
@@ -39,7 +43,7 @@ def _gather(
     out: NDArray[np.uint8],
     validity: NDArray[np.uint8],
 ) -> int:
-    """Copy data[starts[i] : starts[i] + lengths[i]] one behind the other; the number of nulls (length -1)."""
+    """Copy each data[starts[i] : starts[i] + lengths[i]] to `out` in order. Return the number of nulls (-1)."""
     position = np.int64(0)
     nulls = 0
     offsets[0] = 0
@@ -59,7 +63,10 @@ def _gather(
 
 
 def gather(data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int32]) -> Field:
-    """The bytes at starts[i], lengths[i] of them (-1 for null), as a field; `ValueError` beyond 2 GiB in all."""
+    """Return a field with the lengths[i] bytes at starts[i] for each row i; a length of -1 is a null.
+
+    Raises `ValueError` if the values have more than 2 GiB in total.
+    """
     total = int(np.maximum(lengths, 0).sum(dtype=np.int64))
     if total > _MOST_BYTES:
         raise ValueError(f"{total} bytes do not fit in one field")
@@ -81,7 +88,7 @@ def _locate_headers(
     value_starts: NDArray[np.int64],
     value_lengths: NDArray[np.int32],
 ) -> int:
-    """Where each header's key and value lie; the number of rows whose headers are sound (kafka-storage 2.2)."""
+    """Find each header's key and value; return the number of rows before the first bad one (kafka-storage 2.2)."""
     number = 0
     for row in range(len(starts)):
         position, end = starts[row], ends[row]
@@ -102,10 +109,13 @@ def _locate_headers(
 
 
 def gather_headers(columns: Columns) -> tuple[NDArray[np.int32], Field, Field]:
-    """The headers of all rows: int32[n + 1] offsets of each row's first, all keys, all values. Raises `Corrupt`."""
+    """Return the headers of all rows: int32[n + 1] with the number of each row's first header, all keys, all values.
+
+    Raises `Corrupt` for headers that are malformed.
+    """
     counts = columns.header_counts
     total = int(counts.sum(dtype=np.int64))
-    # The shortest header has two bytes: nothing is allocated by a count that the bytes only claim.
+    # The shortest header has two bytes. The check comes before the allocation, because the counts may be false.
     if total * 2 > int((columns.header_ends - columns.header_starts).sum()):
         raise Corrupt("headers do not fit in their records")
     offsets = np.zeros(len(counts) + 1, np.int32)

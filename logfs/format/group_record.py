@@ -1,8 +1,8 @@
 """Keys and values of the records in `__consumer_offsets` (kafka-storage 12).
 
-A key is an int16 type and its fields; what its value holds goes by that type, and a null value is a tombstone.
-Offset commits (key types 0 and 1) and the metadata of classic groups (2) are read and written, all others are read;
-`group_schema` has their fields. `key_view` and `value_view` are what kafka-dump-log prints of them.
+A key is an int16 type and its fields. The type decides which fields the value has; a null value is a tombstone.
+Offset commits (key types 0 and 1) and the metadata of classic groups (2) are read and written, all others are only
+read; `group_schema` has their fields. `key_view` and `value_view` return what kafka-dump-log prints of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from logfs.format.message import Message
 
 NO_EXPIRY = -1
-# Newer brokers write version 4, which older ones cannot read.
+# Newer brokers write version 4, which older brokers cannot read.
 _WRITTEN_VERSION = 3
 _EXPIRING_VERSION = 1
 
@@ -29,21 +29,21 @@ _CONSUMER = "consumer"
 
 
 class OffsetKey(NamedTuple):
-    """Whose offset it is: the key of an offset commit."""
+    """The key of an offset commit: a group, and a partition of a topic."""
 
     group: str
     topic: str
     partition: int
 
     def encode(self) -> bytes:
-        """The key's bytes, of type 1. Raises `struct.error` for a name of more than 32767 bytes."""
+        """Return the key's bytes, of type 1. Raises `struct.error` for a name of more than 32767 bytes."""
         return group_schema.KEYS[OFFSET_COMMIT].encode(OFFSET_COMMIT, self._asdict())
 
 
 class OffsetCommit(NamedTuple):
-    """What a group committed for a partition: its value; times in ms since the epoch.
+    """The value of an offset commit: what a group committed for a partition. Times are in ms since the epoch.
 
-    `offset` is the next one to read. `leader_epoch` is -1 where unknown, `expire_timestamp` -1 for none.
+    `offset` is the next offset to read. `leader_epoch` is -1 if unknown, `expire_timestamp` is -1 for none.
     """
 
     offset: int
@@ -54,7 +54,7 @@ class OffsetCommit(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> OffsetCommit:
-        """The value of an offset commit's record."""
+        """Return the value of an offset commit from its parsed message."""
         fields = {**_COMMIT.defaults(), **message.fields}
         return cls(
             fields["offset"],
@@ -65,9 +65,9 @@ class OffsetCommit(NamedTuple):
         )
 
     def encode(self, version: int | None = None) -> bytes:
-        """The value's bytes, by default in the version that every broker reads: 3, or 1 if it expires.
+        """Return the value's bytes, by default in the version that every broker reads: 3, or 1 if the commit expires.
 
-        A version that lacks a field drops it. Raises `struct.error` for metadata of more than 32767 bytes.
+        Fields that the version lacks are dropped. Raises `struct.error` for metadata of more than 32767 bytes.
         """
         if version is None:
             expires = self.expire_timestamp != NO_EXPIRY
@@ -83,33 +83,33 @@ class OffsetCommit(NamedTuple):
 
 
 def parse_key(data: bytes) -> Message | None:
-    """A key: its type, as the version, and its fields; None for a type of a later release, which is to be skipped.
+    """Return a key: its type, as the version, and its fields; None for a type of a later release.
 
-    Raises `Corrupt` for bytes that are no key.
+    A record with a key of a later release must be skipped. Raises `Corrupt` for bytes that are not a key.
     """
     schema = group_schema.KEYS.get(parse_version(data, group_schema.KEY))
     return None if schema is None else schema.parse(data)
 
 
 def parse_value(kind: int, data: bytes) -> Message | None:
-    """The value of a record whose key has that type; None for a type of a later release.
+    """Return the value of a record whose key has the type `kind`; None for a type of a later release.
 
-    Raises `Corrupt` for bytes that are no such value, and `Unsupported` for a version of a later release.
+    Raises `Corrupt` for bytes that are not such a value, and `Unsupported` for a version of a later release.
     """
-    # Older brokers did not tie a value's version to the type of its key; the tools of newer ones do.
+    # Older brokers did not tie a value's version to the type of its key. The tools of newer brokers do.
     schema = group_schema.VALUES.get(OFFSET_COMMIT if kind == LEGACY_OFFSET_COMMIT else kind)
     return None if schema is None else schema.parse(data)
 
 
 def offset_key(key: Message) -> OffsetKey | None:
-    """Whose offset a record tells of; None if it is not an offset commit."""
+    """Return the group and partition of an offset commit; None if the key is of another type."""
     if key.version > OFFSET_COMMIT:
         return None
     return OffsetKey(key.fields["group"], key.fields["topic"], key.fields["partition"])
 
 
 def encode_group_metadata(fields: Mapping[str, Any], version: int = _WRITTEN_VERSION) -> bytes:
-    """The value of a classic group's metadata; fields that the version lacks are dropped."""
+    """Return the value of a classic group's metadata; fields that the version lacks are dropped."""
     return group_schema.VALUES[GROUP_METADATA].encode(version, fields)
 
 
@@ -117,14 +117,14 @@ def encode_group_metadata(fields: Mapping[str, Any], version: int = _WRITTEN_VER
 
 
 def key_view(key: Message) -> dict[str, Any]:
-    """A key as data for JSON: `{"type": "1", "data": {"group": "g1", "topic": "t", "partition": 3}}`."""
+    """Return a key as data for JSON: `{"type": "1", "data": {"group": "g1", "topic": "t", "partition": 3}}`."""
     return {"type": str(key.version), "data": plain(key.fields)}
 
 
 def value_view(value: Message) -> dict[str, Any]:
-    """A value as data for JSON: `{"version": "3", "data": {…}}`.
+    """Return a value as data for JSON: `{"version": "3", "data": {…}}`.
 
-    Bytes are base64, but for what a classic group's consumers told each other, which is read.
+    Bytes are base64, except the subscriptions and assignments of a classic group of consumers, which are decoded.
     """
     fields = dict(value.fields)
     if fields.get("protocolType") == _CONSUMER:
@@ -136,7 +136,10 @@ def value_view(value: Message) -> dict[str, Any]:
 
 
 def _client_view(name: str, field: Any) -> Any:
-    """A member's field, read if a client wrote it; as it is where there is nothing in it, or another format."""
+    """Return a member's field, decoded if it is in the consumer protocol.
+
+    Other fields are returned unchanged, and so are fields that are empty, malformed or of a later version.
+    """
     schema = group_schema.CONSUMER_PROTOCOL.get(name)
     if schema is None:
         return field
@@ -147,11 +150,11 @@ def _client_view(name: str, field: Any) -> Any:
     return field if message.version > schema.newest else message.fields
 
 
-# Which partition a group's records are in.
+# The partition of a group's records.
 
 
 def java_string_hash(text: str) -> int:
-    """`String.hashCode` of Java: over UTF-16 code units, a signed 32-bit number."""
+    """Return Java's `String.hashCode`: a signed 32-bit number over the UTF-16 code units."""
     data = text.encode("utf-16-be", "surrogatepass")
     found = 0
     for at in range(0, len(data), 2):
@@ -160,7 +163,7 @@ def java_string_hash(text: str) -> int:
 
 
 def coordinator_partition(group: str, partitions: int) -> int:
-    """The partition of `__consumer_offsets`, of so many, that a group's records belong in."""
+    """Return the partition of `__consumer_offsets`, out of `partitions`, for a group's records."""
     found = java_string_hash(group)
-    # Java has no abs of its least number, so Kafka takes 0 for it.
+    # The lowest int has no positive counterpart in Java, so Kafka uses 0.
     return 0 if found == -(1 << 31) else abs(found) % partitions

@@ -1,6 +1,6 @@
 """The fields of every record in `__consumer_offsets`, by key type (kafka-storage 12, and the release's own schemas).
 
-A key is an int16 type and the fields of `KEYS`, a value an int16 version and the fields of `VALUES`.
+A key is an int16 type and the fields of `KEYS`, a value is an int16 version and the fields of `VALUES`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _CLASSIC_GROUP = (
     Field("members", "[]struct", fields=_CLASSIC_MEMBER),
 )
 
-# What members of a classic group whose protocol type is `consumer` put into `subscription` and `assignment`.
+# The contents of `subscription` and `assignment` in a classic group whose protocol type is `consumer`.
 
 _OWNED = (Field("topic", "string"), Field("partitions", "[]int32"))
 CONSUMER_PROTOCOL = {
@@ -248,7 +248,7 @@ KEYS = {
 
 
 def _new(what: str, fields: Sequence[Field]) -> Schema:
-    """A value of the newer protocols: flexible from its only version on."""
+    """Return the schema of a value of the newer protocols. It has only version 0, which is flexible."""
     return Schema(what, fields, newest=0, flexible=0)
 
 

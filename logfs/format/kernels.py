@@ -1,9 +1,9 @@
-"""The loops that must run at the speed of memory, compiled by numba without the GIL.
+"""Loops that must run at the speed of memory, compiled by numba to run without the GIL.
 
-Each is one pass over bytes and numpy columns, and each has a plain Python twin that the tests hold it equal to
-(`tests/test_kernels.py`). Nothing here allocates by a length that the bytes declare: every array is made by the
-caller, by the size of what it really holds. Importing this module costs a quarter of a second, so only those who
-have bulk work import it; see `logfs.format.columns`.
+Each is one pass over bytes and numpy columns. Each has a plain Python twin, and the tests check that both give the
+same results (`tests/test_kernels.py`). No loop allocates by a length that the bytes declare: the caller makes every
+array, by the size of the data that exists. Importing this module takes a quarter of a second, so import it only for
+bulk work; see `logfs.format.columns`.
 
 Sizes and positions are bytes, int64. `data` is always a C-contiguous uint8 array.
 """
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a loop without the GIL, and keep it beside the module for the next process."""
+    """Compile a loop to run without the GIL, and cache the result beside the module for later processes."""
     compiled: Callable[..., Any]
     try:
         compiled = numba.njit(nogil=True, cache=True)(function)
     except RuntimeError:
-        # Neither this directory nor the user's cache can be written: every process compiles for itself.
+        # Neither this directory nor the user's cache is writable: every process compiles for itself.
         compiled = numba.njit(nogil=True)(function)
     return compiled
 
 
-# What decode_records answers instead of an end position when the bytes break the format (kafka-storage 2.2).
+# What decode_records returns in place of an end position if the bytes violate the format (kafka-storage 2.2).
 BAD_VARINT = -1
 BAD_LENGTH = -2
 BAD_KEY = -3
 BAD_VALUE = -4
 BAD_HEADERS = -5
 
-# Per-byte extra length in a JSON string: 1 for the two-byte escapes, 5 for \u00XX.
+# The extra length of each byte in a JSON string: 1 for the two-byte escapes, 5 for \u00XX.
 _ESCAPE = np.zeros(256, np.uint8)
 _ESCAPE[:32] = 5
 for _byte in b'\b\t\n\f\r"\\':
@@ -68,7 +68,7 @@ VALUE_FIELD = np.frombuffer(b',"value":', np.uint8)
 HEADERS_FIELD = np.frombuffer(b',"headers":[', np.uint8)
 ENVELOPE_END = np.frombuffer(b"]}\n", np.uint8)
 
-# The bytes of an envelope that every record has, whatever it holds, between prefix and newline.
+# The constant bytes of every envelope after its prefix, the newline included.
 _FIXED_SIZE = sum(
     map(
         len,
@@ -89,7 +89,7 @@ _FIXED_SIZE = sum(
 
 @kernel
 def _varint_size(value: int) -> int:
-    """The bytes of a zigzag varint of a non-negative value below 2^31."""
+    """Return the size in bytes of the zigzag varint of a non-negative value below 2^31."""
     if value < 64:
         return 1
     if value < 8192:
@@ -103,7 +103,7 @@ def _varint_size(value: int) -> int:
 
 @kernel
 def put_varint(out: Bytes, position: int, value: int) -> int:
-    """Write a zigzag varint of any int64; the position behind it."""
+    """Write the zigzag varint of any int64. Return the position after it."""
     zigzag = np.uint64((value << 1) ^ (value >> 63))
     while zigzag >= np.uint64(128):
         out[np.uint64(position)] = np.uint8((zigzag & np.uint64(127)) | np.uint64(128))
@@ -115,7 +115,10 @@ def put_varint(out: Bytes, position: int, value: int) -> int:
 
 @kernel
 def get_varint(data: Bytes, position: int, end: int, most_bytes: int) -> tuple[int, int]:
-    """A zigzag varint at a position: (value, position behind it), the latter BAD_VARINT if it is none."""
+    """Read the zigzag varint at `position`, of at most `most_bytes` bytes, which ends at or before `end`.
+
+    Returns (the value, the position after it); the position is BAD_VARINT if there is no such varint.
+    """
     result = np.uint64(0)
     shift = np.uint64(0)
     for _ in range(most_bytes):
@@ -140,7 +143,10 @@ def get_varint(data: Bytes, position: int, end: int, most_bytes: int) -> tuple[i
 
 @kernel
 def _utf8_end(data: Bytes, position: int, end: int) -> int:
-    """Where the valid UTF-8 character that starts at `position` ends, or -1; no surrogates, no overlong forms."""
+    """Return the end of the valid UTF-8 character that starts at `position`, or -1 if there is none.
+
+    Surrogates and overlong forms are not valid.
+    """
     first = data[np.uint64(position)]
     if first < 0x80:
         return position + 1
@@ -170,7 +176,7 @@ def _utf8_end(data: Bytes, position: int, end: int) -> int:
 
 @kernel
 def _string_size(data: Bytes, start: int, length: int) -> int:
-    """The bytes of [start, start + length) as JSON: a quoted string, or a base64 object, or null if length < 0."""
+    """Return the size of [start, start + length) as JSON: a quoted string, a base64 object, or null if length < 0."""
     if length < 0:
         return 4
     end = start + length
@@ -223,7 +229,7 @@ def _put_base64(out: Bytes, position: int, data: Bytes, start: int, length: int)
 
 @kernel
 def _put_string(out: Bytes, position: int, data: Bytes, start: int, length: int) -> int:
-    """Write what `_string_size` measures; the position behind it."""
+    """Write the text that `_string_size` measures. Return the position after it."""
     if length < 0:
         return _put(out, position, NULL_WORD)
     size = _string_size(data, start, length)
@@ -232,7 +238,7 @@ def _put_string(out: Bytes, position: int, data: Bytes, start: int, length: int)
         _put(out, position + 1, data[start : start + length])
         out[position + length + 1] = 34
         return position + size
-    # Only the base64 form begins with a brace; its size may equal an escaped string's, so ask again.
+    # The base64 form may be as long as an escaped string, so the size does not decide: check the UTF-8 again.
     check = start
     while check < start + length:
         check = _utf8_end(data, check, start + length)
@@ -264,13 +270,13 @@ def _put_string(out: Bytes, position: int, data: Bytes, start: int, length: int)
 
 @kernel
 def _magnitude(value: int) -> np.uint64:
-    """The absolute value of an int64. As uint64, for that of -2^63 does not fit an int64."""
+    """Return the absolute value of an int64, as uint64, because that of -2^63 does not fit an int64."""
     return np.uint64(-value) if value < 0 else np.uint64(value)
 
 
 @kernel
 def _digits(value: int) -> int:
-    """The length of an int64 in decimal, with its sign."""
+    """Return the length of an int64 in decimal, with its sign."""
     size = 2 if value < 0 else 1
     rest = _magnitude(value)
     while rest >= np.uint64(10):
@@ -281,7 +287,7 @@ def _digits(value: int) -> int:
 
 @kernel
 def _put_integer(out: Bytes, position: int, value: int) -> int:
-    """Write what `_digits` measures; the position after it."""
+    """Write the text that `_digits` measures. Return the position after it."""
     end = position + _digits(value)
     if value < 0:
         out[position] = 45
@@ -302,10 +308,10 @@ def _put_integer(out: Bytes, position: int, value: int) -> int:
 def encode_lines(
     data: Bytes, ends: Int64s, first: int, start: int, limit: int, out: Bytes, out_start: int
 ) -> tuple[int, int, int]:
-    """Encode lines as the records of one batch: no key, no headers, timestamp delta 0, offsets from 0 up.
+    """Encode lines as the records of one batch: no key, no headers, timestamp delta 0, offset deltas from 0 up.
 
-    Line i is data[end of line i-1 + 1 : ends[i]]; line `first` begins at `start`. Records are written to `out`
-    from `out_start` on, as many as leave it no longer than `limit`.
+    Line i is data[ends[i - 1] + 1 : ends[i]]; line `first` begins at `start`. Records are written to `out` from
+    `out_start` on, until the next one would end after `limit`.
 
     Returns (records written, end position in out, sum of the values' JSON sizes).
     """
@@ -360,7 +366,7 @@ def decode_records(
 ) -> int:
     """Decode `count` records of data[start:end] into rows [row, row + count) of the columns.
 
-    Returns the position behind the last record, or a negative BAD_ code (kafka-storage 2.2, read checks).
+    Returns the position after the last record, or a negative BAD_ code (kafka-storage 2.2, read checks).
     """
     position = start
     for index in range(row, row + count):
@@ -417,7 +423,7 @@ def decode_records(
 
 @kernel
 def find_record(data: Bytes, start: int, end: int, count: int, offset_delta: int) -> int:
-    """The position of the record with that offset delta, -1 if there is none, BAD_LENGTH if the bytes are bad."""
+    """Return the position of the record with `offset_delta`; -1 if there is none, BAD_LENGTH for malformed bytes."""
     position = start
     for _ in range(count):
         body, after = get_varint(data, position, end, 5)
@@ -439,7 +445,10 @@ def find_record(data: Bytes, start: int, end: int, count: int, offset_delta: int
 
 @kernel
 def skip_records(data: Bytes, start: int, end: int, count: int) -> int:
-    """The position behind the first `count` records, going by their lengths alone; BAD_LENGTH if one does not fit."""
+    """Return the position after the first `count` records, or BAD_LENGTH if one does not fit.
+
+    Only the records' lengths are read.
+    """
     position = start
     for _ in range(count):
         body, position = get_varint(data, position, end, 5)
@@ -454,7 +463,7 @@ def skip_records(data: Bytes, start: int, end: int, count: int) -> int:
 
 @kernel
 def write_values(data: Bytes, starts: Int64s, lengths: Int32s, out: Bytes, out_ends: Int64s) -> int:
-    """Write each value and a newline to `out`, note in out_ends where each ends; the bytes written."""
+    """Write each value and a newline to `out`, and their ends to `out_ends`. Return the bytes written."""
     position = 0
     for index in range(len(starts)):
         length = max(lengths[index], 0)
@@ -472,7 +481,10 @@ def write_values(data: Bytes, starts: Int64s, lengths: Int32s, out: Bytes, out_e
 
 @kernel
 def _short_varint(first: int, second: int) -> tuple[int, int]:
-    """The value and the size of a zigzag varint that begins with these bytes; size 0 if it is longer than two."""
+    """Return the value and the size of the zigzag varint that begins with these two bytes.
+
+    The size is 0 if the varint is longer than two bytes.
+    """
     zigzag = np.int64(first & 127)
     size = 1
     if first >= 128:
@@ -483,10 +495,10 @@ def _short_varint(first: int, second: int) -> tuple[int, int]:
 
 @kernel
 def _plain_value(data: Bytes, position: int) -> tuple[int, int, int]:
-    """As `_any_value`, of a record as a line becomes one: no key, and no varint longer than two bytes.
+    """Return what `_any_value` returns, for a record as made from a line: no key, no varint longer than two bytes.
 
-    The length is -1 for any other. Reads the 16 bytes from `position` on. Half the time of `_any_value`: helpers
-    that take no array and return once are free.
+    The length is -1 for any other record. Reads the 16 bytes from `position` on. It takes half the time of
+    `_any_value`, because calls of helpers that take no array and return once cost nothing.
     """
     body, size = _short_varint(data[np.uint64(position)], data[np.uint64(position + 1)])
     at = position + size
@@ -505,7 +517,10 @@ def _plain_value(data: Bytes, position: int) -> tuple[int, int, int]:
 
 @kernel
 def _any_value(data: Bytes, position: int, end: int) -> tuple[int, int, int]:
-    """Where a record's value starts, its length (0 for null), and where the record ends; BAD_LENGTH for the first."""
+    """Return the start of a record's value, its length (0 for null), and the end of the record.
+
+    The start is BAD_LENGTH if the bytes are malformed.
+    """
     body, position = get_varint(data, position, end, 5)
     record_end = position + body
     if position < 0 or body < 6 or record_end > end:
@@ -529,8 +544,8 @@ def _any_value(data: Bytes, position: int, end: int) -> tuple[int, int, int]:
 def render_lines(data: Bytes, spans: Int64s, out: Bytes) -> int:
     """Write the value and a newline of each record of several batches to `out`, straight from the encoded records.
 
-    A row of spans is what `decode_spans` takes. Returns the bytes written; BAD_LENGTH if the records break the
-    format before their values end, or do not fit in `out`.
+    `spans` has the rows that `decode_spans` takes. Returns the bytes written, or BAD_LENGTH if a record is
+    malformed before the end of its value, or if the lines do not fit in `out`.
     """
     written = 0
     room = len(out)
@@ -575,7 +590,7 @@ def envelope_sizes(
     header_counts: Int32s,
     sizes: Int64s,
 ) -> int:
-    """Measure each record's envelope line without its prefix (topic and partition); the sum of all.
+    """Measure each record's envelope line without its prefix (topic and partition). Return the sum of all.
 
     `timestamp_type` is the label of the records' type.
     """
@@ -616,7 +631,7 @@ def write_envelopes(
     out: Bytes,
     out_ends: Int64s,
 ) -> int:
-    """Write each record's envelope line to `out`, note in out_ends where each ends; the bytes written."""
+    """Write each record's envelope line to `out`, and their ends to `out_ends`. Return the bytes written."""
     position = 0
     for index in range(len(offsets)):
         position = _put(out, position, prefix)
@@ -660,7 +675,7 @@ def _big_endian(data: Bytes, position: int, size: int) -> int:
     return int(np.int64(value))
 
 
-# The columns of a row of scan_batches; those from SPAN_START on are what decode_spans takes.
+# The columns of a row of scan_batches. Those from SPAN_START on are a row of `spans` for decode_spans.
 POSITION, SIZE, CRC, ATTRIBUTES, NEXT_OFFSET, MAX_TIMESTAMP, LEADER_EPOCH = 0, 1, 2, 3, 4, 5, 6
 PRODUCER_ID = 7
 SPAN_START, SPAN_END, SPAN_COUNT, SPAN_BASE_OFFSET, SPAN_BASE_TIMESTAMP = 8, 9, 10, 11, 12
@@ -669,12 +684,16 @@ BATCH_COLUMNS = 13
 
 @kernel
 def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> tuple[int, int]:
-    """Walk the whole batches at the start of `data` by their length fields, one row of int64[BATCH_COLUMNS] each.
+    """Find the whole batches at the start of `data` by their length fields; write a row of int64[BATCH_COLUMNS] each.
 
-    Returns (their number, the position behind the last): it stops before an incomplete batch, and before one whose
-    magic is not 2 or whose offsets do not follow the last one's (`first_offset` for the first), or, with `gaps`,
-    do not increase. It also stops before a batch that has another number of records than of offsets if the bytes
-    behind it are less than a header, or begin with a smaller offset than its next one.
+    Returns (the number of batches, the position after the last). The scan stops when `rows` is full, and before a
+    batch if:
+
+    - it is incomplete, its magic is not 2, or its last offset is not valid;
+    - its base offset is not the next offset of the batch before it (`first_offset` for the first batch), or with
+      `gaps` is below that offset;
+    - it has another number of records than of offsets, and bytes follow it that are too few for a header or begin
+      with an offset below its next one.
     """
     count = 0
     position = 0
@@ -732,9 +751,10 @@ def decode_spans(
     header_ends: Int64s,
     header_counts: Int32s,
 ) -> tuple[int, int]:
-    """Decode the records of several batches, a row (start, end, count, base offset, base timestamp) each.
+    """Decode the records of several batches. A row of `spans` is (start, end, count, base offset, base timestamp).
 
-    Returns (number of the span that failed, what decode_records said of it); (len(spans), 0) if none did.
+    Returns (the number of the span that failed, the result of decode_records for it); (len(spans), 0) if none
+    failed.
     """
     first = 0
     for number in range(len(spans)):

@@ -1,15 +1,15 @@
-"""The file of a key map: where the newest record of each key is, up to some offset of a log.
+"""The file of a key map: the offset of the newest record of each key, up to some offset of a log.
 
-| bytes | what |
+| bytes | content |
 |---|---|
 | 0 to 4095 | the header below, and zeros |
 | 24 a slot | the table of `logfs.format.sieve`: hash, hash, offset + 1 with NULL_BIT; little-endian |
 | 4 a block | the CRC-32C of each 512 slots, big-endian |
 
 The header is big-endian: magic, version, isolation (0 read_uncommitted, 1 read_committed), slots, slots in use, the
-first offset that is not covered, the secret of the hash, the last batch that is (base offset, last offset, leader
-epoch, size, CRC), the CRC-32C of the block CRCs, and that of the header before it. A file is written once, under
-another name, and never changed.
+first offset that is not covered, the secret of the hash, the last batch that is covered (base offset, last offset,
+leader epoch, size, CRC), the CRC-32C of the block CRCs, and the CRC-32C of the header before it. A file is written
+once, under another name, then renamed, and never changed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CRC = struct.Struct(">I")
 
 
 class Anchor(NamedTuple):
-    """What tells a batch from any other that may come to lie at its offsets."""
+    """The fields that distinguish a batch from any other batch that may later have its offsets."""
 
     base_offset: int
     last_offset: int
@@ -50,7 +50,7 @@ class Anchor(NamedTuple):
 
 
 class TableHeader(NamedTuple):
-    """What a key map's file says of itself; `covered` is the first offset that it knows nothing of."""
+    """The header of a key map's file. `covered` is the first offset that the map does not cover."""
 
     isolation: int
     slots: int
@@ -61,7 +61,7 @@ class TableHeader(NamedTuple):
 
 
 def anchor_of(header: Header) -> Anchor:
-    """The anchor that a batch is."""
+    """Return the anchor for the batch with this header."""
     return Anchor(
         header.base_offset,
         header.last_offset,
@@ -72,7 +72,7 @@ def anchor_of(header: Header) -> Anchor:
 
 
 def format_header(header: TableHeader, crcs: bytes) -> bytes:
-    """The first bytes of the file, up to the zeros."""
+    """Return the first bytes of the file, up to the zeros. `crcs` are the CRCs of the blocks, as in the file."""
     isolation, slots, used, covered, secret, anchor = header
     head = _HEAD.pack(
         _MAGIC, _VERSION, isolation, slots, used, covered, secret, *anchor, crc32c(crcs)
@@ -81,7 +81,11 @@ def format_header(header: TableHeader, crcs: bytes) -> bytes:
 
 
 def parse_header(data: Buffer, size_bytes: int) -> TableHeader:
-    """The header of a file of that length; `Corrupt` if it is none, or of another version, or of another length."""
+    """Return the header of a key map's file of `size_bytes` bytes.
+
+    Raises `Corrupt` if the file is not a key map, is of another version, or has a wrong header CRC or another
+    length.
+    """
     view = memoryview(data)
     if len(view) < _HEAD.size + _CRC.size or view[: len(_MAGIC)] != _MAGIC:
         raise Corrupt("is no key map")
@@ -96,7 +100,10 @@ def parse_header(data: Buffer, size_bytes: int) -> TableHeader:
 
 
 def parse_crcs(head: Buffer, crcs: Buffer) -> Sequence[int]:
-    """The CRC of each block, held against the header's first bytes; `Corrupt` if they are not what was written."""
+    """Return the CRC of each block, from the bytes of the CRCs and the header's first bytes.
+
+    Raises `Corrupt` if the CRCs do not match the header.
+    """
     view = memoryview(crcs)
     if _HEAD.unpack_from(head)[-1] != crc32c(view):
         raise Corrupt("the checksum of the checksums is wrong")
@@ -104,23 +111,26 @@ def parse_crcs(head: Buffer, crcs: Buffer) -> Sequence[int]:
 
 
 def format_crcs(slots: Buffer) -> bytes:
-    """The CRC of each block of a table's bytes."""
+    """Return the CRC of each block of a table's bytes, as in the file."""
     view = memoryview(slots)
     crcs = [crc32c(view[at : at + BLOCK_BYTES]) for at in range(0, len(view), BLOCK_BYTES)]
     return struct.pack(f">{len(crcs)}I", *crcs)
 
 
 def check_block(data: Buffer, crc: int) -> None:
-    """Raise `Corrupt` unless a block is what was written."""
+    """Raise `Corrupt` unless the bytes of a block match its CRC."""
     if crc32c(data) != crc:
         raise Corrupt("the checksum of a block is wrong")
 
 
 def slots_for(keys: int) -> int:
-    """How many slots a table of so many keys has: a third or more stay empty, and the last block is whole."""
+    """Return the number of slots of a table for `keys` keys.
+
+    A third or more of the slots stay empty, and the last block is whole.
+    """
     return (keys * 3 // 2 // BLOCK_SLOTS + 1) * BLOCK_SLOTS
 
 
 def file_bytes(slots: int) -> int:
-    """The length of the file of a table of so many slots."""
+    """Return the length in bytes of the file of a table with that many slots."""
     return HEADER_BYTES + slots * SLOT_BYTES + 4 * (slots // BLOCK_SLOTS)

@@ -1,8 +1,9 @@
 """Messages of magic 0 and 1, as Kafka wrote them before there were record batches (kafka-storage 2.7): read, never
 written.
 
-A message is a batch of itself, or a wrapper, whose value unpacks to further messages. `LegacyBatch` gives both the
-header that a batch of magic 2 would have, so that above `format` nobody has to tell old from new.
+A message is a batch by itself, or a wrapper, whose value decompresses to further messages. `LegacyBatch` gives both
+the header that a batch of magic 2 would have, so that code above `format` does not have to distinguish old and new
+batches.
 """
 
 from __future__ import annotations
@@ -40,20 +41,20 @@ MAGICS = (0, 1)
 _HEAD = struct.Struct(">qiIbb")
 _TIMESTAMP = struct.Struct(">q")
 _LENGTH = struct.Struct(">i")
-# Of either magic, what a message takes at least behind its length, and which attributes mean something.
+# For magic 0 and 1: the fewest bytes after a message's size field, and the attribute bits that have a meaning.
 _LEAST = (14, 22)
 _ATTRIBUTES = (CODEC_MASK, CODEC_MASK | LOG_APPEND_TIME_BIT)
 
-# A wrapper of more is refused: as objects they would take gigabytes.
+# A wrapper with more messages is refused: as objects they would take gigabytes.
 _MOST_MESSAGES = 1_000_000
 
 SMALLEST_BYTES = LENGTH_OVERHEAD + _LEAST[0]
 
 
 class Message(NamedTuple):
-    """One message, and where in its buffer key and value lie; a length is -1 for null.
+    """One message, and the positions of its key and value in its buffer; a length of -1 is a null.
 
-    Timestamp in ms, -1 in magic 0. `is_valid` tells whether the CRC, a plain CRC-32, matches.
+    `timestamp` is in ms, -1 in magic 0. `is_valid` is whether the CRC, a plain CRC-32, matches.
     """
 
     offset: int
@@ -70,7 +71,11 @@ class Message(NamedTuple):
 
 
 def parse_message(data: bytes | memoryview, position: int = 0) -> Message:
-    """The message at a position; `Corrupt` unless it is there whole and is just as long as its fields."""
+    """Return the message at `position`.
+
+    Raises `Corrupt` if the message is incomplete, has a magic other than 0 and 1, or is not exactly as long as its
+    fields.
+    """
     left = len(data) - position - LENGTH_OVERHEAD
     if left < _LEAST[0]:
         raise Corrupt(f"{len(data) - position} bytes are no message")
@@ -96,7 +101,10 @@ def parse_message(data: bytes | memoryview, position: int = 0) -> Message:
 
 
 def _field(data: bytes | memoryview, position: int, end: int) -> tuple[int, int, int]:
-    """Start and length of a key or a value, and the position behind it."""
+    """Return the start and the length of the key or value at `position`, and the position after it.
+
+    Raises `Corrupt` if it does not fit.
+    """
     start = position + _LENGTH.size
     if start <= end:
         (length,) = _LENGTH.unpack_from(data, position)
@@ -107,9 +115,10 @@ def _field(data: bytes | memoryview, position: int, end: int) -> tuple[int, int,
 
 @dataclass(frozen=True)
 class LegacyBatch(Batch):
-    """A message, or a wrapper with its messages: `messages` lie in `unpacked`, with their offsets in the log.
+    """A message, or a wrapper with its messages. `messages` lie in `unpacked`, and have their offsets in the log.
 
-    It is whole and valid: `parse` makes no other, for without its messages a wrapper's base offset is not known.
+    A `LegacyBatch` is always whole and valid. `parse` refuses any other, because without its messages the base
+    offset of a wrapper is unknown.
     """
 
     unpacked: bytes | memoryview
@@ -117,10 +126,11 @@ class LegacyBatch(Batch):
 
     @classmethod
     def parse(cls, data: bytes | bytearray | memoryview, position: int = 0) -> LegacyBatch:
-        """The batch at a position of a buffer that holds it whole.
+        """Return the batch at `position` of a buffer.
 
-        Raises `Corrupt` if it does not, for a CRC that does not match, and for a wrapper that does not hold one
-        message at least, of its own magic and without a codec, or whose messages' offsets do not rise.
+        Raises `Corrupt` if the buffer does not hold all of it, and if its CRC does not match. Also raises `Corrupt`
+        for a wrapper without messages, or with a message that is not valid, has another magic or a codec, or whose
+        offset does not rise.
         """
         view = memoryview(data)[position:].toreadonly()
         outer = parse_message(view)
@@ -136,11 +146,11 @@ class LegacyBatch(Batch):
 
     @property
     def is_valid(self) -> bool:
-        """Always, by `parse`."""
+        """Always True, because `parse` refuses other batches."""
         return True
 
     def records(self) -> Iterator[Record]:
-        """The records in offset order."""
+        """Yield the records in offset order."""
         for message in self.messages:
             yield Record(
                 self._field(message.value_start, message.value_length),
@@ -155,7 +165,7 @@ class LegacyBatch(Batch):
         return None if length < 0 else bytes(self.unpacked[start : start + length])
 
     def columns(self) -> Columns:
-        """The records as columns over `unpacked`."""
+        """Return the records as columns over `unpacked`."""
         import numpy as np
 
         from logfs.format.columns import Columns
@@ -177,24 +187,27 @@ class LegacyBatch(Batch):
         )
 
     def record_at(self, offset: int) -> Record | None:
-        """The record with that offset, or None if compaction took it."""
+        """Return the record with that offset; None if the batch has none, as after compaction."""
         return next((record for record in self.records() if record.offset == offset), None)
 
 
 def parse_batch(data: bytes | bytearray | memoryview, position: int = 0) -> Batch:
-    """The batch of any magic at a position of a buffer that holds it whole; `Corrupt` as the `parse` of its kind."""
+    """Return the batch of any magic at `position` of a buffer that holds all of it.
+
+    Raises `Corrupt` as `Batch.parse` or `LegacyBatch.parse` does.
+    """
     kind = LegacyBatch if is_legacy(data, position) else Batch
     return kind.parse(data, position)
 
 
 def is_legacy(data: bytes | bytearray | memoryview, position: int = 0) -> bool:
-    """Whether what begins at a position has magic 0 or 1, which is where that of a batch is."""
+    """Whether the data at `position` has magic 0 or 1. The magic is at the same place in messages and batches."""
     at = position + MAGIC_AT
     return at < len(data) and data[at] in MAGICS
 
 
 def _unpack(outer: Message, data: memoryview) -> bytes:
-    """The messages' bytes in a wrapper."""
+    """Return the decompressed bytes of the messages in a wrapper."""
     number = outer.attributes & CODEC_MASK
     if number > Codec.LZ4:
         raise Corrupt(f"message {outer.offset}: magic {outer.magic} has no codec {number}")
@@ -222,10 +235,11 @@ def _inner_messages(outer: Message, unpacked: bytes) -> Iterator[Message]:
 
 
 def _settle(outer: Message, inner: list[Message]) -> tuple[Message, ...]:
-    """A wrapper's messages with their offsets in the log, and with the log's timestamp if it gave one.
+    """Return a wrapper's messages with their offsets in the log, and with the wrapper's timestamp if the log set it.
 
-    A wrapper's own offset is that of its last message, unless it is 0, for then no broker has given it one. In
-    magic 1 its messages' offsets count from the first that it was made with.
+    A wrapper's own offset is that of its last message. If it is 0, no broker has assigned it, and the messages keep
+    their offsets. In magic 1 the offsets of the messages count from the first message that the wrapper was built
+    with. Raises `Corrupt` if the offsets do not rise or do not fit the wrapper, and for a wrapper without messages.
     """
     if not inner:
         raise Corrupt(f"message {outer.offset}: a wrapper without messages")

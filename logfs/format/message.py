@@ -1,8 +1,9 @@
-"""Kafka's generated messages, by tables of their fields: what is in a key or value of an internal topic.
+"""Kafka's generated messages, described by tables of their fields: the keys and values of internal topics.
 
 A message is a version (int16) and its fields (kafka-storage 12). Strings have an int16 length, bytes and arrays an
-int32 one, -1 for null. In a flexible version lengths are unsigned varints, one more than the length, 0 for null; and
-each struct ends with tagged fields. Names and order are Kafka's: what is read is also what its tools print as JSON.
+int32 length; -1 is null. In a flexible version a length is an unsigned varint of the length plus one, 0 for null,
+and each struct ends with tagged fields. The names and the order of the fields are Kafka's, so a parsed message
+equals the JSON that Kafka's tools print.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ _UUID_BYTES = 16
 
 
 class Field(NamedTuple):
-    """One field. `type` is an integer's, `string`, `bytes`, `uuid` or `struct`, with `[]` in front for an array.
+    """One field of a message.
 
-    `fields` are a struct's. Versions `first` to `last` have it; a `tag` of 0 or more makes it a tagged field, which
-    is left out where it has its default, by who writes it and by who reads it. `default` stands for it in other
-    versions.
+    `type` is the name of an integer type, `string`, `bytes`, `uuid` or `struct`, with `[]` in front for an array.
+    `fields` are those of a struct. Versions `first` to `last` have the field; in other versions its value is
+    `default`. A `tag` of 0 or more makes it a tagged field, which is left out if it has its default, both in the
+    bytes and in a parsed message.
     """
 
     name: str
@@ -51,7 +53,10 @@ class Field(NamedTuple):
 
 
 class Malformed(Corrupt):
-    """Bytes that are no such message; `reason` has the words that Kafka has for it, or `null`, where it has none."""
+    """Raised for bytes that are not a valid message.
+
+    `reason` is Kafka's text for the error, or `null` where Kafka has none.
+    """
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
@@ -59,9 +64,9 @@ class Malformed(Corrupt):
 
 
 class Message(NamedTuple):
-    """A parsed message: its version (of a key: its type), and its fields by Kafka's names.
+    """A parsed message: its version (for a key: its type), and its fields by Kafka's names.
 
-    A field is an int, str, bytes, UUID, None, a mapping of fields, or a list of such.
+    A field is an int, str, bytes, UUID, None, a mapping of fields, or a list of these.
     """
 
     version: int
@@ -69,7 +74,7 @@ class Message(NamedTuple):
 
 
 class Schema(NamedTuple):
-    """The fields of a message, its newest version, and the first that is flexible."""
+    """The fields of a message, its newest version, and its first flexible version. `what` names it in errors."""
 
     what: str
     fields: Sequence[Field]
@@ -77,7 +82,10 @@ class Schema(NamedTuple):
     flexible: int = NEVER_FLEXIBLE
 
     def parse(self, data: bytes) -> Message:
-        """Read a message, all of it. Raises `Corrupt`, and `Unsupported` for a version of a later release."""
+        """Parse a message that takes all of `data`.
+
+        Raises `Corrupt` if it is malformed, and `Unsupported` for a version of a later release.
+        """
         version = parse_version(data, self.what)
         if version < 0:
             raise Corrupt(f"{self.what}: there is no version {version}")
@@ -87,10 +95,10 @@ class Schema(NamedTuple):
         return Message(version, reader.all(self.fields))
 
     def parse_leniently(self, data: bytes) -> Message:
-        """Read a message as Kafka's tools do. Raises `Malformed`.
+        """Parse a message as Kafka's tools do. Raises `Malformed`.
 
-        A version that is not known is read as the next that is, what follows the last field is ignored, and text that
-        is not UTF-8 has surrogate escapes.
+        An unknown version is read as the nearest known one, bytes after the last field are ignored, and text that
+        is not UTF-8 is decoded with surrogate escapes. The result has the version that is in `data`.
         """
         version = parse_version(data, self.what)
         known = min(max(version, 0), self.newest)
@@ -98,7 +106,7 @@ class Schema(NamedTuple):
         return Message(version, reader.members(self.fields))
 
     def encode(self, version: int, values: Mapping[str, Any]) -> bytes:
-        """A message's bytes; values that the version lacks are left out.
+        """Return a message's bytes; values of fields that the version lacks are left out.
 
         Raises `struct.error` for a value that does not fit its type.
         """
@@ -106,12 +114,12 @@ class Schema(NamedTuple):
         return _INT16.pack(version) + _encode_struct(self.fields, version, values, flexible)
 
     def defaults(self) -> dict[str, Any]:
-        """What stands for each field in versions that lack it."""
+        """Return the value of each field in versions that lack it, by name."""
         return {field.name: field.default for field in self.fields}
 
 
 def parse_version(data: bytes, what: str) -> int:
-    """The version, or a key's type, that a message begins with. Raises `Malformed`."""
+    """Return the version of a message, or the type of a key. Raises `Malformed` if `data` is too short."""
     if len(data) < _INT16.size:
         raise Malformed(f"{what}: {len(data)} bytes are too few", "null")
     (version,) = _INT16.unpack_from(data)
@@ -119,7 +127,7 @@ def parse_version(data: bytes, what: str) -> int:
 
 
 def plain(value: Any) -> Any:
-    """Fields as data for JSON: bytes as base64, UUIDs as Kafka prints them."""
+    """Return fields as data for JSON: bytes as base64, UUIDs as Kafka prints them."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, uuid.UUID):
@@ -130,7 +138,7 @@ def plain(value: Any) -> Any:
 
 
 class _Reader:
-    """Reads fields one after the other; `Corrupt` where they do not fit the bytes."""
+    """Reads the fields of a message in order. Its methods raise `Corrupt` if the fields do not fit the bytes."""
 
     def __init__(
         self, data: bytes, what: str, version: int, *, flexible: bool, strict: bool = True
@@ -143,7 +151,7 @@ class _Reader:
         self._position = _INT16.size
 
     def all(self, fields: Sequence[Field]) -> dict[str, Any]:
-        """All fields, and nothing behind them."""
+        """Read all fields. Raises `Corrupt` if bytes follow them."""
         found = self.members(fields)
         left = len(self._data) - self._position
         if left:
@@ -151,7 +159,7 @@ class _Reader:
         return found
 
     def members(self, fields: Sequence[Field]) -> dict[str, Any]:
-        """The fields that the version has, by name."""
+        """Read the fields that the version has, and return them by name, without tagged fields of default value."""
         here = [field for field in fields if field.first <= self._version <= field.last]
         found = {field.name: self._field(field) for field in here if field.tag < 0}
         if self._flexible:
@@ -164,7 +172,7 @@ class _Reader:
         return found
 
     def _tagged(self, fields: Mapping[int, Field]) -> Iterator[tuple[str, Any]]:
-        """The tagged fields that are there; those of a later release are stepped over."""
+        """Yield the tagged fields that are present; those of a later release are skipped."""
         for _ in range(self._varint()):
             field, size = fields.get(self._varint()), self._varint()
             end = self._position + size
@@ -195,7 +203,7 @@ class _Reader:
         if kind == "uuid":
             return uuid.UUID(bytes=self._take(_UUID_BYTES))
         if kind == "struct":
-            # Only what may be null has a byte that tells whether it is.
+            # Only a nullable struct begins with a byte for whether it is null.
             there = not field.nullable or self._integer(_INT8) > 0
             return self.members(field.fields) if there else None
         size = self._length(field, _INT16 if kind == "string" else _INT32)

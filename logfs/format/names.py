@@ -19,10 +19,10 @@ TEXT_INDEX = ".textindex"
 SNAPSHOT = ".snapshot"
 SEGMENT_FILES = (LOG, OFFSET_INDEX, TIME_INDEX, TXN_INDEX, TEXT_INDEX)
 """Those of one segment."""
-# A position is an int32 in the indexes, and Kafka opens no .log that is longer (kafka-storage 1.1).
+# A position is an int32 in the indexes, and Kafka does not open a .log that is longer (kafka-storage 1.1).
 MAX_SEGMENT_BYTES = 2**31 - 1
 
-# Ours, too, and one for each isolation level: where the newest record of each key is (`logfs.log.key_map`).
+# Files of logfs alone, one for each isolation level: the newest record of each key (`logfs.log.key_map`).
 KEY_MAP = "logfs.keys"
 COMMITTED_KEY_MAP = "logfs.keys.committed"
 
@@ -37,26 +37,26 @@ STEM_DIGITS = 20
 TOPIC_LENGTH = 249
 FILE_NAME_LENGTH = 255
 
-# Leading zeros stay out of the group, so that `int` is given few digits, however long the name.
+# The group excludes leading zeros, so that `int` gets few digits, however long the name is.
 STEM = re.compile(r"([+-]?)0*([0-9]{1,19})")
 PARTITION = re.compile(r"0|[1-9][0-9]{0,9}")
 NOT_IN_TOPIC = re.compile(r"[^a-zA-Z0-9._-]")
 
 
 class TopicPartition(NamedTuple):
-    """One partition of a topic: a plain value, whose names the functions below judge."""
+    """One partition of a topic: a plain value. The functions below check its topic and its number."""
 
     topic: str
     partition: int
 
     @property
     def directory(self) -> str:
-        """The name of the partition's directory, `orders-0`."""
+        """The name of the partition's directory, such as `orders-0`."""
         return f"{self.topic}-{self.partition}"
 
 
 class DirectoryKind(enum.Enum):
-    """What a partition directory is for; the value is the end of its name (kafka-storage 1.2)."""
+    """The purpose of a partition directory. The value is the suffix of its name (kafka-storage 1.2)."""
 
     NORMAL = ""
     DELETED = "-delete"
@@ -65,7 +65,7 @@ class DirectoryKind(enum.Enum):
 
 
 def stem(offset: int) -> str:
-    """The numeric part of a file's name: the offset as 20 digits.
+    """Return the numeric part of a file's name: the offset as 20 digits.
 
     Raises `InvalidName` unless the offset is in 0..2^63-1.
     """
@@ -75,9 +75,9 @@ def stem(offset: int) -> str:
 
 
 def parse_stem(name: str) -> int:
-    """The offset that a file's name begins with: everything before the first dot, padded or not.
+    """Return the offset at the beginning of a file's name: everything before the first dot, padded or not.
 
-    A signed 64-bit decimal as in Kafka, so a negative one is returned too. Raises `InvalidName` for
+    As in Kafka it is a signed 64-bit decimal, so a negative offset is returned too. Raises `InvalidName` for
     anything else.
     """
     digits, _, _ = name.partition(".")
@@ -114,13 +114,11 @@ def check_partition(number: int) -> None:
 
 
 def parse_directory(name: str) -> TopicPartition:
-    """The partition whose directory is called `name`, split at the last dash.
+    """Return the partition whose directory is called `name`. The name is split at the last dash.
 
-    Only the canonical name is accepted, the one that `TopicPartition.directory` gives back. Java
-    would read `orders-01`, `orders-+1` and other scripts' digits as partition 1 too; then two
-    directories could claim to be one partition.
-
-    Raises `InvalidName`.
+    Only the canonical name is accepted, which is the one that `TopicPartition.directory` returns. Java would also
+    read `orders-01`, `orders-+1` and digits of other scripts as partition 1, so two directories could claim to be
+    one partition. Raises `InvalidName` for any other name.
     """
     topic, dash, number = name.rpartition("-")
     if not dash:
@@ -137,36 +135,37 @@ def parse_directory(name: str) -> TopicPartition:
 
 
 def deleted_directory(partition: TopicPartition, uuid_hex: str) -> str:
-    """The name that a partition's directory gets when it is scheduled for deletion.
+    """Return the name that a partition's directory gets when it is scheduled for deletion.
 
-    `uuid_hex` is a random UUID as 32 hex digits, so that a topic can be deleted, made and deleted
-    again. The topic is cut where the whole would pass 255 characters, the longest name that
-    filesystems allow.
+    `uuid_hex` is a random UUID as 32 hex digits, so that a topic can be deleted, created and deleted again. The
+    topic is cut if the name would exceed 255 characters, the longest that filesystems allow.
     """
     end = f"-{partition.partition}.{uuid_hex}{DirectoryKind.DELETED.value}"
     return partition.topic[: FILE_NAME_LENGTH - len(end)] + end
 
 
 def future_directory(partition: TopicPartition, uuid_hex: str) -> str:
-    """The name of a copy that is to take a partition's place in another log directory. Never cut, as in Kafka."""
+    """Return the name of a copy of a partition, in another log directory, that will replace the partition.
+
+    The name is never cut, as in Kafka.
+    """
     return f"{partition.directory}.{uuid_hex}{DirectoryKind.FUTURE.value}"
 
 
 def stray_directory(future: str) -> str:
-    """The name that the original gets when the copy in the directory called `future` takes its place."""
+    """Return the name that the original gets when the copy in the directory `future` replaces it."""
     return future.removesuffix(DirectoryKind.FUTURE.value) + DirectoryKind.STRAY.value
 
 
 def unique_part(directory: str) -> str:
-    """What tells the directory of a move or a deletion from others of that partition: the UUID in its name."""
+    """Return the UUID in a directory's name, which identifies its move or deletion among others of the partition."""
     return directory.rpartition(".")[2].partition("-")[0]
 
 
 def classify_directory(name: str) -> tuple[DirectoryKind, TopicPartition]:
-    """What the partition directory called `name` is for, and its partition.
+    """Return the purpose and the partition of the partition directory called `name`.
 
-    For a deleted or stray directory the topic may be cut short; see `deleted_directory`. Raises
-    `InvalidName`.
+    The topic of a deleted or stray directory may be cut; see `deleted_directory`. Raises `InvalidName`.
     """
     for kind in (DirectoryKind.DELETED, DirectoryKind.FUTURE, DirectoryKind.STRAY):
         if name.endswith(kind.value):
@@ -177,17 +176,18 @@ def classify_directory(name: str) -> tuple[DirectoryKind, TopicPartition]:
     return DirectoryKind.NORMAL, parse_directory(name)
 
 
-# Bytes as file names: a group's, a key's.
+# File names for bytes, such as groups and keys.
 
 PERCENT = re.compile(rb"[/%\0]|[^\0-\x7f]+")
 ESCAPE = re.compile(rb"%([0-9A-F]{2})")
 
 
 def file_name(data: bytes, reserved: tuple[str, ...] = ()) -> str:
-    """A file's name that stands for any bytes, each of its own: text stays as it is, the rest is percent-encoded.
+    """Return a file name for any bytes, a different one for each: text stays as it is, the rest is percent-encoded.
 
-    Encoded (`%2F`) are `/`, NUL, `%`, a dot in front, what is not UTF-8, and the dot of an end that is in `reserved`
-    (`.lag`), which is kept for files beside this one. No bytes at all are a lone `%`.
+    `/` (as `%2F`), NUL, `%`, a leading dot, and bytes that are not UTF-8 are encoded. `reserved` are endings, such
+    as `.lag`, that other files beside this one have; if the name has such an ending, the dot of the ending is
+    encoded too. Empty bytes become a lone `%`.
     """
     name = PERCENT.sub(_percent, data).decode()
     if name.startswith("."):
@@ -199,11 +199,11 @@ def file_name(data: bytes, reserved: tuple[str, ...] = ()) -> str:
 
 
 def parse_file_name(name: str, reserved: tuple[str, ...] = ()) -> bytes | None:
-    """The bytes that a name of `file_name` stands for; None for a name that it does not give."""
+    """Return the bytes for which `file_name` returns `name`; None if there are none."""
     try:
         data = ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), name.encode())
     except UnicodeEncodeError:
-        # Bytes that are not UTF-8 would be encoded.
+        # `file_name` encodes bytes that are not UTF-8.
         return None
     data = b"" if name == "%" else data
     return data if file_name(data, reserved) == name else None

@@ -1,4 +1,4 @@
-"""One record, as a value and as bytes (kafka-storage 2.2). Many at once are `columns`."""
+"""A single record, as a value and as bytes (kafka-storage 2.2). `columns` handles many records at once."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 NO_TIMESTAMP = -1
 
-# length, attributes, timestamp delta, offset delta, key length, value length, header count: a byte each.
+# length, attributes, timestamp delta, offset delta, key length, value length, header count: one byte each.
 SMALLEST_RECORD = 7
-# A batch of more is refused: decoded, and as text, it would take gigabytes, though it unpacks to less than the limit
-# of `compression`. No producer sends so many.
+# A batch with more records is refused. Decoded, or as text, it would take gigabytes, even if it decompresses to less
+# than the limit of `compression`. No producer sends that many.
 MOST_RECORDS = 4_000_000
 
 
 class TimestampType(enum.IntEnum):
-    """What a record's timestamp means: attribute bit 3 of a batch, or that messages of magic 0 have none."""
+    """The meaning of a record's timestamp: attribute bit 3 of a batch, or none in messages of magic 0."""
 
     NO_TIMESTAMP_TYPE = -1
     CREATE_TIME = 0
@@ -30,7 +30,7 @@ class TimestampType(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """Kafka's word for it: `CreateTime`, `LogAppendTime` or `NoTimestampType`."""
+        """Kafka's name of the type: `CreateTime`, `LogAppendTime` or `NoTimestampType`."""
         return _LABELS[self]
 
 
@@ -39,11 +39,11 @@ _LABELS = ("CreateTime", "LogAppendTime", "NoTimestampType")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record, to append or as it was read.
+    """A record: one to append, or one that was read.
 
-    `value` and `key` are bytes or None (null); a null value is a tombstone. `headers` are ordered pairs of a
-    name and bytes or None; a name may repeat. `timestamp` is in ms since the epoch, -1 for none, and None in a
-    record to append asks for the time of the append. `offset` is -1 until the log has given one.
+    `value` and `key` are bytes or None (null); a null value is a tombstone. `headers` are ordered pairs of a name
+    and bytes or None; a name may occur more than once. `timestamp` is in ms since the epoch, -1 for none; None in a
+    record to append requests the time of the append. `offset` is -1 until the log has assigned one.
     """
 
     value: bytes | None
@@ -55,7 +55,10 @@ class Record:
 
 
 def as_record(item: object) -> Record:
-    """A record as it is; bytes become a record with that value. Anything else raises `TypeError`."""
+    """Return a `Record` unchanged, and bytes as a record with that value.
+
+    Raises `TypeError` for anything else.
+    """
     if isinstance(item, bytes):
         return Record(item)
     if isinstance(item, Record):
@@ -64,7 +67,7 @@ def as_record(item: object) -> Record:
 
 
 def encode_record(record: Record, *, offset_delta: int, timestamp_delta: int) -> bytes:
-    """The bytes of a record inside its batch."""
+    """Return the bytes of a record inside its batch."""
     body = bytearray(1)
     body += varint.encode(varint.wrap(timestamp_delta))
     body += varint.encode(offset_delta)
@@ -80,9 +83,9 @@ def encode_record(record: Record, *, offset_delta: int, timestamp_delta: int) ->
 def decode_record(
     data: bytes | memoryview, position: int, *, base_offset: int, base_timestamp: int
 ) -> tuple[Record, int]:
-    """The record at a position of a batch's records, and the position behind it.
+    """Return the record at `position` among a batch's records, and the position after it.
 
-    Raises `Corrupt` where the bytes fail one of the read checks of kafka-storage 2.2.
+    Raises `Corrupt` if the bytes fail one of the read checks of kafka-storage 2.2.
     """
     size, position = varint.decode(data, position)
     end = position + size
@@ -107,7 +110,10 @@ def decode_record(
 
 
 def find_record(data: bytes | memoryview, count: int, offset_delta: int) -> int | None:
-    """The position of the record with that offset delta among a batch's records; None if there is none."""
+    """Return the position of the record with `offset_delta` among the records of a batch; None if there is none.
+
+    Raises `Corrupt` if the records before it are malformed.
+    """
     position = 0
     for _ in range(count):
         size, start = varint.decode(data, position)
@@ -123,7 +129,10 @@ def find_record(data: bytes | memoryview, count: int, offset_delta: int) -> int 
 
 
 def skip_records(data: bytes | memoryview, count: int) -> int:
-    """The position behind the first `count` records of a batch, going by their lengths alone."""
+    """Return the position after the first `count` records of a batch. Only the records' lengths are read.
+
+    Raises `Corrupt` if a record does not fit.
+    """
     position = 0
     for _ in range(count):
         size, position = varint.decode(data, position)
@@ -136,7 +145,10 @@ def skip_records(data: bytes | memoryview, count: int) -> int:
 def decode_headers(
     data: bytes | memoryview, position: int
 ) -> tuple[Sequence[tuple[str, bytes | None]], int]:
-    """The headers at a position, their count first, and the position behind them."""
+    """Return the headers at `position`, which begin with their count, and the position after them.
+
+    Raises `Corrupt` if they are malformed.
+    """
     count, position = varint.decode(data, position)
     if count == 0:
         return (), position
@@ -155,7 +167,7 @@ def decode_headers(
 def decode_records(
     data: bytes | memoryview, count: int, *, base_offset: int, base_timestamp: int
 ) -> Iterator[Record]:
-    """The `count` records of a batch, one by one; `Corrupt` if the bytes hold more or fewer."""
+    """Yield the `count` records of a batch. Raises `Corrupt` if the bytes hold more or fewer."""
     position = 0
     for number in range(count):
         record, position = decode_record(

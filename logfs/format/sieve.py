@@ -1,13 +1,13 @@
-"""The compiled loops of compaction and of key maps: where each key was seen last, which records survive, the batches
-they make.
+"""The compiled loops of compaction and of key maps: the newest offset of each key, the records that survive, and the
+batches that they make.
 
-As the loops of `logfs.format.kernels`: each is one pass without the GIL, allocates nothing, and has a plain twin in
-the tests (`tests/test_offset_map.py`, `tests/test_cleaner.py`). The rules are those of kafka-storage 8.2 to 8.7.
+As in `logfs.format.kernels`, each loop is one pass without the GIL, allocates nothing, and has a plain twin in the
+tests (`tests/test_offset_map.py`, `tests/test_cleaner.py`). The rules are those of kafka-storage 8.2 to 8.7.
 
-A row of `spans` is what `kernels.decode_spans` takes: start, end, record count, base offset, base timestamp.
-`slots` is uint64[n, 3], an open-addressing table of (hash, hash, offset + 1), where 0 means an empty slot; at least
-one is always empty. A key map also sets NULL_BIT of the last word where the newest value is null. `secret` is
-uint64[2]. `scratch` is uint64[n, 4]: see `SCRATCH_SHAPE`.
+A row of `spans` is as in `kernels.decode_spans`: start, end, record count, base offset, base timestamp. `slots`
+is uint64[n, 3], an open-addressing table of (hash, hash, offset + 1), where a last word of 0 means an empty slot;
+at least one slot is always empty. A key map also sets NULL_BIT of the last word if the newest value is null.
+`secret` is uint64[2]. `scratch` is uint64[n, 4]: see `SCRATCH_SHAPE`.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ if TYPE_CHECKING:
     UInt64s = NDArray[np.uint64]
 
 GOOD = 0
-# What put_keys says of a key that found no room.
+# What put_keys returns if there is no room for a key.
 FULL = 1
 
-# Of a slot's last word: the newest record of the key has no value. No offset + 1 reaches it.
+# In a slot's last word: the value of the key's newest record is null. No offset + 1 is as large.
 NULL_BIT = 1 << 63
 
-# What becomes of the records of a batch: none stays, all stay, those with a newer value go (and, with EXPIRED, also
-# those whose value is null).
+# The verdict on the records of a batch: none stays, all stay, or the newest of each key stay (with EXPIRED, only if
+# their value is not null).
 DROP, KEEP, SIFT, SIFT_EXPIRED = 0, 1, 2, 3
 
-# What becomes of a batch: nothing is left, its bytes as they are, its bare header, or what survives of it.
+# What is written of a batch: nothing, its bytes unchanged, its header alone, or the header and the survivors.
 GONE, COPIED, EMPTIED, FILTERED = 0, 1, 2, 3
 
-# Room for the hashes of so many records: few enough to stay in the nearest cache.
+# Room for the hashes of 128 records, which is small enough to stay in the nearest cache.
 SCRATCH_SHAPE = (128, 4)
 
-# The most that a rewritten record grows by: a longer timestamp delta, and a longer length for that.
+# The most bytes by which a rewritten record grows: a longer timestamp delta, and therefore a longer length.
 GROWTH = 16
 
 
-# SipHash-2-4 with 128 bits, of Aumasson and Bernstein: nobody who does not know the secret can make keys collide.
+# SipHash-2-4 with 128 bits, by Aumasson and Bernstein: without the secret, keys cannot be made to collide.
 
 
 @kernel
@@ -94,7 +94,7 @@ def _little_endian(data: Bytes, position: int, size: int) -> np.uint64:
 
 @kernel
 def hash_key(data: Bytes, start: int, length: int, secret: UInt64s) -> tuple[np.uint64, np.uint64]:
-    """The 128-bit hash of data[start : start + length], as two little-endian words."""
+    """Return the 128-bit hash of data[start : start + length], as two little-endian words."""
     v0 = secret[0] ^ np.uint64(0x736F6D6570736575)
     v1 = secret[1] ^ np.uint64(0x646F72616E646F6D) ^ np.uint64(0xEE)
     v2 = secret[0] ^ np.uint64(0x6C7967656E657261)
@@ -125,7 +125,7 @@ def hash_key(data: Bytes, start: int, length: int, secret: UInt64s) -> tuple[np.
 
 @kernel
 def find_slot(slots: UInt64s, first: np.uint64, second: np.uint64) -> np.int64:
-    """The slot of a hash, or the empty one where it belongs."""
+    """Return the number of the slot of a hash, or of the empty slot where it belongs."""
     size = len(slots)
     at = np.int64(((first >> np.uint64(32)) * np.uint64(size)) >> np.uint64(32))
     while slots[at, 2] != 0 and not (slots[at, 0] == first and slots[at, 1] == second):
@@ -137,9 +137,10 @@ def find_slot(slots: UInt64s, first: np.uint64, second: np.uint64) -> np.int64:
 
 @kernel
 def _skip_to_key(data: Bytes, position: int, end: int) -> tuple[int, int, int, int, int]:
-    """Of the record at a position: its end, timestamp delta, where that ends, offset delta, where the key begins.
+    """Return a record's end, timestamp delta, position after that delta, offset delta, and position of the key.
 
-    The last is a BAD_ code, and nothing else is true, where the bytes break the format.
+    The position of the key is that of its length. It is a BAD_ code if the bytes violate the format; the other
+    results then have no meaning.
     """
     body, position = get_varint(data, position, end, 5)
     if position < 0:
@@ -166,11 +167,11 @@ def put_keys(
     scratch: UInt64s,
     null_bit: np.uint64,
 ) -> tuple[int, int, np.int64, int]:
-    """Note the offset of each record that has a key and lies at or beyond `first_offset`, in offset order.
+    """Store the offset of each record that has a key and lies at or after `first_offset`, in offset order.
 
-    With `null_bit`, it is set in the words of those whose value is null; 0 leaves values unread. Stops before the
-    record whose key would be the one more than `limit`. Returns (spans done, slots used, the last offset that was
-    noted or -1, GOOD or FULL or a BAD_ code of the span that was not done).
+    A `null_bit` other than 0 is set in the words of records whose value is null; with 0, values are not read. Stops
+    before the record whose key would be one more than `limit`. Returns (spans done, slots used, the last offset
+    that was stored or -1, and GOOD, FULL or a BAD_ code for the span that was not done).
     """
     latest = np.int64(-1)
     for number in range(len(spans)):
@@ -203,7 +204,7 @@ def put_keys(
                     scratch[count, 2] = word
                     count += 1
                 position = record_end
-            # One behind the other, so that the waits for memory overlap.
+            # All lookups back to back, so that the waits for memory overlap.
             for index in range(count):
                 slot = find_slot(slots, scratch[index, 0], scratch[index, 1])
                 if slots[slot, 2] == 0:
@@ -221,10 +222,11 @@ def put_keys(
 
 @kernel
 def _look_up(scratch: UInt64s, count: int, slots: UInt64s, keep: Bytes) -> tuple[int, int]:
-    """Keep the records that are the newest of their keys: one behind the other, so that the waits for memory overlap.
+    """Set `keep` for each record that is the newest of its key.
 
-    A row of `scratch` is hash, hash, offset + 1, and the number of the record, doubled, plus 1 if its value is null.
-    Returns (how many stay, how many of them have no value).
+    The lookups run back to back, so that the waits for memory overlap. A row of `scratch` is the hash (two words),
+    offset + 1, and the number of the record, doubled, plus 1 if its value is null. Returns (the number of records
+    that stay, the number of those whose value is null).
     """
     survivors = 0
     without_value = 0
@@ -240,11 +242,11 @@ def _look_up(scratch: UInt64s, count: int, slots: UInt64s, keep: Bytes) -> tuple
 
 @kernel
 def move_slots(old: UInt64s, slots: UInt64s, used: int) -> int:
-    """Put what is in one table into another of the same secret, over what that has of its keys; how many are new.
+    """Put the entries of the table `old` into the table `slots`, where they replace the entries of the same keys.
 
-    `used` is the number of keys in `slots`. -1 if the keys of `old` would fill it: one slot must stay empty, or a
-    search would never end. Tables are in the order of the hashes, more or less, so both are gone through from one end
-    to the other.
+    Both tables have the same secret. Returns the number of keys that are new. `used` is the number of keys in
+    `slots`. Returns -1 if the keys of `old` would fill it: one slot must stay empty, or a search would never end.
+    Tables are roughly in the order of the hashes, so both are traversed from one end to the other.
     """
     added = 0
     room = len(slots) - 1 - used
@@ -275,11 +277,12 @@ def sift_records(
     nulls: Int64s,
     scratch: UInt64s,
 ) -> int:
-    """Say of each record of several batches whether it stays: keep[i] is 1 or 0, records counted over all spans.
+    """Decide for each record of several batches whether it stays: keep[i] becomes 1 or 0.
 
-    verdicts[n] is DROP, KEEP, SIFT or SIFT_EXPIRED. What lies beyond offset `latest`, where the table ends, stays.
-    kept[n] and nulls[n] become the number of survivors of a span, and of those whose value is null. Returns
-    len(spans), or the number of a span whose records break the format.
+    Records are counted over all spans. verdicts[n] is DROP, KEEP, SIFT or SIFT_EXPIRED. Except in a DROP span,
+    records after the offset `latest`, where the table ends, stay. kept[n] and nulls[n] become the number of
+    survivors of a span, and of survivors whose value is null; for a DROP span they do not change. Returns
+    len(spans), or the number of a span whose records violate the format.
     """
     row = 0
     for number in range(len(spans)):
@@ -289,7 +292,7 @@ def sift_records(
         survivors = 0
         without_value = 0
         if verdict == DROP:
-            # Nothing of it is looked at, so it need not be sound, nor unpacked.
+            # The batch's bytes are not read, so they need not be valid or decompressed.
             for _ in range(spans[number, 2]):
                 keep[row] = 0
                 row += 1
@@ -355,10 +358,11 @@ def filter_records(
     out: Bytes,
     position: int,
 ) -> tuple[int, int, int]:
-    """Write the records of one span with keep[first + i] set to `out` at `position`; they are known to be sound.
+    """Write the records of one span with keep[first + i] set to `out` at `position`. The records must be valid.
 
-    Timestamp deltas are made to count from `base`, or without one from the first survivor. `append_time` is that of
-    all records, or -1 where each has its own. Returns (position behind, base timestamp, the greatest timestamp).
+    Timestamp deltas become relative to `base`, or, unless `has_base`, to the timestamp of the first survivor.
+    `append_time` is the timestamp of all records, or -1 if each has its own. Returns (the position after the last
+    record, base timestamp, greatest timestamp).
     """
     at = span[0]
     end = span[1]
@@ -400,11 +404,12 @@ def write_batches(
     out: Bytes,
     rewritten: Int64s,
 ) -> tuple[int, int]:
-    """Write what is left of scanned batches (rows of `kernels.scan_batches`) that need no unpacking.
+    """Write what is left of scanned batches (rows of `kernels.scan_batches`) that need no decompression.
 
-    actions[n] is GONE, COPIED, EMPTIED or FILTERED; a filtered batch has the delete horizon bases[n] where
-    with_base[n] is set. `keep` counts records over all rows. Returns (bytes written, how many batches have to be
-    sealed): of the latter, rewritten[i] is (start, end) in `out`; all but the CRC is there.
+    actions[n] is GONE, COPIED, EMPTIED or FILTERED; a filtered batch has the delete horizon bases[n] if
+    with_base[n] is set. `keep` counts records over all rows. Returns (bytes written, the number of batches that
+    must be sealed). For the latter, rewritten[i] is (start, end) in `out`; all of such a batch but the CRC is
+    written.
     """
     written = 0
     count = 0
@@ -458,9 +463,9 @@ def write_batches(
 def sketch_keys(
     data: Bytes, starts: Int64s, lengths: NDArray[np.int32], secret: UInt64s, registers: Bytes
 ) -> None:
-    """Let keys (of length -1: none) into the registers of a sketch: see `logfs.format.sketch`.
+    """Add keys to the registers of a sketch (see `logfs.format.sketch`); a null key (length -1) is skipped.
 
-    The first word of a hash picks the register, and the second is looked at for its zeros.
+    The first word of a hash selects the register, and the run of zeros is that of the second word.
     """
     mask = np.uint64(len(registers) - 1)
     for index in range(len(starts)):

@@ -1,7 +1,8 @@
-"""How many different keys there are, told from 16 KiB however many they are (HyperLogLog, Flajolet et al. 2007).
+"""An estimate of the number of distinct keys, in 16 KiB for any number (HyperLogLog, Flajolet et al. 2007).
 
-A key's hash picks a register, which remembers the longest run of zeros that the rest of a hash had. Sketches of parts
-are merged by the greater register. The standard error is 0.8 %; a few thousand keys are counted better than that.
+One word of a key's hash selects a register. The register holds 1 plus the longest run of zeros found at the end of
+the other word, or 0 if no key selected it. Sketches are merged by taking the greater value of each register. The
+standard error is 0.8 %, and less for up to a few thousand keys.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ if TYPE_CHECKING:
 
 _BITS = 14
 _REGISTERS = 1 << _BITS
-# One and the same for all, or sketches of different processes would not fit together.
+# Fixed, so that sketches of different processes can be merged.
 _SECRET = np.array([0x6C6F676673206B65, 0x7920736B65746368], np.uint64)
 
 
 class KeySketch:
-    """The different keys among records, about."""
+    """An estimate of the number of distinct keys among records."""
 
     def __init__(self) -> None:
         self.registers: NDArray[np.uint8] = np.zeros(_REGISTERS, np.uint8)
 
     def add(self, columns: Columns) -> None:
-        """Take the keys of records; null is none."""
+        """Add the keys of records; null keys are not counted."""
         from logfs.format import sieve
 
         sieve.sketch_keys(
@@ -37,16 +38,16 @@ class KeySketch:
         )
 
     def merge(self, other: KeySketch) -> None:
-        """Take the keys that another has seen."""
+        """Add the keys that another sketch has seen."""
         np.maximum(self.registers, other.registers, out=self.registers)
 
     def count(self) -> int:
-        """About how many different keys there were."""
+        """Return the estimated number of distinct keys."""
         empty = int((self.registers == 0).sum())
         sizes = np.ldexp(1.0, -self.registers.astype(np.int32))
         alpha = 0.7213 / (1 + 1.079 / _REGISTERS)
         found = alpha * _REGISTERS * _REGISTERS / float(sizes.sum())
         if found <= 2.5 * _REGISTERS and empty:
-            # So few are better told from the registers that none has hit.
+            # For so few keys, the number of empty registers gives a better estimate.
             found = _REGISTERS * math.log(_REGISTERS / empty)
         return round(found)

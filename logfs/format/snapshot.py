@@ -1,4 +1,4 @@
-"""Producer snapshot files: what a log knows of each producer at an offset (kafka-storage 9.7)."""
+"""Producer snapshot files: the state of each producer of a log at an offset (kafka-storage 9.7)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ HEADER = struct.Struct(">hIi")
 """version, CRC-32C of every byte from the entry count on, entry count"""
 ENTRY = struct.Struct(">qhiqiqiq")
 
-# The CRC covers everything behind itself.
+# The CRC covers everything after its own field.
 _CRC_START = 6
 
 
 class ProducerEntry(NamedTuple):
-    """One producer of a snapshot: its epoch, its last batch, and the transaction that it has open.
+    """One producer of a snapshot: its epoch, its last batch and its open transaction.
 
-    `last_sequence`, `last_offset` -1 and `offset_delta` 0 where no batch is known; `timestamp` in ms;
-    `coordinator_epoch` and `current_txn_first_offset` -1 for none.
+    If no batch is known, `last_sequence` and `last_offset` are -1 and `offset_delta` is 0. `timestamp` is in ms.
+    `coordinator_epoch` and `current_txn_first_offset` are -1 for none.
     """
 
     producer_id: int
@@ -42,19 +42,19 @@ class ProducerEntry(NamedTuple):
 
 
 def format_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
-    """A snapshot file's bytes, the entries in the order given."""
+    """Return the bytes of a snapshot file with the entries in the given order."""
     packed = [ENTRY.pack(*entry) for entry in entries]
     body = struct.pack(">i", len(packed)) + b"".join(packed)
     return struct.pack(">hI", VERSION, crc32c(body)) + body
 
 
 def checksum(data: Buffer) -> int:
-    """The CRC-32C that a snapshot file of these bytes should tell in its header."""
+    """Return the CRC-32C that the header of a snapshot file with these bytes must contain."""
     return crc32c(memoryview(data)[_CRC_START:])
 
 
 def parse_snapshot(data: Buffer) -> list[ProducerEntry]:
-    """The entries of a snapshot file. Raises `Corrupt` for another version, a wrong length or a wrong CRC."""
+    """Return the entries of a snapshot file. Raises `Corrupt` for another version, a wrong length or a wrong CRC."""
     view = memoryview(data)
     if len(view) < HEADER.size:
         raise Corrupt(f"producer snapshot: {len(view)} bytes are too few for its header")

@@ -1,7 +1,7 @@
-"""The two text views of records: how long they are, and their bytes.
+"""The two text views of records: their sizes, and their bytes.
 
-In the *lines* view a record is its value and a newline (a null value is an empty line); in the *envelopes* view it
-is its JSON envelope. Control records are in neither.
+In the *lines* view a record is its value and a newline (a null value is an empty line). In the *envelopes* view it
+is its JSON envelope. Control records are in neither view.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 class View(enum.Enum):
-    """Which text stands for a record."""
+    """A text view: the text that represents a record."""
 
     LINES = "lines"
     ENVELOPES = "envelopes"
 
 
 class TextSize(NamedTuple):
-    """How much text records make.
+    """The size of the text of records: their number, and the bytes of the lines view and of the envelopes view.
 
-    `envelopes` leaves out each envelope's prefix, which depends on the name of the partition directory and not
-    on its files; `size` adds it.
+    `envelopes` excludes each envelope's prefix, which depends on the name of the partition directory and not on its
+    files; `size` adds it.
     """
 
     records: int
@@ -40,7 +40,7 @@ class TextSize(NamedTuple):
     envelopes: int
 
     def plus(self, other: TextSize) -> TextSize:
-        """The size of both, one after the other."""
+        """Return the size of both texts together."""
         return TextSize(
             self.records + other.records,
             self.lines + other.lines,
@@ -48,7 +48,7 @@ class TextSize(NamedTuple):
         )
 
     def minus(self, other: TextSize) -> TextSize:
-        """What is left of this when `other` goes."""
+        """Return the size of the text that is left if `other` is removed."""
         return TextSize(
             self.records - other.records,
             self.lines - other.lines,
@@ -56,7 +56,7 @@ class TextSize(NamedTuple):
         )
 
     def size(self, view: View, prefix_bytes: int) -> int:
-        """The bytes of one view, where each envelope has a prefix of that many bytes."""
+        """Return the bytes of one view, if each envelope has a prefix of `prefix_bytes`."""
         if view is View.LINES:
             return self.lines
         return self.envelopes + self.records * prefix_bytes
@@ -66,9 +66,9 @@ NO_TEXT = TextSize(0, 0, 0)
 
 
 def measure(batch: Batch) -> TextSize:
-    """The text of a batch's records; `Corrupt` if they cannot be decoded."""
+    """Return the size of the text of a batch's records. Raises `Corrupt` if they cannot be decoded."""
     header = batch.header
-    # Compaction leaves batches without records; bytes behind the header would be records that are not counted.
+    # Compaction leaves batches that are only a header. Bytes after it would be records that it does not count.
     if header.is_control or (header.record_count == 0 and header.size_bytes == HEADER_SIZE):
         return NO_TEXT
     if columns.worthwhile(header.record_count):
@@ -83,12 +83,12 @@ def measure(batch: Batch) -> TextSize:
 
 
 def line_sizes(decoded: Columns) -> NDArray[np.int64]:
-    """Each record's bytes in the lines view, int64[n]."""
+    """Return each record's bytes in the lines view, int64[n]."""
     return decoded.value_lengths.clip(0).astype("int64") + 1
 
 
 def envelope_sizes(decoded: Columns) -> NDArray[np.int64]:
-    """Each record's bytes in the envelopes view less the prefix, int64[n]."""
+    """Return each record's bytes in the envelopes view without the prefix, int64[n]."""
     import numpy as np
 
     from logfs.format import kernels
@@ -99,7 +99,7 @@ def envelope_sizes(decoded: Columns) -> NDArray[np.int64]:
 
 
 def sizes(decoded: Columns, view: View, prefix_bytes: int) -> NDArray[np.int64]:
-    """Each record's bytes in a view, int64[n]."""
+    """Return each record's bytes in a view, int64[n]."""
     if view is View.LINES:
         return line_sizes(decoded)
     return envelope_sizes(decoded) + prefix_bytes
@@ -108,7 +108,7 @@ def sizes(decoded: Columns, view: View, prefix_bytes: int) -> NDArray[np.int64]:
 def render(
     decoded: Columns, view: View, prefix: bytes
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The text of records as uint8[n], and where in it each record ends as int64[records]."""
+    """Return the text of records as uint8[n], and the end of each record in it as int64[records]."""
     import numpy as np
 
     from logfs.format import kernels

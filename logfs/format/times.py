@@ -1,4 +1,4 @@
-"""Times as people and file names write them."""
+"""Times as text, for people and for file names."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_time(text: str) -> int | None:
-    """ms since the epoch of decimal ms, or of ISO 8601, in UTC where it names no zone; None if it is neither.
+    """Return a time in ms since the epoch, or None if `text` is not a time.
 
-    What is before 1970 counts as 0, for no record is older.
+    `text` is decimal milliseconds, or a date or time in ISO 8601, in UTC if it names no time zone. A time before
+    1970 counts as 0, because no record is older.
     """
     if _MILLISECONDS.fullmatch(text):
         return int(text)
@@ -25,13 +26,16 @@ def parse_time(text: str) -> int | None:
         return None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    # In integers: a float of the seconds cannot hold every millisecond.
+    # Integer arithmetic: a float of the seconds cannot represent every millisecond.
     since = moment - _EPOCH
     return max((since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000, 0)
 
 
 def format_time(timestamp: int) -> str:
-    """ISO 8601 in UTC with milliseconds of ms since the epoch; `-` for none."""
+    """Return ms since the epoch as ISO 8601 in UTC with milliseconds, or `-` for a negative number.
+
+    A time too late for `datetime` is returned as its decimal number.
+    """
     if timestamp < 0:
         return "-"
     seconds, ms = divmod(timestamp, 1000)

@@ -1,4 +1,4 @@
-"""Zigzag varints, one at a time (kafka-storage 2.2). Bulk work has its own in `kernels`."""
+"""Zigzag varints, one at a time (kafka-storage 2.2). Bulk work uses the loops in `kernels`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ VARLONG_BYTES = 10
 
 
 def encode(value: int) -> bytes:
-    """A varint, or a varlong where the value needs one, of an int64."""
+    """Return an int64 as a varint, or as a varlong if the value needs one."""
     zigzag = (value << 1) ^ (value >> 63)
     return encode_unsigned(zigzag)
 
 
 def encode_unsigned(value: int) -> bytes:
-    """An unsigned varint, as Kafka's generated messages have them: no zigzag."""
+    """Return an unsigned varint without zigzag, as in Kafka's generated messages."""
     if value < 128:
         return _ONE_BYTE[value]
     out = bytearray()
@@ -32,9 +32,13 @@ def encode_unsigned(value: int) -> bytes:
 
 
 def decode(data: Sequence[int], position: int, most_bytes: int = VARINT_BYTES) -> tuple[int, int]:
-    """The value at a position and the position behind it; `Corrupt` if there is none of at most that length."""
+    """Return the value at `position` and the position after it.
+
+    Raises `Corrupt` if there is no varint of at most `most_bytes` bytes, or if its value has more than 32 bits (64
+    bits for a varlong).
+    """
     if position < len(data) and data[position] < 128:
-        # One byte, as most are.
+        # Most varints have one byte.
         result = data[position]
         return (result >> 1) ^ -(result & 1), position + 1
     result = shift = 0
@@ -50,7 +54,10 @@ def decode(data: Sequence[int], position: int, most_bytes: int = VARINT_BYTES) -
 
 
 def wrap(value: int) -> int:
-    """An int64 again of what a sum or difference of two made: two timestamps may be further apart, as in Java."""
+    """Reduce the sum or difference of two int64 to an int64 by wrapping around, as Java does.
+
+    Two timestamps may be further apart than an int64 holds.
+    """
     return value if -_WRAP <= value < _WRAP else (value + _WRAP) % (2 * _WRAP) - _WRAP
 
 

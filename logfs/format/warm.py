@@ -1,4 +1,4 @@
-"""Runs every compiled kernel once, so that no request has to wait for the compiler."""
+"""Compiles kernels before they are needed, so that no request has to wait for the compiler."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
 
 def warm_up() -> None:
-    """Compile the kernels, or load them from numba's cache; a second at the most when cached."""
+    """Compile the kernels of reading, appending and compaction, or load them from numba's cache.
+
+    With a cache this takes at most a second.
+    """
     import numpy as np
 
     from logfs.format import kernels
@@ -45,7 +48,7 @@ def _warm_up_compaction(data: NDArray[np.uint8], rows: NDArray[np.int64]) -> Non
     spans = np.ascontiguousarray(rows[:, kernels.SPAN_START :])
     slots = np.zeros((4, 3), np.uint64)
     secret = np.zeros(2, np.uint64)
-    # As it comes from `secrets`, which nobody may change.
+    # Read-only like an array over bytes from `secrets`: numba compiles a separate version for read-only arrays.
     secret.flags.writeable = False
     scratch = np.empty(sieve.SCRATCH_SHAPE, np.uint64)
     sieve.put_keys(data, spans, 0, secret, slots, 0, 3, scratch, np.uint64(0))

@@ -1,1 +1,1 @@
-"""One partition: segments, their sparse indexes, recovery, and the only door to the disk."""
+"""One partition: its segments and their sparse indexes, recovery, and all file access of the engine."""

@@ -1,4 +1,4 @@
-"""What an append gives back."""
+"""The results of an append."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ if TYPE_CHECKING:
 
 
 class Appended(NamedTuple):
-    """What came of an append: the offsets given, how much of the input is in the log, and why it is not all.
+    """The result of an append: the offsets assigned, how much of the input was taken, and why the rest was refused.
 
-    `consumed` counts bytes of lines, or records. With nothing appended, `last_offset` is `first_offset` - 1.
+    `consumed` counts bytes of lines, or records. If nothing was appended, `last_offset` is `first_offset` - 1.
+    `refused` is None if all of the input is in the log.
     """
 
     first_offset: int
@@ -21,7 +22,7 @@ class Appended(NamedTuple):
 
 
 class AppendedBatch(NamedTuple):
-    """Where a producer's batch is in the log; a `duplicate` was there already, with these offsets."""
+    """The offsets of a producer's batch in the log. A `duplicate` was in the log before, at these offsets."""
 
     first_offset: int
     last_offset: int

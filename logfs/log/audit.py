@@ -1,7 +1,8 @@
-"""A segment held against its indexes, in one pass at the speed of the kernels.
+"""The audit of a segment: its log and its indexes compared in one pass, at the speed of the kernels.
 
-What goes on from one segment to the next, offsets and transactions, comes out as an `Account` of each; so segments
-are audited in any order and by several processes, and `settle` then tells what is wrong between them.
+Offsets and transactions continue from one segment to the next. Each segment therefore yields an `Account` of them, so
+that segments can be audited in any order and by several processes. `settle` then reports what is wrong between
+segments.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     Epochs = Sequence[tuple[int, int]]
 
-# What the files of the indexes hold (kafka-storage 3.1, 3.2, and `TextIndex`).
+# The entries of the index files (kafka-storage 3.1, 3.2, and `TextIndex`).
 _OFFSETS = np.dtype([("offset", ">i4"), ("position", ">i4")])
 _TIMES = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
 _TEXTS = np.dtype(
@@ -40,12 +41,12 @@ _TEXTS = np.dtype(
         *(("json", ">i8"), ("crc", ">u4")),
     ]
 )
-# What the epoch file says nothing of, and what a message of an old format has.
+# In place of an epoch: the epoch file has none for the offset, or the message is of an old format.
 _NO_EPOCH, _LEGACY_EPOCH = -1, -2
 
 
 class Severity(enum.IntEnum):
-    """How bad it is: NOTE is worth knowing, ERROR means that something is lost or wrong."""
+    """The severity of a finding: NOTE is worth knowing, ERROR means that something is lost or wrong."""
 
     NOTE = 0
     ERROR = 1
@@ -64,17 +65,17 @@ class Finding:
 
 
 def error(path: Path, text: str) -> Finding:
-    """Something that is lost or wrong."""
+    """Return a finding that something is lost or wrong."""
     return Finding(Severity.ERROR, path, text)
 
 
 def note(path: Path, text: str) -> Finding:
-    """Something worth knowing."""
+    """Return a finding that is worth knowing."""
     return Finding(Severity.NOTE, path, text)
 
 
 class Marker(NamedTuple):
-    """The end of a transaction that did not begin in the same segment."""
+    """The marker of a transaction that did not begin in the same segment."""
 
     offset: int
     is_aborted: bool
@@ -83,11 +84,12 @@ class Marker(NamedTuple):
 
 @dataclass
 class Account:
-    """What of a segment matters beside others: where it ends, and the transactions that reach over its ends.
+    """What matters of a segment to its neighbours: its end, and the transactions that cross its ends.
 
-    `began` are the producers whose transaction is open at its end, and the offset that it began at; `ended` the first
-    marker of those whose transaction began before the segment, if it began at all; `over` those who have any marker
-    here; `missing` the aborted transactions that both began and ended here and are not in the index.
+    - `began`: the producers with a transaction open at the segment's end, and the offset at which it began.
+    - `ended`: the first marker of each producer whose transaction began before the segment, or did not begin at all.
+    - `over`: the producers with any marker in the segment.
+    - `missing`: the aborted transactions that both began and ended in the segment and are not in the index.
     """
 
     path: Path
@@ -103,7 +105,11 @@ class Account:
 
 
 class _Batches(NamedTuple):
-    """Neighbouring batches: where each lies, its offsets, time and epoch; its text (records, lines, envelopes)."""
+    """Consecutive batches as arrays with a row for each.
+
+    `texts` has three columns: records, bytes of lines, bytes of envelopes. `end` is the position after the last
+    batch.
+    """
 
     positions: NDArray[np.int64]
     end: int
@@ -123,13 +129,15 @@ def audit(
     log_start_offset: int = 0,
     report: Callable[[int], object] = lambda _: None,
 ) -> Iterator[Finding | Account]:
-    """All that can be told wrong of a segment by reading it; its account comes last.
+    """Yield all problems that reading a segment can find; its account comes last.
 
-    Every batch: its CRC, its records, its offsets, its leader epoch by `epochs`, (epoch, start offset) in order. The
-    indexes are left alone without `trusts_indexes`: those of a segment that a crash may have left behind its log. In
-    a `live` log, who has just rolled has yet to cut off the room behind their entries. What is wholly below
-    `log_start_offset` is no loss: a crash in the middle of retention leaves gaps there.
-    `report` is told how many bytes have been read. Raises `OSError`, and `Gone` where files leave the log meanwhile.
+    Checks every batch: its CRC, its records, its offsets, and its leader epoch against `epochs`, which are (epoch,
+    start offset) in order. Without `trusts_indexes` the indexes are not checked: a crash may have left them behind
+    the log. In a `live` log, a writer that has just rolled may not have trimmed the indexes yet. Damage wholly below
+    `log_start_offset` is a note, because it is no loss: a crash during retention leaves gaps there.
+
+    `report` is called with the number of bytes as they are read. Raises `OSError`, and `Gone` if files leave the log
+    meanwhile.
     """
     account = Account(
         segment.path, segment.txn_index.path, segment.base_offset, segment.gaps, segment.base_offset
@@ -143,7 +151,7 @@ def audit(
         if isinstance(found, Damage):
             damage = found
             if found.end == segment.size_bytes:
-                # How far it goes is known here, and from the bytes alone it is not.
+                # The bytes alone do not show how far the damage goes. The segment's end does.
                 damage = found._replace(next_offset=max(found.next_offset, segment.next_offset))
             tell = note if damage.next_offset <= log_start_offset else error
             yield tell(segment.path, str(damage.error(segment.path)).partition(": ")[2])
@@ -177,7 +185,7 @@ def audit(
 
 
 def settle(accounts: Iterable[Account], log_start_offset: int) -> Iterator[Finding]:
-    """What is wrong between the segments of a partition, by their accounts in order of their offsets."""
+    """Yield all problems between the segments of a partition, given their accounts in order of their offsets."""
     expected: int | None = None
     open_since: dict[int, int] = {}
     for account in accounts:
@@ -198,7 +206,7 @@ def settle(accounts: Iterable[Account], log_start_offset: int) -> Iterator[Findi
             open_since.pop(producer_id, None)
         open_since = account.began | open_since
         for transaction in missing:
-            # Of one that began below the log's start, recovery may have seen no more than anybody can read of it.
+            # Of a transaction that began below the log start, recovery may have seen only the readable part.
             if transaction.first_offset >= log_start_offset:
                 yield error(
                     account.txn_index,
@@ -211,7 +219,7 @@ def settle(accounts: Iterable[Account], log_start_offset: int) -> Iterator[Findi
 
 
 def _of_stretch(segment: Segment, stretch: spans.Stretch) -> Generator[Finding, None, _Batches]:
-    """Scanned batches; their CRCs are checked, and what is in them is looked at here."""
+    """Return the batches of a `Stretch`, whose CRCs have been checked; yield what is wrong with their records."""
     from logfs.format import kernels
 
     start, data, rows = stretch
@@ -257,7 +265,7 @@ def _odd_batch(segment: Segment, start: int, row: NDArray[np.int64], text: str) 
 
 
 def _of_batch(segment: Segment, position: int, batch: Batch) -> Generator[Finding, None, _Batches]:
-    """A batch that the careful walk has found, of an old format it may be."""
+    """Return a batch of the careful walk, which may be of an old format; yield what is wrong with its records."""
     header = batch.header
     where = f"batch {header.base_offset} at byte {position}"
     try:
@@ -280,7 +288,7 @@ def _of_batch(segment: Segment, position: int, batch: Batch) -> Generator[Findin
 
 
 def _check_epochs(segment: Segment, batches: _Batches, epochs: Epochs) -> Iterator[Finding]:
-    """Each batch is of the epoch that the epoch file has for its offset (kafka-storage 10.1)."""
+    """Yield an error for each batch whose leader epoch differs from that of the epoch file (kafka-storage 10.1)."""
     if not epochs:
         return
     table = np.array(epochs, np.int64)
@@ -300,11 +308,11 @@ def _check_epochs(segment: Segment, batches: _Batches, epochs: Epochs) -> Iterat
 
 
 class _Index:
-    """The entries of an index, as far as the log has been walked; of those that are wrong, the first is told."""
+    """The entries of an index, as far as the log has been walked. Only the first wrong entry is reported."""
 
     dtype: np.dtype[np.void]
     key: str
-    # Below the key of every entry. None stands for the first batch, at position 0 (kafka-storage 3.3).
+    # A key below that of every entry: no entry stands for the first batch, at position 0 (kafka-storage 3.3).
     before_first = 0
 
     def __init__(self, segment: Segment, path: Path, data: bytes, *, live: bool) -> None:
@@ -316,32 +324,32 @@ class _Index:
         self._done = 0
 
     def leave_out_room(self) -> None:
-        """Do not look at entries of zeros at the end."""
+        """Ignore entries of zeros at the end."""
         width = self.dtype.itemsize
         used = np.flatnonzero(self.entries.view(np.uint8).reshape(-1, width).any(axis=1))
         self._keep(int(used[-1]) + 1 if len(used) else 0)
 
     def check_order(self) -> Iterator[Finding]:
-        """Entries that go back are of no use to anybody, so what follows them is not looked at."""
+        """Yield the first entry that goes back. It and those after it are of no use, and are ignored."""
         back = np.flatnonzero(np.diff(self._keys, prepend=self.before_first) <= 0)
         if len(back):
             yield self._wrong(f"entry {back[0]} goes back; run 'logfs reindex'")
             self._keep(int(back[0]))
 
     def hold_against(self, batches: _Batches, text: TextSize) -> Iterator[Finding]:
-        """Look at the entries that tell of these batches; `text` is what lies before them."""
+        """Check the entries that describe these batches; `text` is the size of the text before them."""
         raise NotImplementedError
 
     def pass_damage(self, damage: Damage) -> None:
-        """Go past bytes that are no batches: what entries say of them, nobody can tell, nor what follows from it."""
+        """Skip bytes that are not batches. The entries for them cannot be checked, nor those that follow."""
         self._keep(self._done)
 
     def finish(self, size: int, text: TextSize) -> Iterator[Finding]:
-        """Look at the entries behind the last batch, of a log of so many bytes and so much text."""
+        """Check the entries after the last batch, given the size of the log (bytes) and of its text."""
         raise NotImplementedError
 
     def _take(self, limit: int) -> NDArray[np.void]:
-        """The entries whose key is below a limit, each of them once."""
+        """Return the entries whose key is below `limit`, each of them once."""
         first, self._done = self._done, max(int(np.searchsorted(self._keys, limit)), self._done)
         return self.entries[first : self._done]
 
@@ -356,7 +364,7 @@ class _Offsets(_Index):
     dtype, key = _OFFSETS, "position"
 
     def pass_damage(self, damage: Damage) -> None:
-        """The entries behind it can be told again."""
+        """Skip the entries for the damaged bytes; those after them can be checked again."""
         self._take(damage.end)
 
     def hold_against(self, batches: _Batches, text: TextSize) -> Iterator[Finding]:
@@ -382,7 +390,7 @@ class _Offsets(_Index):
 
 
 class _Times(_Index):
-    """An entry's timestamp is the latest of the records up to its offset (kafka-storage 3.2)."""
+    """A time index: an entry's timestamp is the greatest of the records up to its offset (kafka-storage 3.2)."""
 
     dtype, key = _TIMES, "offset"
     before_first = -1
@@ -408,7 +416,8 @@ class _Times(_Index):
     def finish(self, size: int, text: TextSize) -> Iterator[Finding]:
         rest = self.entries[self._done :]
         yield from self._check(rest, np.full(len(rest), self._largest))
-        # A closed segment has an entry of its latest time (kafka-storage 3.5). Who has just rolled may yet write it.
+        # A closed segment has an entry with its greatest timestamp (kafka-storage 3.5). A writer that has just rolled
+        # may not have written it yet.
         told = int(self.entries["timestamp"][-1]) if len(self.entries) else -1
         if not self._is_cut_short and not self.live and told < self._largest:
             yield self._wrong(
@@ -458,7 +467,7 @@ class _Texts(_Index):
 
 
 def _sound_indexes(segment: Segment, *, live: bool) -> Generator[Finding, None, list[_Index]]:
-    """The indexes that can be held against the log at all."""
+    """Return the indexes that can be compared with the log; yield what is wrong with the others."""
     found: list[_Index] = []
     kinds = (_Offsets, _Times, _Texts)
     for index, kind in zip(segment.indexes, kinds, strict=True):
@@ -474,7 +483,8 @@ def _sound_indexes(segment: Segment, *, live: bool) -> Generator[Finding, None, 
             continue
         held = kind(segment, index.path, index.file_bytes(), live=live)
         if live or isinstance(held, _Texts):
-            # A crash may have left room in a text index, which a broker that closes the segment then leaves there.
+            # A crash may have left unused space in a text index. A broker that closes the segment later does not trim
+            # it.
             held.leave_out_room()
         if isinstance(held, _Texts):
             damaged = segment.text_index.check_entries(held.entries.tobytes())
@@ -499,19 +509,20 @@ def _transactional(stretch: spans.Stretch) -> list[Batch]:
 
 
 class _Transactions:
-    """Every aborted transaction that a segment's log tells of is in its index (kafka-storage 9.5)."""
+    """The check that every aborted transaction of a segment's log is in its index (kafka-storage 9.5)."""
 
     def __init__(self, segment: Segment, account: Account) -> None:
         self._segment = segment
         self._account = account
         self._seen: set[int] = set()
-        # Who has a marker of an abort, and at which offset; and where the marker before it is.
+        # `_aborts`: for each abort marker (producer id, offset), the offset of the producer's marker before it, or
+        # -1. `_markers`: the offset of each producer's last marker.
         self._aborts: dict[tuple[int, int], int] = {}
         self._markers: dict[int, int] = {}
         self._aborted: list[Transaction] = []
 
     def note(self, batch: Batch) -> Iterator[Finding]:
-        """Take the next batch of a transaction, or the next control batch; tell of one that cannot be read."""
+        """Note the next transactional or control batch; yield an error for a control batch that cannot be read."""
         header, account = batch.header, self._account
         producer_id, offset = header.producer_id, header.base_offset
         if not header.is_control:
@@ -536,13 +547,14 @@ class _Transactions:
         if first is not None and is_aborted:
             self._aborted.append(Transaction(producer_id, first, offset, is_aborted))
         elif producer_id not in self._seen:
-            # Nobody who looks here alone knows: as good as indexed, until it is looked up.
+            # This segment alone does not show whether it must be in the index, so it counts as indexed until
+            # `look_up`.
             account.ended[producer_id] = Marker(offset, is_aborted, True)
         self._seen.add(producer_id)
         account.over.add(producer_id)
 
     def look_up(self) -> Iterator[Finding]:
-        """Note in the account which of them the index does not have."""
+        """Note in the account which aborted transactions the index lacks; yield the index's first wrong entry."""
         index, account = self._segment.txn_index, self._account
         try:
             firsts = {
@@ -559,7 +571,7 @@ class _Transactions:
             and not self._aborts[key] < firsts[key] <= each.first_offset
         }
         if not self._segment.gaps:
-            # Of a log that was compacted the markers may be gone.
+            # In a compacted log the markers may be gone.
             wrong |= indexed - self._aborts.keys()
         for producer_id, offset in sorted(wrong)[:1]:
             yield error(

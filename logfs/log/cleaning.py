@@ -1,4 +1,4 @@
-"""What a round of compaction is given and gives; `logfs.log.cleaner`, which does it, takes long to import."""
+"""Arguments and results of a round of compaction, without the slow import of `logfs.log.cleaner`, which runs it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from logfs.errors import LogfsError
 
 
 class CleaningAborted(LogfsError):
-    """The log was truncated, shortened, closed or deleted while it was cleaned: nothing of the rest was changed."""
+    """The log was truncated, shortened, closed or deleted during the round. The rest of the log is unchanged."""
 
 
 class Dirty(NamedTuple):
-    """What to clean of a log: from offset `first_dirty` up to `first_uncleanable`, which is the base of a segment.
+    """The part of a log to clean: offsets from `first_dirty` up to `first_uncleanable`, the base offset of a segment.
 
-    Segments from the latter on are left alone, even where it is below the former.
+    Segments from `first_uncleanable` on are left alone, even if it is below `first_dirty`.
     """
 
     first_dirty: int
@@ -22,9 +22,9 @@ class Dirty(NamedTuple):
 
 
 class Cleaned(NamedTuple):
-    """What a round has done: where the log is dirty from now on, and what it had and has in bytes and segments.
+    """The result of a round: the offset at which the log is now dirty, and bytes and segments before and after.
 
-    `map_share` is how full its map of keys was, from 0 to 1.
+    `map_share` is how full the map of keys was, from 0 to 1.
     """
 
     first_dirty: int

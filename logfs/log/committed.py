@@ -1,7 +1,7 @@
-"""A partition as `read_committed` sees it: without aborted transactions, and up to the first open one.
+"""A partition as `read_committed` shows it: without aborted transactions, up to the first open transaction.
 
-The same files and the same text indexes serve both isolation levels: what is hidden is cut out of the text that
-everybody else sees (kafka-storage 9.4, 9.6).
+Both isolation levels use the same files and the same text indexes. The text for `read_committed` is the text of all
+records with the hidden ones cut out (kafka-storage 9.4, 9.6).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 class Isolation(enum.Enum):
-    """What a reader sees of transactions; the values are Kafka's `isolation.level`."""
+    """Which transactions a reader sees. The values are those of Kafka's `isolation.level`."""
 
     READ_UNCOMMITTED = "read_uncommitted"
     READ_COMMITTED = "read_committed"
 
 
 class CommittedReader(Reader):
-    """What is certain of a partition: it ends at the last stable offset, and aborted records are not there."""
+    """A reader of a partition that ends at the last stable offset and hides aborted records."""
 
     def __init__(self, partition: Partition) -> None:
         self._log = partition
@@ -43,12 +43,12 @@ class CommittedReader(Reader):
         self._aborted_of: tuple[Sequence[Segment], int] = ((), 0)
 
     def __getattr__(self, name: str) -> Any:
-        # All that isolation has no say in is the partition's own.
+        # Everything that does not depend on the isolation level comes from the partition.
         return getattr(self._log, name)
 
     @property
     def log(self) -> Partition:
-        """The partition, with all that is in it."""
+        """The partition with all of its records."""
         return self._log
 
     @property
@@ -57,19 +57,19 @@ class CommittedReader(Reader):
         return self._log.last_stable_offset
 
     def refresh(self) -> bool:
-        """That of the partition."""
+        """Refresh the partition; see `Reader.refresh`."""
         return self._log.refresh()
 
     def until_found(self, read: Callable[..., T], *arguments: Any) -> T:
-        """That of the partition."""
+        """Call `until_found` of the partition."""
         return self._log.until_found(read, *arguments)
 
     def check_readable(self, offset: int) -> None:
-        """Raise `OffsetOutOfRange` unless the offset is in the log; what is not stable yet is only not shown."""
+        """Raise `OffsetOutOfRange` unless the offset is in the log, whether it is stable or not."""
         self._log.check_readable(offset)
 
     def shown(self, segments: Sequence[Segment]) -> Callable[[Header], bool]:
-        """What tells whether a batch of these segments holds records, and no transaction that was aborted."""
+        """Return a predicate for batches of these segments: whether one holds records that are not aborted."""
         aborted: dict[int, list[tuple[int, int]]] | None = None
 
         def shows(header: Header) -> bool:
@@ -85,7 +85,7 @@ class CommittedReader(Reader):
         return shows
 
     def text(self, view: View, start: int | None = None, end: int | None = None) -> Text:
-        """The records [start, end) as one long file that grows with the last stable offset."""
+        """Return the records [start, end) as one long file that grows with the last stable offset."""
         return CommittedText(self, view, start, end)
 
     def _offset_of_last(self, count: int) -> int:
@@ -96,7 +96,7 @@ class CommittedReader(Reader):
             segment = self.segments_from(at - 1, segments)[0]
             batch = last_batch_before(segment, at)
             if batch is None:
-                # Not an offset at a time: a segment may begin very far behind the last batch of the one before.
+                # Do not step offset by offset: a segment may begin far above the last batch of the one before.
                 at = min(at - 1, segment.base_offset)
                 continue
             if shows(batch.header):
@@ -109,7 +109,7 @@ class CommittedReader(Reader):
         return max(at, self.log_start_offset)
 
     def aborted(self, segments: Sequence[Segment]) -> dict[int, list[tuple[int, int]]]:
-        """Each producer's aborted transactions, (first offset, marker's offset), in order."""
+        """Return each producer's aborted transactions in order, as (first offset, offset of the marker)."""
         newest = len(segments[-1].txn_index.entries)
         known, count = self._aborted_of
         if known is segments and count == newest:
@@ -124,9 +124,9 @@ class CommittedReader(Reader):
     def aborted_between(
         self, start: int, end: int, segments: Sequence[Segment]
     ) -> Iterator[tuple[int, int]]:
-        """The aborted transactions that may have records in [start, end): (first offset, marker's offset).
+        """Yield the aborted transactions that may have records in [start, end).
 
-        Their markers may lie behind `end` (kafka-storage 9.6).
+        Each is (first offset, offset of the marker). The markers may lie at or after `end` (kafka-storage 9.6).
         """
         for segment in self.segments_from(start, segments):
             for entry in segment.txn_index.entries:
@@ -137,7 +137,10 @@ class CommittedReader(Reader):
 
 
 class Hole(NamedTuple):
-    """Bytes [start, end) of the text of all records that are hidden, and how many are up to its end."""
+    """Hidden bytes [start, end) in the text of all records.
+
+    `hidden` is the number of hidden bytes from the beginning of the text up to `end`.
+    """
 
     start: int
     end: int
@@ -145,10 +148,10 @@ class Hole(NamedTuple):
 
 
 class CommittedText:
-    """As `TextView`, of the records that a `CommittedReader` shows.
+    """The text of the records that a `CommittedReader` shows; otherwise like `TextView`.
 
-    It is the text of all records with holes in it. What lies below the last stable offset is settled, so holes
-    are only ever added at the end, and the view only grows.
+    It is the text of all records without the hidden bytes, which are a list of `Hole`s. All transactions below the
+    last stable offset have ended, so holes are only added at the end, and the view only grows.
     """
 
     def __init__(
@@ -159,17 +162,17 @@ class CommittedText:
         self._end_offset = end
         self._holes: list[Hole] = []
         self._settling = threading.Lock()
-        # Up to which offset the holes are known, and how long the text is up to there.
+        # The offset up to which the holes are known, and the size of the text up to there.
         self._settled = (self._all.first_offset, 0)
 
     @property
     def generation(self) -> int:
-        """That of the text of all records."""
+        """The generation of the text of all records."""
         return self._all.generation
 
     @property
     def size(self) -> int:
-        """The bytes of the view now."""
+        """The current size of the view in bytes."""
         return self._settle()
 
     @property
@@ -183,7 +186,7 @@ class CommittedText:
         return self._all.is_whole
 
     def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:
-        """The bytes [position, position + size), fewer at the end of the view; raises as `TextView.read`."""
+        """Return the bytes [position, position + size), fewer at the end of the view. Raises as `TextView.read`."""
         stop = min(position + size, self._settle())
         parts = []
         while position < stop:
@@ -199,11 +202,11 @@ class CommittedText:
         return b"".join(parts)
 
     def let_go(self, position: int) -> None:
-        """See `Text.let_go`: the same byte lies further on in the text of all records."""
+        """See `Text.let_go`. In the text of all records the same byte lies at `position` or later."""
         self._all.let_go(position)
 
     def _settle(self) -> int:
-        """Find the holes up to the last stable offset; the size of the text up to there."""
+        """Find the holes up to the last stable offset, and return the size of the text up to there."""
         stable = self._reader.log_end_offset
         end = stable if self._end_offset is None else min(stable, self._end_offset)
         offset, size = self._settled
@@ -212,7 +215,8 @@ class CommittedText:
         with self._reader.disk.hold(self._settling):
             offset, size = self._settled
             if end > offset:
-                # Those that the view shows, which may have left the log: what was aborted there is known to them.
+                # Use the segments of the view, which may have left the log: they list the transactions aborted in
+                # them.
                 segments = self._all.segments
                 aborted = list(self._reader.aborted_between(offset, end, segments))
                 if aborted:
@@ -226,7 +230,7 @@ class CommittedText:
         return size
 
     def _dig(self, start: int, end: int, segments: Sequence[Segment]) -> None:
-        """Add the holes that hidden batches with offsets in [start, end) make."""
+        """Add the holes of the hidden batches with offsets in [start, end)."""
         shows = self._reader.shown(segments)
         at = start
         while at < end:

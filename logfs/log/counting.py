@@ -1,4 +1,4 @@
-"""What a segment holds, counted in one pass: records, bytes, keys, times, and what compression gains."""
+"""The contents of a segment, counted in one pass: records, bytes, keys, times, and the effect of compression."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class Counts:
-    """What was counted; `merge` adds another's.
+    """The counts of one segment, or of several whose counts were merged.
 
-    `log_bytes` are those of the .log files, `plain_bytes` what they would be without compression, `value_bytes` those
-    of keys, values and headers alone. `codecs` has the log bytes of each codec. `times` has the records of each
-    stretch of so many ms, by the time that it begins at; of records without a timestamp, -1. `damaged` are the bytes
-    that are no valid batches.
+    - `log_bytes`: the size of the .log files.
+    - `plain_bytes`: the size that they would have without compression.
+    - `value_bytes`: the bytes of keys, values and headers alone.
+    - `codecs`: the bytes of the .log files by codec.
+    - `times`: the number of records by time. A key is the start of a time bucket (ms), or -1 for records without a
+      timestamp.
+    - `damaged`: the bytes that are not valid batches.
     """
 
     log_bytes: int = 0
@@ -44,7 +47,7 @@ class Counts:
     keys: KeySketch = field(default_factory=KeySketch)
 
     def merge(self, other: Counts) -> None:
-        """Add what another has counted."""
+        """Add the counts of `other`."""
         self.log_bytes += other.log_bytes
         self.plain_bytes += other.plain_bytes
         self.value_bytes += other.value_bytes
@@ -59,9 +62,10 @@ class Counts:
 
 
 def count(segment: Segment, bucket_ms: int) -> Counts:
-    """What a segment holds; times are rounded down to `bucket_ms`. Raises `OSError`.
+    """Return the counts of a segment; timestamps are rounded down to a multiple of `bucket_ms`. Raises `OSError`.
 
-    Aborted records count, for they take room; control batches have bytes, and no records.
+    Records of aborted transactions count, because they use space. Control batches add to the bytes and batches, but
+    not to the records.
     """
     from logfs.format import kernels
 
@@ -84,7 +88,7 @@ def count(segment: Segment, bucket_ms: int) -> Counts:
         for columns, group in spans.decode_each(found.data, rows):
             plain = int(group[:, kernels.SIZE].sum())
             if isinstance(columns, Corrupt):
-                # A batch with a good CRC whose records are malformed: `verify` names it.
+                # The CRC of the batch is right, but its records are malformed; `verify` reports it.
                 counts.damaged += plain
                 continue
             if group[0, kernels.ATTRIBUTES] & CODEC_MASK:
@@ -94,7 +98,7 @@ def count(segment: Segment, bucket_ms: int) -> Counts:
 
 
 def _codec_name(number: int) -> str:
-    """The name of a codec; `unknown` for the numbers 5 to 7, which no codec has."""
+    """Return the name of a codec; `unknown` for the numbers 5 to 7, which no codec has."""
     try:
         return Codec(number).name.lower()
     except ValueError:
@@ -115,7 +119,7 @@ def _note_batch(counts: Counts, batch: Batch, bucket_ms: int) -> None:
         return
     plain = header.size_bytes
     if header.attributes & CODEC_MASK:
-        # The messages of a wrapper have headers of their own.
+        # A wrapper adds no header: its messages have headers of their own.
         plain = len(columns.data) + (HEADER_SIZE if header.magic == MAGIC else 0)
     _note_columns(counts, columns, plain, bucket_ms)
 

@@ -1,4 +1,4 @@
-"""Segments that have left a log, by retention or compaction, until their files go (kafka-storage 7)."""
+"""Segments that have left a log, by retention or compaction, until their files are removed (kafka-storage 7)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from logfs.log.snapshots import Snapshots
 
 
-# Instead of a base offset: of a segment whose files have names that nobody else will want.
+# In place of a base offset: the segment's files have names that no other segment needs.
 _NO_NAME = -1
 
 
 class Dropped(NamedTuple):
-    """A segment that has left the log: when its files go, who may still read them, and where they are."""
+    """A segment that has left the log.
+
+    Its files are at `paths`. They may be removed from `due_ms` on, once no reader holds `segment`.
+    """
 
     due_ms: int
     base_offset: int
@@ -30,7 +33,7 @@ class Dropped(NamedTuple):
 
 
 class DroppedSegments:
-    """The dropped segments of one partition. Not for two threads at a time."""
+    """The dropped segments of one partition. Not thread-safe: the caller makes one call at a time."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -39,16 +42,16 @@ class DroppedSegments:
 
     @property
     def segments(self) -> list[Segment]:
-        """Those that somebody still reads."""
+        """The dropped segments that a reader still holds."""
         found = [gone.segment() for gone in self._dropped]
         return [segment for segment in found if segment is not None]
 
     def move_away(
         self, segments: Sequence[Segment], snapshots: Snapshots, due_ms: int, kept: int = -1
     ) -> None:
-        """Rename segments' files, and snapshots but for that at offset `kept`, until their delay is over.
+        """Rename the files of segments, and the snapshots at their base offsets except `kept`, to `.deleted` names.
 
-        The directory is for the caller to sync.
+        The files may be removed from `due_ms` on. The caller syncs the directory.
         """
         bases = {segment.base_offset for segment in segments}
         self._make_way([gone for gone in self._dropped if gone.base_offset in bases])
@@ -60,13 +63,14 @@ class DroppedSegments:
             self._dropped.append(gone)
 
     def are_due(self, now_ms: int) -> bool:
-        """Whether the delay of any is over."""
+        """Whether the delay of any dropped segment has passed."""
         return any(gone.due_ms <= now_ms for gone in self._dropped)
 
     def remove(self, now_ms: int) -> int:
-        """Unlink the files whose delay is over, of how many segments; those that somebody reads stay until then.
+        """Unlink the files of segments whose delay has passed; return the number of segments.
 
-        To keep them open instead would take as much of the disk, and more descriptors than a process has, once a
+        The files of a segment that a reader holds stay until the reader has released it. Unlinking them while they
+        are held open would free no space on the disk, and would need more descriptors than a process has once a
         reader is far behind.
         """
         due = [gone for gone in self._dropped if gone.due_ms <= now_ms and not gone.segment()]
@@ -74,7 +78,10 @@ class DroppedSegments:
         return len(due)
 
     def _make_way(self, before: Sequence[Dropped]) -> None:
-        """Free the names of segments, for they are needed again: who is still read gets others, the rest goes."""
+        """Free the file names of dropped segments, because other segments need the names.
+
+        The files of a segment that a reader holds are renamed once more. All other files are unlinked.
+        """
         for gone in before:
             segment = gone.segment()
             if segment is not None:

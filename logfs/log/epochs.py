@@ -1,4 +1,4 @@
-"""The leader epochs of a partition: from which offset on each one wrote (kafka-storage 10.1)."""
+"""The leader epochs of a partition, and the offset at which each began (kafka-storage 10.1)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ UNDEFINED = (-1, -1)
 
 
 class LeaderEpochs:
-    """An ordered map of epoch to start offset, kept in `leader-epoch-checkpoint`.
+    """An ordered map of leader epochs to start offsets, kept in `leader-epoch-checkpoint`.
 
-    Epochs and starts both increase. Written when it changes; one writer.
+    Both epochs and start offsets increase. The file is written at each change. There is one writer.
     """
 
     def __init__(self, disk: Disk, directory: Path) -> None:
-        """Load the file, and create it empty where it is missing. `Corrupt` if it is malformed."""
+        """Load the file; if it is missing, create it empty on a writable disk. Raises `Corrupt` if malformed."""
         self._disk = disk
         self._path = directory / FILE_NAME
         self._entries: list[tuple[int, int]] = []
@@ -39,12 +39,12 @@ class LeaderEpochs:
             disk.open(self._path, write=True, create=True).close()
 
     def move(self, disk: Disk, directory: Path) -> None:
-        """Go on with a copy of the file in another directory."""
+        """Continue with a copy of the file in another directory."""
         self._disk, self._path = disk, directory / FILE_NAME
 
     @property
     def entries(self) -> list[tuple[int, int]]:
-        """(epoch, start offset) in ascending order."""
+        """The pairs (epoch, start offset) in ascending order."""
         return list(self._entries)
 
     @property
@@ -53,19 +53,23 @@ class LeaderEpochs:
         return self._entries[-1][0] if self._entries else -1
 
     def assign(self, epoch: int, offset: int) -> None:
-        """Note that an epoch writes from an offset on; what contradicts it is removed."""
+        """Note that `epoch` writes from `offset` on, and remove the entries that contradict it."""
         if self._entries and epoch == self.latest and offset >= self._entries[-1][1]:
             return
         kept = [entry for entry in self._entries if entry[0] < epoch and entry[1] < offset]
         self._replace([*kept, (epoch, offset)])
 
     def epoch_for(self, offset: int) -> int:
-        """The epoch that wrote an offset; -1 if nobody knows."""
+        """Return the epoch that wrote `offset`; -1 if it is unknown."""
         number = bisect_right(self._entries, offset, key=lambda entry: entry[1])
         return self._entries[number - 1][0] if number else -1
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """The largest epoch up to this one, and where it ended; `UNDEFINED` if it is beyond all."""
+        """Return the greatest known epoch at or below `epoch`, and the offset at which it ended.
+
+        Return `UNDEFINED` if `epoch` is above all known epochs, and `epoch` with the first start offset if it is
+        below all.
+        """
         if not self._entries or epoch > self.latest:
             return UNDEFINED
         if epoch == self.latest:
@@ -76,11 +80,11 @@ class LeaderEpochs:
         return self._entries[number - 1][0], self._entries[number][1]
 
     def truncate_from_end(self, offset: int) -> None:
-        """Drop the epochs that start at or beyond an offset."""
+        """Drop the epochs that start at or after `offset`."""
         self._replace([entry for entry in self._entries if entry[1] < offset])
 
     def truncate_from_start(self, offset: int) -> None:
-        """Drop what lies below an offset; the epoch that covers it starts there from now on."""
+        """Drop what lies below `offset`. The epoch that covers `offset` starts there from now on."""
         below = [entry for entry in self._entries if entry[1] <= offset]
         above = [entry for entry in self._entries if entry[1] > offset]
         self._replace([(below[-1][0], offset), *above] if below else above)

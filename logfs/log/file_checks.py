@@ -1,4 +1,4 @@
-"""Files of a partition directory that are refused before anything reads them."""
+"""Checks that refuse files of a partition directory before they are read."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _SWAP = names.LOG + names.SWAP
 
 
 def check_files(disk: Disk, directory: Path) -> None:
-    """Refuse what is no file of a segment though it has the name of one.
+    """Refuse files that have the name of a segment's file or snapshot and cannot be one.
 
-    Raises `InvalidName` for a symlink, a FIFO or a directory, and for a .log whose stem is no offset; `Corrupt` for a
-    .log or a swap that is too long, and for a swap that would hide good records.
+    Raises `InvalidName` for a symlink, a FIFO or a directory, and for a .log, `.log.swap` or `.cleaned` file whose
+    stem is not an offset. Raises `Corrupt` for a .log or a swap that is too long, and for a swap that would hide good
+    records.
     """
     found: set[str] = set()
     unfinished: list[int] = []
@@ -37,7 +38,7 @@ def check_files(disk: Disk, directory: Path) -> None:
                 )
             found.add(entry.name)
     bases = {names.parse_stem(name) for name in found if name.endswith(names.LOG)}
-    # Who removes a file at this moment has not left it to be read.
+    # A file that another process removes meanwhile needs no check.
     for name in found:
         with suppress(FileNotFoundError, Gone):
             if name.endswith(names.LOG):
@@ -45,7 +46,7 @@ def check_files(disk: Disk, directory: Path) -> None:
             elif name.endswith(_SWAP) and names.parse_stem(name) < min(
                 unfinished, default=names.INT64_MAX
             ):
-                # At or beyond a .cleaned, it was not committed and is dropped (kafka-storage 5.2).
+                # A swap at or above a .cleaned file was not committed, and is dropped (kafka-storage 5.2).
                 _check_swap(disk, directory, names.parse_stem(name), bases)
 
 
@@ -59,9 +60,10 @@ def _check_size(disk: Disk, path: Path) -> None:
 
 
 def _check_swap(disk: Disk, directory: Path, base_offset: int, bases: set[int]) -> None:
-    """Of what a cleaner leaves, the first batch is whole, and the segment before ends where it begins.
+    """Raise `Corrupt` for a swap that compaction cannot have written and that would hide good records.
 
-    Both were fsynced before the swap got its name (kafka-storage 8.8).
+    What compaction leaves begins with a whole batch, and the segment before it ends below its base offset. Both the
+    swap and that segment were fsynced before the swap got its name (kafka-storage 8.8).
     """
     swap = Segment(disk, directory, base_offset, names.SWAP)
     _check_size(disk, swap.path)

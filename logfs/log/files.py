@@ -1,9 +1,9 @@
-"""The only door to the disk: every open, read, write, sync and rename of the engine goes through a `Disk`.
+"""File access of the engine: every open, read, write, sync and rename goes through a `Disk`.
 
-One narrow door means that a fault or a crash can be put at every call (`tests/crashdisk.py` does), that no
-caller can forget to sync a directory after a rename, and that a thread which must never wait for a disk cannot
-do so by accident: the mount registers its event loop with `Disk.forbid_blocking`, and a read that would have to
-wait there raises `WouldBlock` instead, so that the caller repeats it in a worker thread.
+This narrow interface serves three purposes. A fault or a crash can be injected at every call (`tests/crashdisk.py`
+does so). No caller can forget to sync a directory after a rename. A thread that must never wait for a disk cannot do
+so by accident: the mount registers its event loop with `Disk.forbid_blocking`, and a read that would have to wait
+there raises `WouldBlock`, so that the caller repeats it in a worker thread.
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ if TYPE_CHECKING:
 
     from logfs.errors import LogDirFailed
 
-# Errors of a full disk, quota or size limit, and of too many open files: what is there is sound, so the partition may
-# go on.
+# Errors of a full disk, quota or size limit, and of too many open files. The existing data is sound, so the partition
+# may go on.
 EXHAUSTED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 
 
-# The end of the name of a file that is about to replace another.
+# The suffix of a file that is about to replace another.
 TEMPORARY = ".tmp"
-# Of what is made: nothing for other users, as Debian has it for logs.
+# The modes of new files and directories: no access for other users, as Debian does for logs.
 DIRECTORY_MODE = 0o750
 FILE_MODE = 0o640
 
-# A checkpoint of a million partitions is not as long; a sparse file may be longer than the memory.
+# The limit of a small file. A checkpoint of a million partitions is shorter; a sparse file may be larger than memory.
 _MOST_BYTES = 64 * 1024 * 1024
 
-# The clock that stamps files goes on in ticks of a few ms: what changed twice in one may have one mtime.
+# The clock of file timestamps advances in ticks of a few ms: two changes within a tick may have the same mtime.
 _SETTLED_NS = 50_000_000
 
 
 class WouldBlock(Exception):
-    """This thread must not wait for the disk: do the same call again in a worker thread."""
+    """A call that would wait for the disk in a thread that must not: repeat it in a worker thread."""
 
 
 _STANDARD_ERROR = 2
-# How often a reader that finds files gone looks again: a busy machine may let compaction win many times in a row.
+# How many times a reader tries that finds files gone. On a busy machine compaction may win many times in a row.
 TRIES = 100
 
 
 class Gone(OffsetOutOfRange):
-    """A file that somebody else writes has left the log, or was cut, since the directory was looked at."""
+    """A file that another process writes has left the log, or was cut, since the directory was listed."""
 
 
 @dataclass(slots=True, eq=False)
 class File:
-    """An open regular file. The descriptor outlives an unlink of the name, and closes with the object."""
+    """An open regular file. The descriptor survives an unlink of the name, and is closed with the object."""
 
     path: Path
     fd: int
@@ -81,37 +81,37 @@ class File:
 class Disk:
     """Files and directories below a log directory. Raises `OSError` as the system does.
 
-    Any thread may call any method. Only `read` can raise `WouldBlock`, and only in the thread that called
-    `forbid_blocking`.
+    Any thread may call any method. Only `read`, `hold` and `check_may_block` can raise `WouldBlock`, and only in the
+    thread that called `forbid_blocking`.
     """
 
     writable = True
-    # Why everything behind this door is offline: see `logfs.log.watched`.
+    # Why everything on this disk is offline: see `logfs.log.watched`.
     failure: LogDirFailed | None = None
 
     def __init__(self) -> None:
         self._loop_thread = -1
-        # Held by who opens a file by a name that may change, and by who changes it.
+        # Held while a file is opened by a name that may change, and while such a name is changed.
         self.naming = threading.RLock()
-        # How long it took to make logs durable.
+        # The durations of the flushes that made logs durable.
         self.flush_times = Durations()
 
     def forbid_blocking(self) -> None:
-        """From now on a `read` in the calling thread raises `WouldBlock` rather than wait for the disk."""
+        """From now on, a `read` in the calling thread raises `WouldBlock` rather than wait for the disk."""
         self._loop_thread = threading.get_ident()
 
     def allow_blocking(self) -> None:
-        """Take `forbid_blocking` back."""
+        """Undo `forbid_blocking`."""
         self._loop_thread = -1
 
     def check_may_block(self) -> None:
-        """Raise `WouldBlock` in the thread that must not wait; call it before work that takes long."""
+        """Raise `WouldBlock` in the thread that must not wait. Call this before any operation that takes long."""
         if threading.get_ident() == self._loop_thread:
             raise WouldBlock
 
     @contextmanager
     def hold(self, lock: threading.Lock | threading.RLock) -> Iterator[None]:
-        """Hold a lock; the thread that must not wait gets `WouldBlock` if another has it."""
+        """Hold a lock. The thread that must not wait gets `WouldBlock` if another thread has the lock."""
         if not lock.acquire(blocking=False):
             self.check_may_block()
             lock.acquire()
@@ -125,15 +125,15 @@ class Disk:
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
         """Open a regular file; a symlink, FIFO or device of that name is an `OSError` and is never waited for.
 
-        `create` makes the file where it is missing, with mode 0640 less the umask: others read through the mount,
-        whose mode bits say who may, and not the files below it.
+        `create` makes a missing file, with mode 0640 less the umask. Other users read through the mount, whose mode
+        bits control their access, and not from these files.
         """
         flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         flags |= os.O_RDWR if write else os.O_RDONLY
         flags |= os.O_CREAT if create else 0
         fd = os.open(path, flags, FILE_MODE)
         if fd <= _STANDARD_ERROR:
-            # The standard streams were closed: what a library prints must not go into a segment.
+            # The standard streams were closed: the output of a library must not go into a segment.
             fd, low = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _STANDARD_ERROR + 1), fd
             os.close(low)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -142,7 +142,7 @@ class Disk:
         return File(path, fd)
 
     def read(self, file: File, position: int, size: int) -> memoryview:
-        """The bytes [position, position + size) of a file, fewer only at its end."""
+        """Return the bytes [position, position + size) of a file, fewer only at its end."""
         if threading.get_ident() != self._loop_thread:
             return memoryview(self._read_fully(file, position, size))
         buffer = bytearray(size)
@@ -155,7 +155,8 @@ class Disk:
             raise
         if done < size and position + done < os.fstat(file.fd).st_size:
             raise WouldBlock
-        # Read-only, as what comes from bytes is: the compiled kernels know each kind as a type of its own.
+        # Read-only, as views of bytes are: the compiled kernels treat read-only and writable views as different
+        # types.
         return memoryview(buffer)[:done].toreadonly()
 
     def _read_fully(self, file: File, position: int, size: int) -> bytes:
@@ -181,11 +182,11 @@ class Disk:
         os.ftruncate(file.fd, size)
 
     def size(self, file: File) -> int:
-        """The file's length in bytes."""
+        """Return the file's length in bytes."""
         return os.fstat(file.fd).st_size
 
     def stat_file(self, file: File) -> os.stat_result:
-        """`fstat` of an open file, whatever has become of its name."""
+        """Return the `fstat` of an open file, whatever has become of its name."""
         return os.fstat(file.fd)
 
     def sync(self, file: File) -> None:
@@ -193,11 +194,11 @@ class Disk:
         os.fdatasync(file.fd)
 
     def allocate(self, file: File, position: int, size: int) -> None:
-        """Give bytes of a file their blocks, so that a store through a mapping cannot find the disk full."""
+        """Allocate the blocks of a range of a file, so that a store through a mapping cannot meet a full disk."""
         os.posix_fallocate(file.fd, position, size)
 
     def map(self, file: File, size: int) -> mmap.mmap:
-        """A shared mapping of the file's first `size` bytes, writable where the disk is."""
+        """Return a shared mapping of the file's first `size` bytes, writable where the disk is."""
         access = mmap.ACCESS_WRITE if self.writable else mmap.ACCESS_READ
         return mmap.mmap(file.fd, size, access=access)
 
@@ -208,12 +209,12 @@ class Disk:
     # Names.
 
     def rename(self, old: Path, new: Path) -> None:
-        """Rename, replacing `new`, and sync the directory: no caller can forget."""
+        """Rename, replacing `new`, and sync the directory, so that no caller can forget it."""
         self.move(old, new)
         self.sync_directory(new.parent)
 
     def move(self, old: Path, new: Path) -> None:
-        """Rename, as one of many: the caller syncs the directory after the last."""
+        """Rename as one of several renames; the caller syncs the directory after the last."""
         os.rename(old, new)
 
     def unlink(self, path: Path) -> None:
@@ -221,7 +222,7 @@ class Disk:
         path.unlink(missing_ok=True)
 
     def mkdir(self, path: Path, *, mode: int = DIRECTORY_MODE) -> None:
-        """Make a directory, with `mode` less the umask, and sync its parent; if that fails, it does not stay."""
+        """Make a directory, with `mode` less the umask, and sync its parent; if that fails, remove it again."""
         os.mkdir(path, mode)
         try:
             self.sync_directory(path.parent)
@@ -243,35 +244,35 @@ class Disk:
             os.close(fd)
 
     def scan(self, path: Path) -> Iterator[os.DirEntry[str]]:
-        """The entries of a directory, in no particular order."""
+        """Yield the entries of a directory, in no particular order."""
         with os.scandir(path) as entries:
             yield from entries
 
     def free_bytes(self, path: Path) -> int:
-        """How much room the filesystem of a path has for who is not root."""
+        """Return the free bytes of a path's filesystem that are available to non-root users."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 
     def exists(self, path: Path) -> bool:
-        """Whether anything of that name is there, a dangling symlink included."""
+        """Whether anything of that name exists, a dangling symlink included."""
         return os.path.lexists(path)
 
     def stat(self, path: Path) -> os.stat_result:
-        """`lstat` of the path."""
+        """Return the `lstat` of the path."""
         return os.lstat(path)
 
     def is_settled(self, found: os.stat_result) -> bool:
-        """Whether whatever is done to a file or directory from now on gives it another mtime than it has."""
+        """Whether any change from now on gives a file or directory another mtime than that in `found`."""
         return time.time_ns() - found.st_mtime_ns > _SETTLED_NS
 
     def set_mtime(self, path: Path, mtime_ms: int) -> None:
-        """Give a file a modification time, in ms since the epoch."""
+        """Set a file's modification time, in ms since the epoch."""
         os.utime(path, ns=(mtime_ms * 1_000_000, mtime_ms * 1_000_000))
 
     # Small files.
 
     def read_file(self, path: Path) -> bytes:
-        """All of a small regular file; `Corrupt` for one that is not small."""
+        """Return all bytes of a small regular file. Raises `Corrupt` for a file that is not small."""
         file = self.open(path)
         try:
             return self.read_all(file)
@@ -279,7 +280,7 @@ class Disk:
             file.close()
 
     def read_all(self, file: File) -> bytes:
-        """The same for an open file."""
+        """Return all bytes of an open small file. Raises `Corrupt` for a file that is not small."""
         size = self.size(file)
         if size > _MOST_BYTES:
             raise Corrupt(
@@ -296,9 +297,9 @@ class Disk:
         self.sync_directory(path.parent)
 
     def put_file(self, path: Path, data: bytes, *, sync: bool) -> None:
-        """Replace a small file by way of a `.tmp` file and a rename.
+        """Replace a small file by writing a `.tmp` file and renaming it.
 
-        A killed process leaves the old content or the new, and with `sync` so does a power cut. The caller syncs the
+        A killed process leaves the old content or the new; with `sync`, so does a power cut. The caller syncs the
         directory.
         """
         temporary = path.with_name(path.name + TEMPORARY)
@@ -310,7 +311,7 @@ class Disk:
                 self.sync(file)
             self.move(temporary, path)
         except OSError:
-            # A full disk is not to be kept full by what was not finished.
+            # An unfinished file must not keep a full disk full.
             with suppress(OSError):
                 self.unlink(temporary)
             raise
@@ -319,7 +320,7 @@ class Disk:
 
 
 class ReadOnlyDisk(Disk):
-    """A door that opens one way: every call that would change anything below raises `NotWritable`."""
+    """A read-only `Disk`: every call that would change a file or directory raises `NotWritable`."""
 
     writable = False
 

@@ -1,10 +1,10 @@
-"""A partition that somebody else writes: a read-only store brings it up to date with what is on the disk.
+"""A partition that another process writes: a read-only store keeps it up to date with the files on the disk.
 
-Nobody tells what a broker appends, rolls, deletes, compacts or truncates, so `refresh` looks: at the times of the
-directory and of the last .log file, and only where they have changed at what is new. Segments that are still there
-stay the same objects, so who reads them goes on undisturbed; those that were replaced or dropped live on, with
-their open files, for whoever holds them. Nothing is written or locked, and what vanishes while it is looked at is
-looked at again.
+A broker does not report what it appends, rolls, deletes, compacts or truncates. `refresh` therefore looks at the
+times of the directory and of the last .log file, and reads what is new only if they have changed. Segments that still
+exist stay the same objects, so their readers are not disturbed. Segments that were replaced or dropped live on, with
+their open files, for the readers that hold them. Nothing is written or locked. A look during which files vanish is
+repeated.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Of the segments that leave the log, so many of the newest are opened for those who still read them.
+# When segments leave the log, this many of the newest are opened for their readers.
 _KEPT_OPEN = 256
 
 
 def load(disk: Disk, directory: Path, start: Start) -> Loaded:
-    """Load a partition that somebody is writing at this moment, with no more than its listing and its end.
+    """Load a partition that another process is writing, reading only its listing and its end.
 
     Raises `OSError`; `Gone` if files vanish too fast; `Corrupt` for a leader epoch file that cannot be read.
     """
@@ -57,15 +57,15 @@ def load(disk: Disk, directory: Path, start: Start) -> Loaded:
 
 
 def _load(disk: Disk, directory: Path, start: Start) -> Loaded:
-    """One try at it: `Gone` where a file that was listed has left the log since."""
+    """Try once to load; raise `Gone` if a listed file has left the log since."""
     segments = _make_segments(disk, directory, _list(disk, directory), {})
     if not segments:
-        # A directory that is just being made, or the remains of one.
+        # The directory is being created or removed.
         empty = FollowedSegment(disk, directory, start.log_start_offset)
         empty.resume(Tip(0, empty.base_offset, UNMEASURED), TimeEntry(-1, start.log_start_offset))
         segments = [empty]
     last = segments[-1]
-    # A store may have very many partitions: what is read again is opened again.
+    # Closed, because a store may have very many partitions; the next read opens the file again.
     last.close()
     timestamp = last.last_timestamp
     if timestamp < 0 and len(segments) > 1:
@@ -80,7 +80,7 @@ def _load(disk: Disk, directory: Path, start: Start) -> Loaded:
 
 def _list(disk: Disk, directory: Path) -> Listing:
     def end_of(base_offset: int, files: Files) -> int:
-        """The offset behind a segment that is being swapped in."""
+        """Return the offset after a segment that is being swapped in."""
         segment = FollowedSegment(disk, directory, base_offset)
         segment.identify(files)
         segment.follow_end()
@@ -92,7 +92,7 @@ def _list(disk: Disk, directory: Path) -> Listing:
 def _make_segments(
     disk: Disk, directory: Path, listing: Listing, known: dict[int, FollowedSegment]
 ) -> list[FollowedSegment]:
-    """The segments of a listing; those that are known and unchanged are the same objects."""
+    """Return the segments of a listing; those that are known and unchanged stay the same objects."""
     bases = list(listing)
     segments = []
     for base, following in zip(bases, [*bases[1:], None], strict=False):
@@ -100,7 +100,7 @@ def _make_segments(
         if segment is None or not _carry_on(segment, listing[base], following):
             segment = FollowedSegment(disk, directory, base)
             segment.identify(listing[base])
-            # Whether the topic is compacted only the cluster knows.
+            # Only the cluster knows whether the topic is compacted.
             segment.gaps = True
             segment.next_base = following
             if following is None:
@@ -110,7 +110,7 @@ def _make_segments(
 
 
 def _carry_on(segment: FollowedSegment, files: Files, following: int | None) -> bool:
-    """Whether a known segment is still what it was, but for what was appended to it."""
+    """Update a known segment; return whether it is still the same, apart from what was appended."""
     if not segment.is_same(files) or segment.next_base not in (None, following):
         return False
     segment.identify(files)
@@ -135,14 +135,14 @@ class FollowedPartition(Partition):
         clock: Callable[[], int],
         load: Callable[[], Loaded],
     ) -> None:
-        """`load` makes segments of the kind `FollowedSegment`; raises what it raises."""
+        """Load the partition. `load` makes segments of the kind `FollowedSegment`; its errors pass through."""
         before = disk.stat(directory)
         loaded = load()
         super().__init__(disk, directory, name, config, clock, loaded)
         self._inode = before.st_ino
-        # As the checkpoint has it: a broker writes it once a minute, so the files may say more.
+        # The log start of the checkpoint. A broker writes it once a minute, so the files may show a later one.
         self._checkpointed_start = loaded.log_start_offset
-        # What was seen of the directory and of the last .log file: None where another look might show more.
+        # The last state seen of the directory and of the last .log file; None if another look may show more.
         self._seen_directory = before.st_mtime_ns if disk.is_settled(before) else None
         self._seen_log: tuple[int, int, int] | None = None
         with suppress(FileNotFoundError):
@@ -153,17 +153,17 @@ class FollowedPartition(Partition):
     # Keeping up.
 
     def follow_log_start(self, offset: int) -> None:
-        """Take the log start offset of a new checkpoint."""
+        """Apply the log start offset of a new checkpoint."""
         if offset != self._checkpointed_start:
             with self.disk.hold(self.lock):
                 self._checkpointed_start = offset
                 self._set_log_start()
 
     def refresh(self) -> bool:
-        """Bring the partition up to date; whether anything has changed.
+        """Bring the partition up to date with its files; return whether anything has changed.
 
-        Costs two calls of `stat` where nothing has. A thread that must not wait gets `WouldBlock` if there is more
-        to do. A partition that is deleted stays as it was.
+        Costs two calls of `stat` if nothing has. Raises `WouldBlock` in a thread that must not wait, if there is more
+        to do. A deleted partition stays as it was.
         """
         if self._is_up_to_date():
             return False
@@ -187,7 +187,7 @@ class FollowedPartition(Partition):
     def _catch_up(self) -> bool:
         found = self.disk.stat(self.directory)
         if found.st_ino != self._inode:
-            # The name leads to a new partition, which is the store's to notice.
+            # The name leads to a new partition; noticing it is up to the store.
             return False
         changed = False
         if found.st_mtime_ns != self._seen_directory:
@@ -207,7 +207,7 @@ class FollowedPartition(Partition):
         return active
 
     def _advance(self, active: FollowedSegment) -> bool:
-        """Take in what was appended; a segment that was cut is replaced by a new one."""
+        """Take in what was appended; replace a segment that was cut by a new object."""
         try:
             if not active.advance():
                 return False
@@ -228,7 +228,7 @@ class FollowedPartition(Partition):
     def _take_listing(self) -> bool:
         listing = _list(self.disk, self.directory)
         if not listing:
-            # It is being made, or removed file by file.
+            # The partition is being created, or removed file by file.
             return False
         known = {s.base_offset: s for s in self.segments if isinstance(s, FollowedSegment)}
         before = self._active
@@ -236,7 +236,7 @@ class FollowedPartition(Partition):
         kept = set(map(id, segments))
         dropped = [segment for segment in known.values() if id(segment) not in kept]
         for segment in dropped[-_KEPT_OPEN:]:
-            # For views that hold it: an open file outlives its name. What is cut is lost to them.
+            # For views that hold the segment: an open file survives its name. A segment that was cut is lost to them.
             files = listing.get(segment.base_offset)
             segment.is_lost |= files is not None and segment.is_same(files)
             with suppress(OSError, Gone):
@@ -252,7 +252,7 @@ class FollowedPartition(Partition):
         if any(segment.is_lost for segment in dropped):
             self._producers = None
         if dropped:
-            # Last of all: a view that was begun before is then known to be old.
+            # Set last: a view that was made before is then recognised as outdated.
             self.generation += 1
         return changed
 
@@ -269,7 +269,7 @@ class FollowedPartition(Partition):
         except (Corrupt, OSError) as error:
             logger.warning("%s: the leader epochs stay what they were: %s", self.directory, error)
 
-    # Reading: who finds a file gone looks at the directory again, and begins anew.
+    # Reading: a reader that finds a file gone looks at the directory again and starts over.
 
     def batches(
         self, offset: int, end: int | None = None, segments: Sequence[Segment] | None = None
@@ -284,7 +284,7 @@ class FollowedPartition(Partition):
             except Gone as gone:
                 left -= 1
                 self._look_again(left, gone)
-                # Of the log as it is now: what has left it is out of range.
+                # Read the log as it is now: offsets that have left it are out of range.
                 segments = None
 
     def record(self, offset: int) -> Record | None:
@@ -308,7 +308,7 @@ class FollowedPartition(Partition):
         raise AssertionError("the last try returns or raises")
 
     def _look_again(self, tries_left: int, gone: Gone) -> None:
-        """Refresh after a `Gone`, or let it pass if there are no tries left."""
+        """Refresh after a `Gone`; raise it if there are no tries left."""
         if not tries_left:
             raise gone
         self.check_may_block()
@@ -318,7 +318,10 @@ class FollowedPartition(Partition):
 
 
 def _retire(segment: FollowedSegment, segments: tuple[FollowedSegment, ...]) -> None:
-    """The last segment was sealed and dropped between two looks: who reads it gets its rest, and goes on behind."""
+    """Seal a last segment that was sealed and dropped between two looks.
+
+    Readers finish this segment, then continue with the next.
+    """
     following = [other.base_offset for other in segments if other.base_offset > segment.base_offset]
     with suppress(OSError, Gone):
         if following:

@@ -1,4 +1,4 @@
-"""A segment that somebody else writes, compacts and deletes, while this process reads it."""
+"""A segment that another process writes, compacts and deletes, while this process reads it."""
 
 from __future__ import annotations
 
@@ -35,48 +35,52 @@ if TYPE_CHECKING:
     from logfs.log.listing import Files
     from logfs.log.text_index import TextIndex
 
-# What was appended since the last look is stepped through up to so much; more is skipped by the offset index.
+# Up to this many new bytes are walked batch by batch. If there are more, the offset index is used to skip most of
+# them.
 _STEP_BYTES = 64 * 1024
-# Behind every offset and every timestamp.
+# Above every offset and every timestamp.
 _LAST = 2**63 - 1
-# The broker writes an entry of the transaction index behind its marker: how long to wait for it.
+# The broker writes an entry of the transaction index after its marker. This is how long to wait for it.
 _AWAIT_SECONDS = 0.3
-# Of `Segment.indexes`, in that order.
+# The suffixes of `Segment.indexes`, in that order.
 _SUFFIXES = (names.OFFSET_INDEX, names.TIME_INDEX, names.TEXT_INDEX)
 
 
 class FollowedSegment(Segment):
-    """A segment of a read-only store, known by the inodes of its files rather than by their names.
+    """A segment of a read-only store, identified by the inodes of its files rather than by their names.
 
-    The last one grows when `advance` is called, up to the last batch that is whole. Whatever has become of the
-    names, an open file stays what it was; one that was not opened in time, or was cut, answers `Gone`.
+    The last segment grows when `advance` is called, up to the last whole batch. An open file stays the same, whatever
+    becomes of its names. A file that was not opened in time, or that was cut, raises `Gone`.
     """
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int) -> None:
         super().__init__(disk, directory, base_offset)
-        # Empty until `identify`: what loading found under the path.
+        # The inode numbers by suffix. Empty until `identify`: the files are then those that loading found under the
+        # path.
         self.inodes: Files = {}
         self.last_timestamp = -1
-        # Its bytes were cut off and perhaps written anew: nothing of it may be shown any more.
+        # Whether its bytes were cut off, and perhaps written again: nothing of it may be shown any more.
         self.is_lost = False
         self.txn_index: _FollowedTxnIndex = _FollowedTxnIndex(disk, self.txn_index.path)
         self._measured: Tip | None = None
-        # Where the last batch lies, and its header: they tell whether the file was cut and has grown again.
+        # The position and the header of the last batch. They show whether the file was cut and has grown again.
         self._last: tuple[int, bytes] | None = None
-        # Where no batch was found though bytes are there, and how long the file was when they were searched.
+        # The position of bytes in which no batch was found, and the file's length when they were searched (-1: not
+        # yet).
         self._doubt: tuple[int, int] | None = None
-        # The position of a marker whose entry is not there yet, and until when to wait for it.
+        # The position of a marker whose index entry is missing, and the time until which to wait for the entry.
         self._awaited: tuple[int, float] | None = None
 
     def identify(self, files: Files) -> None:
-        """Take the files of these inodes for the segment's own."""
+        """Use the files with these inode numbers."""
         before, self.inodes = self.inodes, files
         if files == before:
             return
         if before.get(names.TXN_INDEX) != files.get(names.TXN_INDEX) or not before:
             self.txn_index.follow(files.get(names.TXN_INDEX))
         if before:
-            # One that Kafka has made since, at its first entry, or made anew. The text's stays: it is ours by now.
+            # Kafka may have created an index since, at its first entry, or replaced it. The text index stays: this
+            # process maintains its own by now.
             directory, is_growing = self.path.parent, self.offset_index.is_growing
             new = FollowedSegment(self._disk, directory, self.base_offset).indexes
             if before.get(names.OFFSET_INDEX) != files.get(names.OFFSET_INDEX):
@@ -88,7 +92,7 @@ class FollowedSegment(Segment):
         for index, suffix in zip(self.indexes, _SUFFIXES, strict=True):
             if index.source is None:
                 inode = files.get(suffix)
-                # Of the three, the text's may go alone: nobody but us needs it, and it is made anew.
+                # Of the three, only the text index may vanish alone: only logfs needs it, and it is rebuilt.
                 may_go = index is self.text_index
                 index.source = partial(_open_index, self._disk, index.path, inode, may_go=may_go)
 
@@ -129,24 +133,24 @@ class FollowedSegment(Segment):
     # Growing.
 
     def follow_end(self) -> None:
-        """Find the end of the last segment by its indexes: nothing before their last entry is read."""
+        """Find the end of the last segment by its indexes; nothing before their last entry is read."""
         self._tip = Tip(0, self.base_offset, UNMEASURED)
         self.advance()
 
     def walk_unknown_end(
         self, position: int, first_offset: int
     ) -> Iterator[tuple[int, Batch] | Damage]:
-        # How recovery finds the end, and so the last batch.
+        # Recovery finds the end of the segment with this walk, so the last batch is noted here.
         for found in super().walk_unknown_end(position, first_offset):
             if not isinstance(found, Damage):
                 self._last = found[0], bytes(found[1].data[:HEADER_SIZE])
             yield found
 
     def advance(self, *, may_wait: bool = True) -> bool:
-        """Take in the whole batches that were appended since the last look; whether there were any.
+        """Take in the whole batches that were appended since the last call; return whether there were any.
 
-        With `may_wait` it may end before a marker that a broker is still busy with: see `is_waiting`. `Gone` if the
-        file was cut below the end that it had then: this segment is of no use any more.
+        With `may_wait` the segment may end before a marker whose index entry a broker has not written yet: see
+        `is_waiting`. Raises `Gone` if the file was cut below the end known before; this segment is then of no use.
         """
         tip = self._tip
         assert tip is not None
@@ -171,7 +175,7 @@ class FollowedSegment(Segment):
             if header.max_timestamp > max_entry.timestamp:
                 max_entry = TimeEntry(header.max_timestamp, header.last_offset)
             self.last_timestamp = header.max_timestamp
-        # Last of all, so that what was cut and written anew in the meantime shows.
+        # Checked last, so that bytes that were cut and written again meanwhile are noticed.
         self._check_uncut(tip)
         if position == tip.size_bytes:
             return False
@@ -179,7 +183,7 @@ class FollowedSegment(Segment):
         self._last = last
         self._tip = Tip(position, expected, UNMEASURED)
         if size - tip.size_bytes > _STEP_BYTES:
-            # Of what was skipped.
+            # Include the batches that were skipped.
             max_entry = max(max_entry, self._time_before(_LAST))
         self.max_entry = max_entry
         return True
@@ -192,8 +196,8 @@ class FollowedSegment(Segment):
             if self._disk.read(self.file, position, HEADER_SIZE) != header:
                 raise self._cut()
 
-    # The indexes of a segment that grows: after a truncation Kafka leaves old entries in the room behind those in
-    # force, so each is held against the log before it is believed.
+    # The indexes of a growing segment. After a truncation Kafka leaves old entries in the space after those in force,
+    # so each entry is checked against the log before it is used.
 
     def position_of(self, offset: int) -> int:
         if self.offset_index.is_growing:
@@ -206,7 +210,7 @@ class FollowedSegment(Segment):
         return super()._look_from(offset)
 
     def _start_before(self, offset: int, size: int) -> tuple[int, int]:
-        """Position and base offset of a batch at or before an offset, by an entry that agrees with the log."""
+        """Return position and base offset of a batch at or before `offset`, by an entry that agrees with the log."""
         index = self.offset_index
         number = bisect_right(range(len(index)), offset, key=lambda n: index[n].offset) - 1
         back = 1
@@ -233,9 +237,10 @@ class FollowedSegment(Segment):
         return super().offset_before(timestamp)
 
     def _time_before(self, timestamp: int) -> TimeEntry:
-        """An entry of the time index before a timestamp, if it is one of a batch that is in the log.
+        """Return an entry of the time index before `timestamp` whose batch is in the log.
 
-        Before, not at it: an old entry may have the timestamp of a batch, and not of the first that has it.
+        The entry is before `timestamp`, not at it: an old entry may have the timestamp of a batch that is not the
+        first with that timestamp.
         """
         index = self.time_index
         number = bisect_left(range(len(index)), timestamp, key=lambda n: index[n].timestamp) - 1
@@ -251,14 +256,14 @@ class FollowedSegment(Segment):
     def _new_batches(
         self, position: int, expected: int, size: int, *, may_wait: bool
     ) -> Iterator[tuple[int, Batch] | Damage]:
-        """The whole batches from a position on: one that is half written ends them."""
+        """Yield the whole batches from `position` on, and damage; a half-written batch ends them."""
         doubt, self._doubt = self._doubt, None
         awaited, self._awaited = self._awaited, None
         while size - position > LENGTH_OVERHEAD:
             head = self._disk.read(self.file, position, LENGTH_OVERHEAD)
             length = int.from_bytes(head[8:], "big", signed=True)
             if not any(head):
-                # Room that is preallocated.
+                # Preallocated space.
                 return
             end = position + LENGTH_OVERHEAD + length
             found = None
@@ -267,7 +272,7 @@ class FollowedSegment(Segment):
             if found is None or isinstance(found, Damage):
                 found = None
                 if doubt is not None and doubt[0] == position and doubt[1] != size:
-                    # No batch at the second look either: damage, if there is a batch behind it.
+                    # No batch at the second look either: this is damage if a batch follows.
                     found = next(self._walk_to(position, size, expected), None)
                     doubt = position, size
                 if not isinstance(found, Damage) or found.end == size:
@@ -282,11 +287,14 @@ class FollowedSegment(Segment):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether another look may show more, though the .log file stays the same."""
+        """Whether another `advance` may show more, though the .log file stays the same."""
         return self._awaited is not None
 
     def _awaits(self, position: int, before: tuple[int, float] | None) -> bool:
-        """Whether to wait for a marker's entry, as the look `before` perhaps did; a lone marker never gets one."""
+        """Whether to wait for the index entry of the marker at `position`; `before` is the wait of the last look.
+
+        A marker without a transaction never gets an entry, so the wait is limited.
+        """
         now = time.monotonic()
         if before is None or before[0] != position:
             before = position, now + _AWAIT_SECONDS
@@ -296,9 +304,9 @@ class FollowedSegment(Segment):
         return True
 
     def _is_ahead(self, batch: Batch) -> bool:
-        """Whether a batch aborts a transaction that the transaction index, written behind it, does not tell of yet.
+        """Whether a batch aborts a transaction whose index entry is still missing; it is written after the batch.
 
-        Without the entry its records would pass for committed.
+        Without the entry, the records of the transaction would look committed.
         """
         if not batch.header.is_control:
             return False
@@ -321,8 +329,8 @@ class FollowedSegment(Segment):
         return walk(Walk(read, position, end, *bounds, exact=True, base_offset=self.base_offset))
 
     def seal_at(self, next_base: int) -> None:
-        """The log has gone on in another segment: take in the rest of this one. `Gone` as `advance`."""
-        # Who has rolled has written the entries of all markers before.
+        """Take in the rest of this segment and seal it: the log continues in another. Raises `Gone` as `advance`."""
+        # A writer that has rolled has written the entries of all markers before.
         self.advance(may_wait=False)
         tip = self._tip
         assert tip is not None
@@ -345,8 +353,8 @@ class FollowedSegment(Segment):
         return measured
 
     def _measure(self, now: Tip) -> Tip:
-        """The text up to a tip, by the text index; what is not in it is read."""
-        # The same files, and a tip that does not move meanwhile.
+        """Measure the text up to a tip by the text index; what the index does not cover is read."""
+        # A copy with the same files, whose tip does not move meanwhile.
         still = copy.copy(self)
         still._tip = now
         if not text_fits(still) or self.text_index.last.position != now.size_bytes:
@@ -360,9 +368,9 @@ class FollowedSegment(Segment):
         return self._measured
 
     def _index_text(self, still: Segment, now: Tip) -> None:
-        """Bring the text index up to a tip: in memory, or for a sealed segment from the user's cache.
+        """Extend the text index up to a tip: in memory or, for a sealed segment, from the user's cache.
 
-        Another object takes its place, for readers use the one that there is without a lock.
+        Another object takes the place of the index, because readers use the present one without a lock.
         """
         is_sealed = self.next_base is not None
         before, still.text_index = self.text_index, self._another_text_index()
@@ -384,14 +392,14 @@ class FollowedSegment(Segment):
         self._watch_indexes()
 
     def _another_text_index(self) -> TextIndex:
-        """Another object for the text index, of the same file."""
+        """Return another object for the text index, with the same file."""
         index = self.new_indexes()[2]
         index.source, index.is_growing = self.text_index.source, self.text_index.is_growing
         return index
 
 
 class _FollowedTxnIndex(TransactionIndex):
-    """One that is read by its inode, once it is known."""
+    """A transaction index that is read by the inode of its file, once that is known."""
 
     def __init__(self, disk: Disk, path: Path) -> None:
         super().__init__(disk, path)
@@ -399,9 +407,9 @@ class _FollowedTxnIndex(TransactionIndex):
         self._is_known = False
 
     def follow(self, inode: int | None) -> None:
-        """Go by a file of that inode, or by none."""
+        """Use the file with this inode number; None stands for no file."""
         if self._is_known:
-            # Until then it is what recovery found, perhaps in memory alone.
+            # Until the inode is known, the entries are those that recovery found, perhaps in memory alone.
             self.forget()
         self._inode, self._is_known = inode, True
 

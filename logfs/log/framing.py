@@ -1,7 +1,7 @@
-"""Lines and envelopes out of a stream of writes: what one open file handle has not finished yet.
+"""Framing: cuts the writes of one file handle into lines or envelopes, and appends these.
 
-The same framing serves `append` and `append.jsonl`, and knows nothing of FUSE: bytes in, `Partition` appends, the
-number of bytes taken out.
+`append` and `append.jsonl` use the same framing, which does not depend on FUSE: it takes bytes, appends to a
+`Partition`, and returns the number of bytes taken.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 class Taken(NamedTuple):
-    """What came of a write: bytes taken, the last offset given (None if none), and what stopped it.
+    """The result of a write: bytes taken, last offset assigned (None if none), and the error that stopped it.
 
-    With `taken` 0 and a reason, the write fails with it; with both, the caller comes again with the rest.
+    With an error and `taken` 0, the write fails with it. With an error and `taken` above 0, the caller writes the
+    rest again.
     """
 
     taken: int
@@ -29,11 +30,11 @@ class Taken(NamedTuple):
 
 
 class Framer:
-    """Cuts one handle's writes into lines, whatever their sizes, and appends them.
+    """Splits one handle's writes into lines, whatever their sizes, and appends them.
 
-    `carry` is the unfinished line. A line that was refused before its newline came is `skipped`: the rest of it
-    is refused too, and what follows it is not lost: a write that holds good lines behind the rest is cut short
-    after the newline, so that the next one begins with them.
+    `carry` is the unfinished line. `skipped` is the error of a line that was refused before its newline arrived. The
+    rest of that line is refused too. Good lines after it are not lost: a write that holds both is cut short after
+    the newline, so that the next write begins with the good lines.
     """
 
     def __init__(self, partition: Partition) -> None:
@@ -42,7 +43,7 @@ class Framer:
         self.skipped: LogfsError | None = None
 
     def write(self, data: bytes) -> Taken:
-        """Take what a write(2) brings."""
+        """Take the data of one write(2). Raises as `Partition.check_appendable`."""
         self.partition.check_appendable()
         if self.skipped is not None:
             return self._skip(data)
@@ -62,14 +63,14 @@ class Framer:
                 return self._refuse_carried(lines, done)
             return Taken(taken, last_offset, done.refused)
         if len(data) - end > self.limit:
-            # The line that begins here is too long already; the next write, which begins with it, is told.
+            # The line that begins here is too long already. The next write begins with it, and fails.
             self.carry = b""
             return Taken(end, last_offset)
         self.carry = data[end:]
         return Taken(len(data), last_offset)
 
     def finish(self) -> Taken:
-        """Make what is left after the last newline a record: the last descriptor is gone."""
+        """Append the unfinished line as a record, after the last descriptor was closed."""
         if not self.carry:
             return Taken(0)
         done = self.append(self.carry + b"\n")
@@ -78,7 +79,7 @@ class Framer:
 
     @property
     def limit(self) -> int:
-        """The bytes of the longest line that fits a batch."""
+        """The length in bytes of the longest line that fits a batch."""
         return batch_format(self.partition.config).line_limit
 
     def append(self, lines: bytes) -> Appended:
@@ -100,7 +101,7 @@ class Framer:
         return self.skipped
 
     def _skip(self, data: bytes) -> Taken:
-        """The rest of a refused line fails; good lines behind it are left for the next write."""
+        """Refuse the rest of a refused line, and leave good lines after it for the next write."""
         reason = self.skipped
         newline = data.find(b"\n")
         if newline < 0:
@@ -111,9 +112,9 @@ class Framer:
         return Taken(newline + 1, None, reason)
 
     def _refuse_carried(self, lines: bytes, done: Appended) -> Taken:
-        """The line that earlier writes began is refused: its beginning was taken, so its rest is dropped."""
+        """Refuse a line that earlier writes began. Its beginning was taken, so its rest is dropped."""
         if not isinstance(done.refused, LogfsError):
-            # A full disk refuses nothing for good: the carry waits, and the write can come again.
+            # A full disk may have room later: the unfinished line is kept, and the write can be repeated.
             return Taken(0, None, done.refused)
         rest = lines[len(self.carry) :]
         self.carry, self.skipped = b"", done.refused
@@ -121,7 +122,7 @@ class Framer:
 
 
 class EnvelopeFramer(Framer):
-    """The same for lines that are JSON envelopes."""
+    """A `Framer` whose lines are JSON envelopes."""
 
     def append(self, lines: bytes) -> Appended:
         records = []
@@ -142,5 +143,5 @@ class EnvelopeFramer(Framer):
 
     @property
     def limit(self) -> int:
-        # Escapes and base64 make the text longer than the record; six to one is the most.
+        # Escapes and base64 make the text longer than the record, by a factor of six at most.
         return super().limit * 6 + 4096

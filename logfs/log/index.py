@@ -1,7 +1,7 @@
 """Sparse sorted indexes of fixed-width entries (kafka-storage 3): offset and time; `text_index` has the third.
 
-All three are caches of the .log file (rule 3). Kafka's carry no checksum: recovery rebuilds them from the log. The
-index of an active segment is a preallocated, memory-mapped file; sealing trims it to its entries.
+All three are caches of the .log file (rule 3). Kafka's two carry no checksum; recovery rebuilds them from the log.
+The index of an active segment is a preallocated, memory-mapped file; sealing trims it to its entries.
 """
 
 from __future__ import annotations
@@ -20,30 +20,32 @@ if TYPE_CHECKING:
 
     from logfs.log.files import Disk, File
 
-# Of an offset, counted from the base offset of its segment.
+# The greatest offset relative to the base offset of its segment.
 MAX_RELATIVE_OFFSET = 2**31 - 1
-# More than the index of any segment takes. What a longer file holds is no index, and may not fit into the memory.
+# More than the index of any segment needs. A longer file is not an index, and may not fit into memory.
 _MOST_BYTES = 512 * 1024 * 1024
 
 
 class SparseIndex:
-    """Fixed-width entries in increasing order, so that a lookup lands at or before its target.
+    """Fixed-width entries in increasing order, so that a lookup finds the last one at or before its target.
 
-    One writer; any thread may look up, for an entry is in place before it is counted, and a mapping that a
-    lookup still uses is left to the garbage collector. Opened at the first use, so that a store of many
-    segments opens at once. A read-only store maps nothing, for whoever writes the file may cut it, and what is cut
-    off under a mapping is a SIGBUS: it reads an entry when it needs one. Without a file, or where a read-only
-    store makes entries of its own, they live in memory.
+    There is one writer. Any thread may look up: an entry is in place before it is counted, and a mapping that a
+    lookup still uses is left to the garbage collector. The file is opened at the first use, so that a store of many
+    segments opens quickly.
+
+    A read-only store maps nothing, because the writer of the file may cut it, and access to a mapping beyond the end
+    of its file raises SIGBUS. It reads each entry when it needs it. Entries live in memory if there is no file, or if
+    a read-only store makes entries of its own.
     """
 
     entry: ClassVar[struct.Struct]
-    # For a read-only store: what opens the file, None for one that is missing, instead of going by the path.
+    # For a read-only store: opens the file, in place of opening it by its path. Returns None if the file is missing.
     source: Callable[[], File | None] | None = None
-    # Told when a reader has opened the file.
+    # Called when a reader has opened the file.
     on_open: Callable[[], object] = staticmethod(lambda: None)
-    # Asked when a reader has opened the file: gives the index that the log says, if this one cannot be right.
+    # Called when a reader has opened the file: returns an index made from the log if this one cannot be right.
     repair: Callable[[], SparseIndex | None] = staticmethod(lambda: None)
-    # Somebody else is writing the file, in which room is preallocated: its entries end where zeros begin.
+    # Whether another process is writing the file. Its space is preallocated: the entries end where zeros begin.
     is_growing = False
 
     def __init__(self, disk: Disk, path: Path, base_offset: int) -> None:
@@ -55,11 +57,11 @@ class SparseIndex:
         self._count = 0
         self._allocated = 0
         self._is_taken = False
-        # How many entries may be collected in memory.
+        # The most entries that may be collected in memory.
         self._limit = MAX_RELATIVE_OFFSET
-        # Whether something may be in the file that a power cut would take.
+        # Whether the file may hold entries that a power cut would lose.
         self._is_dirty = False
-        # Whether the file is no whole number of entries.
+        # Whether the file's size is not a multiple of the entry size.
         self._has_rest = False
 
     def __len__(self) -> int:
@@ -68,12 +70,12 @@ class SparseIndex:
 
     @property
     def size_bytes(self) -> int:
-        """The length of the entries, without the room that is preallocated behind them."""
+        """The size of the entries in bytes, without the preallocated space after them."""
         return len(self) * self.entry.size
 
     @property
     def capacity(self) -> int:
-        """How many entries fit; in memory there is no bound but the format's."""
+        """The number of entries that fit; in memory, the limit of `collect` or of the format."""
         self._open()
         if self._data is None or self._is_in_memory:
             return self._limit
@@ -85,7 +87,7 @@ class SparseIndex:
 
     @property
     def is_full(self) -> bool:
-        """Whether the next append would not fit, which rolls the segment (kafka-storage 4.1)."""
+        """Whether no further entry fits, which rolls the segment (kafka-storage 4.1)."""
         return len(self) >= self.capacity
 
     def exists(self) -> bool:
@@ -93,7 +95,7 @@ class SparseIndex:
         return self._disk.exists(self.path) if self.source is None else self.source() is not None
 
     def to_bytes(self) -> bytes:
-        """The entries as they are, or will be, in the trimmed file."""
+        """Return the entries as the trimmed file holds them, or will hold them."""
         size = self.size_bytes
         file, data = self._entries()
         if data is not None:
@@ -101,7 +103,7 @@ class SparseIndex:
         return b"" if file is None else bytes(self._disk.read(file, 0, size))
 
     def file_bytes(self) -> bytes:
-        """The whole entries of the file, right or wrong: `repair` is not asked."""
+        """Return the whole entries of the file, right or wrong; `repair` is not called."""
         with self._disk.hold(self._disk.naming):
             file = self._find_file()
         if file is None:
@@ -110,9 +112,9 @@ class SparseIndex:
         return bytes(data[: len(data) - len(data) % self.entry.size])
 
     def preallocate(self, max_bytes: int) -> None:
-        """Make room for the entries of an active segment: the file grows to at most `max_bytes`, zero-filled.
+        """Make space for the entries of an active segment: the file grows to at most `max_bytes`, filled with zeros.
 
-        In a read-only store the entries are taken into memory, where there is room.
+        A read-only store copies the entries into memory instead, which has no such limit.
         """
         self._open()
         if not self._disk.writable:
@@ -123,7 +125,7 @@ class SparseIndex:
         self._map(room)
 
     def reset(self) -> None:
-        """Forget every entry; a file that is there already is emptied."""
+        """Drop all entries; in a writable store the file is emptied, or created."""
         self._count = 0
         if self._disk.writable:
             self._map(0)
@@ -131,22 +133,22 @@ class SparseIndex:
             self._file, self._data = None, bytearray()
 
     def collect(self, max_bytes: int | None = None, *, keep: bool = False) -> None:
-        """Gather entries in memory from now on, until `save`; the file stays as it is.
+        """Collect entries in memory from now on, until `save`. The file does not change.
 
-        The entries so far are forgotten, unless they are to be kept. No more than `max_bytes` of entries fit.
+        The entries so far are dropped unless `keep`. At most `max_bytes` of entries fit.
         """
         data = bytearray(self.to_bytes()) if keep else bytearray()
         self._limit = MAX_RELATIVE_OFFSET if max_bytes is None else max_bytes // self.entry.size
         self._count = len(data) // self.entry.size
-        # In this order: see `_entries`.
+        # This order matters: see `_entries`.
         self._data = data
         self._file = None
 
     def save(self, *, sync: bool) -> None:
-        """Put what was collected in the place of the file; in a read-only store it stays in memory.
+        """Replace the file with the collected entries; in a read-only store they stay in memory.
 
-        A killed process leaves the old file or the new one. With `sync` so does a power cut: needed where the segment
-        is not looked at again after one. The caller syncs the directory.
+        A killed process leaves the old file or the new one. With `sync`, so does a power cut, which is needed if the
+        segment is not checked again after one. The caller syncs the directory.
         """
         if self._disk.writable:
             assert isinstance(self._data, bytearray), "collect"
@@ -156,17 +158,17 @@ class SparseIndex:
             self._data = None
 
     def keep(self, count: int) -> None:
-        """Drop all but the first `count` entries; the room stays, and is empty again."""
+        """Drop all but the first `count` entries; their space stays, and is filled with zeros."""
         self._open()
         before, self._count = self._count, min(count, self._count)
         if isinstance(self._data, mmap.mmap):
-            # Who reads the file while it is written goes by where its zeros begin.
+            # Readers in other processes find the end of the entries by the zeros.
             start, end = self._count * self.entry.size, before * self.entry.size
             self._data[start:end] = bytes(end - start)
             self._is_dirty = True
 
     def copy(self) -> None:
-        """Take the whole entries of a file into memory, where nobody else can cut them; in a read-only store."""
+        """In a read-only store, copy the file's whole entries into memory, where no other process can cut them."""
         self._open()
         if self._data is None:
             self._data = bytearray(self.to_bytes())
@@ -174,11 +176,11 @@ class SparseIndex:
             self._file = None
 
     def take_entries(self, data: bytes) -> None:
-        """Begin with entries in memory, whatever the file holds."""
+        """Use these entries in memory, whatever the file holds."""
         self._data, self._count = bytearray(data), len(data) // self.entry.size
 
     def take_file(self, file: File, count: int) -> None:
-        """Go on with `count` entries at the start of another file, in a read-only store."""
+        """In a read-only store, continue with the first `count` entries of another file."""
         self._count = min(self._count, count)
         self._file = file
         self._is_taken = True
@@ -192,7 +194,10 @@ class SparseIndex:
             self._count = self._written(file)
 
     def _written(self, file: File) -> int:
-        """How many entries of a file are not all zero: each stands behind the first batch, so none of them is."""
+        """Return the number of entries before the first one of zeros.
+
+        An entry stands for a batch after the first one, so it is never all zero.
+        """
         width = self.entry.size
         return bisect_left(
             range(self._disk.size(file) // width),
@@ -201,8 +206,10 @@ class SparseIndex:
         )
 
     def reserve(self) -> None:
-        """Make sure of the next entry's blocks, or raise `OSError`: on a full disk, storing it into a mapped hole
-        would be a SIGBUS, and the end of the process.
+        """Allocate the blocks of the next entry, or raise `OSError`.
+
+        On a full disk, storing the entry into an unallocated part of the mapping would raise SIGBUS and end the
+        process.
         """
         self._open()
         end = (self._count + 1) * self.entry.size
@@ -214,7 +221,7 @@ class SparseIndex:
     def trim(self) -> None:
         """Cut the file to its entries (kafka-storage 3.5)."""
         self._open()
-        # A flush that was under way when the file was made larger may have let go of it.
+        # A flush that was running when the file was enlarged may have released its descriptor.
         has_room = (
             isinstance(self._data, mmap.mmap) and len(self._data) > self._count * self.entry.size
         )
@@ -222,11 +229,11 @@ class SparseIndex:
             self._map(self._count * self.entry.size)
 
     def flush(self) -> None:
-        """Return when the entries will survive a power cut; of a file that is mapped, only the mapping is kept."""
+        """Return when the entries will survive a power cut; of a mapped file, only the mapping is kept open."""
         if not self._is_dirty:
             return
         file, data = self._file, self._data
-        # Before: what is written meanwhile is for the next flush.
+        # Cleared first: entries that are written meanwhile need the next flush.
         self._is_dirty = False
         try:
             if isinstance(data, mmap.mmap):
@@ -235,28 +242,28 @@ class SparseIndex:
         except BaseException:
             self._is_dirty = True
             raise
-        # Unless it was made ready for appends meanwhile.
+        # Keep the descriptor if the index was made ready for appends meanwhile.
         if isinstance(data, mmap.mmap) and self._data is data:
             self._file = None
 
     def close(self) -> None:
-        """Let go of the file; the next use opens it again. Entries that live in memory alone stay."""
+        """Release the file; the next use opens it again. In a read-only store, entries only in memory stay."""
         if self._disk.writable or self._file is not None:
             self._file, self._data, self._count, self._allocated = None, None, 0, 0
 
     def release(self) -> None:
-        """Let go of a file that nobody writes any more, beside its readers: they open it again.
+        """Release a file that is not written any more, while readers may use it; they open it again.
 
-        One that `take_file` has put in the place of its own stays.
+        A file that was set by `take_file` stays.
         """
         if not self._is_taken and (self._file is not None or isinstance(self._data, mmap.mmap)):
-            # In this order: see `_entries`. The number of entries stays what it is.
+            # This order matters: see `_entries`. The number of entries does not change.
             self._file = None
             self._data = None
 
     def check_sane(self) -> None:
         """Raise `Corrupt` as Kafka's sanity check does (kafka-storage 3.8), and for a file that is too long."""
-        # One that is open may have lost its name.
+        # An open file may have lost its name.
         file = self._file or self._find_file()
         size = self._disk.size(file) if file else 0
         if size % self.entry.size:
@@ -273,7 +280,7 @@ class SparseIndex:
         try:
             better = self.repair()
         except BaseException:
-            # Not now: `WouldBlock`, or an error. The next use asks again.
+            # `WouldBlock` or another error: the next use calls `repair` again.
             self._file = self._data = None
             raise
         if better is None:
@@ -296,21 +303,22 @@ class SparseIndex:
         if size > _MOST_BYTES and not self.is_growing:
             size = 0
         if not self._disk.writable:
-            # Who has just rolled has yet to cut off the room behind the entries.
+            # A writer that has just rolled may not have trimmed the file yet.
             has_room = self.is_growing or self.source is not None
             self._count = self._written(file) if has_room else size // self.entry.size
             self._file = file
         else:
             self._count = size // self.entry.size
-            # Who writes opens the file again, by making room; one that is empty is not taken for one in memory.
+            # A writer opens the file again to make space. The descriptor of an empty file is kept, or the index would
+            # count as one in memory.
             self._file = None if size else file
             self._data = self._disk.map(file, size) if size else bytearray()
         self._has_rest = bool(size % self.entry.size)
 
     def _entries(self) -> tuple[File | None, mmap.mmap | bytearray | None]:
-        """The file and the entries in memory, one of them at least: they are opened again if they were let go of."""
+        """Return the file and the entries in memory, at least one of them; they are opened again if released."""
         while True:
-            # In this order: who takes the entries into memory does so before he lets go of the file.
+            # This order matters: a thread that takes the entries into memory does so before it releases the file.
             file = self._file
             data = self._data
             if file is not None or data is not None:
@@ -376,19 +384,19 @@ class SparseIndex:
 
 
 class OffsetEntry(NamedTuple):
-    """A batch whose last offset is `offset` starts at `position`."""
+    """An offset index entry: the batch whose last offset is `offset` starts at `position`."""
 
     offset: int
     position: int
 
 
 class OffsetIndex(SparseIndex):
-    """Where in a segment's file to start looking for an offset (kafka-storage 3.1)."""
+    """The offset index: where in a segment's file to start looking for an offset (kafka-storage 3.1)."""
 
     entry = struct.Struct(">ii")
 
     def append(self, offset: int, position: int) -> None:
-        """Note the batch with that last offset; `ValueError` if full or not beyond the last entry."""
+        """Add the batch with the last offset `offset`. Raises `ValueError` if full or not above the last entry."""
         self._open()
         relative = self._relative(offset)
         if self._count and relative <= self._get(self._count - 1)[0]:
@@ -396,10 +404,10 @@ class OffsetIndex(SparseIndex):
         self._append(relative, position)
 
     def can_be(self, next_offset: int, log_bytes: int) -> bool:
-        """Whether this may be the index of a sealed segment of so many bytes that ends before an offset.
+        """Whether this may be the index of a sealed segment of `log_bytes` bytes that ends before `next_offset`.
 
-        Looks at the last entry alone. No entry stands for the first batch, so one of zeros is none (kafka-storage
-        3.1).
+        Checks only the last entry. No entry stands for the first batch, so an entry of zeros is invalid
+        (kafka-storage 3.1).
         """
         if self._has_rest:
             return False
@@ -409,14 +417,14 @@ class OffsetIndex(SparseIndex):
         return self.base_offset <= last.offset < next_offset and 0 < last.position < log_bytes
 
     def lookup(self, offset: int) -> OffsetEntry:
-        """The last entry at or before an offset; (base offset, 0) if there is none."""
+        """Return the last entry at or before `offset`; (base offset, 0) if there is none."""
         self._open()
         relative = offset - self.base_offset
         number = bisect_right(range(self._count), relative, key=lambda i: self._get(i)[0])
         return self[number - 1] if number else OffsetEntry(self.base_offset, 0)
 
     def truncate(self, offset: int) -> None:
-        """Keep the entries below an offset (kafka-storage 3.7)."""
+        """Keep the entries below `offset` (kafka-storage 3.7)."""
         self._open()
         relative = offset - self.base_offset
         self.keep(bisect_left(range(self._count), relative, key=lambda i: self._get(i)[0]))
@@ -435,22 +443,22 @@ class OffsetIndex(SparseIndex):
 
 
 class TimeEntry(NamedTuple):
-    """Every record up to `offset` has a timestamp of at most `timestamp` (ms)."""
+    """A time index entry: every record up to `offset` has a timestamp of at most `timestamp` (ms)."""
 
     timestamp: int
     offset: int
 
 
 class TimeIndex(SparseIndex):
-    """From which offset on to look for a timestamp (kafka-storage 3.2)."""
+    """The time index: from which offset on to look for a timestamp (kafka-storage 3.2)."""
 
     entry = struct.Struct(">qi")
 
     def can_be(self, next_offset: int, first_timestamp: int) -> bool:
-        """Whether this may be the index of a sealed segment that ends before an offset; its first batch's timestamp
-        (ms) is -1 where there is none.
+        """Whether this may be the index of a sealed segment that ends before `next_offset`.
 
-        Looks at the last entry alone. A sealed segment with timestamps has a closing entry (kafka-storage 3.5).
+        `first_timestamp` is that of the first batch (ms), -1 if there is none. Checks only the last entry. A sealed
+        segment with timestamps has a closing entry (kafka-storage 3.5).
         """
         if self._has_rest:
             return False
@@ -458,19 +466,19 @@ class TimeIndex(SparseIndex):
             return first_timestamp < 0
         last = self[self._count - 1]
         if (last.timestamp, last.offset) == (0, self.base_offset):
-            # Zeros, unless the segment begins in 1970.
+            # An entry of zeros: only right if the segment begins in 1970.
             return self._count == 1 and first_timestamp == 0
         return self.base_offset <= last.offset < next_offset
 
     @property
     def is_full(self) -> bool:
-        """One slot is kept for the closing entry (kafka-storage 3.5)."""
+        """Whether at most the slot kept for the closing entry is left (kafka-storage 3.5)."""
         return len(self) >= self.capacity - 1
 
     def maybe_append(self, timestamp: int, offset: int, *, closing: bool = False) -> None:
-        """Add an entry if the timestamp is beyond the last one's; `closing` may use the reserved slot.
+        """Add an entry if `timestamp` is above that of the last entry; `closing` may use the reserved slot.
 
-        Raises `ValueError` if full, or if the offset or the timestamp goes back.
+        Raises `ValueError` if the index is full, or if the offset or the timestamp goes back.
         """
         self._open()
         if not closing and self.is_full:
@@ -490,13 +498,13 @@ class TimeIndex(SparseIndex):
         return self[self._count - 1] if self._count else TimeEntry(-1, self.base_offset)
 
     def lookup(self, timestamp: int) -> TimeEntry:
-        """The last entry at or before a timestamp; (-1, base offset) if there is none."""
+        """Return the last entry at or before `timestamp`; (-1, base offset) if there is none."""
         self._open()
         number = bisect_right(range(self._count), timestamp, key=lambda i: self._get(i)[0])
         return self[number - 1] if number else TimeEntry(-1, self.base_offset)
 
     def truncate(self, offset: int) -> None:
-        """Keep the entries below an offset."""
+        """Keep the entries below `offset`."""
         self._open()
         relative = offset - self.base_offset
         self.keep(bisect_left(range(self._count), relative, key=lambda i: self._get(i)[1]))

@@ -1,7 +1,7 @@
 """Two tables of keys and the offsets of their newest records: one in a file that never changes, one in memory.
 
-Both hold the hashes of keys under one secret, and no keys (see `logfs.log.offset_map`). They import the compiled
-kernels, so they are made where waiting is allowed.
+Both hold hashes of the keys under one secret, and no keys (see `logfs.log.offset_map`). They import the compiled
+kernels, so they are made only where waiting is allowed.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ _CHUNK_BLOCKS = 128
 
 
 class MemoryTable:
-    """A table that grows. One writer at a time; `get` may be asked meanwhile of what was put before."""
+    """A table in memory that grows.
+
+    One thread at a time may write it. Meanwhile `get` finds what was put before.
+    """
 
     def __init__(self, secret: bytes, keys: int = 0) -> None:
-        """An empty table with room for so many keys."""
+        """Make an empty table with room for `keys` keys."""
         self.secret = np.frombuffer(secret, np.uint64)
         self.slots: NDArray[np.uint64] = np.zeros((max(keys * 3 // 2, _FIRST_SLOTS), 3), np.uint64)
         self.used = 0
@@ -41,11 +44,11 @@ class MemoryTable:
 
     @property
     def size_bytes(self) -> int:
-        """The memory that it takes."""
+        """The memory that the table takes, in bytes."""
         return self.slots.nbytes
 
     def put(self, data: NDArray[np.uint8], spans: NDArray[np.int64], first_offset: int) -> None:
-        """Take the keys of several batches at or beyond an offset; putting some again changes nothing.
+        """Put the keys of the records at or above `first_offset`. Putting a record again changes nothing.
 
         `spans` is int64[batches, 5] as for `decode_columns`. Raises `Corrupt` for records that break the format.
         """
@@ -68,7 +71,7 @@ class MemoryTable:
             spans = spans[done:]
 
     def put_one(self, key: bytes, offset: int, *, is_null: bool) -> None:
-        """Take one key."""
+        """Put one key."""
         if self.used >= int(len(self.slots) * _LOAD_FACTOR):
             self._grow()
         first, second = hash_key(key, self.secret)
@@ -77,11 +80,11 @@ class MemoryTable:
         self.slots[slot] = first, second, offset + 1 | (sieve.NULL_BIT if is_null else 0)
 
     def put_table(self, slots: NDArray[np.uint64]) -> None:
-        """Take all of a table with the same secret. Raises `Corrupt` if it has more keys than there is room for."""
+        """Put all keys of a table with the same secret. Raises `Corrupt` if there is no room for all of them."""
         self.used += _moved(slots, self.slots, self.used)
 
     def get(self, first: np.uint64, second: np.uint64) -> int:
-        """The last word of a hash's slot, 0 if it has none."""
+        """Return the last word of the slot of a hash, or 0 if it has none."""
         return int(self.slots[sieve.find_slot(self.slots, first, second), 2])
 
     def _grow(self) -> None:
@@ -91,9 +94,10 @@ class MemoryTable:
 
 
 def _moved(old: NDArray[np.uint64], slots: NDArray[np.uint64], used: int) -> int:
-    """Put one table into another that has `used` keys; how many are new. Raises `Corrupt` where they do not fit.
+    """Put a table into another that has `used` keys, and return how many keys are new.
 
-    The file's header says how many keys it has. Nothing but that says how large the other table must be.
+    Raises `Corrupt` if they do not fit. The size of the other table rests on the number of keys in a file's header,
+    and nothing else confirms that number.
     """
     added = int(sieve.move_slots(old, slots, used))
     if added < 0:
@@ -102,13 +106,16 @@ def _moved(old: NDArray[np.uint64], slots: NDArray[np.uint64], used: int) -> int
 
 
 def hash_key(key: bytes, secret: NDArray[np.uint64]) -> tuple[np.uint64, np.uint64]:
-    """The two words that a key is known by."""
+    """Return the two words of a key's hash."""
     first, second = sieve.hash_key(np.frombuffer(key, np.uint8), 0, len(key), secret)
     return np.uint64(first), np.uint64(second)
 
 
 def warm_up() -> None:
-    """Compile what a small catch-up goes through, or load it from the cache, for it may run where nobody waits."""
+    """Compile the kernels of a small catch-up, or load them from the cache.
+
+    A small catch-up may run in a thread that must not wait.
+    """
     table = MemoryTable(bytes(16))
     table.get(*hash_key(b"", table.secret))
     table.put(np.frombuffer(b"\0", np.uint8), np.zeros((1, 5), np.int64), 0)
@@ -116,10 +123,10 @@ def warm_up() -> None:
 
 
 class FileTable:
-    """A table in a file. A lookup reads a block of it, or two, and checks what it reads."""
+    """A table in a file. A lookup reads one or two blocks as a rule, and checks each block that it reads."""
 
     def __init__(self, disk: Disk, path: Path) -> None:
-        """Open it. Raises `Corrupt` for what is no table of ours, and `OSError`."""
+        """Open the file. Raises `Corrupt` if it is no valid table, and `OSError`."""
         self.path = path
         self._disk = disk
         self._file = disk.open(path)
@@ -136,9 +143,10 @@ class FileTable:
         self.secret = np.frombuffer(self.header.secret, np.uint64)
 
     def get(self, disk: Disk, first: np.uint64, second: np.uint64) -> int:
-        """The last word of a hash's slot, 0 if it has none; `disk` is whose rules of waiting apply.
+        """Return the last word of the slot of a hash, or 0 if it has none.
 
-        Raises `Corrupt` for a damaged block, `WouldBlock`, `OSError`.
+        `disk` decides whether the calling thread may wait. Raises `Corrupt` for a damaged block, `WouldBlock`,
+        `OSError`.
         """
         low, high, count = int(first), int(second), self.header.slots
         at = ((low >> 32) * count) >> 32
@@ -156,7 +164,7 @@ class FileTable:
         raise self._damaged(Corrupt("no slot of it is empty"))
 
     def chunks(self) -> Iterator[NDArray[np.uint64]]:
-        """All of it, checked, in order: uint64[n, 3] each. Raises `Corrupt`, `OSError`."""
+        """Yield the whole table in order, checked, as uint64[n, 3] arrays. Raises `Corrupt` and `OSError`."""
         for first in range(0, len(self._crcs), _CHUNK_BLOCKS):
             count = min(_CHUNK_BLOCKS, len(self._crcs) - first)
             start = HEADER_BYTES + first * BLOCK_BYTES
@@ -176,7 +184,7 @@ class FileTable:
 
 
 class Coverage(NamedTuple):
-    """What a table covers: of which isolation level, up to which offset, and the last batch before it."""
+    """What a table covers: the isolation level, the offset where it ends, and the last batch before that."""
 
     isolation: int
     end: int
@@ -192,10 +200,11 @@ def write_table(
     secret: bytes,
     coverage: Coverage,
 ) -> FileTable:
-    """Write a table of several, the later over the earlier, with `keys` of them at the most; durable when it returns.
+    """Write a table that merges `parts` to a file, and open it. Later parts override earlier ones.
 
-    It is written to `temporary`, and renamed at the end: a crash leaves the old file or the new. Raises `OSError`,
-    and what `parts` raises.
+    `keys` is the greatest number of keys that the parts may have together. The table is written to `temporary` and
+    renamed at the end, so a crash leaves the old file or the new one. It is durable on return. Raises `Corrupt` if
+    there are too many keys, `OSError`, and what `parts` raises.
     """
     count = key_table.slots_for(keys)
     size = key_table.file_bytes(count)

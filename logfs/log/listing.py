@@ -1,8 +1,8 @@
-"""The files of a partition directory that somebody else is changing: which segments they make at this moment.
+"""The segments in a partition directory that another process is changing.
 
-A name may lead to another file at the next look, so a file is known by its inode number, and is found again under
-whatever name it has by then: a compacted segment arrives as `.swap` and loses that suffix, and one that leaves is
-renamed to `.deleted` before it is removed (kafka-storage 7, 8.8).
+A name may lead to another file at the next lookup. A file is therefore identified by its inode number, and found
+again under any name that it may have by then: a compacted segment arrives as `.swap` and loses that suffix, and a
+segment that leaves the log is renamed to `.deleted` before it is removed (kafka-storage 7, 8.8).
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ if TYPE_CHECKING:
 
     from logfs.log.files import Disk, File
 
-    # Of a segment's files, by suffix (".log", ".index"), the inode numbers; and of all segments, by base offset.
+    # `Files`: the inode numbers of a segment's files by suffix (".log", ".index"). `Listing`: the files of all
+    # segments by base offset.
     Files = Mapping[str, int]
     Listing = dict[int, dict[str, int]]
 
 _NAME = re.compile(
     r"([0-9]{20})(\.log|\.index|\.timeindex|\.txnindex|\.textindex)(\.swap|\.cleaned)?"
 )
-# More looks than renames can come between, unless somebody renames without end.
+# The limit of repeated scans. It is reached only if a process renames files without end.
 _LOOKS = 10
 
 
 def list_segments(disk: Disk, directory: Path, end_of: Callable[[int, Files], int]) -> Listing:
-    """The segments in order of their base offsets, as they would be after a crash at this moment.
+    """Return the segments in order of their base offsets, as a crash at this moment would leave them.
 
-    So a swap that is under way (kafka-storage 8.8) is seen as not begun or as done, never as half of it. `end_of`
-    tells the offset behind the last batch of a segment that is being swapped in. Raises `OSError`, and what
-    `end_of` raises.
+    A swap that is in progress (kafka-storage 8.8) is therefore seen as not begun or as done, never as half done.
+    `end_of` returns the offset after the last batch of a segment that is being swapped in. Raises `OSError`, and the
+    errors of `end_of`.
     """
     plain: Listing = {}
     swapped: Listing = {}
@@ -53,7 +54,7 @@ def list_segments(disk: Disk, directory: Path, end_of: Callable[[int, Files], in
         swapped = {base: files for base, files in swapped.items() if base < min(cleaned)}
     ends = {base: end_of(base, files) for base, files in swapped.items() if names.LOG in files}
     if ends:
-        # One that nothing is left of still takes its own place.
+        # A swap that holds no batch still replaces the segment with its own base offset.
         low, high = min(ends), max(max(end, base + 1) for base, end in ends.items())
         plain = {base: files for base, files in plain.items() if not low <= base < high}
     for base, files in swapped.items():
@@ -62,9 +63,10 @@ def list_segments(disk: Disk, directory: Path, end_of: Callable[[int, Files], in
 
 
 def _names(disk: Disk, directory: Path) -> dict[str, int]:
-    """The names of segments' files with their inode numbers.
+    """Return the names of segment files with their inode numbers.
 
-    A rename during the look may hide a file, or show it twice: then looked at until two looks agree.
+    A rename during a scan may hide a file, or show it twice. If the directory may have changed during the scan, scan
+    again until two scans agree.
     """
     before = disk.stat(directory)
     seen = _look(disk, directory)
@@ -87,9 +89,9 @@ def _look(disk: Disk, directory: Path) -> dict[str, int]:
 
 
 def open_by_inode(disk: Disk, path: Path, inode: int | None) -> File:
-    """Open a segment's file, wherever a swap or a deletion has moved it by now; None stands for any inode.
+    """Open a segment's file under the name that a swap or a deletion has given it by now; None accepts any inode.
 
-    `Gone` if it is none of these any more.
+    Raises `Gone` if the inode has none of these names any more.
     """
     for suffix in ("", names.SWAP, names.DELETED, ""):
         try:

@@ -1,8 +1,8 @@
-"""At which offset each key was seen last, in a bounded piece of memory (kafka-storage 8.2).
+"""A map from each key to its last offset, in bounded memory (kafka-storage 8.2).
 
-Kafka's map holds an MD5 and an offset in 24 bytes a slot; this one a SipHash under a secret of its own, in as many
-bytes. Neither holds the keys, and two keys with equal hashes would be taken for one: with 128 bits that happens to
-nobody, and with a secret nobody can bring it about.
+Kafka's map holds an MD5 hash and an offset in 24 bytes a slot. This map holds a SipHash under a secret of its own,
+in slots of the same size. Neither map holds the keys, so two keys with equal hashes would count as one. With 128
+bits that does not happen by chance, and without the secret it cannot be brought about.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ _MOST_KEYS = 2**63
 
 
 class OffsetMap:
-    """The newest offset of each key. One writer, and then any number of readers.
+    """The newest offset of each key.
 
-    `latest_offset` is the last offset that the map knows all about, -1 before the first.
+    One thread writes the map; after that, any number of threads may read it. `latest_offset` is the last offset up
+    to which the map is complete, -1 at first.
     """
 
     def __init__(self, memory_bytes: int, load_factor: float, most_keys: int = _MOST_KEYS) -> None:
-        """Room for as many keys as go into the share `load_factor` of so much memory; at least for one.
+        """Make a map with room for the keys that fit the share `load_factor` of `memory_bytes`; at least for one.
 
-        No more memory is taken than `most_keys` need: hashes lie everywhere in it, and numpy has it in huge pages,
-        so that a few dozen keys would touch most of the 128 MiB that a round may have.
+        The map takes no more memory than `most_keys` need. Hashes are spread over the whole table and numpy allocates
+        it in huge pages, so a few dozen keys would otherwise touch most of the 128 MiB that a round may take.
         """
         self.room = max(memory_bytes // SLOT_BYTES, 2)
         count = min(self.room, int(most_keys / max(load_factor, 1 / self.room)) + 2)
         self.slots: NDArray[np.uint64] = np.zeros((count, 3), np.uint64)
-        # A search ends at an empty slot.
+        # One slot stays empty, for a search ends at an empty slot.
         self.capacity = min(max(int(count * load_factor), 1), count - 1)
         self.secret = np.frombuffer(secrets.token_bytes(16), np.uint64)
         self.latest_offset = -1
@@ -51,13 +52,13 @@ class OffsetMap:
 
     @property
     def share(self) -> float:
-        """How full all the memory is that the map might take, from 0 to 1."""
+        """How full the map is, from 0 to 1, relative to the most memory that it may take."""
         return self._used / self.room
 
     def put(self, data: NDArray[np.uint8], spans: NDArray[np.int64], first_offset: int) -> int:
-        """Take the keys of several batches at or beyond an offset; how many batches, if not all found room.
+        """Put the keys of the records at or above `first_offset`, and return how many batches were put completely.
 
-        `spans` is int64[batches, 5] as for `decode_columns`. The map is full before the record that did not fit.
+        `spans` is int64[batches, 5] as for `decode_columns`. A full map ends before the record that did not fit.
         Raises `Corrupt` for records that break the format.
         """
         done, self._used, latest, outcome = sieve.put_keys(
@@ -77,7 +78,7 @@ class OffsetMap:
         return int(done)
 
     def get(self, key: bytes) -> int:
-        """The newest offset of a key, -1 if it was not seen."""
+        """Return the newest offset of a key; -1 if the key is not in the map."""
         first, second = sieve.hash_key(np.frombuffer(key, np.uint8), 0, len(key), self.secret)
         slot = sieve.find_slot(self.slots, np.uint64(first), np.uint64(second))
         return int(self.slots[slot, 2]) - 1

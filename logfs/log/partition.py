@@ -46,18 +46,18 @@ if TYPE_CHECKING:
     from logfs.log.producers import Producers
     from logfs.log.recovery import Loaded
 
-# The epoch that a log without a broker writes: constant, so that a flipped bit in it can be told.
+# The leader epoch of a log without a broker. It is constant, so that a flipped bit in it is detected.
 LEADER_EPOCH = 0
-# Segments that are not durable stay open.
+# Segments stay open until they are durable, so more unflushed ones than this make a flush due.
 _MOST_UNFLUSHED = 16
 
 
 class Partition(Reader):
     """A partition's log, open for reading and, in a writable store, for appending.
 
-    One append runs at a time, under `lock`; readers take none. After a failed write or fsync nothing can be
-    appended until the store is opened again (rule 7). Times are ms since the epoch, from the `clock` that the
-    store was given (rule 5).
+    One append runs at a time, under `lock`; readers take no lock. After a failed write or fsync, appends are refused
+    until the store is opened again (rule 7). Times are ms since the epoch, from the `clock` that the store was given
+    (rule 5).
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class Partition(Reader):
         self.torn = tuple(loaded.torn)
         self.snapshots = loaded.snapshots
         self._producers = loaded.producers
-        # Up to where a read-only store has read the log for its producers.
+        # The offset up to which a read-only store has read the log for its producers.
         self._producers_end = 0
         self.failure: PartitionFailed | UnknownPartition | None = None
-        # Upkeep: when it compacted the log, why it cannot, and whether it is to leave it alone.
+        # For upkeep: when the log was compacted, why it cannot be, and whether upkeep leaves it alone.
         self.cleaned_ms: int | None = None
         self.uncleanable: LogfsError | OSError | None = None
         self.is_paused = False
@@ -89,7 +89,7 @@ class Partition(Reader):
         self._get_config = config
         self._clock = clock
         self.flush_lock = threading.RLock()
-        # What loading has changed.
+        # The segments whose files loading has changed.
         self._unsynced: Sequence[Segment] = loaded.unsynced
         self._directory_is_dirty = bool(loaded.unsynced)
         self._unflushed_since_ms: int | None = None
@@ -104,12 +104,12 @@ class Partition(Reader):
 
     @property
     def unflushed_messages(self) -> int:
-        """How many offsets are not known to be on the disk."""
+        """The number of offsets that are not known to be on the disk."""
         return self.log_end_offset - self.recovery_point
 
     @property
     def producers(self) -> Producers:
-        """The producers as they are at the log end. A read-only store reads for them what the log has gained."""
+        """The producers at the log end. A read-only store first reads what was appended since the last call."""
         known = self._producers
         if known is not None and (self.disk.writable or self._producers_end == self.log_end_offset):
             return known
@@ -128,12 +128,12 @@ class Partition(Reader):
 
     @property
     def last_stable_offset(self) -> int:
-        """The offset that the first open transaction began at, or the log end (kafka-storage 9.4)."""
+        """The first offset of the oldest open transaction, or the log end offset (kafka-storage 9.4)."""
         first = self.producers.first_unstable_offset
         return self.log_end_offset if first is None else max(first, self.log_start_offset)
 
     def isolated(self, isolation: Isolation) -> Reader:
-        """The log as readers of an isolation level see it."""
+        """Return the log as readers of an isolation level see it."""
         return self.committed if isolation is Isolation.READ_COMMITTED else self
 
     @cached_property
@@ -142,16 +142,16 @@ class Partition(Reader):
         return CommittedReader(self)
 
     def expire_producers(self, now_ms: int, expiration_ms: int) -> None:
-        """Forget the producers that have been idle for so long; none with an open transaction."""
+        """Forget the producers that have been idle for `expiration_ms`, except those with an open transaction."""
         with self.lock:
             self.producers.expire(now_ms, expiration_ms)
 
     # Appending.
 
     def append(self, records: Iterable[bytes | Record]) -> int:
-        """Append records, and return the offset of the first; bytes stand for a record with that value.
+        """Append records and return the offset of the first; a `bytes` item is a record with that value and no key.
 
-        All or nothing: `RecordTooLarge` and `InvalidRecord` leave the log as it was, as does an `OSError` of a
+        The append is atomic: `RecordTooLarge` and `InvalidRecord` leave the log unchanged, as does an `OSError` of a
         full disk unless the records made several batches. Readable at once; durable after `flush`.
         """
         wanted = [as_record(item) for item in records]
@@ -169,7 +169,7 @@ class Partition(Reader):
     def append_lines(self, data: bytes) -> Appended:
         """Append each line as a record's value, up to the first that is refused; `data` ends with a newline.
 
-        Raises only what concerns the whole partition: `NotWritable`, `PartitionFailed`.
+        Raises only errors of the whole partition: `NotWritable`, `PartitionFailed`, `UnknownPartition`.
         """
         now_ms, config = self._clock(), self.config
         if config.is_compacted:
@@ -180,7 +180,7 @@ class Partition(Reader):
             return self._append(built, config, now_ms)
 
     def append_records(self, records: Sequence[Record]) -> Appended:
-        """Append records up to the first that is refused; raises as `append_lines`."""
+        """Append records up to the first that is refused. Raises as `append_lines`."""
         now_ms, config = self._clock(), self.config
         built = self._checked(records, config, now_ms)
         with self.disk.hold(self.lock):
@@ -189,9 +189,9 @@ class Partition(Reader):
     def append_batch(self, data: Buffer, *, coordinator: bool = False) -> AppendedBatch:
         """Append one record batch as its producer made it, checked as a leader checks it (kafka-storage 2.9, 9.2).
 
-        The log gives the offsets, the leader epoch and, where the topic says LogAppendTime, the timestamps; the
-        batch is compressed anew only if `compression.type` asks for another codec. One that its producer has sent
-        before is not appended again. With `coordinator` sequences are not checked, as for a group coordinator.
+        The log assigns the offsets, the leader epoch and, for LogAppendTime, the timestamps. The batch is compressed
+        again only if `compression.type` names another codec. A batch that its producer has sent before is not
+        appended again. With `coordinator`, sequences are not checked, as for a group coordinator.
 
         Raises `Corrupt`, `Unsupported`, `RecordTooLarge`, `InvalidRecord`, `InvalidProducerEpoch`,
         `OutOfOrderSequence`, `InvalidTransactionState`, `NotWritable`, `PartitionFailed`, `OSError`.
@@ -214,9 +214,9 @@ class Partition(Reader):
     def end_transaction(
         self, producer_id: int, producer_epoch: int, *, commit: bool, coordinator_epoch: int = 0
     ) -> int:
-        """Append the marker that commits or aborts a producer's transaction here; its offset (kafka-storage 9.3).
+        """Append the marker that commits or aborts a producer's transaction; return its offset (kafka-storage 9.3).
 
-        Raises `InvalidProducerEpoch`, `CoordinatorFenced`, and as `append_batch`.
+        Raises `InvalidProducerEpoch`, `CoordinatorFenced`, and the errors of `append_batch`.
         """
         now_ms = self._clock()
         kind = ControlType.COMMIT if commit else ControlType.ABORT
@@ -232,7 +232,7 @@ class Partition(Reader):
         return done.first_offset
 
     def _prepare(self, new: NewBatch, config: LogConfig, now_ms: int) -> None:
-        """Roll if the batch needs it; as in Kafka before its producer is judged, so one that is refused may do so."""
+        """Roll if the batch needs it. As in Kafka this precedes the producer's check, so a refused batch may roll."""
         self.check_appendable()
         try:
             self._make_room(new, config, now_ms)
@@ -240,7 +240,7 @@ class Partition(Reader):
             raise self._failed_append(error) from None
 
     def _append_noted(self, new: NewBatch, config: LogConfig, now_ms: int) -> AppendedBatch:
-        """Append a batch, and take note of what it says of its producer."""
+        """Append a batch and note it in the state of its producer."""
         done = self._append(Built([new], 0), config, now_ms)
         if done.refused is not None:
             raise done.refused
@@ -262,7 +262,7 @@ class Partition(Reader):
         return self._format[1]
 
     def _append(self, built: Built, config: LogConfig, now_ms: int) -> Appended:
-        """Write batches one by one; what a failed write left of a batch is cut off again."""
+        """Write batches one by one. What a failed write left of a batch is cut off again."""
         self.check_appendable()
         self._flush_messages = config.flush_messages
         first_offset = self.log_end_offset
@@ -278,14 +278,14 @@ class Partition(Reader):
         return Appended(first_offset, self.log_end_offset - 1, consumed, refused)
 
     def check_appendable(self) -> None:
-        """Raise `NotWritable`, `PartitionFailed` or `UnknownPartition` where no append can succeed."""
+        """Raise `NotWritable`, `PartitionFailed` or `UnknownPartition` if no append can succeed."""
         if self.failure is not None:
             raise self.failure
         if not self.disk.writable:
             raise NotWritable(f"{self.directory}: the store is open read-only")
 
     def _make_room(self, batch: NewBatch, config: LogConfig, now_ms: int) -> Segment:
-        """The segment that a batch goes into, a new one if the active one has no place for it (kafka-storage 4.1)."""
+        """Return the active segment, or a new one if the batch does not belong in it (kafka-storage 4.1)."""
         active = self.segments[-1]
         if not active.is_active:
             active.activate(config, now_ms)
@@ -309,7 +309,7 @@ class Partition(Reader):
         self.note_appended(count, size, timestamp, now_ms)
 
     def note_appended(self, records: int, size_bytes: int, timestamp: int, now_ms: int) -> None:
-        """Count what was appended, and since when there is something to flush."""
+        """Count what was appended, and note since when there is something to flush."""
         self.last_timestamp = timestamp
         self.appended_records += records
         self.appended_bytes += size_bytes
@@ -318,7 +318,7 @@ class Partition(Reader):
             self._unflushed_since_ms = now_ms
 
     def _failed_append(self, error: OSError) -> OSError | PartitionFailed:
-        """After a failed write: what is `EXHAUSTED` leaves the log as it was, any other error ends the appends."""
+        """Undo a failed write and return the error to report; any but an `EXHAUSTED` one ends the appends."""
         try:
             self.active.cut_back()
         except OSError as second:
@@ -326,9 +326,9 @@ class Partition(Reader):
         return error if error.errno in EXHAUSTED else self.fail("a write failed", error)
 
     def fail(self, what: str, error: OSError) -> PartitionFailed:
-        """Take nothing more (rule 7); the error that says so from now on."""
+        """Refuse all further appends (rule 7), and return the error that they raise."""
         if self.disk.failure is not None:
-            # It is not this partition alone.
+            # The whole log directory has failed.
             self.failure = self.disk.failure
             return self.failure
         self.failure = PartitionFailed(
@@ -339,9 +339,9 @@ class Partition(Reader):
         return self.failure
 
     def roll(self, now_ms: int) -> Segment:
-        """Seal the active segment and begin the next (kafka-storage 4.2); an empty one begins anew where it is.
+        """Seal the active segment and begin the next (kafka-storage 4.2); an empty active segment is reused.
 
-        After an `OSError` the log is as it was, and takes nothing more unless that was `EXHAUSTED`.
+        After an `OSError` the log is as it was, and refuses appends unless the error is `EXHAUSTED`.
         """
         with self.lock:
             sealed = self.active
@@ -361,13 +361,13 @@ class Partition(Reader):
     # Durability.
 
     def flush_due(self) -> bool:
-        """Whether `flush.messages`, as it was at the last append, or very many segments ask for a flush now."""
+        """Whether `flush.messages`, as of the last append, or many unflushed segments make a flush due."""
         segments, point = self.segments, self.recovery_point
         many = len(segments) > _MOST_UNFLUSHED and segments[-_MOST_UNFLUSHED].base_offset >= point
         return many or self.log_end_offset - point >= self._flush_messages
 
     def flush_overdue(self, now_ms: int) -> bool:
-        """Whether `flush.ms` asks for a flush now, or a roll has left a sealed segment to flush."""
+        """Whether `flush.ms` makes a flush due, or a roll has left a sealed segment to flush."""
         since = self._unflushed_since_ms
         if since is None or not self.unflushed_messages or self.failure is not None:
             return False
@@ -376,17 +376,17 @@ class Partition(Reader):
         )
 
     def flush_if_due(self) -> None:
-        """Flush if it is time: see `flush_due`."""
+        """Flush if `flush_due` says so."""
         if self.flush_due():
             self.flush()
 
     def flush(self) -> int:
-        """Return when all that is in the log now will survive a power cut; the new recovery point.
+        """Return the new recovery point when everything that is in the log now will survive a power cut.
 
-        Callers share: one that waited while another's sync covered its records returns at once. Raises
-        `PartitionFailed` if this sync fails, or any write or sync failed before: never a retry.
+        Callers share a sync: one that waited while another's sync covered its records returns at once. Raises
+        `PartitionFailed` if this sync fails, or if a write or sync failed before: there is no retry.
         """
-        # Of the two locks, this one is always taken first.
+        # Lock order: `flush_lock` is taken before `lock`.
         with self.flush_lock:
             if self.failure is not None:
                 raise self.failure
@@ -408,7 +408,7 @@ class Partition(Reader):
             return self.recovery_point
 
     def _sync(self, segments: Sequence[Segment], directory_is_dirty: bool) -> None:
-        # A segment that was durable to its end has had its indexes closed since: it comes along.
+        # A segment that ends at the recovery point is included: its indexes have been closed since it was durable.
         first = bisect_right(segments, self.recovery_point - 1, key=lambda s: s.base_offset) - 1
         changed = [segment for segment in self._unsynced if segment in segments]
         for segment in dict.fromkeys([*changed, *segments[max(first, 0) :]]):
@@ -418,7 +418,7 @@ class Partition(Reader):
             self.disk.sync_directory(self.directory)
 
     def close(self, ended: UnknownPartition | None = None) -> bool:
-        """Flush and trim; whether the files may be trusted without recovery. From then on appends raise `ended`."""
+        """Flush and trim; return whether the files may be trusted without recovery. Later appends raise `ended`."""
         with self.flush_lock, self.lock:
             if self.disk.writable:
                 try:
@@ -435,7 +435,7 @@ class Partition(Reader):
         return True
 
     def _keep_snapshot(self) -> None:
-        """Make a snapshot at the log end that will survive: a clean start reads no log to learn of its producers."""
+        """Write a durable snapshot at the log end: a clean start does not read the log to restore the producers."""
         if self.snapshots.latest < self.log_end_offset:
             self.snapshots.take(self.log_end_offset, self.producers)
             self.snapshots.flush()
@@ -444,9 +444,9 @@ class Partition(Reader):
     # Moving the ends.
 
     def advance_log_start(self, offset: int) -> None:
-        """Make everything below an offset unreadable; segments wholly below it are left to retention.
+        """Make everything below `offset` unreadable; retention drops the segments that lie wholly below it.
 
-        Raises `OffsetOutOfRange` beyond the log end; an `OSError` changes nothing. Going back is ignored.
+        Raises `OffsetOutOfRange` beyond the log end; an `OSError` changes nothing. A lower offset is ignored.
         """
         self.check_appendable()
         with self.lock:
@@ -461,15 +461,15 @@ class Partition(Reader):
                 self.generation += 1
 
     def lower_recovery_point(self, offset: int) -> None:
-        """Promise less: from an offset on, nothing is said to be durable until the next flush."""
+        """Lower the recovery point to `offset`: records from there on count as not durable until the next flush."""
         with self.flush_lock:
             self.recovery_point = min(self.recovery_point, offset)
 
     def truncate(self, offset: int) -> bool:
-        """Drop every record at or beyond an offset (kafka-storage 10.4); whether anything changed.
+        """Drop every record at or after `offset` (kafka-storage 10.4); return whether anything changed.
 
-        A batch that straddles the offset goes whole, and the log ends before it. The store's recovery points
-        must have been lowered before.
+        A batch that straddles `offset` is dropped whole; the log then ends before it, or at `offset` if it has gaps.
+        The store's recovery points must have been lowered before.
         """
         self.check_appendable()
         with self.flush_lock, self.lock:
@@ -500,7 +500,7 @@ class Partition(Reader):
         self.generation += 1
         self.epochs.truncate_from_end(offset)
         for segment in dropped:
-            # Who still reads it keeps its descriptors.
+            # Readers of the segment keep its descriptors.
             segment.hold_open()
             for path in segment.files:
                 self.disk.unlink(path)
@@ -510,11 +510,11 @@ class Partition(Reader):
     # Dropping segments (kafka-storage 7).
 
     def drop_oldest(self, count: int) -> Sequence[Segment]:
-        """Let the oldest segments go: out of the log at once, their files after `file.delete.delay.ms`; which went.
+        """Drop the `count` oldest segments and return those dropped; their files stay for `file.delete.delay.ms`.
 
-        That their offsets are gone is durable before: what reaches above the log start offset stays, for since
-        somebody counted, records were appended to it, or compaction has put it in the place of several. With all of
-        them, an empty one takes over at the log end. After an error, those that keep their names stay in the log.
+        The caller has made the new log start offset durable. A segment that reaches above it stays: since `count` was
+        determined, records were appended to it, or compaction put it in the place of several. If all segments go, an
+        empty one takes over at the log end. After an error, segments whose files keep their names stay in the log.
         """
         self.check_appendable()
         self.pin_views()
@@ -540,17 +540,17 @@ class Partition(Reader):
         return dropped
 
     def holds(self, segments: Sequence[Segment]) -> bool:
-        """Whether these are neighbours in the log, sealed ones all, and the log is in use."""
+        """Whether `segments` are adjacent sealed segments of the log, and the log is in use."""
         known = self.segments
         number = bisect_right(known, segments[0].base_offset, key=lambda s: s.base_offset) - 1
         found = known[max(number, 0) : -1][: len(segments)]
         return [*map(id, found)] == [*map(id, segments)] and self.failure is None
 
     def replace(self, old: Sequence[Segment], new: Segment, check: Callable[[], None]) -> None:
-        """Put a segment whose files end in `.cleaned`, and are durable, in the place of some that it was made of.
+        """Replace segments by one that was made of them, whose files end in `.cleaned` and are durable.
 
-        By Kafka's renames (kafka-storage 8.8): once all of its files are `.swap`, recovery finishes what a crash
-        left; before that it drops them. `check` raises if the old ones have changed since the new one was made.
+        Uses Kafka's renames (kafka-storage 8.8): once all files of `new` are `.swap`, recovery finishes after a
+        crash; before that it drops them. `check` raises if the old segments have changed since `new` was made.
         """
         self.pin_views()
         with self.flush_lock, self.lock:
@@ -559,7 +559,7 @@ class Partition(Reader):
             now_ms = self._clock()
             try:
                 new.move(names.SWAP)
-                # Before an old name goes: without this, a power cut could leave neither the old nor the new.
+                # Synced before an old name goes: otherwise a power cut could leave neither the old nor the new.
                 self.disk.sync_directory(self.directory)
                 due_ms = now_ms + self.config.file_delete_delay_ms
                 self._dropped.move_away(old, self.snapshots, due_ms, new.base_offset)
@@ -575,7 +575,7 @@ class Partition(Reader):
     def move(
         self, disk: Disk, directory: Path, segments: Sequence[Segment], snapshots: list[int]
     ) -> list[Segment]:
-        """Go on with durable copies of all segments (`logfs.log.copying`), under both locks; those that it leaves."""
+        """Switch to durable copies of all segments (`logfs.log.copying`), under both locks; return the old ones."""
         left = [*self.segments, *self._dropped.segments]
         self.directory, self.disk, self._dropped = directory, disk, DroppedSegments(disk)
         self.epochs.move(disk, directory)
@@ -586,14 +586,14 @@ class Partition(Reader):
         return left
 
     def rename_directory(self, directory: Path) -> None:
-        """Give the directory another name; who still reads the log finds its files there, and not a new log's."""
+        """Rename the directory. The log's readers find its files there, not those of a new log with the old name."""
         with self.disk.naming:
             self.disk.rename(self.directory, directory)
             relocate([*self.segments, *self._dropped.segments], directory)
             self.directory = directory
 
     def remove_dropped(self, now_ms: int) -> int:
-        """Unlink the files of dropped segments whose delay is over and that nobody reads; of how many."""
+        """Unlink the files of dropped segments that are due and that no reader holds; return how many segments."""
         if self._dropped.are_due(now_ms):
             self.pin_views()
         with self.lock:

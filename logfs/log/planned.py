@@ -1,8 +1,8 @@
-"""Segments as one process planned them, for other processes that have only their files.
+"""Segments that one process has planned, for other processes that have only the files.
 
-The plan carries inode numbers, so that a process on another machine notices that it sees other files than the planner
-did: a log directory that is not mounted there, an old copy, a file that is missing. A segment may also leave the log
-between planning and reading; `PlannedFile.has_left` tells the two apart.
+The plan carries inode numbers. A process on another machine therefore notices that it sees other files than the
+planner did: a log directory that is not mounted there, an old copy, a file that is missing. A segment may also leave
+the log between planning and reading; `PlannedFile.has_left` distinguishes the two cases.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from logfs.log.files import Disk, File
     from logfs.log.reader import Reader
 
-# How often a plan is repeated when files leave the log while it is made.
+# How many times a plan is tried while files leave the log.
 _TRIES = 5
 
 
@@ -57,9 +57,9 @@ class PlannedFile:
         return Path(self.directory, names.stem(self.base_offset) + names.LOG)
 
     def open(self) -> Segment:
-        """The segment, its file open and checked; close it after use.
+        """Return the segment, with its file open and checked; close it after use.
 
-        Raises `Gone` where the file is missing, is another file, or is shorter than planned; `OSError`.
+        Raises `Gone` if the file is missing, is another file, or is shorter than planned. Raises `OSError`.
         """
         disk = ReadOnlyDisk()
         segment = _FoundSegment(disk, Path(self.directory), self.base_offset, self.inode)
@@ -81,20 +81,20 @@ class PlannedFile:
         return f"{self.path}: is not the planned segment file (inode {found}, planned {self.inode})"
 
     def check_in_place(self) -> None:
-        """Raise `Gone` unless the log still has the planned file, by its name or by that of a swap."""
+        """Raise `Gone` unless the log still has the planned file, under its own name or that of a swap."""
         disk, swapped = ReadOnlyDisk(), self.path.with_name(self.path.name + names.SWAP)
-        # The swap's name is the first of the two, so the last look is at the other one.
+        # A swap is renamed to the final name, so the final name is looked up last.
         if self.inode not in (None, *(_inode_of(disk, each) for each in (swapped, self.path))):
             raise Gone(self._why_gone(disk))
 
     def has_left(self, reader: Reader) -> bool:
-        """Whether the log has moved on from this segment: by retention, compaction or truncation.
+        """Whether the log has moved on from this segment, by retention, compaction or truncation.
 
-        `reader` shows the partition as it is now. False means that the segment belongs to the log still, so that a
-        process which cannot find it does not see the log that was planned. Raises `OSError`.
+        `reader` shows the partition as it is now. False means that the segment still belongs to the log: a process
+        that cannot find it does not see the planned log. Raises `OSError`.
         """
         if reader.disk.stat(reader.directory).st_ino != self.directory_inode:
-            # The partition was deleted and made again, or moved to another log directory.
+            # The partition was deleted and recreated, or moved to another log directory.
             return True
         for _ in range(_TRIES):
             reader.refresh()
@@ -102,7 +102,7 @@ class PlannedFile:
                 return self._has_left(reader)
             except (FileNotFoundError, Gone):
                 continue
-        # Its files change faster than they can be looked at.
+        # The files change faster than they can be looked at.
         return True
 
     def _has_left(self, reader: Reader) -> bool:
@@ -119,10 +119,10 @@ class PlannedFile:
 
 
 class _FoundSegment(Segment):
-    """A segment whose .log file is known by its inode number, and may have the name that a swap gives it.
+    """A segment whose .log file is known by its inode number, and may still have the name of a swap.
 
-    Compaction renames a new segment from .swap (kafka-storage 8.8). One that has left the log, and is only not
-    removed yet, counts as gone: its records are those of the segment that took its place.
+    Compaction renames a new segment from .swap (kafka-storage 8.8). A segment that has left the log but is not
+    removed yet counts as gone: its records are those of the segment that took its place.
     """
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int, inode: int | None) -> None:
@@ -130,7 +130,7 @@ class _FoundSegment(Segment):
         self._inode = inode
 
     def _open(self) -> File:
-        # The last look is for a file that got its name after the first one.
+        # The last try finds a file that got its name after the first one.
         for suffix in ("", names.SWAP, ""):
             try:
                 file = self._disk.open(self.path.with_name(self.path.name + suffix))
@@ -168,7 +168,7 @@ class PlannedSegment:
         return self.file.size_bytes
 
     def open(self) -> Segment:
-        """The segment, for reading; close it after use. Raises as `PlannedFile.open`."""
+        """Return the segment, for reading; close it after use. Raises as `PlannedFile.open`."""
         segment = self.file.open()
         segment.gaps = self.gaps
         segment.next_base = None if self.is_last else self.file.next_offset
@@ -178,7 +178,7 @@ class PlannedSegment:
 
 
 def _inode(reader: Reader, segment: Segment) -> int | None:
-    """The inode number of the .log file that a segment reads. Raises `Gone`, `OSError`."""
+    """Return the inode number of the .log file that a segment reads. Raises `Gone`, `OSError`."""
     try:
         return reader.disk.stat_file(segment.file).st_ino
     except (FileNotFoundError, Gone):
@@ -190,13 +190,13 @@ def _inode(reader: Reader, segment: Segment) -> int | None:
 def planned_files(
     reader: Reader, segments: Sequence[Segment]
 ) -> Iterator[tuple[Segment, PlannedFile]]:
-    """Neighbouring segments of a log with what identifies their files.
+    """Yield adjacent segments of a log, each with what identifies its file.
 
-    Raises `Gone` or `FileNotFoundError` where a file leaves the log meanwhile: refresh the reader and plan again.
+    Raises `Gone` or `FileNotFoundError` if a file leaves the log meanwhile: refresh the reader and plan again.
     """
     disk, directory = reader.disk, reader.directory
     directory_inode = disk.stat(directory).st_ino
-    # The parent by way of the directory, for the path of a log directory may be a symlink.
+    # The parent is found through the directory, because the path of a log directory may be a symlink.
     log_dir_inode = disk.stat(directory / "..").st_ino
     every = reader.log.segments
     previous: tuple[int, int | None] | None = None
@@ -222,7 +222,7 @@ def planned_files(
 
 
 def planned(reader: Reader) -> list[tuple[Segment, PlannedSegment]]:
-    """The segments of a partition as they are now, in order. Raises `Gone`, `OSError`."""
+    """Return the segments of a partition as they are now, in order. Raises `Gone`, `OSError`."""
     for left in reversed(range(_TRIES)):
         segments = reader.segments
         try:

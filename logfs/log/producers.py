@@ -1,7 +1,7 @@
-"""What a log knows of its producers: epochs, sequences, open transactions (Kafka's ProducerStateManager).
+"""The state of a log's producers: epochs, sequences, open transactions (Kafka's ProducerStateManager).
 
-The rules are those of kafka-storage 9.1 to 9.4. There are no replicas here, so a transaction whose marker is in the
-log is over, and nothing is held back until somebody else has it.
+The rules are those of kafka-storage 9.1 to 9.4. There are no replicas here: a transaction whose marker is in the log
+is over, and is not held back until a replica has the marker.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# So many batches of a producer are remembered, to know one that is sent again (kafka-storage 9.1).
+# The batches of a producer that are remembered, to recognise one that is sent again (kafka-storage 9.1).
 KEPT_BATCHES = 5
 NO_COORDINATOR_EPOCH = -1
 _NONE = -1
 
 
 class SentBatch(NamedTuple):
-    """A batch that a producer appended: its last sequence and offset, how many came before them, its time in ms."""
+    """A batch that a producer appended. `offset_delta` is its last offset minus its first; `timestamp` is in ms."""
 
     last_sequence: int
     last_offset: int
@@ -61,7 +61,7 @@ class SentBatch(NamedTuple):
 
 
 class Transaction(NamedTuple):
-    """A transaction that its marker has ended; the marker's own offset is `last_offset`."""
+    """A transaction that a marker has ended; `last_offset` is the offset of the marker."""
 
     producer_id: int
     first_offset: int
@@ -71,7 +71,7 @@ class Transaction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """One producer of a partition. `batches` are its last ones, of the current epoch, oldest first."""
+    """One producer of a partition. `batches` are its last batches in the current epoch, oldest first."""
 
     producer_id: int
     epoch: int = NO_PRODUCER_EPOCH
@@ -86,7 +86,7 @@ class Producer:
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
 
     def duplicate(self, header: Header) -> SentBatch | None:
-        """The remembered batch that this one repeats, if it does."""
+        """Return the remembered batch that this one repeats, or None."""
         if header.producer_epoch != self.epoch:
             return None
         wanted = (header.base_sequence, header.last_sequence)
@@ -96,11 +96,11 @@ class Producer:
         )
 
     def at_epoch(self, epoch: int) -> Producer:
-        """The producer under an epoch: a new one forgets its batches."""
+        """Return the producer at an epoch; a new epoch forgets the batches."""
         return self if epoch == self.epoch else replace(self, epoch=epoch, batches=())
 
     def entry(self) -> ProducerEntry:
-        """What a snapshot keeps of it: only its last batch."""
+        """Return the producer's entry in a snapshot, which keeps only its last batch."""
         last = (
             self.batches[-1] if self.batches else SentBatch(NO_SEQUENCE, _NONE, 0, self.timestamp)
         )
@@ -118,7 +118,7 @@ class Producer:
 
     @classmethod
     def from_entry(cls, entry: ProducerEntry) -> Producer:
-        """The producer that a snapshot tells of."""
+        """Return the producer that a snapshot entry describes."""
         last = SentBatch(
             entry.last_sequence, entry.last_offset, entry.offset_delta, entry.timestamp
         )
@@ -134,7 +134,7 @@ class Producer:
 
 
 class Producers:
-    """The producers of one partition, as they are at the log end. One writer; `first_unstable_offset` for anyone."""
+    """The producers of one partition at the log end. One writer; any thread may read `first_unstable_offset`."""
 
     def __init__(self, entries: Iterable[ProducerEntry] = ()) -> None:
         self._producers = {entry.producer_id: Producer.from_entry(entry) for entry in entries}
@@ -144,11 +144,11 @@ class Producers:
         return len(self._producers)
 
     def __getitem__(self, producer_id: int) -> Producer:
-        """The producer with that id; an unknown one has no epoch and has sent nothing."""
+        """Return the producer with that id; an unknown one has no epoch and no batches."""
         return self._producers.get(producer_id) or Producer(producer_id)
 
     def entries(self) -> list[ProducerEntry]:
-        """What a snapshot of all of them holds, in Kafka's order, so that the files are equal."""
+        """Return the snapshot entries of all producers in Kafka's order, so that the files equal Kafka's."""
         buckets = 16
         while len(self._producers) > buckets * 3 // 4:
             buckets *= 2
@@ -156,7 +156,7 @@ class Producers:
         return [self._producers[producer_id].entry() for producer_id in ordered]
 
     def open_transactions(self) -> dict[int, int]:
-        """The producers with an open transaction, and the offset that it began at."""
+        """Return the first offset of each open transaction, by producer id."""
         return {
             producer.producer_id: producer.transaction_start
             for producer in self._producers.values()
@@ -169,9 +169,9 @@ class Producers:
     # Checks, for what a client sends (kafka-storage 9.2, 9.3).
 
     def check_batch(self, header: Header, *, trusted: bool = False) -> SentBatch | None:
-        """The remembered batch that this one repeats, or None for a batch to append.
+        """Return the remembered batch that this one repeats, or None if the batch may be appended.
 
-        A `trusted` one comes from a coordinator, which keeps no sequences. Raises `InvalidProducerEpoch`,
+        A `trusted` batch comes from a coordinator, which keeps no sequences. Raises `InvalidProducerEpoch`,
         `OutOfOrderSequence` and `InvalidTransactionState`.
         """
         producer = self[header.producer_id]
@@ -202,7 +202,7 @@ class Producers:
             )
 
     def check_marker(self, producer_id: int, producer_epoch: int, coordinator_epoch: int) -> None:
-        """Raise `InvalidProducerEpoch` or `CoordinatorFenced` for a marker of yesterday."""
+        """Raise `InvalidProducerEpoch` or `CoordinatorFenced` for an outdated marker."""
         producer = self[producer_id]
         self._check_epoch(producer, producer_epoch)
         if coordinator_epoch < producer.coordinator_epoch:
@@ -219,12 +219,12 @@ class Producers:
                 f"{producer.epoch}; a newer instance of the producer is at work"
             )
 
-    # What is in the log, in its order.
+    # Noting the batches of the log, in order.
 
     def note(self, batch: Batch) -> Transaction | None:
-        """Take a batch that is in the log, whoever sent it; the transaction that it ends, if it ends one.
+        """Note a batch that is in the log, whatever its sender; return the transaction that it ends, if any.
 
-        Nothing is refused: what is in the log has been judged. A control record that is malformed ends nothing.
+        No batch is refused, because those in the log have been checked. A malformed control record ends nothing.
         """
         header = batch.header
         if header.producer_id < 0:
@@ -272,7 +272,7 @@ class Producers:
         return Transaction(header.producer_id, start, header.base_offset, is_aborted)
 
     def aborted(self, ended: Transaction) -> AbortedTransaction:
-        """The transaction index's entry for an aborted transaction that has just ended (kafka-storage 9.5)."""
+        """Return the transaction index entry of an aborted transaction that has just ended (kafka-storage 9.5)."""
         stable = self.first_unstable_offset
         return AbortedTransaction(
             ended.producer_id,
@@ -282,7 +282,10 @@ class Producers:
         )
 
     def expire(self, now_ms: int, expiration_ms: int) -> None:
-        """Forget the producers that have been idle for `producer.id.expiration.ms` and have nothing open."""
+        """Forget the producers that have been idle for `expiration_ms` and have no open transaction.
+
+        `expiration_ms` is the setting `producer.id.expiration.ms`.
+        """
         idle = [
             producer.producer_id
             for producer in self._producers.values()
@@ -293,6 +296,6 @@ class Producers:
 
 
 def _spread(producer_id: int) -> int:
-    """What a Java hash map makes of a long to choose its bucket; it is walked bucket by bucket."""
+    """Return the hash by which a Java hash map chooses the bucket of a long; it iterates bucket by bucket."""
     folded = (producer_id ^ producer_id >> 32) & 0xFFFFFFFF
     return folded ^ folded >> 16

@@ -1,4 +1,4 @@
-"""Reading a log: by offset, by time, in bulk. What `Partition` adds to it is that the log grows."""
+"""Reading a log: by offset, by time, in bulk. `Partition` extends this to a log that grows."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# What `offset_for_time` takes instead of a timestamp (kafka-storage 3.10).
+# Special values that `offset_for_time` takes in place of a timestamp (kafka-storage 3.10).
 LATEST = -1
 EARLIEST = -2
 MAX_TIMESTAMP = -3
 
 
 class OffsetAndTimestamp(NamedTuple):
-    """The answer of a time lookup; timestamp in ms, -1 where Kafka gives none; leader epoch -1 for unknown."""
+    """The result of a time lookup; `timestamp` in ms, -1 where Kafka gives none; `leader_epoch` -1 if unknown."""
 
     offset: int
     timestamp: int
@@ -55,11 +55,11 @@ def _is_any(header: Header) -> bool:
 
 
 def last_batch_before(segment: Segment, offset: int) -> Batch | None:
-    """The last batch of a segment that begins before an offset; None if there is none. Raises `DamagedRange`."""
+    """Return the last batch of a segment that begins before `offset`, or None. Raises `DamagedRange`."""
     batch = segment.find_batch(offset - 1)
     if batch is not None and batch.header.base_offset < offset:
         return batch
-    # Compaction left a gap there: what lies before it is at or behind the index's entry.
+    # Compaction left a gap there. The batch before the gap is at or after the index entry.
     before: Batch | Damage | None = None
     for found in segment.walk(segment.position_of(offset - 1)):
         first = found.first_offset if isinstance(found, Damage) else found[1].header.base_offset
@@ -72,7 +72,7 @@ def last_batch_before(segment: Segment, offset: int) -> Batch | None:
 
 
 class Traffic:
-    """What was read through a mount and what failed there, for metrics: counts since the opening."""
+    """Counters for metrics since the opening: bytes read through a mount, and appends and reads that failed."""
 
     __slots__ = ("bytes_out", "failed_appends", "failed_reads")
 
@@ -83,10 +83,10 @@ class Traffic:
 
 
 class Reader:
-    """An ordered list of segments, of which offsets in [log_start_offset, log_end_offset) are readable.
+    """An ordered list of segments, of which the offsets in [log_start_offset, log_end_offset) are readable.
 
-    Any thread may read, without a lock: the list of segments is replaced whole, sealed segments never change
-    (rule 4), and the active one is read up to its tip.
+    Any thread may read without a lock: the list of segments is replaced as a whole, sealed segments never change
+    (rule 4), and the active segment is read up to its tip.
     """
 
     def __init__(
@@ -101,9 +101,9 @@ class Reader:
         self.segments = tuple(loaded.segments)
         self.log_start_offset = loaded.log_start_offset
         self.epochs = loaded.epochs
-        # Of the last batch, in ms; -1 if it has none, or there is no batch.
+        # The timestamp of the last batch (ms); -1 if it has none, or if there is no batch.
         self.last_timestamp = loaded.last_timestamp
-        # Changes when bytes of the text views cease to be what they were: see `logfs.log.view`.
+        # Changes when bytes of the text views may differ from before: see `logfs.log.view`.
         self.generation = 0
         self.disk = disk
         self.traffic = Traffic()
@@ -115,7 +115,7 @@ class Reader:
 
     @property
     def log(self) -> Reader:
-        """The log itself, of which some readers see only a part."""
+        """The log itself, which may hold more than this reader shows."""
         return self
 
     @property
@@ -140,43 +140,43 @@ class Reader:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all .log files."""
+        """The size of all .log files in bytes."""
         return sum(segment.size_bytes for segment in self.segments)
 
     def shown(self, segments: Sequence[Segment]) -> Callable[[Header], bool]:
-        """What tells whether readers see the records of a batch of these segments: of control batches nobody does.
+        """Return a predicate on batch headers: whether readers see the records. Control batches are never seen.
 
-        The segments are those that the log had when the reading began: compaction may replace them meanwhile.
+        `segments` are those that the log had when the reading began, because compaction may replace them meanwhile.
         """
         return _is_data
 
     def aborted(self, segments: Sequence[Segment]) -> dict[int, list[tuple[int, int]]]:
-        """Each producer's transactions that readers do not see: (first offset, offset of the marker), in order."""
+        """Return the transactions hidden from readers, by producer id: (first offset, marker's offset) in order."""
         return {}
 
     def text(self, view: View, start: int | None = None, end: int | None = None) -> Text:
-        """The records [start, end) as one long file that grows with the log (`logfs.log.view`)."""
+        """Return the records [start, end) as one long text that grows with the log (`logfs.log.view`)."""
         return TextView(self, view, start, end)
 
     def refresh(self) -> bool:
-        """Bring a partition of a read-only store up to date with its files; whether anything has changed.
+        """Bring a partition of a read-only store up to date with its files; return whether anything has changed.
 
-        One that is written here always is: see `logfs.log.follow`.
+        A partition that is written by this process is always up to date: see `logfs.log.follow`.
         """
         return False
 
     def watch(self, view: TextView) -> None:
-        """Have a view hold on to its segments when some of them are about to leave the log."""
+        """Register a view, so that it keeps its segments when some of them are about to leave the log."""
         with self._viewing:
             self._views.add(view)
 
     def pin_views(self) -> None:
-        """Have the views hold on to every segment that the log has now, and let go of what was passed."""
+        """Make the views keep every segment that the log has now, and release those that readers have passed."""
         for view in self._watching():
             view.pin()
 
     def exchange_segments(self, copies: Mapping[Segment, Segment]) -> None:
-        """Have the views go on with copies of segments, whose text is the same; without a lock of the log."""
+        """Make the views continue with copies of segments that have the same text. Hold no lock of the log."""
         for view in self._watching():
             view.exchange(copies)
 
@@ -199,7 +199,7 @@ class Reader:
     def segments_from(
         self, offset: int, segments: Sequence[Segment] | None = None
     ) -> Sequence[Segment]:
-        """The segments from the one whose range holds an offset on; of those, if some are given."""
+        """Return the segments from the one whose range holds `offset` on, out of `segments` or else of the log."""
         segments = self.segments if segments is None else segments
         number = bisect_right(segments, offset, key=lambda segment: segment.base_offset)
         return segments[max(number - 1, 0) :]
@@ -207,10 +207,10 @@ class Reader:
     def batches(
         self, offset: int, end: int | None = None, segments: Sequence[Segment] | None = None
     ) -> Iterator[Batch]:
-        """The batches from the one that holds `offset` on, whole, up to the log end or to `end`.
+        """Yield whole batches, from the one that holds `offset` up to the log end or `end`; control batches too.
 
-        With `segments`, of those, and not of the log as it is now. Control batches are among them. Raises
-        `OffsetOutOfRange`, and `DamagedRange` (a `Corrupt`) at damage; go on behind it at its `next_offset`.
+        With `segments`, reads those and not the log as it is now. Raises `OffsetOutOfRange`, and `DamagedRange` (a
+        `Corrupt`) at damage; reading can continue after it, at the error's `next_offset`.
         """
         if segments is None:
             self.check_readable(offset)
@@ -229,7 +229,7 @@ class Reader:
                 yield batch
 
     def read(self, offset: int | None = None, end: int | None = None) -> Iterator[Record]:
-        """The records in [offset, end), by default from the log start to the end the log has now.
+        """Yield the records in [offset, end), by default from the log start to the log end as it is now.
 
         Control records are left out. Raises as `batches`.
         """
@@ -249,7 +249,7 @@ class Reader:
                     yield record
 
     def columns(self, offset: int | None = None, end: int | None = None) -> Columns:
-        """The records in [offset, end) as numpy columns; see `logfs.format.columns.Columns`. Raises as `batches`."""
+        """Return the records in [offset, end) as numpy columns (`logfs.format.columns`). Raises as `batches`."""
         from logfs.format.columns import concatenate
 
         first = self.log_start_offset if offset is None else offset
@@ -267,7 +267,7 @@ class Reader:
         return concatenate(parts)
 
     def record(self, offset: int) -> Record | None:
-        """The record with that offset; None if compaction took it, or it is not for readers to see.
+        """Return the record at `offset`; None if compaction took it or readers do not see it.
 
         Raises `OffsetOutOfRange`, and `Corrupt` if it lies in a damaged range.
         """
@@ -292,7 +292,7 @@ class Reader:
 
     @contextmanager
     def _decoding(self, batch: Batch, segments: Sequence[Segment]) -> Iterator[None]:
-        """Raise `DamagedRange` for a batch whose checksum is right, and whose records cannot be read."""
+        """Raise `DamagedRange` for a batch whose checksum is right but whose records cannot be read."""
         try:
             yield
         except Corrupt as error:
@@ -304,21 +304,24 @@ class Reader:
 
     @cached_property
     def keys(self) -> KeyMap:
-        """Where the newest record of each key is."""
+        """The map of each key to the offset of its newest record."""
         from logfs.log.key_map import KeyMap
 
         return KeyMap(self)
 
     def until_found(self, read: Callable[..., T], *arguments: Any) -> T:
-        """What a call gives; in a log that somebody else writes, it is made again while files go under it."""
+        """Return the result of a call. In a log that another process writes, repeat the call while files vanish."""
         return read(*arguments)
 
     def newest(self, key: bytes) -> Record | None:
-        """The newest record with a key; None if there is none, or its value is null: see `KeyMap.newest`."""
+        """Return the newest record with `key`; None if there is none, or its value is null: see `KeyMap.newest`."""
         return self.until_found(self.keys.newest, key)
 
     def first_offset_from(self, offset: int) -> int | None:
-        """The offset of the first record at or behind one; None if there is none."""
+        """Return the offset of the first record at or after `offset`; None if there is none.
+
+        Damage counts as a record: the answer is then its first offset, or `offset` if that is greater.
+        """
         segments = self.segments
         shows = self.shown(segments)
         for segment in self.segments_from(offset, segments):
@@ -339,7 +342,7 @@ class Reader:
         return None
 
     def last_offset(self) -> int | None:
-        """The offset of the last record; None if there is none. Raises `DamagedRange` at damage behind it."""
+        """Return the offset of the last record; None if there is none. Raises `DamagedRange` at damage after it."""
         segments = self.segments
         shows = self.shown(segments)
         at = self.log_end_offset
@@ -358,11 +361,12 @@ class Reader:
         return None
 
     def offset_for_time(self, timestamp: int, *, shown: bool = False) -> OffsetAndTimestamp | None:
-        """The earliest offset whose timestamp (ms) is at or after one, as Kafka's offsetsForTimes answers.
+        """Return the earliest offset with a timestamp (ms) of at least `timestamp`, as Kafka's offsetsForTimes does.
 
-        Also takes `LATEST`, `EARLIEST` and `MAX_TIMESTAMP`. None if there is no such record. Of the segments
-        only the first whose largest timestamp reaches is searched (kafka-storage 3.10). Kafka's answer may be a
-        control record; with `shown` it is a record that readers see, of whatever segment.
+        Also takes `LATEST`, `EARLIEST` and `MAX_TIMESTAMP`; raises `InvalidRecord` for other negative values. Returns
+        None if there is no such record. Only the first segment whose largest timestamp is at least `timestamp` is
+        searched (kafka-storage 3.10). Kafka's answer may be a control record; with `shown`, the answer is a record
+        that readers see, in any segment.
         """
         if timestamp == LATEST:
             return OffsetAndTimestamp(self.log_end_offset, NO_TIMESTAMP, self.epochs.latest)
@@ -375,12 +379,14 @@ class Reader:
             raise InvalidRecord(f"{timestamp} is no timestamp: ms since the epoch, -1, -2 or -3")
         segments = self.segments
         shows = self.shown(segments) if shown else _is_any
-        # What lies below the log start is not there, though its files may be: deleted by offset, they go later.
+        # Records below the log start are not readable, even while their files exist: they were deleted by offset, and
+        # their files go later.
         for segment in self.segments_from(self.log_start_offset, segments):
             if not segment.size_bytes and not segment.gaps:
-                # Lost: its file's time is that of no record.
+                # The records of this segment are lost, so its file's time is not that of any record.
                 continue
-            # Even if it holds no record: what compaction emptied goes by its file's time, and hides the others.
+            # Even if it holds no record: for a segment that compaction emptied its file's time counts, and hides the
+            # others.
             if segment.largest_timestamp >= timestamp:
                 start = max(segment.offset_before(timestamp), self.log_start_offset)
                 found = self._first_at(segment, start, timestamp, shows)
@@ -391,7 +397,7 @@ class Reader:
         return None
 
     def offset_of_last(self, count: int) -> int:
-        """The offset that the last `count` records begin at; the log start if there are fewer."""
+        """Return the offset of the first of the last `count` records; the log start if there are fewer."""
         return self.until_found(self._offset_of_last, count)
 
     def _offset_of_last(self, count: int) -> int:
@@ -400,7 +406,10 @@ class Reader:
     def _first_at(
         self, segment: Segment, start: int, timestamp: int, shows: Callable[[Header], bool]
     ) -> OffsetAndTimestamp | None:
-        """The first record at or after a time, from an offset on: in the first batch that reaches it, or behind."""
+        """Return the first record at or after `timestamp`, searched from offset `start` on; None if there is none.
+
+        It is in the first batch that reaches `timestamp`, or in a later one.
+        """
         position, reached = segment.skip_earlier(segment.position_of(start), timestamp)
         if reached is not None and reached >= self.log_start_offset:
             with suppress(Corrupt):
@@ -437,7 +446,7 @@ class Reader:
         if entry.timestamp < 0:
             header = segment.header(0)
             if header is not None and header.magic == 0:
-                # No timestamp is the greatest among messages that cannot have any.
+                # Messages of magic 0 cannot have timestamps, so none is the greatest.
                 return None
             return OffsetAndTimestamp(self.log_start_offset, NO_TIMESTAMP)
         return self._first_at(segment, self.log_start_offset, entry.timestamp, _is_any)

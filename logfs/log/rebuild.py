@@ -1,7 +1,7 @@
 """The indexes of a segment, made from its log: they are caches of it (rule 3, kafka-storage 3.4).
 
-They are collected in memory and take the place of the old files by renames, so that whatever ends the process leaves
-each index as it was or as it is to be.
+The entries are collected in memory, and new files replace the old ones by renames. However the process ends, each
+index is the old one or the new one.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _INTERVAL_BYTES = 4096
 
 
 class TextBuilder:
-    """Adds text index entries while the batches of a segment go by."""
+    """A builder that adds text index entries for the batches of a segment, in order."""
 
     def __init__(self, index: TextIndex, interval_bytes: int) -> None:
-        """Go on behind the last entry of an index."""
+        """Continue after the last entry of an index."""
         self._index = index
         self._interval_bytes = interval_bytes
         self._last_entry = index.last.position
@@ -40,7 +40,7 @@ class TextBuilder:
         self.text = index.last.before
 
     def note(self, found: BatchInfo | Damage) -> None:
-        """Take the next batch, or the next damage, which stands between entries of its own."""
+        """Take the next batch, or the next damage, which gets an entry before it and one after it."""
         if isinstance(found, Damage):
             self._entry(found.first_offset, found.start)
             self.text = self.text.plus(text_size(found))
@@ -53,7 +53,7 @@ class TextBuilder:
         self.position = found.position + found.size_bytes
 
     def finish(self, next_offset: int, size: int) -> None:
-        """Write the closing entry."""
+        """Add the closing entry."""
         self._entry(next_offset, size)
 
     def _entry(self, offset: int, position: int) -> None:
@@ -63,7 +63,7 @@ class TextBuilder:
 
 
 class LookupBuilder:
-    """Adds entries to an offset and a time index while the batches of a segment go by (kafka-storage 3.3)."""
+    """A builder of offset and time index entries for the batches of a segment, in order (kafka-storage 3.3)."""
 
     def __init__(
         self, offset_index: OffsetIndex, time_index: TimeIndex, interval_bytes: int
@@ -79,7 +79,7 @@ class LookupBuilder:
         if found.max_timestamp > self.max_entry.timestamp:
             self.max_entry = TimeEntry(found.max_timestamp, found.next_offset - 1)
         if found.position - self._last_entry > self._interval_bytes:
-            # They were made for a greater index.interval.bytes than is in force now: sparser will do.
+            # The size was chosen for a greater index.interval.bytes than the present one: the index becomes sparser.
             if self._offset_index.is_full or self._time_index.is_full:
                 return
             self._offset_index.append(found.next_offset - 1, found.position)
@@ -88,9 +88,10 @@ class LookupBuilder:
 
 
 class IndexBuilder:
-    """Makes the offset, time and text index of a segment while its batches go by; they are collected, not saved.
+    """A builder of the offset, time and text index of a segment. The entries are collected, not saved.
 
-    The indexes take no more than `max_bytes` each, and the text index as many entries as the others.
+    The offset and the time index take at most `max_bytes` each. The text index takes as many entries as the offset
+    index, and the closing one.
     """
 
     def __init__(self, segment: Segment, interval_bytes: int, max_bytes: int | None = None) -> None:
@@ -122,7 +123,7 @@ class IndexBuilder:
 
 
 def rebuild_lookups(segment: Segment) -> tuple[OffsetIndex, TimeIndex]:
-    """The offset and the time index of a sealed segment as its log says; their files are replaced."""
+    """Rebuild the offset and the time index of a sealed segment from its log; replace their files and return them."""
     offset_index, time_index, _ = segment.new_indexes()
     offset_index.collect()
     time_index.collect()
@@ -138,9 +139,9 @@ def rebuild_lookups(segment: Segment) -> tuple[OffsetIndex, TimeIndex]:
 
 
 def lookup_fits(segment: Segment, number: int) -> bool:
-    """Whether the offset index (0) or the time index (1) of a sealed segment can be right, by a cheap look.
+    """Whether the offset index (0) or the time index (1) of a sealed segment can be right, by a cheap check.
 
-    The last entry of the time index tells which segment a time is looked for in: that is held against the log.
+    The last entry of the time index decides in which segment a time is looked for, so it is checked against the log.
     """
     if number == 0:
         return segment.offset_index.can_be(segment.next_offset, segment.size_bytes)
@@ -148,7 +149,7 @@ def lookup_fits(segment: Segment, number: int) -> bool:
     if not times.can_be(segment.next_offset, segment.first_timestamp):
         return False
     with suppress(DamagedRange):
-        # One that is gone was that of the last batch, unless timestamps go back.
+        # A closing entry that is missing was that of the last batch, unless timestamps go back.
         newest = segment.find_batch(segment.next_offset - 1)
         if newest is not None and newest.header.max_timestamp > times.last.timestamp:
             return False
@@ -156,7 +157,7 @@ def lookup_fits(segment: Segment, number: int) -> bool:
 
 
 def text_fits(segment: Segment) -> bool:
-    """Whether the text index still points at batches, by a cheap look: something else may have written the log."""
+    """Whether the text index still points at batches, by a cheap check: another program may have written the log."""
     index = segment.text_index
     size = segment.size_bytes
     try:
@@ -180,8 +181,9 @@ def text_fits(segment: Segment) -> bool:
 def text_entries_between(
     segment: Segment, before: TextEntry, after: TextEntry, count: int
 ) -> list[TextEntry]:
-    """So many entries of a text index between two others; none where the log between them is not as they say."""
-    # Offset, position and text of what lies between; of damage, what the rest leaves of the text.
+    """Return `count` entries of a text index between two others; none if the log between them does not agree."""
+    # Offset, position and text size of each batch or damage in between. A size of None is derived from the other
+    # sizes.
     parts: list[tuple[int, int, TextSize | None]] = []
     missing = after.before.minus(before.before)
     for found in segment.walk(before.position, after.position, first_offset=before.offset):
@@ -205,26 +207,26 @@ def text_entries_between(
         if position > entries[-1].position:
             entries.append(TextEntry(first, position, text))
         if size is None:
-            # Of several, the first takes it all, as in the views.
+            # Of several damaged ranges the first gets all of that text, as in the views.
             size, missing = missing, NO_TEXT
         text = text.plus(size)
     del entries[0]
-    # Each in its share of what lies between, as an index has them that was never damaged.
+    # Spaced evenly, as in an index that was never damaged.
     between = len(entries)
     return [entries[n * between // count] for n in range(count)] if between >= count else []
 
 
 def rebuild_text(segment: Segment) -> None:
-    """Bring a segment's text index up to its log, which something else wrote or went on with."""
+    """Bring a segment's text index up to date with its log, which another program has written or continued."""
     index = segment.text_index
     size = segment.size_bytes
     index.collect(keep=text_fits(segment))
     builder = TextBuilder(index, _INTERVAL_BYTES)
     for found in survey(segment, builder.position, index.last.offset):
         if isinstance(found, Damage) and found.end == size:
-            # How far it goes is known here, and from the bytes alone it is not.
+            # The bytes alone do not show how far the damage goes. The segment's end does.
             found = found._replace(next_offset=max(found.next_offset, segment.next_offset))
         builder.note(found)
     builder.finish(segment.next_offset, size)
-    # Nothing looks at the file again after a crash.
+    # Synced, because the file is not checked again after a crash.
     index.save(sync=True)

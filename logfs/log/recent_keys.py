@@ -1,4 +1,4 @@
-"""The keys that a log has seen last: what `ls keys/` shows, at the same cost however long the log is."""
+"""The keys that were appended last, for `ls keys/`, at a cost that does not depend on the length of the log."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from logfs.log.reader import Reader
     from logfs.log.segment import Segment
 
-# What is read of the log, from its end back, and how many of its last segments that may concern.
+# The bytes that are read backwards from the end of the log, and the most segments that are read for them.
 STRETCH_BYTES = 256 << 10
 _SEGMENTS = 4
 
 
 def recent_keys(reader: Reader, limit: int) -> list[bytes]:
-    """The keys of the newest records, newest first, at most so many; those whose newest record is null are left out.
+    """Return the keys of the newest records, newest first, at most `limit`, without those whose newest value is null.
 
-    Of the last 256 KiB of the log, to the nearest index entry. Raises `WouldBlock`.
+    The records are those of the last 256 KiB of the log, to the nearest index entry. Raises `WouldBlock`.
     """
     found: dict[bytes, bool] = {}
     for batch in _newest_batches(reader):
@@ -34,7 +34,7 @@ def recent_keys(reader: Reader, limit: int) -> list[bytes]:
 
 
 def _newest_batches(reader: Reader) -> Iterator[Batch]:
-    """The batches of the last stretch that readers see, the newest first."""
+    """Yield the visible batches of the last `STRETCH_BYTES` of the log, the newest first."""
     segments = reader.segments
     shows = reader.shown(segments)
     end, left = reader.log_end_offset, STRETCH_BYTES
@@ -48,7 +48,7 @@ def _newest_batches(reader: Reader) -> Iterator[Batch]:
                 batches.extend(reader.log.batches(start, stop, [segment]))
                 break
             except DamagedRange as damage:
-                # As the map does, go on behind it.
+                # Go on after the damage, as the key map does.
                 start = damage.next_offset
         left -= sum(batch.header.size_bytes for batch in batches)
         yield from (batch for batch in reversed(batches) if shows(batch.header))
@@ -57,7 +57,7 @@ def _newest_batches(reader: Reader) -> Iterator[Batch]:
 
 
 def _start(segment: Segment, stop: int, size_bytes: int) -> int:
-    """The lowest offset at most so many bytes before `stop`, as far as the sparse index knows; always below it."""
+    """Return the lowest offset within `size_bytes` before `stop`, by the sparse index; always below `stop`."""
     last = segment.position_of(stop - 1)
     offsets = range(segment.base_offset, stop - 1)
     return segment.base_offset + bisect_left(

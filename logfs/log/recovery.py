@@ -1,12 +1,12 @@
-"""Whatever a crash left -> valid segments, in Kafka's order (kafka-storage 5.2, 5.3).
+"""Recovery: make valid segments of whatever a crash left, in Kafka's order (kafka-storage 5.2, 5.3).
 
-One deliberate difference: Kafka cuts the log at the first bad batch and deletes every later segment, which is
-right where replicas hold the data and a loss on one node. Here only a torn tail is cut: bytes at or beyond the
-recovery point with nothing valid behind them; and they are kept in a `.torn` file. Damage anywhere else stays where
-it is, answers `Corrupt` for its offsets, and everything behind it stays readable.
+One difference is deliberate. Kafka cuts the log at the first bad batch and deletes every later segment, which is
+right where replicas hold the data, and loses data on a single node. Here only a torn tail is cut: bytes at or after
+the recovery point that no valid batch follows. They are kept in a `.torn` file. Damage anywhere else stays where it
+is. Its offsets raise `Corrupt`, and everything after it stays readable.
 
-Nothing here needs a loaded partition: a partition is made from what `load` returns. A read-only store goes through
-the same steps in memory and changes nothing.
+Nothing here needs a loaded partition: a partition is made from what `load` returns. A read-only store takes the same
+steps in memory and changes nothing.
 """
 
 from __future__ import annotations
@@ -62,10 +62,11 @@ class Place(NamedTuple):
 class Start(NamedTuple):
     """What is known of a partition before it is loaded.
 
-    `clean`: it was closed properly; the offsets are those of the checkpoints. `rebuild`: all of the log is to be
-    read again, and every index made from it, though it may have been closed properly. `compacted`: a cleaner has
-    been here, so offsets may be missing, whatever the topic's settings are. An idle producer is remembered for
-    `producer_expiration_ms`. A read-only store ignores everything from `end` on.
+    - `clean`: it was closed properly, and the offsets are those of the checkpoints.
+    - `rebuild`: read all of the log and rebuild every index, even if it was closed properly; needs `clean` False.
+    - `compacted`: a cleaner has run, so offsets may be missing, whatever the topic's settings are.
+    - `producer_expiration_ms`: how long an idle producer is remembered.
+    - `end`: a read-only store ignores everything from there on.
     """
 
     clean: bool
@@ -79,7 +80,11 @@ class Start(NamedTuple):
 
 @dataclass(slots=True)
 class Loaded:
-    """A partition's files, made valid."""
+    """The valid files of a partition, after recovery if it was needed.
+
+    `producers` are those at the log end. A read-only store has None here and loads them on demand. The files of the
+    segments in `unsynced` were changed: flush them before relying on their durability.
+    """
 
     segments: list[Segment]
     log_start_offset: int
@@ -95,7 +100,7 @@ class Loaded:
 
 
 def _is_whole(segment: Segment, position: int) -> bool:
-    """Whether a batch stands at a position whose checksum is right, whatever its offsets are."""
+    """Whether a batch with a right checksum is at `position`, whatever its offsets are."""
     header = segment.header(position)
     if header is not None and header.size_bytes <= segment.size_bytes - position:
         with suppress(Corrupt):
@@ -112,11 +117,11 @@ def load(
     progress: Progress | None = None,
     kind: type[Segment] = Segment,
 ) -> Loaded:
-    """Load a partition directory, recovering from the recovery point on if it was not closed cleanly.
+    """Load a partition directory. If it was not closed cleanly, recover it from the recovery point on.
 
-    `progress` is told the bytes of .log files as they are read; `kind` is what the segments are made as. Raises
-    `OSError`, `Corrupt` for a leader epoch file that cannot be read, and `InvalidName` for a file whose stem is no
-    offset.
+    `progress` is called with the number of bytes of .log files as they are read; `kind` is the class of the segments.
+    Raises `OSError`, `Corrupt` for a leader epoch file that cannot be read, and `InvalidName` for a file whose stem
+    is not an offset.
     """
     report = progress or (lambda _: None)
     return _Loader(disk, directory, config, start, now_ms, report, kind).run()
@@ -143,7 +148,7 @@ class _Loader:
         self.torn: list[str] = []
         self.unsynced: list[Segment] = []
         self.last_timestamp = -1
-        # The producers as they are at an offset that recovery has come to.
+        # The producers at the offset that recovery has reached, `producers_end`.
         self.producers = Producers()
         self.producers_end = -1
 
@@ -159,7 +164,7 @@ class _Loader:
         self.snapshots = Snapshots(self.disk, self.directory, self.start.producer_expiration_ms)
         segments = self._open_segments()
         segments, log_end_offset = self._recover(segments)
-        # Whatever lies below was deleted.
+        # The records below this offset were deleted.
         deleted = self.start.log_start_offset
         if segments and log_end_offset < deleted:
             if self.start.clean:
@@ -167,17 +172,17 @@ class _Loader:
                 logger.error(what, self.directory, deleted, log_end_offset)
                 deleted = 0
             else:
-                # A crash took the records behind those that were deleted.
+                # A crash took the records after those that were deleted.
                 self._drop_all(segments)
                 segments = []
         if not segments:
-            # Offsets that were durable are never given out again, also where their files are gone.
+            # Offsets that were durable are never assigned again, even if their files are gone.
             log_end_offset = max(deleted, self.start.recovery_point)
             segments = [self._new_segment(log_end_offset)]
         log_start_offset = max(deleted, segments[0].base_offset)
         producers = self._load_producers(segments, log_start_offset, log_end_offset)
         for segment in segments:
-            # What loading had to open is opened again by who needs it: a store may have very many partitions.
+            # Close what loading opened; it is opened again on demand, and a store may have very many partitions.
             if segment.is_active:
                 segment.finish()
             segment.close()
@@ -237,14 +242,14 @@ class _Loader:
             self.disk.rename(self.directory / name, self.directory / name.removesuffix(names.SWAP))
 
     def _end_of(self, base_offset: int, files: Files, path: Path | None = None) -> int:
-        """The offset after the last batch of a segment that is being swapped in."""
+        """Return the offset after the last batch of a segment that is being swapped in."""
         segment = self.kind(self.disk, self.directory, base_offset)
         segment.identify(files)
         segment.path = path or segment.path
         return self._end(segment)
 
     def _drop_orphans(self) -> None:
-        """Remove what a crash has left of files that were never whole, or lost their log."""
+        """Remove files that a crash left unfinished, and indexes without a .log."""
         files = set(self._files())
         for name in files:
             if name in _UNFINISHED or name.endswith(_TEMPORARY_INDEXES):
@@ -265,14 +270,14 @@ class _Loader:
         self.snapshots.drop_strays({segment.base_offset for segment in segments})
         if not self.start.clean or self.snapshots.offsets:
             return self.snapshots.restore(segments, log_start_offset, log_end_offset, self.now_ms)
-        # Whoever closes a log that has known a producer leaves a snapshot, so this one has known none.
+        # A clean close leaves a snapshot if the log ever had a producer, so this log had none.
         nobody = Producers()
         for offset in [*(segment.base_offset for segment in segments[-2:]), log_end_offset]:
             self.snapshots.take(offset, nobody)
         return nobody
 
     def _note_producer(self, segment: Segment, info: BatchInfo) -> None:
-        """Take a producer's batch of a segment under recovery; an aborted transaction goes into the index."""
+        """Note a producer's batch of a segment under recovery, and index the transaction that it aborts."""
         batch = Batch.parse(segment.read(info.position, info.size_bytes))
         ended = self.producers.note(batch)
         if ended is not None and ended.is_aborted:
@@ -293,11 +298,11 @@ class _Loader:
         return segment
 
     def _without_empty_inside(self, segments: list[Segment]) -> list[Segment]:
-        """All but the empty ones whose base offset lies within the segment before: they bound none of its offsets."""
+        """Return all but the empty segments whose base offset lies within the segment before: they do not end it."""
         kept = segments[:1]
         for segment in segments[1:]:
             before = kept[-1]
-            # The file of a swap has another name, in a store that only reads.
+            # In a read-only store the file of a swap still has the suffix `.swap`.
             with suppress(FileNotFoundError):
                 is_empty = not self.disk.stat(segment.path).st_size
                 if is_empty and self._ends_behind(before.base_offset, segment.base_offset):
@@ -308,7 +313,7 @@ class _Loader:
         return kept
 
     def _ends_behind(self, base_offset: int, offset: int) -> bool:
-        """Whether a segment has a batch that ends behind an offset. Reads its end, and without an index all of it."""
+        """Whether the segment at `base_offset` ends after `offset`. Reads its end or, without an index, all of it."""
         segment = self._open_segment(base_offset)
         try:
             found = segment.offset_index.lookup(base_offset + MAX_RELATIVE_OFFSET)
@@ -319,10 +324,11 @@ class _Loader:
         return self._end(segment, *start) > offset
 
     def _drop_empty_end(self, segments: list[Segment]) -> None:
-        """Drop the last segments that hold no batch, where the one before ends too early for them.
+        """Drop the last segments if they hold no batch and the segment before them ends too early.
 
-        A roll survives a power cut without the end of the segment before if another process has synced the directory.
-        A file without a batch is no evidence of records that are lost; bytes that are not all zero are kept.
+        A roll can survive a power cut that loses the end of the segment before, if another process has synced the
+        directory. A file without a batch is no evidence of lost records. Bytes that are not all zero are kept in a
+        `.torn` file.
         """
         while len(segments) > 1:
             before, last = segments[-2:]
@@ -345,10 +351,10 @@ class _Loader:
                 self.snapshots.drop(last.base_offset)
 
     def _ends_early(self, segments: Sequence[Segment], next_base: int) -> bool:
-        """Whether the end of some segments is missing; of a compacted log only what is there instead of it can tell.
+        """Whether `segments` lack their end; in a compacted log, only damage in place of the end shows that.
 
-        Of its segments compaction may have left some empty. But it had flushed those before them first: if the end of
-        these is damaged, it has not been there.
+        Compaction may have left some of its segments empty. But it flushed the segments before them first: if the end
+        of these is damaged, compaction has not reached them.
         """
         if not self.start.compacted:
             return self._end(segments[-1]) < next_base
@@ -361,7 +367,7 @@ class _Loader:
     def _survey(
         self, segment: Segment, position: int = 0, first_offset: int | None = None
     ) -> Iterator[BatchInfo | Damage]:
-        """The batches, and what is none, of a segment whose end is not known; any offset may be missing."""
+        """Yield the batches and the damage of a segment whose end is not known; any offset may be missing."""
         size = self.disk.size(segment.file)
         segment.resume(Tip(size, segment.base_offset, NO_TEXT), TimeEntry(-1, segment.base_offset))
         gaps, segment.gaps = segment.gaps, True
@@ -372,7 +378,7 @@ class _Loader:
             segment.gaps = gaps
 
     def _end(self, segment: Segment, position: int = 0, first_offset: int | None = None) -> int:
-        """The offset after the last batch of a segment, whose end is looked for from a batch of it on."""
+        """Return the offset after the last batch of a segment; the batches are read from `position` on."""
         end = segment.base_offset
         for found in self._survey(segment, position, first_offset):
             if not isinstance(found, Damage):
@@ -380,11 +386,11 @@ class _Loader:
         return end
 
     def _recover(self, segments: list[Segment]) -> tuple[list[Segment], int]:
-        """Recover what needs it; the segments and the log end offset."""
+        """Recover what needs it; return the segments and the log end offset."""
         if not segments:
             return [], 0
-        # What lies before is not looked at after a crash. A segment that ends at the point itself was durable, and
-        # its indexes perhaps not yet closed.
+        # After a crash, segments before the recovery point are not checked. A segment that ends exactly there is
+        # checked: it was durable, but its indexes may not have been closed.
         if not self.start.clean:
             self._drop_empty_end(segments)
         durable = len([s for s in segments[1:] if s.base_offset < self.start.recovery_point])
@@ -400,20 +406,20 @@ class _Loader:
         end = last.next_offset
         ends_damaged = bool(last.damaged) and last.damaged[-1].end == last.size_bytes
         if self.disk.writable and (ends_damaged or end < self.start.recovery_point):
-            # Offsets that were durable are never given out again, and nothing may be appended behind bytes
-            # that are no batches: go on in a new segment.
+            # Offsets that were durable are never assigned again, and appends must not follow bytes that are not
+            # batches. So the log continues in a new segment.
             end = max(end, self.start.recovery_point)
             logger.error("%s: durable records are missing below offset %d", last.path, end)
             if end > last.base_offset:
                 last.seal(end)
             else:
-                # The new segment gets the name of this one, in which nothing is a batch of the log.
+                # The new segment takes the name of this one, which holds no batch of the log.
                 self._cut(segments.pop(), Damage(0, last.size_bytes, end, end, "no batch"))
             segments.append(self._new_segment(end))
         return segments, end
 
     def _has_indexes(self, segment: Segment) -> bool:
-        """Whether a sealed segment has what a lookup needs: what is missing, or cannot be, is made again."""
+        """Whether a sealed segment has an offset and a time index, and no corrupt transaction index."""
         files = self.listing[segment.base_offset]
         if names.OFFSET_INDEX not in files or names.TIME_INDEX not in files:
             return False
@@ -427,7 +433,7 @@ class _Loader:
         return True
 
     def _resume(self, segment: Segment) -> bool:
-        """Find the end of the last segment from its indexes; False if they and the log do not agree."""
+        """Find the end of the last segment from its indexes; return False if they do not agree with the log."""
         size = segment.size_bytes
         try:
             for index in segment.indexes:
@@ -458,7 +464,7 @@ class _Loader:
         if not size:
             return not any(map(len, segment.indexes))
         if max_entry.offset < segment.time_index.last.offset:
-            # The index says that no timestamp up to its last offset is as late.
+            # The index claims that no record up to its last offset has so late a timestamp.
             return False
         return segment.offset_index.can_be(end, size) and segment.time_index.can_be(
             end, segment.first_timestamp
@@ -466,25 +472,25 @@ class _Loader:
 
     @staticmethod
     def _first_offset(segment: Segment, entry: OffsetEntry) -> int:
-        """The offset that the batch of an index entry must have; the file's own word is not under its CRC."""
+        """Return the offset that an index entry's batch must have: no CRC covers the header's base offset."""
         header = segment.header(entry.position) if entry.position else None
         if header is None:
             return segment.base_offset
         return max(entry.offset - header.last_offset_delta, segment.base_offset)
 
     def _rebuild(self, segments: Sequence[Segment], segment: Segment, *, sync: bool) -> None:
-        """Walk one of the segments, make its indexes again, and cut a torn tail if it is the log's last
-        (kafka-storage 3.4).
+        """Walk one of the segments, rebuild its indexes, and cut a torn tail (kafka-storage 3.4).
 
-        With `sync` each index is durable before it takes the place of the old one. The caller of `load` has to flush
-        the segment in any case.
+        With `sync`, each index is durable before it replaces the old one. The caller of `load` must flush the segment
+        in any case.
         """
         cut = segment is segments[-1]
         logger.info("%s: recovering", segment.path)
         size = self.disk.size(segment.file)
         if self.start.end is not None and segment.base_offset == self.start.end.base_offset:
             size = min(size, self.start.end.position)
-        # From the snapshot that the segment before has left; a read-only store has none, but what it has seen.
+        # Start from the snapshot that the segment before has left. A read-only store has none, and continues with the
+        # producers that it has read.
         if self.disk.writable or self.producers_end != segment.base_offset:
             self.producers = self.snapshots.restore(
                 segments, self.start.log_start_offset, segment.base_offset, self.now_ms
@@ -502,7 +508,7 @@ class _Loader:
                     self._cut(segment, found)
                     break
                 if cut and found.end == size:
-                    # What was durable is among it, so the log goes on behind the recovery point.
+                    # The damage includes durable offsets, so the log continues at the recovery point or later.
                     after = max(found.next_offset, self.start.recovery_point)
                     found = found._replace(next_offset=after)
                 damaged.append(found)
@@ -522,20 +528,20 @@ class _Loader:
         segment.save_indexes(sync=sync)
         self.unsynced.append(segment)
         if not cut:
-            # There may be more of them than a process may have files open.
+            # There may be more segments than a process may have files open.
             segment.close()
         self.producers_end = builder.end
         self.snapshots.take(builder.end, self.producers)
 
     def _is_torn(self, segment: Segment, damage: Damage, size: int, *, cut: bool) -> bool:
-        """Whether damage is a tail that was never durable: nothing behind it, at or past the recovery point.
+        """Whether damage is a torn tail that was never durable: nothing follows it, at or after the recovery point.
 
-        In a segment that is not the last it is one where no offset is missing, as the room that a preallocated
-        file had when a crash cut a roll short.
+        In a segment that is not the last, it is a tail before which no offset is missing, such as the preallocated
+        space of a file when a crash interrupted a roll.
         """
         if damage.end != size or damage.start == damage.end:
             return False
-        # An append that never finished does not begin with a whole batch, nor does such room.
+        # Neither an unfinished append nor preallocated space begins with a whole batch.
         if _is_whole(segment, damage.start):
             return False
         if not cut:
@@ -543,11 +549,11 @@ class _Loader:
         return damage.first_offset >= self.start.recovery_point
 
     def _cut(self, segment: Segment, damage: Damage) -> None:
-        """Cut a torn tail off; its bytes are kept beside the segment unless they are all zero."""
+        """Cut off a torn tail; keep its bytes beside the segment unless they are all zero."""
         note = f"{segment.path}: cut a torn tail of {damage.end - damage.start} bytes at {damage.start}"
         if not self.disk.writable:
             return
-        # Chunks of zeros at its end are left out: a preallocated file may have a great many.
+        # Leave out the chunks of zeros at the end, of which a preallocated file may have very many.
         end = damage.start
         for start in range(damage.start, damage.end, CHUNK_BYTES):
             chunk = bytes(segment.read(start, min(CHUNK_BYTES, damage.end - start)))
@@ -572,7 +578,7 @@ class _Loader:
         return segment
 
     def _drop_all(self, segments: list[Segment]) -> None:
-        """All that is left lies below the log start offset (kafka-storage 5.3)."""
+        """Drop all segments, because everything that is left lies below the log start offset (kafka-storage 5.3)."""
         for segment in segments:
             segment.close()
             if self.disk.writable:
@@ -581,6 +587,6 @@ class _Loader:
         self.epochs.truncate_from_end(0)
 
     def _files(self) -> list[str]:
-        """The names of the regular files."""
+        """Return the names of the regular files, sorted."""
         entries = self.disk.scan(self.directory)
         return sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))

@@ -1,4 +1,4 @@
-"""A roll: the active segment is sealed and the next one begins, or everything is as it was (kafka-storage 4.2)."""
+"""Rolling: seal the active segment and begin the next one, or change nothing (kafka-storage 4.2)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 
 def begin_next(partition: Partition, now_ms: int) -> Segment:
-    """Seal the active segment, and make the one behind it, with the snapshot of the producers at its base.
+    """Seal the active segment and return the next one, made together with the producer snapshot at its base offset.
 
-    Raises `OSError`, after which the files are those that there were, and the next append makes the segment active
-    again: a file of a next segment that stayed would hold the same offsets as what is appended to this one.
+    Raises `OSError`. Unless it is `LogDirFailed`, or says that the roll could not be undone, the files are as before,
+    and the next append makes the old segment active again. A file of the next segment that stayed would hold the same
+    offsets as later appends to the old segment.
     """
     sealed, snapshots = partition.active, partition.snapshots
     base_offset = sealed.next_offset

@@ -46,12 +46,12 @@ logger = logging.getLogger(__name__)
 
 _LAST_OFFSET = 2**63 - 1
 
-# The text of a segment that nobody has asked for yet.
+# The text size of a segment that has not been measured yet.
 UNMEASURED = TextSize(-1, -1, -1)
 
 
 class Tip(NamedTuple):
-    """How far a segment goes, in bytes of its file, in offsets and in text; swapped whole, so never torn."""
+    """The end of a segment: bytes of its file, next offset, text size. Replaced as a whole, so never torn."""
 
     size_bytes: int
     next_offset: int
@@ -61,26 +61,26 @@ class Tip(NamedTuple):
 class Segment(SegmentFiles):
     """Batches of consecutive offsets from `base_offset` on, in one append-only file.
 
-    Sealed segments never change (rule 4): any thread reads them, without a lock. An active one has one writer,
-    and readers see it up to its `tip`, which is set after the bytes are in the file. `size_bytes` may be less than
-    the file's length where a read-only store ignores a torn tail.
+    Sealed segments never change (rule 4): any thread reads them without a lock. An active segment has one writer, and
+    readers see it up to its `tip`, which is set after the bytes are in the file. `size_bytes` may be less than the
+    file's length where a read-only store ignores a torn tail.
     """
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
-        """The segment whose files have these names, and `suffix` at their end (kafka-storage 1.1)."""
+        """Make a segment of the files with these names, each followed by `suffix` (kafka-storage 1.1)."""
         super().__init__(disk, directory, base_offset, suffix)
-        # Stands for the bytes of the file in caches: a path may come to hold others.
+        # Identifies the content of the file in caches, because a path may come to hold other bytes.
         self.content = object()
         self.gaps = True
         self.damaged: tuple[Damage, ...] = ()
         self._tip: Tip | None = None
         self._sealed_size: int | None = None
-        # What the offset and the time index have to be, once either could not be right.
+        # The offset and the time index, rebuilt after one of them was found to be impossible.
         self._lookups: tuple[OffsetIndex, TimeIndex] | None = None
-        # The active segment's: see `append` and `should_roll`.
+        # State of the active segment: see `append` and `should_roll`.
         self.max_entry = TimeEntry(-1, base_offset)
         self.is_active = False
-        # Its indexes may have room behind their entries, as those of an active one.
+        # Whether the indexes may have preallocated space after their entries, as those of an active segment have.
         self.has_room = False
         self._bytes_since_entry = 0
         self._indexes_are_full = False
@@ -89,7 +89,7 @@ class Segment(SegmentFiles):
         self._jitter_ms = 0
 
     def repaired(self, number: int) -> SparseIndex | None:
-        """See `SegmentFiles.repaired`: of a sealed segment, an index that a crash or a hand has damaged."""
+        """Rebuild an index of a sealed segment that a crash or a manual edit damaged: see `SegmentFiles.repaired`."""
         next_base = self.next_base
         if next_base is None or self.is_active or not self.size_bytes:
             return None
@@ -101,7 +101,7 @@ class Segment(SegmentFiles):
                 level = logging.WARNING if self._disk.writable else logging.INFO
                 logger.log(level, "%s: made again from the log", self.indexes[number].path)
                 self._lookups = rebuild_lookups(self)
-                # The other one has another file, too.
+                # The other index has a new file, too.
                 self.indexes[1 - number].release()
             return self._lookups[number]
 
@@ -112,7 +112,7 @@ class Segment(SegmentFiles):
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of whole batches in the .log file."""
+        """The size of the whole batches in the .log file, in bytes."""
         if self._tip is not None:
             return self._tip.size_bytes
         if self._sealed_size is None:
@@ -120,14 +120,14 @@ class Segment(SegmentFiles):
         return self._sealed_size
 
     def _size_of_file(self) -> int:
-        # One that is not open is not opened for this: there may be very many.
+        # A file that is not open stays closed: there may be very many.
         file = self._file
         with self._disk.hold(self._disk.naming):
             return self._disk.size(file) if file else self._disk.stat(self.path).st_size
 
     @property
     def next_offset(self) -> int:
-        """The offset behind the segment: the next segment's base, or the log end offset."""
+        """The offset after the segment: the base offset of the next segment, or the log end offset."""
         if self.next_base is not None:
             return self.next_base
         assert self._tip is not None, "the last segment of a loaded log has a tip"
@@ -135,51 +135,51 @@ class Segment(SegmentFiles):
 
     @property
     def tip(self) -> Tip:
-        """Size, end offset and text in one; for a segment whose text was never measured, it is read whole."""
+        """Size, next offset and text in one. Text not measured yet comes from the text index or from the log."""
         tip = self._tip
         return self._load_tip() if tip is None or tip.text is UNMEASURED else tip
 
     @property
     def max_timestamp(self) -> TimeEntry:
-        """The greatest timestamp of a record (ms, -1 if none), and the last offset of its batch."""
+        """The greatest timestamp of a record (ms, -1 if there is none), with the last offset of its batch."""
         return self.max_entry if self.max_entry.timestamp >= 0 else self.time_index.last
 
     def mtime_ms(self) -> int:
-        """The .log file's modification time, which stands in where no record has a timestamp."""
+        """Return the .log file's modification time (ms), which counts where no record has a timestamp."""
         with self._disk.hold(self._disk.naming):
             return self._disk.stat(self.path).st_mtime_ns // 1_000_000
 
     @property
     def largest_timestamp(self) -> int:
-        """What retention and time lookups go by (kafka-storage 3.10)."""
+        """The timestamp (ms) that counts for retention and time lookups (kafka-storage 3.10)."""
         timestamp = self.max_timestamp.timestamp
         return timestamp if timestamp >= 0 else self.mtime_ms()
 
     # Reading.
 
     def read(self, position: int, size: int) -> memoryview:
-        """Raw bytes of the .log file, up to the end of the last whole batch."""
+        """Return raw bytes of the .log file, up to the end of the last whole batch."""
         left = self.size_bytes - position
         return self._disk.read(self.file, position, max(min(size, left), 0))
 
     def header(self, position: int) -> Header | None:
-        """The header of the batch at a position, unchecked; None if there is none."""
+        """Return the header of the batch at `position`, unchecked; None if there is none."""
         data = self.read(position, HEADER_SIZE)
         if is_legacy(data):
-            # What offsets a wrapper has, only its messages tell.
+            # The offsets of a wrapper are known only from its messages.
             with suppress(Corrupt):
                 size = LENGTH_OVERHEAD + START.unpack_from(data)[1]
                 return parse_batch(self.read(position, size)).header
         return parse_header(data) if len(data) == HEADER_SIZE else None
 
-    # Kafka's indexes have no checksum, so an entry is held against the log before it is believed.
+    # Kafka's indexes have no checksum, so an entry is checked against the log before it is used.
 
     def position_of(self, offset: int) -> int:
-        """Where to start looking for an offset."""
+        """Return the position at which to start looking for `offset`."""
         return self._entry_before(offset).position
 
     def _entry_before(self, offset: int) -> OffsetEntry:
-        """The offset index's entry at or before an offset; the start of the segment if the log does not agree."""
+        """Return the offset index's entry at or before `offset`; the segment's start if the log contradicts it."""
         found, start = self.offset_index.lookup(offset), OffsetEntry(self.base_offset, 0)
         if not 0 < found.position < self.size_bytes:
             return start
@@ -192,12 +192,12 @@ class Segment(SegmentFiles):
         return found if agrees else start
 
     def offset_before(self, timestamp: int) -> int:
-        """Where to start looking for a timestamp: no record below that offset reaches it."""
+        """Return the offset at which to start looking for `timestamp`: all records below it are earlier."""
         found = self.time_index.lookup(timestamp)
         return found.offset if self.has(found) else self.base_offset
 
     def has(self, entry: TimeEntry) -> bool:
-        """Whether the log has a batch that an entry of the time index can be of; zeros never cut off are of none."""
+        """Whether the log has a batch that matches a time index entry. An entry of untrimmed zeros matches none."""
         if entry.timestamp < 0:
             return False
         with suppress(DamagedRange):
@@ -213,9 +213,9 @@ class Segment(SegmentFiles):
         chunk_bytes: int = CHUNK_BYTES,
         first_offset: int | None = None,
     ) -> Iterator[tuple[int, Batch] | Damage]:
-        """The batches from the start of one on, with damage told apart (`logfs.log.walk`).
+        """Yield the batches from `position`, the start of a batch, and report damage separately (`logfs.log.walk`).
 
-        `first_offset` is the one behind what lies before, if that is known.
+        `first_offset` is the offset after what lies before `position`, if that is known.
         """
         first, size = self.base_offset, self.size_bytes
         stop = size if end is None else min(end, size)
@@ -226,7 +226,7 @@ class Segment(SegmentFiles):
         found = walk(what)
         begin = next(found, None)
         if isinstance(begin, Damage) and position:
-            # A batch whose forerunner is not known may be wronged, so see all that lies before it.
+            # Without its predecessor a valid batch may look damaged, so walk from the segment's start.
             for item in walk(what._replace(start=0, first_offset=first, exact=True)):
                 if isinstance(item, Damage) and item.end >= position:
                     yield item._replace(start=max(item.start, position))
@@ -239,16 +239,16 @@ class Segment(SegmentFiles):
     def walk_unknown_end(
         self, position: int, first_offset: int
     ) -> Iterator[tuple[int, Batch] | Damage]:
-        """As `walk`, of a file under recovery: the offset behind its last batch is what it is to find out.
+        """Walk a file under recovery, as `walk` does: the offset after its last batch is not known yet.
 
-        `first_offset` is the one that the first batch should have.
+        `first_offset` is the offset that the first batch should have.
         """
         bounds = (first_offset, self.limit_offset, self.next_base)
         what = Walk(self.read, position, self.size_bytes, *bounds, True, self.gaps)
         return walk(what._replace(base_offset=self.base_offset))
 
     def batches_from(self, offset: int) -> Iterator[tuple[int, Batch] | Damage]:
-        """The batches from the first one whose last offset is at or beyond `offset`, with their positions."""
+        """Yield the batches with their positions, from the first whose last offset is at or after `offset`."""
         for found in self.walk(self.position_of(offset)):
             if isinstance(found, Damage):
                 if found.next_offset > offset:
@@ -257,11 +257,12 @@ class Segment(SegmentFiles):
                 yield found
 
     def find_batch(self, offset: int) -> Batch | None:
-        """The batch that holds an offset, or else the next one; None behind the last.
+        """Return the batch that holds `offset`, or else the next one; None after the last.
 
-        Raises `DamagedRange` if the offset lies in one. One or two reads, for a point lookup: steps over headers
-        from an index entry on, and checks only the batch that it comes to; where anything does not fit, walks with
-        care. A batch's offsets are not under its CRC: they must follow the batch before, or be what the index says.
+        Raises `DamagedRange` if the offset lies in a damaged range. A point lookup costs one or two reads: it steps
+        over headers from an index entry on and checks only the batch that it arrives at. Where anything does not fit,
+        the careful walk decides. A batch's offsets are not covered by its CRC: they must follow the batch before, or
+        match the index.
         """
         position, expected, size = self._look_from(offset)
         window, window_start = self.read(position, size), position
@@ -291,15 +292,15 @@ class Segment(SegmentFiles):
         return self._find_batch_carefully(offset)
 
     def _offset_at(self, position: int) -> int:
-        """The offset that stands at the start of a batch, true or not; beyond all offsets at the end of the file."""
+        """Return the base offset field at `position`, right or wrong; at the file's end, one above all offsets."""
         head = self.read(position, LENGTH_OVERHEAD)
         return START.unpack_from(head)[0] if len(head) == LENGTH_OVERHEAD else self.limit_offset
 
     def _look_from(self, offset: int) -> tuple[int, int, int]:
-        """Where to look for an offset, the offset that stands there, and how much to read at once.
+        """Return the position to look for `offset` from, the offset expected there, and the size of the first read.
 
-        The text index tells all three. Without one, the offset index tells the position, and the last offset of
-        the batch there, whose length in offsets is under its CRC.
+        The text index gives all three. Without one, the offset index gives the position and the last offset of the
+        batch there; the number of its offsets is covered by its CRC.
         """
         around = None
         with suppress(Corrupt):
@@ -315,10 +316,11 @@ class Segment(SegmentFiles):
         return found.position, found.offset - STEP.unpack_from(header)[-1], POINT_READ_BYTES
 
     def skip_earlier(self, position: int, timestamp: int) -> tuple[int, int | None]:
-        """Step over headers, from a batch on, to the first that reaches a time.
+        """Step over headers, from the batch at `position` on, to the first with a timestamp of at least `timestamp`.
 
-        Returns where the batch before it starts, and its base offset: None if headers ceased to lead to one
-        another. Nothing is checked but that, so what comes of it is to be checked by who reads it.
+        Returns the position of the batch before the one found, and the base offset of the one found. The offset is
+        None if the headers end first or do not lead to one another. Nothing else is checked, so the caller must check
+        the batch.
         """
         before, expected = position, None
         window, window_start = self.read(position, POINT_READ_BYTES), position
@@ -337,7 +339,7 @@ class Segment(SegmentFiles):
             before, position, expected = position, position + header.size_bytes, header.next_offset
 
     def _find_batch_carefully(self, offset: int) -> Batch | None:
-        """As `find_batch`, by the careful walk from the offset index's entry on."""
+        """Do as `find_batch`, by the careful walk from the offset index's entry on."""
         for found in self.walk(self.position_of(offset), chunk_bytes=POINT_READ_BYTES):
             if isinstance(found, Damage):
                 if found.first_offset <= offset < found.next_offset:
@@ -348,14 +350,14 @@ class Segment(SegmentFiles):
 
     @property
     def limit_offset(self) -> int:
-        """Above all offsets that may be in the segment."""
+        """An offset above all those that may be in the segment."""
         limit = self.base_offset + MAX_RELATIVE_OFFSET + 1
         return limit if self.next_base is None else min(limit, self.next_base)
 
     # Writing: the active segment alone.
 
     def activate(self, config: LogConfig, now_ms: int, *, create: bool = False) -> None:
-        """Make the segment ready for appends: its files exist, and its indexes have room."""
+        """Make the segment ready for appends: give its indexes space and, with `create`, make its files."""
         self._begin_writing()
         if create:
             self._file = self._disk.open(self.path, write=True, create=True)
@@ -368,7 +370,7 @@ class Segment(SegmentFiles):
             self.gaps = False
             self.created_ms = now_ms
         elif self._tip is not None:
-            # Measured before the index gets room for more.
+            # Measure the text before the text index gets space for more.
             _ = self.tip
         self.has_room = True
         if config.preallocate and not self.size_bytes:
@@ -392,10 +394,10 @@ class Segment(SegmentFiles):
         text: TextSize,
         interval_bytes: int,
     ) -> None:
-        """Write one batch behind the last, and an index entry if one is due (kafka-storage 3.3, per batch).
+        """Write one batch at the end, and an index entry if one is due (kafka-storage 3.3, for each batch).
 
-        The batch has its offsets. After an `OSError` the tip stands where it stood; what of the batch may be in
-        the file is for the caller to cut off.
+        The batch has its offsets already. After an `OSError` the tip is unchanged, and the caller must cut off any
+        bytes of the batch that are in the file.
         """
         tip = self.tip
         position = tip.size_bytes
@@ -415,7 +417,7 @@ class Segment(SegmentFiles):
         self._tip = Tip(position + size, last_offset + 1, tip.text.plus(text))
 
     def adopt(self, batches: Sequence[BatchInfo], interval_bytes: int) -> None:
-        """Take in batches that stand behind the tip, all at once; an index without room for entries is sparser."""
+        """Add batches that are in the file after the tip, all at once. An index without space becomes sparser."""
         tip = self.tip
         for batch in batches:
             last_offset = batch.next_offset - 1
@@ -434,7 +436,7 @@ class Segment(SegmentFiles):
         self._tip = tip
 
     def _add_entries(self, last_offset: int, tip: Tip) -> None:
-        """An entry in each index for the batch that begins at the tip."""
+        """Add an entry to each index for the batch that begins at the tip."""
         self.offset_index.append(last_offset, tip.size_bytes)
         self.time_index.maybe_append(*self.max_entry)
         if not self.text_index.is_full:
@@ -456,7 +458,7 @@ class Segment(SegmentFiles):
         return not 0 <= last_offset - self.base_offset <= MAX_RELATIVE_OFFSET
 
     def max_ms(self, config: LogConfig) -> int:
-        """How old it may get, its own jitter taken off (kafka-storage 4.1)."""
+        """Return the age limit (ms) of the segment, less its own jitter (kafka-storage 4.1)."""
         limit = config.segment_ms
         if config.is_compacted:
             limit = min(limit, config.max_compaction_lag_ms)
@@ -476,13 +478,13 @@ class Segment(SegmentFiles):
         return -1 if header is None else header.max_timestamp
 
     def cut_back(self) -> None:
-        """Cut the file to the tip, after a write that did not succeed."""
+        """Cut the file to the tip after a failed write."""
         if self._file is not None:
-            # Else it could not be opened, and nothing was written.
+            # Without an open file nothing was written.
             self._disk.truncate(self._file, self.tip.size_bytes)
 
     def seal(self, next_base: int) -> None:
-        """Close the segment for good: closing entries, trimmed files (kafka-storage 3.5)."""
+        """Close the segment for good: write closing entries and trim its files (kafka-storage 3.5)."""
         self.finish()
         self.next_base = next_base
 
@@ -500,11 +502,11 @@ class Segment(SegmentFiles):
                 self._disk.truncate(self.file, tip.size_bytes)
             self.has_room = False
         finally:
-            # Last of all: from here on a flush, which may be under way in another thread, takes the indexes along.
+            # Last: from here on a flush, which may be running in another thread, includes the indexes.
             self.is_active = False
 
     def save_indexes(self, *, sync: bool) -> None:
-        """Put the indexes that were collected in the place of the files; see `SparseIndex.save`."""
+        """Replace the index files with the entries that were collected; see `SparseIndex.save`."""
         for index in (*self.indexes, self.txn_index):
             index.save(sync=sync)
 
@@ -518,11 +520,11 @@ class Segment(SegmentFiles):
                 self._end_writing()
 
     def truncate(self, offset: int, config: LogConfig, now_ms: int) -> None:
-        """Drop the batch that holds `offset` and all behind it, and go on from there (kafka-storage 10.4).
+        """Drop the batch that holds `offset` and everything after it, and continue from there (kafka-storage 10.4).
 
-        The next offset becomes `offset`; where offsets have no gaps, the first of the batch that was cut, for
-        recovery would have to take a batch behind a gap for one with a damaged header. Cuts the indexes too, and
-        gives them room again.
+        The next offset becomes `offset`. Where offsets have no gaps, it becomes the base offset of the batch that was
+        cut: recovery would treat a batch after a gap as one with a damaged header. Cuts the indexes too, and gives
+        them space again.
         """
         self._begin_writing()
         position = self.size_bytes
@@ -539,7 +541,7 @@ class Segment(SegmentFiles):
                 offset = offset if self.gaps else min(offset, cut[1].header.base_offset)
         self._tip = Tip(position, offset, text)
         self._disk.truncate(self.file, position)
-        # Before anything is appended there: a crash must neither bring the dropped records back nor mix them in.
+        # Synced before the next append: a crash must neither restore dropped records nor mix them with new ones.
         self._disk.sync(self.file)
         self.offset_index.truncate(offset)
         self.time_index.truncate(offset)
@@ -564,7 +566,7 @@ class Segment(SegmentFiles):
     # Text.
 
     def text_before(self, position: int) -> TextSize:
-        """The text of the batches that end at or before a position, which is the start of a batch."""
+        """Return the text size of the batches that end at or before `position`, which is the start of a batch."""
         entry = self.text_index.lookup_position(position)
         text = entry.before
         for found in self.walk(entry.position, position, first_offset=entry.offset):
@@ -572,7 +574,7 @@ class Segment(SegmentFiles):
         return text
 
     def _load_tip(self) -> Tip:
-        """The tip by the closing entry of the text index, or where that is missing, by reading the log."""
+        """Return the tip by the closing entry of the text index or, where that is missing, by reading the log."""
         size = self.size_bytes
         if not text_fits(self) or self.text_index.last.position != size:
             self._disk.check_may_block()
@@ -583,11 +585,11 @@ class Segment(SegmentFiles):
         return self._tip
 
     def resume(self, tip: Tip, max_entry: TimeEntry) -> None:
-        """Take what loading found of the last segment."""
+        """Set the end and the greatest timestamp, as loading found them."""
         self._tip = tip
         self.max_entry = max_entry
 
 
 POINT_READ_BYTES = 16 * 1024
-# What lies between two index entries is hardly ever more than a batch of the default max.message.bytes.
+# Two index entries are rarely further apart than a batch of the default max.message.bytes is long.
 _MOST_READ_BYTES = 2 * 1024 * 1024

@@ -1,7 +1,8 @@
 """The files of a segment: their names, and which of them are open.
 
-A process may have so many descriptors and no more (1,024 is usual), and a log any number of segments, with up to five
-files each. So files open at the first use, and of the sealed segments that are durable only so many stay open.
+A process has a limited number of descriptors (1,024 is usual). A log has any number of segments, with up to five
+files each. Files are therefore opened at the first use, and only a limited number of the sealed, durable segments
+stay open.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from logfs.log.listing import Files
     from logfs.log.text_index import TextEntry
 
-# With four descriptors each, half of what the process may have.
+# One segment is kept open for every eight descriptors of the process: at four each, they use half of them.
 DESCRIPTORS_PER_SEGMENT = 8
 
 
@@ -35,7 +36,7 @@ class SegmentFiles:
     """The .log file of a segment, its three indexes and its transaction index. Any thread may open them."""
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
-        """Of these names, and `suffix` at their end (kafka-storage 1.1)."""
+        """Name the files, with `suffix` at the end of each name (kafka-storage 1.1)."""
 
         def path(kind: str) -> Path:
             return directory / (names.stem(base_offset) + kind + suffix)
@@ -46,23 +47,23 @@ class SegmentFiles:
         self.time_index = TimeIndex(disk, path(names.TIME_INDEX), base_offset)
         self.text_index = TextIndex(disk, path(names.TEXT_INDEX), base_offset)
         self.txn_index = TransactionIndex(disk, path(names.TXN_INDEX))
-        # The base offset of the segment behind it, None for the last one.
+        # The base offset of the next segment; None for the last one.
         self.next_base: int | None = None
         self._disk = disk
         self._file: File | None = None
-        # Held by who makes the text index anew, and by who lets go of files.
+        # Held while indexes are rebuilt, and while files are released.
         self._rebuilding = threading.Lock()
-        # What keeps it from being closed for the sake of others.
+        # Conditions under which the files are not closed in favour of other segments.
         self._is_durable = True
         self._is_held_open = False
         self._is_counted = False
         self._watch_indexes()
 
     def identify(self, files: Files) -> None:
-        """Take the files with these inode numbers for the segment's own. By default those of its names are."""
+        """Use the files with these inode numbers. This class ignores them, and finds its files by name."""
 
     def new_indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
-        """Other objects for the three indexes, which nobody watches."""
+        """Return new objects for the three indexes, without the callbacks of this segment."""
         return (
             OffsetIndex(self._disk, self.offset_index.path, self.base_offset),
             TimeIndex(self._disk, self.time_index.path, self.base_offset),
@@ -77,11 +78,11 @@ class SegmentFiles:
         self.text_index.remake = partial(_remake, ref(self))
 
     def repaired(self, number: int) -> SparseIndex | None:
-        """What one of the indexes has to be, by its number, if what its file holds cannot be right."""
+        """Return index `number` as the log says, if the content of its file cannot be right; None otherwise."""
         return None
 
     def remade(self, before: TextEntry, after: TextEntry, count: int) -> Sequence[TextEntry]:
-        """So many entries of the text index between two others, as the log says; none if it has not as many."""
+        """Return `count` entries of the text index between two others, made from the log; none if it has fewer."""
         return ()
 
     @property
@@ -104,15 +105,15 @@ class SegmentFiles:
 
     @property
     def files(self) -> Iterator[Path]:
-        """The paths of its files, whether they are there or not; the .log first."""
+        """The paths of the files, whether they exist or not; the .log first."""
         yield self.path
         for index in (*self.indexes, self.txn_index):
             yield index.path
 
     def move(self, suffix: str) -> list[Path]:
-        """Give its files names that end in `suffix`, the .log first; the new names (kafka-storage 8.8).
+        """Rename the files to names that end in `suffix`, the .log first; return the new paths (kafka-storage 8.8).
 
-        Readers that hold the segment find them there. The directory is for the caller to sync.
+        Readers that hold the segment find the files there. The caller syncs the directory.
         """
         known = (names.CLEANED, names.SWAP, names.DELETED)
         with self._disk.naming:
@@ -128,14 +129,14 @@ class SegmentFiles:
             return moved
 
     def hold_open(self, *, indexes: bool = True) -> None:
-        """Open for good what readers of the segment need, for its names are about to go."""
+        """Open what readers of the segment need and keep it open, because the names are about to go."""
         self._is_held_open = True
         _ = self.file
         if indexes:
             _ = [len(index) for index in self.indexes], self.txn_index.entries
 
     def close(self) -> None:
-        """Let go of the files; readers that hold the segment open them again."""
+        """Release the files; readers that hold the segment open them again."""
         for index in (*self.indexes, self.txn_index):
             index.close()
         self._file = None
@@ -153,14 +154,14 @@ class SegmentFiles:
             self._is_durable = False
 
     def _end_writing(self) -> None:
-        """Say that what was written is durable."""
+        """Note that what was written is durable."""
         self._is_durable = True
         _count(ref(self))
 
     def _release(self) -> bool:
-        """Close the files for the sake of others, if they may be; False to be asked again.
+        """Close the files in favour of other segments, if that is allowed; return False to be called again later.
 
-        Who is reading them goes on: with the descriptors that he has, or with new ones.
+        Readers continue with the descriptors that they have, or with new ones.
         """
         if not self._rebuilding.acquire(blocking=False):
             return False
@@ -188,19 +189,19 @@ def _remake(
 
 
 def relocate(segments: Iterable[SegmentFiles], directory: Path) -> None:
-    """Tell segments that their directory has got another name; who opens their files by name holds `naming`."""
+    """Set the new directory of segments. The caller holds `naming`, as does code that opens their files by name."""
     for segment in segments:
         for part in (segment, *segment.indexes, segment.txn_index):
             part.path = directory / part.path.name
 
 
-# The sealed segments of this process that have files open, the one that was opened longest ago first. Only what is
-# atomic is done to it, for who opens a file may hold any lock.
+# The sealed segments of this process that have files open, in the order in which they were opened. Only atomic
+# operations are used on it, because a thread that opens a file may hold any lock.
 _open_segments: deque[ref[SegmentFiles]] = deque()
 
 
 def _count(opened: ref[SegmentFiles]) -> None:
-    """Take note of a segment that has files open, and close others if there are too many."""
+    """Register a segment that has files open, and close others if there are too many."""
     segment = opened()
     if segment is None or segment.next_base is None or segment._is_counted:
         return

@@ -1,7 +1,7 @@
-"""What compaction leaves of the batches that go by: which records and headers survive, and the bytes they make.
+"""The filter of compaction: which records and headers of batches stay, and the bytes that they make.
 
-The rules are kafka-storage 8.5 to 8.7; whole stretches of batches are judged at once, and what is untouched is copied
-as it lies in the file.
+The rules are those of kafka-storage 8.5 to 8.7. They are applied to a whole run of scanned batches (`Stretch`) at
+once. Batches that do not change are copied as they are in the file.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _KEPT_BITS = 0x7F
 
 
 class Transactions:
-    """What of transactions is seen while a log goes by, from its start (Kafka's CleanedTransactionMetadata).
+    """The state of all transactions during a pass over a log from its start (Kafka's CleanedTransactionMetadata).
 
-    `kept` are the aborted transactions whose markers stay: the new segment's transaction index.
+    `kept` are the aborted transactions whose markers stay. They make the transaction index of the new segment.
     """
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
@@ -63,7 +63,7 @@ class Transactions:
         self._open_committed: set[int] = set()
 
     def discarded(self, stretch: Stretch) -> NDArray[np.bool_]:
-        """Which batches hold the data of an aborted transaction, or a marker of one that has no data left."""
+        """Return which batches hold aborted data, or a marker whose transaction has no data left, as bool[rows]."""
         data, rows = stretch.data, stretch.rows
         found = np.zeros(len(rows), np.bool_)
         attributes = rows[:, ATTRIBUTES]
@@ -109,7 +109,7 @@ class Transactions:
 
 
 class Part(NamedTuple):
-    """Neighbours of a stretch, [first, end): their bytes, unpacked, and a span of them for each."""
+    """Neighbouring batches [first, end) of a `Stretch`: their uncompressed bytes, and a span in these for each."""
 
     first: int
     end: int
@@ -118,9 +118,9 @@ class Part(NamedTuple):
 
 
 def parts(stretch: Stretch, wanted: NDArray[np.bool_]) -> Iterator[Part]:
-    """A stretch in runs that need no unpacking, and the batches between them, unpacked, one by one.
+    """Yield runs of batches that need no decompression, and each batch between them alone, decompressed.
 
-    A batch that is not wanted is not unpacked, and has a span without records. Raises `Corrupt`.
+    A batch that is not wanted is not decompressed, and has a span without records. Raises `Corrupt`.
     """
     rows = stretch.rows
     array: NDArray[np.uint8] = np.frombuffer(stretch.data, np.uint8)
@@ -144,7 +144,10 @@ def parts(stretch: Stretch, wanted: NDArray[np.bool_]) -> Iterator[Part]:
 
 
 class Rules(NamedTuple):
-    """What one round of cleaning goes by. Times in ms; `producers`: the last offset (-1) and epoch of each."""
+    """The parameters of one round of compaction. Times are in ms.
+
+    `producers` maps each producer id to the producer's last offset (-1 for none) and epoch.
+    """
 
     now_ms: int
     delete_retention_ms: int
@@ -153,7 +156,7 @@ class Rules(NamedTuple):
 
 
 class Sifter:
-    """Makes of stretches of a log what is left of them."""
+    """Filters the batches of a log, one `Stretch` after the other."""
 
     def __init__(self, known: OffsetMap, transactions: Transactions, rules: Rules) -> None:
         self._known = known
@@ -163,7 +166,7 @@ class Sifter:
         self._last_offsets = np.array([last for last, _ in rules.producers.values()], np.int64)
 
     def sift(self, stretch: Stretch) -> Iterator[Buffer]:
-        """The bytes that stay of a stretch, in order. Raises `Corrupt` for a batch that cannot be decoded."""
+        """Yield the bytes that stay of a `Stretch`, in order. Raises `Corrupt` for a batch that cannot be decoded."""
         attributes = stretch.rows[:, ATTRIBUTES]
         control = attributes & CONTROL_BIT != 0
         discarded = self._transactions.discarded(stretch)
@@ -201,7 +204,7 @@ class Sifter:
             yield self._write(stretch, part, actions, starts_clock, keep, kept)
 
     def _retained(self, stretch: Stretch, control: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Of which batches at least a header stays: a producer's last one, and the one that the round ends with."""
+        """Return which batches keep at least their header: a producer's last one, and the last one of the round."""
         rows = stretch.rows
         retained: NDArray[np.bool_] = rows[:, NEXT_OFFSET] == self._rules.first_uncleanable
         producers = self._rules.producers
@@ -239,7 +242,7 @@ class Sifter:
             return _packed(batch, part, base, keep, int(kept[0]))
         copied = actions == sieve.COPIED
         if copied.all() and len(rows):
-            # A run as it lies there; a scan leaves nothing between two batches.
+            # Copy the run as it is: scanned batches follow each other without a gap in the file.
             return stretch.data[int(rows[0, POSITION]) : int(rows[-1, POSITION] + rows[-1, SIZE])]
         size = int(rows[actions != sieve.GONE, SIZE].sum()) + sieve.GROWTH * int(kept.sum())
         out = np.empty(size, np.uint8)
@@ -264,7 +267,7 @@ class Sifter:
 def _packed(
     batch: Batch, part: Part, base: int | None, keep: NDArray[np.uint8], kept: int
 ) -> bytearray:
-    """What survives of a compressed batch, compressed again at the codec's default level."""
+    """Return what stays of a compressed batch, compressed again at the codec's default level."""
     header = batch.header
     attributes = header.attributes & _KEPT_BITS
     late = bool(attributes & LOG_APPEND_TIME_BIT)

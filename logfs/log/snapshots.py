@@ -1,7 +1,7 @@
 """The .snapshot files of a partition: its producers at some offsets, so that not all of the log is read again.
 
-Which of them are kept is told in kafka-storage 9.8. A snapshot that cannot be read is dropped, and an older one or
-the log itself tells the same.
+Which of them are kept is described in kafka-storage 9.8. A snapshot that cannot be read is dropped; an older one, or
+the log itself, gives the same state.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ logger = logging.getLogger(__name__)
 
 
 class Snapshots:
-    """The snapshots of one partition directory, by offset: each holds what the batches below it say."""
+    """The snapshots of a partition directory by offset. Each has the producers' state after the batches below it."""
 
     def __init__(self, disk: Disk, directory: Path, expiration_ms: int) -> None:
         """`expiration_ms` is how long an idle producer is remembered."""
         self._disk = disk
         self._directory = directory
         self._expiration_ms = expiration_ms
-        # Those that a power cut might take.
+        # The snapshots that a power cut could lose.
         self._unsynced: set[int] = set()
-        # Nothing is taken at or below it while there is no snapshot: what lies below the log's start is forgotten.
+        # While there is no snapshot, none is written at or below this offset: what lies below the log start is
+        # forgotten.
         self.floor = 0
         self.offsets = sorted(
             names.parse_stem(entry.name)
@@ -45,27 +46,27 @@ class Snapshots:
         )
 
     def move(self, disk: Disk, directory: Path, offsets: list[int]) -> None:
-        """Go on with the files in another directory."""
+        """Continue with the files in another directory."""
         self._disk, self._directory, self.offsets = disk, directory, offsets
         self._unsynced.clear()
 
     @property
     def latest(self) -> int:
-        """The offset of the newest snapshot, or what stands for one where there is none."""
+        """The offset of the newest snapshot, or `floor` if there is none."""
         return self.offsets[-1] if self.offsets else self.floor
 
     def path(self, offset: int) -> Path:
-        """The file of the snapshot at an offset."""
+        """Return the path of the snapshot at an offset."""
         return self._directory / (names.stem(offset) + names.SNAPSHOT)
 
     def read(self, offset: int) -> bytes:
-        """The bytes of the snapshot at an offset."""
+        """Return the bytes of the snapshot at an offset."""
         return self._disk.read_file(self.path(offset))
 
     def take(self, offset: int, producers: Producers) -> None:
-        """Write down the producers as they are at an offset, unless there is a snapshot at or beyond it.
+        """Write a snapshot of the producers at `offset`, unless there is one at or after it.
 
-        A read-only store takes none. The file survives a power cut after the next `flush`.
+        A read-only store writes none. The file survives a power cut after the next `flush`.
         """
         if offset <= self.latest or not self._disk.writable:
             return
@@ -74,10 +75,10 @@ class Snapshots:
         self._unsynced.add(offset)
 
     def flush(self) -> None:
-        """Return when the snapshots will survive a power cut, once their directory is synced."""
+        """Return when the snapshots will survive a power cut, provided that the caller syncs their directory."""
         while self._unsynced:
             offset = next(iter(self._unsynced))
-            # One that has been dropped since needs no sync.
+            # A snapshot that has been dropped since needs no sync.
             with suppress(FileNotFoundError):
                 file = self._disk.open(self.path(offset), write=True)
                 try:
@@ -87,9 +88,9 @@ class Snapshots:
             self._unsynced.discard(offset)
 
     def newest(self, now_ms: int) -> tuple[int, Producers]:
-        """The newest snapshot that can be read, without those that have been idle for too long, and its offset.
+        """Return the offset and the producers of the newest snapshot that can be read, without expired producers.
 
-        Without one there are no producers, as of the floor.
+        Drops damaged snapshots. Without any other, returns `floor` and no producers.
         """
         for offset in reversed(self.offsets):
             try:
@@ -108,10 +109,10 @@ class Snapshots:
     def restore(
         self, segments: Sequence[Segment], log_start_offset: int, end: int, now_ms: int
     ) -> Producers:
-        """The producers as they are at an offset: the newest snapshot below it, and the log from there on.
+        """Return the producers at the offset `end`, from the newest snapshot up to there and the log after it.
 
-        Drops the snapshots that are beyond either end of the log, and takes those that are missing at the last two
-        segments' bases and at `end` (kafka-storage 9.8).
+        Drops the snapshots beyond either end of the log, and writes those that are missing at the base offsets of the
+        last two segments and at `end` (kafka-storage 9.8).
         """
         self.drop_outside(log_start_offset, end)
         self.floor = log_start_offset
@@ -135,7 +136,7 @@ class Snapshots:
                 self._disk.unlink(self.path(offset))
 
     def move_away(self, offset: int) -> list[Path]:
-        """Give the snapshot at an offset a name that ends in `.deleted`; the new name, if there is one."""
+        """Rename the snapshot at an offset to end in `.deleted`; return its new path, if there is one."""
         if offset not in self.offsets:
             return []
         self.offsets.remove(offset)
@@ -145,7 +146,7 @@ class Snapshots:
         return [moved]
 
     def drop_strays(self, base_offsets: Collection[int]) -> None:
-        """Keep those at the base of a segment, and the one of a clean shutdown: the newest, above all bases."""
+        """Remove all snapshots but those at segment bases, and that of a clean shutdown (the newest, above all)."""
         strays = [offset for offset in self.offsets if offset not in base_offsets]
         if strays and strays[-1] > max(base_offsets, default=-1):
             strays.pop()
@@ -153,14 +154,14 @@ class Snapshots:
             self.drop(offset)
 
     def drop_outside(self, log_start_offset: int, log_end_offset: int) -> None:
-        """Remove what lies beyond the log end, or at or below the log start."""
+        """Remove the snapshots above the log end, and those at or below the log start."""
         for offset in [*self.offsets]:
             if not log_start_offset < offset <= log_end_offset:
                 self.drop(offset)
 
 
 def replay(producers: Producers, segment: Segment, start: int, end: int) -> None:
-    """Take a segment's batches with offsets in [start, end) into account; what is damaged tells nothing."""
+    """Note a segment's batches with offsets in [start, end) in `producers`; damaged ones are skipped."""
     for batch in spans.producers_batches(segment):
         if start <= batch.header.last_offset and batch.header.base_offset < end:
             producers.note(batch)

@@ -1,9 +1,10 @@
-"""Batches that were staged in files of a partition's directory, and how a decided commit puts them into the log.
+"""Batches that are staged in files of a partition directory, and how a decided commit puts them into the log.
 
-Who stages seals batches with base offsets 0, n, 2n, …; the place in the log is given by rewriting fields that no CRC
-covers. A `Landing` writes them behind the log's end, where nobody looks, and shows them all at once: in the active
-segment by one tip, in new ones by one list of segments. For whoever reads the files meanwhile, the first batch's
-header is written last, so that until then the log ends before it. The store decides when (`logfs.store.commit`).
+Staged batches are sealed, with base offsets 0, n, 2n, …. Their place in the log is set by rewriting fields that no
+CRC covers. A `Landing` writes the batches after the log end, where they are invisible, and then shows all of them at
+once: in the active segment by a new tip, in new segments by a new list of segments. The header of the first batch is
+written last; until then, the log ends before it for processes that read the files. `logfs.store.commit` decides when
+a landing takes place.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ _CHUNK_BYTES = 1 << 20
 
 
 class StagedWriter:
-    """A file of sealed batches in a partition's directory; it counts once `close` has told of it."""
+    """Writes sealed batches to a file in a partition directory. A commit can name the file once it is closed."""
 
     def __init__(self, disk: Disk, directory: Path, writer: str, sequence: int) -> None:
-        """Make the file; `FileNotFoundError` where there is no such partition."""
+        """Create the file. Raises `FileNotFoundError` if there is no such partition."""
         self._disk = disk
         self._path = directory / staged_name(writer, sequence, uuid.uuid4().hex)
         self._file = disk.open(self._path, write=True, create=True)
@@ -61,14 +62,14 @@ class StagedWriter:
         self._record_count = 0
 
     def write(self, batch: NewBatch) -> None:
-        """Add a batch behind the last, and give it its offset among them."""
+        """Add a batch after the last one, and set its base offset in the file."""
         assign_offset(batch.data, self._record_count, -1)
         self._disk.write(self._file, self._size_bytes, batch.data)
         self._size_bytes += len(batch.data)
         self._record_count += batch.record_count
 
     def close(self) -> StagedFile:
-        """Make the file durable, and tell of it."""
+        """Make the file durable, and return its description."""
         self._disk.sync(self._file)
         self._file.close()
         self._disk.sync_directory(self._path.parent)
@@ -87,9 +88,9 @@ class StagedWriter:
 def read_staged(
     disk: Disk, directory: Path, staged: StagedFile
 ) -> Iterator[tuple[memoryview, NDArray[np.int64]]]:
-    """The batches of a staged file, by stretches: bytes, and the rows that `scan` makes of them.
+    """Yield the batches of a staged file in runs: their bytes, and the rows that `scan` makes of them.
 
-    Raises `Corrupt` where the file is not what was told of it, `FileNotFoundError` where it is gone.
+    Raises `Corrupt` if the file does not match its description, and `FileNotFoundError` if it is gone.
     """
     from logfs.format import kernels
 
@@ -116,14 +117,14 @@ def read_staged(
 
 
 class Measures(NamedTuple):
-    """Of staged batches, in order: bytes, records and greatest timestamp (ms) of each, int64."""
+    """The bytes, records and greatest timestamp (ms) of each staged batch, in order, as int64 arrays."""
 
     sizes: NDArray[np.int64]
     counts: NDArray[np.int64]
     timestamps: NDArray[np.int64]
 
     def behind(self, skip: int) -> Measures:
-        """All but the first `skip` of them."""
+        """Return the measures of all but the first `skip` batches."""
         return Measures(*(column[skip:] for column in self))
 
 
@@ -134,9 +135,10 @@ def measure(
     checked_for: LogConfig | None = None,
     now_ms: int = 0,
 ) -> Measures:
-    """Read staged files; with `checked_for`, refuse what these settings of the topic do not allow.
+    """Read staged files and return the measures of their batches.
 
-    Raises as `read_staged`, and `RecordTooLarge`, `InvalidRecord`.
+    With `checked_for`, batches that these settings of the topic do not allow are refused. Raises as `read_staged`,
+    and `RecordTooLarge`, `InvalidRecord`.
     """
     from logfs.format import kernels
 
@@ -152,7 +154,7 @@ def measure(
 
 
 def placed(disk: Disk, directory: Path, part: Part) -> Iterator[Stretch]:
-    """A part's batches as they are to stand in the log, by stretches; positions count from its first byte."""
+    """Yield the batches of a part in their final form, in runs; positions count from the first byte of the part."""
     from logfs.format import kernels
 
     offset, skip, position = part.base_offset, part.skip, 0
@@ -176,11 +178,11 @@ def placed(disk: Disk, directory: Path, part: Part) -> Iterator[Stretch]:
             offset, position = int(final[-1, kernels.NEXT_OFFSET]), position + len(out)
 
 
-# Into the log.
+# Appending what was staged.
 
 
 class _Run:
-    """Batches that go into one segment, from a position of its file on; the first header comes last."""
+    """The batches that go into one segment, from a position of its file on. The first header is written last."""
 
     def __init__(self, segment: Segment, position: int) -> None:
         self.segment = segment
@@ -191,10 +193,10 @@ class _Run:
 
 
 class Landing:
-    """Staged batches on their way into a partition, of which whoever makes this holds both locks."""
+    """Puts staged batches into a partition. The caller holds both locks of the partition."""
 
     def __init__(self, partition: Partition, part: Part, measures: Measures) -> None:
-        """`measures` are those of all batches of the part, whose place is the log's end."""
+        """Prepare a part whose place is the log end; `measures` are those of all of its batches."""
         self.partition = partition
         self.part = part
         self._measures = measures.behind(part.skip)
@@ -202,14 +204,14 @@ class Landing:
         self._runs: list[_Run] = []
 
     def write(self) -> None:
-        """Write the batches where nobody looks. After an `OSError`, `undo` leaves the log as it was."""
+        """Write the batches after the log end, still invisible. After an `OSError`, `undo` restores the log."""
         part = self.part
         counts = self._split()
         active = self.partition.active
         if part.segment != active.base_offset:
             self._begin(part.segment)
         elif len(counts) > 1:
-            # Who reads the empty segment is to see nothing in it before all the others are there.
+            # Readers of the empty segment must see nothing in it before all the others are there.
             self._runs.append(_Run(copy.copy(active), 0))
         else:
             self._runs.append(_Run(active, part.position))
@@ -226,7 +228,7 @@ class Landing:
             self.partition.disk.sync_directory(self.partition.directory)
 
     def _split(self) -> list[int]:
-        """How many batches go into each segment."""
+        """Return how many batches go into each segment."""
         limit = self._config.segment_bytes
         counts, held, base = [0], self.part.position, self.part.segment
         offset = self.part.base_offset
@@ -246,7 +248,7 @@ class Landing:
         segment.activate(self._config, 0, create=True)
 
     def _put(self, data: memoryview, batches: Sequence[BatchInfo]) -> None:
-        """Write batches, of which `data` holds the bytes, behind the last."""
+        """Write batches after the last one; `data` holds their bytes."""
         run = self._runs[-1]
         start = batches[0].position
         part = data[start : batches[-1].position + batches[-1].size_bytes]
@@ -260,7 +262,7 @@ class Landing:
         run.end += len(part)
 
     def _seal(self, next_base: int) -> None:
-        """Finish the last run, and begin the next segment: a file that is not the log's last is never half full."""
+        """Finish the last run, and begin the next segment: only the last file of a log may be incomplete."""
         self._complete()
         self._runs[-1].segment.seal(next_base)
         self._begin(next_base)
@@ -285,7 +287,10 @@ class Landing:
         self._runs.clear()
 
     def show(self, now_ms: int) -> None:
-        """Let the batches be seen; after an `OSError` nobody can tell how far they are, and the log takes no more."""
+        """Make the batches visible.
+
+        Raises `PartitionFailed` after an `OSError`: how much was done is unknown, and the log takes no more appends.
+        """
         partition = self.partition
         first, last = self._runs[0], self._runs[-1]
         try:
@@ -309,9 +314,9 @@ class Landing:
 
 
 def place(partition: Partition, part: Part, measures: Measures, now_ms: int) -> Part:
-    """The part with the place that its batches get, behind the end of a partition that is held.
+    """Return the part with its place, at the log end. The caller holds the locks of the partition.
 
-    Of a part that has been placed before, `skip` of its batches stay where they are.
+    If the part had a place before, `skip` of its batches stay there.
     """
     new = measures.behind(part.skip)
     active, config = partition.active, partition.config
@@ -339,11 +344,14 @@ def place(partition: Partition, part: Part, measures: Measures, now_ms: int) -> 
 
 
 def take_stock(disk: Disk, directory: Path, part: Part) -> tuple[Part, bool]:
-    """A part as the files of its partition have it: done, begun before others went on, or not at all.
+    """Return a part as the files of its partition have it, and whether the log ends where it begins.
 
-    The second is true in the last case: then nothing but what a crash has left of the part lies at or after the place
-    where it begins. A writable disk has that cut off. Where a batch of another writer stands, or has ever stood,
-    everything stays. Raises as `read_staged`, `Corrupt` for a place within a batch that stands there, and `OSError`.
+    There are three cases. The part is done: all of its batches are in the log, or the log starts above them by now.
+    Or batches of another writer stand there: everything stays, and `skip` counts the batches of the part that are in
+    the log. Otherwise only what a crash left of the part lies at or after its place: the second value is True, and a
+    writable disk has these bytes cut off.
+
+    Raises as `read_staged`, `Corrupt` for a place within an existing batch, and `OSError`.
     """
     from logfs.format import kernels
 
@@ -353,7 +361,7 @@ def take_stock(disk: Disk, directory: Path, part: Part) -> tuple[Part, bool]:
         if entry.name.endswith(names.LOG)
     )
     if bases and bases[0] > part.base_offset:
-        # It was done, and has had its time since.
+        # The part was done, and has left the log since.
         return replace(part, done=True), False
     bases = [base for base in bases if base >= part.segment]
     standing = _Standing(disk, directory, bases, part)
@@ -374,7 +382,7 @@ def take_stock(disk: Disk, directory: Path, part: Part) -> tuple[Part, bool]:
 
 
 class _Standing:
-    """What stands in the files where a part's batches belong."""
+    """The files in which the batches of a part belong, and how many of its batches they hold."""
 
     def __init__(self, disk: Disk, directory: Path, bases: Sequence[int], part: Part) -> None:
         self._disk = disk
@@ -387,7 +395,7 @@ class _Standing:
         self.differs = False
 
     def compare(self, offset: int, batch: memoryview) -> None:
-        """Hold the next batch against the files, as long as all before it were there."""
+        """Compare the next batch with the files, unless one before it differed."""
         if self.differs:
             return
         segment = self._segments.get(self._base)
@@ -403,7 +411,7 @@ class _Standing:
         self._next_offset = parse_header(batch).next_offset
 
     def has_others(self, ours: set[tuple[int, int]]) -> bool:
-        """Whether any batch that is not one of ours stands behind those that matched."""
+        """Return whether a batch that is not in `ours` follows those that matched."""
         for base, segment in self._segments.items():
             if base < self._base:
                 continue
@@ -419,7 +427,7 @@ class _Standing:
         return False
 
     def check_place(self, part: Part) -> None:
-        """Raise `Corrupt` if a batch that is there would be cut in two: the place was not noted for this log."""
+        """Raise `Corrupt` if the part's place is within an existing batch: it was not noted for this log."""
         segment = self._segments.get(part.segment)
         if segment is None:
             return
@@ -434,7 +442,7 @@ class _Standing:
                 )
 
     def cut(self, part: Part) -> None:
-        """Cut off everything from where the part begins."""
+        """Cut off everything from the place where the part begins."""
         for base, segment in reversed(self._segments.items()):
             if base > part.segment:
                 for path in segment.files:

@@ -1,11 +1,13 @@
-"""Text indexes of segments that somebody else wrote, kept in the user's cache directory.
+"""A cache of text indexes in the user's cache directory, for segments that another program wrote.
 
-A broker writes no text index, and a read-only store must not put one beside its files; to make one means to read the
-segment. The files here are `$XDG_CACHE_HOME/logfs/text/<key>` (by default below `~/.cache`), each the entries of one
-sealed segment and a checksum. The key is a digest of what tells one state of a file from every other: device, inode,
-length, times of the last change of content and of the inode, base offset, and the first batch's header. So a file
-that was changed, replaced or moved has another key, and its old entries are never found again; those unused for
-longest are removed. What cannot be written or read here costs time, and is no error.
+A broker writes no text index, and a read-only store must not put one beside its files. Making one means reading the
+whole segment. The cache holds the entries of each sealed segment, and a checksum of them, in the file
+`$XDG_CACHE_HOME/logfs/text/<key>` (by default below `~/.cache`).
+
+The key is a digest of what distinguishes one state of a .log file from every other: device, inode, length, mtime,
+ctime, base offset, and the header of the first batch. A file that was changed, replaced or moved has another key, so
+its old entries are never found again. The files that were unused for longest are removed. A failure to read or write
+the cache costs time, and is no error.
 """
 
 from __future__ import annotations
@@ -28,18 +30,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A smaller segment is read again sooner than a file is kept for it.
+# No file is kept for a segment smaller than this; it is read again.
 SMALLEST_BYTES = 1 << 20
-# Text indexes of about 150 GiB of log, at an entry every 4 KiB.
+# Enough for the text indexes of about 150 GiB of log, at an entry every 4 KiB.
 LIMIT_BYTES = 1 << 30
 
 _VERSION = b"logfs text index 2"
-# Behind the entries: their checksum, in fewer bytes than an entry has.
+# The checksum after the entries, which has fewer bytes than an entry.
 _TRAILER = struct.Struct(">I")
 
 
 def directory(kind: str = "text") -> Path | None:
-    """Where the cache of a kind is; None for a user without a home."""
+    """Return the cache directory of a kind; None for a user without a home directory."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(home):
         home = os.path.expanduser("~/.cache")
@@ -47,7 +49,7 @@ def directory(kind: str = "text") -> Path | None:
 
 
 def load(disk: Disk, log: File, index: TextIndex) -> bool:
-    """Give a sealed segment's text index the entries that are kept for its .log file; whether there are any."""
+    """Give a sealed segment's text index the entries cached for its .log file, and return whether there are any."""
     path = _path(disk, log, index)
     if path is None:
         return False
@@ -68,7 +70,7 @@ def load(disk: Disk, log: File, index: TextIndex) -> bool:
 
 
 def save(disk: Disk, log: File, index: TextIndex) -> None:
-    """Keep the entries of a sealed segment's text index, at the cost of those unused for longest."""
+    """Cache the entries of a sealed segment's text index. The files unused for longest make room for them."""
     path = _path(disk, log, index)
     if path is None:
         return
@@ -85,7 +87,7 @@ def save(disk: Disk, log: File, index: TextIndex) -> None:
 
 
 def _path(disk: Disk, log: File, index: TextIndex) -> Path | None:
-    """The file for a segment, as it is now; None for one that is too small, or where there is no cache."""
+    """Return the file for a segment as it is now; None if the segment is too small, or if there is no cache."""
     found = disk.stat_file(log)
     home = directory()
     if found.st_size < SMALLEST_BYTES or home is None:
@@ -105,7 +107,7 @@ def _path(disk: Disk, log: File, index: TextIndex) -> Path | None:
 
 
 def remove_oldest(disk: Disk, home: Path, limit_bytes: int) -> None:
-    """Remove the files of a cache directory that were unused for longest, until the others are no more than that."""
+    """Remove the files of a cache directory that were unused for longest, until at most `limit_bytes` are left."""
     found = []
     for entry in disk.scan(home):
         status = entry.stat(follow_symlinks=False)

@@ -1,4 +1,4 @@
-"""The index of the text views: where in a segment's file a byte of them lies. Kafka has none like it."""
+"""The text index: where in a segment's file a byte of the text views is. Kafka has no such index."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from logfs.log.files import Disk, File
 
-# As many entries as the longest block of a text view has at the default interval.
+# The number of entries for the longest block of a text view, at the default interval.
 _NEAR = 256
 
 
 class TextEntry(NamedTuple):
-    """What lies in a segment before the batch at `position`: offsets below `offset`, text of size `before`."""
+    """The part of a segment before the batch at `position`: offsets below `offset`, and text of size `before`."""
 
     offset: int
     position: int
@@ -31,17 +31,17 @@ class TextEntry(NamedTuple):
 
 
 class TextIndex(SparseIndex):
-    """Where in a segment's file a byte of its text views lies. Ours alone: Kafka ignores the file.
+    """The sparse index from bytes of a segment's text views to positions in its file. Kafka ignores the file.
 
-    An entry stands before a batch, and the closing entry before the end of the file, so that the size of a
-    sealed segment's text is known without reading it. 32 bytes, big-endian: int32 relative offset of the last
-    record before, int32 position, int32 records, int64 bytes of lines, int64 bytes of envelopes, and the CRC-32C of
-    these and the base offset, so that no entry is believed that was not written for this segment.
+    An entry stands for the start of a batch, and the closing entry for the end of the file, so that the text size of
+    a sealed segment is known without reading it. An entry has 32 bytes, big-endian: int32 relative offset of the last
+    record before it, int32 position, int32 records, int64 bytes of lines, int64 bytes of envelopes, and the uint32
+    CRC-32C of these and the base offset. The CRC thus rejects an entry that was not written for this segment.
     """
 
     entry = struct.Struct(">iiiqqI")
     _facts = struct.Struct(">iiiqq")
-    # Asked where entries are damaged: gives so many others between two that are right, or none if the log has none.
+    # Called for damaged entries. Returns `count` entries between two valid ones, or none if the log has not as many.
     remake: Callable[[TextEntry, TextEntry, int], Sequence[TextEntry]] = staticmethod(
         lambda before, after, count: ()
     )
@@ -49,11 +49,11 @@ class TextIndex(SparseIndex):
     def __init__(self, disk: Disk, path: Path, base_offset: int) -> None:
         super().__init__(disk, path, base_offset)
         self._seed = crc32c(base_offset.to_bytes(8, "big"))
-        # What stands for damaged entries, by their numbers and what the file has there.
+        # The replacements of damaged entries, by their numbers and their fields in the file.
         self._remade: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def check_entries(self, entries: bytes) -> int | None:
-        """The number of the first entry that is damaged; None if all are right."""
+        """Return the number of the first damaged entry; None if all are valid."""
         size, width, view = self._facts.size, self.entry.size, memoryview(entries)
         for start in range(0, len(entries), width):
             end = start + size
@@ -74,16 +74,17 @@ class TextIndex(SparseIndex):
         return self._remade.get((number, *fields)) or self._remake(number)
 
     def _remake(self, number: int) -> tuple[int, ...]:
-        """The fields of a damaged entry, and of those that are damaged beside it, by the log between the right ones.
+        """Rebuild a damaged entry and its damaged neighbours from the log, and return the fields of the entry.
 
-        They are kept in memory: `logfs check` names the file, and `logfs reindex` mends it.
+        The log between the nearest valid entries is used. The new entries are kept in memory: `logfs check` reports
+        the file, and `logfs reindex` repairs it. Raises `Corrupt` if the entries cannot be rebuilt.
         """
         first, behind = number, number + 1
         while first and not self._is_right(first - 1):
             first -= 1
         while behind < self._count and not self._is_right(behind):
             behind += 1
-        # Behind the last one that is right nothing tells how far the log goes.
+        # After the last valid entry it is unknown how far the log goes.
         known = behind < self._count
         entries = self.remake(self[first - 1], self[behind], behind - first) if known else ()
         if not entries:
@@ -100,19 +101,20 @@ class TextIndex(SparseIndex):
         return crc == self._crc(facts)
 
     def _written(self, file: File) -> int:
-        """Without the last one if it is only half there yet."""
+        """Return the number of entries in a file, without the last one if it is only half written."""
         count = super()._written(file)
         width = self.entry.size
         last = self._disk.read(file, max(count - 1, 0) * width, width) if count else b""
         return count if self.check_entries(bytes(last)) is None else count - 1
 
     def append(self, offset: int, position: int, before: TextSize) -> None:
-        """Note that a batch starts at `position`, that `offset` is the next one, and the text before it."""
+        """Add an entry for the batch at `position`: the next offset there, and the size of the text before it."""
         self._open()
         if position > self.last.position:
-            # The next segment, whose base offset ends this one, may be a stranger that is far away.
+            # The base offset of the next segment ends this one. That segment may be a stray file with a far higher
+            # offset.
             offset = min(offset, self.base_offset + MAX_RELATIVE_OFFSET + 1)
-            # -1 stands before the first offset: damage may take the first bytes and leave all offsets to the rest.
+            # -1 means that no offset comes before: damage at the start of the file may take bytes and no offsets.
             relative = self._relative(offset - 1) if offset > self.base_offset else -1
             self._append(relative, position, *before)
 
@@ -123,17 +125,17 @@ class TextIndex(SparseIndex):
         return self[self._count - 1]
 
     def lookup_position(self, position: int) -> TextEntry:
-        """The last entry at or before a position of the .log file."""
+        """Return the last entry at or before a position of the .log file."""
         self._open()
         return self[self.number_of_position(position)]
 
     def number_of_position(self, position: int) -> int:
-        """The number of the last entry at or before a position of the .log file, -1 for the segment's start."""
+        """Return the number of the last entry at or before a position of the .log file; -1 for its start."""
         self._open()
         return bisect_right(range(self._count), position, key=lambda i: self._get(i)[1]) - 1
 
     def last_before(self, position: int, number: int) -> int:
-        """As `number_of_position`, where it is known to be not far behind an entry's number."""
+        """Return the same as `number_of_position`, for a position that is not far after entry `number`."""
         self._open()
         high = min(number + _NEAR, self._count)
         return (
@@ -142,13 +144,16 @@ class TextIndex(SparseIndex):
         )
 
     def number_of_offset(self, offset: int) -> int:
-        """The number of the last entry at or before an offset, -1 for the segment's start."""
+        """Return the number of the last entry at or before an offset; -1 for the segment's start."""
         self._open()
         relative = offset - 1 - self.base_offset
         return bisect_right(range(self._count), relative, key=lambda i: self._get(i)[0]) - 1
 
     def around(self, offset: int) -> tuple[int, int, int] | None:
-        """The last entry at or before an offset: (its offset, its position, the next one's or -1); None if empty."""
+        """Return the last entry at or before an offset, or None if the index is empty.
+
+        The result is (its offset, its position, the position of the next entry or -1).
+        """
         number = self.number_of_offset(offset)
         start, position = self.base_offset, 0
         if number >= 0:
@@ -158,7 +163,7 @@ class TextIndex(SparseIndex):
         return (start, position, after) if self._count else None
 
     def number_of_text(self, at: int, view: View, prefix_bytes: int) -> int:
-        """The number of the last entry at or before a byte of a view, -1 for the segment's start."""
+        """Return the number of the last entry at or before byte `at` of a view; -1 for the segment's start."""
         self._open()
 
         def size_before(number: int) -> int:
@@ -167,7 +172,7 @@ class TextIndex(SparseIndex):
         return bisect_right(range(self._count), at, key=size_before) - 1
 
     def number_of_record(self, record: int) -> int:
-        """The number of the last entry with at most so many records before it, -1 for the segment's start."""
+        """Return the number of the last entry with at most `record` records before it; -1 for the segment's start."""
         self._open()
         return bisect_right(range(self._count), record, key=lambda i: self._get(i)[2]) - 1
 

@@ -1,4 +1,4 @@
-"""The .txnindex file of a segment: the aborted transactions whose markers lie in it (kafka-storage 9.5)."""
+"""The .txnindex file of a segment: the aborted transactions whose markers lie in the segment (kafka-storage 9.5)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class TransactionIndex:
-    """Aborted transactions in the order of their markers. There is no file before the first of them.
+    """The aborted transactions of a segment in the order of their markers. The first one creates the file.
 
-    One writer; any thread may read `entries`. Rebuilt by recovery like the other indexes; without a writable disk
-    what a rebuild finds stays in memory.
+    There is one writer; any thread may read `entries`. Recovery rebuilds the index like the other indexes. Without a
+    writable disk, the entries of a rebuild stay in memory.
     """
 
     def __init__(self, disk: Disk, path: Path) -> None:
@@ -26,14 +26,17 @@ class TransactionIndex:
         self._disk = disk
         self._file: File | None = None
         self._entries: tuple[AbortedTransaction, ...] | None = None
-        # Entries go to memory alone, until `save`.
+        # Whether new entries stay in memory until `save`.
         self._is_collecting = False
-        # Whether something may be in the file that a power cut would take.
+        # Whether the file may hold entries that a power cut would lose.
         self._is_dirty = False
 
     @property
     def entries(self) -> Sequence[AbortedTransaction]:
-        """All entries. Raises `Corrupt` for a file of a later version, and `OSError`."""
+        """All entries. Raises `Corrupt` for a file of a later version, and `OSError`.
+
+        Raises `WouldBlock` in a thread that must not wait, if the file has to be read first.
+        """
         if self._entries is None:
             self._disk.check_may_block()
             try:
@@ -44,14 +47,14 @@ class TransactionIndex:
         return self._entries
 
     def forget(self) -> None:
-        """Read the file again at the next use: somebody else is writing it."""
+        """Read the file again at the next use, because another process writes it."""
         self._entries = None
 
     def _read(self) -> bytes:
         return self._disk.read_file(self.path)
 
     def check_sane(self, base_offset: int) -> None:
-        """Raise `Corrupt` if an entry lies below the segment, or they are not in order (kafka-storage 3.8)."""
+        """Raise `Corrupt` if an entry lies below the segment or the entries are out of order (kafka-storage 3.8)."""
         before = base_offset - 1
         for entry in self.entries:
             if entry.last_offset <= before:
@@ -61,7 +64,7 @@ class TransactionIndex:
             before = entry.last_offset
 
     def append(self, aborted: AbortedTransaction) -> None:
-        """Add the transaction whose abort marker is the newest."""
+        """Add the transaction that the newest abort marker has ended."""
         entries = self.entries
         if self._disk.writable and not self._is_collecting:
             if self._file is None:
@@ -71,18 +74,18 @@ class TransactionIndex:
         self._entries = (*entries, aborted)
 
     def truncate(self, offset: int) -> None:
-        """Drop the transactions whose markers lie at or beyond an offset."""
+        """Drop the transactions whose markers lie at or after `offset`."""
         entries = self.entries
         kept = tuple(entry for entry in entries if entry.last_offset < offset)
         if len(kept) < len(entries):
             self._resize(kept)
 
     def collect(self) -> None:
-        """Forget every entry, and gather new ones in memory until `save`; the file stays as it is."""
+        """Forget all entries, and collect new ones in memory until `save`. The file does not change."""
         self._file, self._entries, self._is_collecting = None, (), True
 
     def save(self, *, sync: bool) -> None:
-        """Put what was collected in the place of the file, as `SparseIndex.save` does; no file is made of nothing."""
+        """Replace the file with the collected entries, as `SparseIndex.save`. Without entries, it creates no file."""
         self._is_collecting = False
         if self._disk.writable and (self.entries or self._disk.exists(self.path)):
             data = b"".join(entry.pack() for entry in self.entries)
@@ -90,7 +93,7 @@ class TransactionIndex:
             self._is_dirty = not sync
 
     def remove(self) -> None:
-        """As before the first entry: there is no file, whatever a segment that was here before has left."""
+        """Return to the state before the first entry: unlink the file, which an earlier segment may have left."""
         self._file, self._entries = None, ()
         if self._disk.exists(self.path):
             self._disk.unlink(self.path)
@@ -110,11 +113,11 @@ class TransactionIndex:
             self._is_dirty = False
 
     def release(self) -> None:
-        """Let go of the file, which nobody writes any more; what was read of it stays."""
+        """Release the file, which is not written any more; the entries in memory stay."""
         self._file = None
 
     def close(self) -> None:
-        """Let go of the file, and of what was read of it."""
+        """Release the file and, on a writable disk, forget the entries in memory."""
         self._file = None
         if self._disk.writable:
             self._entries = None

@@ -1,5 +1,7 @@
-"""What a topic's settings make of what is to be appended: whether it is taken, and in what kind of batch (Kafka's
-LogValidator, kafka-storage 2.9)."""
+"""Checks of appends against the topic's settings, and the format of its batches.
+
+This is Kafka's LogValidator (kafka-storage 2.9).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def check_record(record: Record, config: LogConfig, now_ms: int) -> InvalidRecord | None:
-    """Why a record is refused, None if it is not: no key where one is needed, a timestamp out of bounds."""
+    """Return why a record is refused, or None if it is not: a missing key, or a timestamp out of bounds."""
     if config.is_compacted and record.key is None:
         return InvalidRecord(
             "a compacted topic needs a key in every record; append envelopes with a key (append.jsonl)"
@@ -48,7 +50,7 @@ def check_record(record: Record, config: LogConfig, now_ms: int) -> InvalidRecor
 
 
 def refusal(record: Record, config: LogConfig, now_ms: int, name: str) -> InvalidRecord | None:
-    """As `check_record`, and in which partition."""
+    """Return the same as `check_record`, with the name of the partition in the message."""
     refused = check_record(record, config, now_ms)
     return InvalidRecord(f"{name}: {refused}") if refused else None
 
@@ -56,7 +58,7 @@ def refusal(record: Record, config: LogConfig, now_ms: int, name: str) -> Invali
 def build_checked(
     records: Sequence[Record], config: LogConfig, form: BatchFormat, now_ms: int, name: str
 ) -> Built:
-    """Records in batches, up to the first that the topic refuses; `name` is the partition, for the message."""
+    """Build batches of the records up to the first that the topic refuses; `name` is for the error message."""
     for number, record in enumerate(records):
         refused = refusal(record, config, now_ms, name)
         if refused is not None:
@@ -67,7 +69,7 @@ def build_checked(
 
 
 def batch_format(config: LogConfig) -> BatchFormat:
-    """How the topic wants its batches; `producer` as compression means none, for lines come uncompressed."""
+    """Return the format of the topic's batches. Compression `producer` means none, for lines come uncompressed."""
     codec = Codec[config.compression_type.upper()] if config.compresses else Codec.NONE
     levels = {
         Codec.GZIP: config.compression_gzip_level,
@@ -84,10 +86,10 @@ def batch_format(config: LogConfig) -> BatchFormat:
 
 
 def check_batch(batch: Batch, config: LogConfig, now_ms: int, *, trusted: bool) -> NewBatch:
-    """A producer's batch, checked as a leader does and made into what the topic wants.
+    """Check a producer's batch as a leader does, and convert it to the format that the topic requires.
 
-    A `trusted` one comes from a coordinator of the log's own, which may leave sequences out. Raises `Corrupt` for
-    bytes that are no batch, `Unsupported` for an old format, `RecordTooLarge` and `InvalidRecord`.
+    A `trusted` batch comes from a coordinator of the same log, and may have no sequences. Raises `Corrupt` for bytes
+    that are no valid batch, `Unsupported` for an old format, `RecordTooLarge` and `InvalidRecord`.
     """
     header = batch.header
     if header.magic != MAGIC:
@@ -110,9 +112,9 @@ def check_batch(batch: Batch, config: LogConfig, now_ms: int, *, trusted: bool) 
 
 
 def check_staged(batch: Batch, config: LogConfig, now_ms: int) -> None:
-    """Refuse a batch of a staged file that `check_batch` would refuse, or would have to make anew.
+    """Raise an error for a staged batch that `check_batch` would refuse or would have to rebuild.
 
-    It was made for the topic, and what it is made for cannot change any more. Raises as `check_batch`.
+    The batch was built for the topic's settings, and cannot be rebuilt any more. Raises as `check_batch`.
     """
     header = batch.header
     _check_size(len(batch.data), config)
@@ -140,7 +142,7 @@ def _check_size(size: int, config: LogConfig) -> None:
 
 
 def _check_header(header: Header, *, trusted: bool) -> InvalidRecord | None:
-    """Why a header cannot be a producer's, None if it can."""
+    """Return why a header cannot be that of a producer's batch, or None if it can."""
     if header.is_control:
         return InvalidRecord("a control batch: end a transaction with 'end_transaction'")
     if header.base_offset != 0:
@@ -165,7 +167,7 @@ def _check_header(header: Header, *, trusted: bool) -> InvalidRecord | None:
 
 
 def _check_columns(decoded: Columns, config: LogConfig, now_ms: int) -> InvalidRecord | None:
-    """`check_record` for each record of a batch; the first reason there is."""
+    """Return the first reason that `check_record` gives for a record of a batch, or None."""
     times = decoded.timestamps
     suspect = (times < NO_TIMESTAMP) | (now_ms - times > config.message_timestamp_before_max_ms)
     suspect |= times - now_ms > config.message_timestamp_after_max_ms

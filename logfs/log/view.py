@@ -1,4 +1,4 @@
-"""The text of a partition as one long file: which bytes stand for which records, by the text indexes."""
+"""The text of a partition as one long file. The text indexes tell which bytes stand for which records."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
     from logfs.log.segment import Segment, Tip
     from logfs.log.text_index import TextEntry
 
-# How much of a .log file is rendered at a time: larger costs latency, smaller costs calls. Who reads on from where
-# he was gets as much as the kernel asks for in one request.
+# The bytes of a .log file that are rendered at a time: more costs latency, fewer cost calls. A sequential read gets
+# as many as the kernel asks for in one request.
 BLOCK_BYTES = 256 * 1024
 _AHEAD_BYTES = 1024 * 1024
 _CACHE_BYTES = 32 * 1024 * 1024
-# And how much text that may make, unless the batches between two entries of the index make more.
+# The most text that a block may make, unless the batches between two index entries make more.
 _BLOCK_TEXT_BYTES = 16 * 1024 * 1024
-# What a block takes beside its bytes: beside a writer of lines there are very many small ones.
+# The memory of a block besides its bytes. While lines are being appended there are very many small blocks.
 _BLOCK_COST_BYTES = 1024
-# Rendering up to so much is done where it is asked for, unless it has to be unpacked.
+# Up to this many bytes of log are rendered in the calling thread, unless they are compressed.
 INLINE_BYTES = _AHEAD_BYTES
-# How many segments a view keeps that have left the log and that its readers have passed: one may look back a little.
+# How many segments a view keeps after they have left the log and readers have passed them: a reader may seek back.
 KEPT_BEHIND = 16
-# What has been passed where there is no reader.
+# The position to pass to `let_go` when there is no reader.
 NOBODY = sys.maxsize
 
 
 class Piece(NamedTuple):
-    """The text of some batches, or, without bytes, a stretch that cannot be read."""
+    """The text of some batches; if `data` is None, text that cannot be read because of `damage`."""
 
     start: int
     end: int
@@ -54,10 +54,10 @@ class Piece(NamedTuple):
 
 
 class Block(NamedTuple):
-    """The pieces of a stretch of a segment's text, while the segment has this `content`.
+    """Consecutive pieces of a segment's text, valid while the segment has this `content`.
 
-    `next_number` is that of the text index's entry behind it. The last block of a segment has none, and holds as long
-    as the segment's end is `tip`.
+    `next_number` is the number of the text index's entry after the block. The last block of a segment has none, and
+    is valid while the segment's end is `tip`.
     """
 
     content: object
@@ -67,16 +67,16 @@ class Block(NamedTuple):
 
     @property
     def start(self) -> int:
-        """Its first byte."""
+        """The first byte of the block."""
         return self.pieces[0].start
 
     @property
     def end(self) -> int:
-        """The byte behind its last."""
+        """The byte after the last of the block."""
         return self.pieces[-1].end
 
     def piece(self, at: int) -> Piece:
-        """The piece that holds a byte of it."""
+        """Return the piece that holds a byte of the block."""
         return next(piece for piece in self.pieces if piece.start <= at < piece.end)
 
 
@@ -84,7 +84,7 @@ _NO_BLOCK = Block(None, [Piece(0, 0, None)], 0)
 
 
 class BlockCache:
-    """The blocks rendered last, by what they are made of; for all views of a process. Any thread."""
+    """The blocks rendered last, by what they are made from, for all views of a process. Any thread may use it."""
 
     def __init__(self, limit_bytes: int = _CACHE_BYTES) -> None:
         self._limit_bytes = limit_bytes
@@ -93,7 +93,7 @@ class BlockCache:
         self._lock = threading.Lock()
 
     def get(self, key: tuple[object, ...]) -> list[Piece] | None:
-        """The pieces of a block, None if it is not here."""
+        """Return the pieces of a block; None if the block is not in the cache."""
         with self._lock:
             pieces = self._blocks.get(key)
             if pieces is not None:
@@ -101,7 +101,7 @@ class BlockCache:
             return pieces
 
     def put(self, key: tuple[object, ...], pieces: list[Piece]) -> None:
-        """Keep a block, at the cost of those unused for longest."""
+        """Keep a block. If the cache is full, the blocks unused for longest are dropped."""
         with self._lock:
             if key not in self._blocks:
                 self._size_bytes += _weight(pieces)
@@ -119,46 +119,51 @@ _cache = BlockCache()
 
 
 class Text(Protocol):
-    """The text of records as one long file. Any thread; `WouldBlock` as everywhere."""
+    """The text of records as one long file.
+
+    Any thread may use it. A thread that must not wait for the disk may get `WouldBlock`.
+    """
 
     @property
     def generation(self) -> int:
-        """The log's generation when the view began: once they differ, a new view would begin elsewhere."""
+        """The log's generation when the view began. If the log has another now, a new view would begin elsewhere."""
 
     @property
     def size(self) -> int:
-        """The bytes of the view now."""
+        """The current size of the view in bytes."""
 
     @property
     def is_closed(self) -> bool:
-        """Whether the size cannot change any more; known once `size` was asked for."""
+        """Whether the size is final; known after `size` was read."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether its first byte can be read: readers who have passed it may have let it go."""
+        """Whether the first byte can still be read: the segment that holds it may be gone after `let_go`."""
 
     def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:
-        """The bytes [position, position + size), fewer at the end of the view.
+        """Return the bytes [position, position + size), fewer at the end of the view.
 
-        Raises `DamagedRange` if any of them is damaged, for a shorter answer would look like the end of the
-        file; with `up_to_damage`, only if the first is.
+        Raises `DamagedRange` if any of them is damaged, for a shorter answer would look like the end of the file;
+        with `up_to_damage`, only if the first of them is damaged.
         """
 
     def let_go(self, position: int) -> None:
-        """Say that readers have passed a byte of the view, so that what left the log before it need not be kept.
+        """Note that readers have passed a byte, so that earlier segments that left the log need not be kept.
 
-        Of the segments there, the last `KEPT_BEHIND` stay all the same, unless `NOBODY` reads. A read before them is
-        `OffsetOutOfRange`.
+        The last `KEPT_BEHIND` of these segments are kept all the same, unless `position` is `NOBODY`. A read before
+        the segments that are kept raises `OffsetOutOfRange`.
         """
 
 
 class TextView:
-    """The records from offset `start` on, up to `end` or to wherever the log has got, as one text.
+    """The records from offset `start` on, up to `end` or to the growing log end, as one text.
 
-    Byte 0 is the first byte of the first record at or behind `start`. The view only grows: it holds on to the
-    segments it began with, so that what it showed once it can show again after they left the log (rule 4), unless
-    its readers `let_go`. A view whose partition has another `generation` than its own still grows, but a new one
-    would begin elsewhere. Any thread; a thread that must not wait gets `WouldBlock` and asks again from another.
+    Byte 0 is the first byte of the first record at or after `start`. The view only grows: it keeps the segments that
+    it began with, so that it can show the same bytes again after they left the log (rule 4), unless its readers
+    `let_go`. A view whose partition has another `generation` than its own still grows, but a new one would begin
+    elsewhere.
+
+    Any thread may use it. A thread that must not wait gets `WouldBlock`, and repeats the call in another thread.
     """
 
     def __init__(
@@ -169,21 +174,21 @@ class TextView:
         self.generation = log.generation
         self._prefix = envelope.prefix(log.name) if view is View.ENVELOPES else b""
         first = log.log_start_offset if start is None else max(start, log.log_start_offset)
-        # The segments that the view has reached, and where in its text each of them starts.
-        # In pairs: who reads beside an append must not find one without the other. It grows in place, and is replaced
-        # where its beginning goes.
+        # The segments that the view has reached, each with its start in the view's text. They are pairs so that a
+        # read during an append never finds one without the other. The list grows in place, and is replaced when its
+        # start goes.
         self._segments: list[tuple[int, Segment]] = []
-        # Those that it will come to, as far as it has looked.
+        # The segments after these, as far as the view has looked.
         self._ahead: list[Segment] = []
         self._extending = threading.Lock()
-        # The byte that readers have passed, as far as they have said so.
+        # The byte that readers have passed, as `let_go` reported it.
         self._passed = 0
         with self._extending:
-            # First: from here on the view is told before a segment leaves the log.
+            # First of all: from here on the log calls `pin` before a segment leaves it.
             log.watch(self)
             reached, *self._ahead = log.segments_from(first)
             self._segments.append((0, reached))
-        # Replaced whole, so that any thread may look at it.
+        # Replaced whole, so that any thread may read it.
         self._last_block = _NO_BLOCK
         self._end_offset = end
         self._fixed_size: int | None = None
@@ -193,7 +198,7 @@ class TextView:
 
     @property
     def size(self) -> int:
-        """The bytes of the view now."""
+        """The current size of the view in bytes."""
         if self._fixed_size is not None:
             return self._fixed_size
         origin = self._settle()
@@ -255,7 +260,7 @@ class TextView:
             self._last_block = _NO_BLOCK
 
     def _drop_passed(self) -> None:
-        """Let go of the segments that have left the log and that readers have passed, but for the last few."""
+        """Release the segments that have left the log and that readers have passed, except for the last few."""
         if self._origin is None:
             return
         self._take_ahead()
@@ -278,19 +283,19 @@ class TextView:
         return size.size(self.view, len(self._prefix))
 
     def pin(self) -> None:
-        """Hold on to every segment that the log has now, for any may leave it; let go of what readers passed."""
+        """Keep every segment that the log has now, for any may leave it; release those that readers have passed."""
         with self._extending:
             self._look_ahead()
             if self._passed:
-                # What cannot be measured is kept: no reader's trouble is to hold up who drops a segment.
+                # What cannot be measured is kept: an error in a view must not prevent the removal of a segment.
                 with suppress(LogfsError, OSError):
                     self._drop_passed()
 
     def exchange(self, copies: Mapping[Segment, Segment]) -> None:
-        """Go on with copies of segments, in another place, instead of those that the view holds."""
+        """Replace segments that the view holds by their copies in another place."""
         with self._extending:
             reached = [(start, copies.get(segment, segment)) for start, segment in self._segments]
-            # An empty segment that the view has reached, and the one that took its place, have the same copy.
+            # An empty segment that the view has reached, and the segment that replaced it, have the same copy.
             self._segments = list(dict.fromkeys(reached))
             known = {segment for _, segment in reached}
             self._ahead = [
@@ -302,7 +307,7 @@ class TextView:
 
     @property
     def segments(self) -> Sequence[Segment]:
-        """The segments that the view shows, up to the log end as it is now."""
+        """The segments that the view shows, up to the current log end."""
         self.pin()
         return [*(segment for _, segment in self._segments), *self._ahead]
 
@@ -313,7 +318,7 @@ class TextView:
             self._ahead += [s for s in self.log.segments_from(end) if s.base_offset >= end]
 
     def _extend(self) -> None:
-        """Take in the segments that the log has rolled to since."""
+        """Add the segments that the log has begun since."""
         if not self._ahead and self._segments[-1][1].next_base is None:
             return
         with self.log.disk.hold(self._extending):
@@ -327,19 +332,19 @@ class TextView:
             self._segments.append((start, self._ahead.pop(0)))
 
     def position_of(self, offset: int) -> int:
-        """The byte at which the records from `offset` on begin."""
+        """Return the byte at which the records from `offset` on begin."""
         origin = self._settle()
         return 0 if origin is None else max(self._position_of(offset) - origin, 0)
 
     def _settle(self) -> int | None:
-        """The byte, counted from the first segment's start, where the view begins; None until the log is there."""
+        """Return the byte, from the first segment's start, at which the view begins; None until the log is there."""
         if self._origin is None and self.first_offset <= self.log.log_end_offset:
             self._extend()
             self._origin = self._position_of(self.first_offset)
         return self._origin
 
     def _position_of(self, offset: int) -> int:
-        """The byte, counted from the first segment's start, where the records from `offset` on begin."""
+        """Return the byte, from the first segment's start, at which the records from `offset` on begin."""
         segments = self._segments
         number = bisect_right(segments, offset, key=lambda pair: pair[1].base_offset) - 1
         if number < 0:
@@ -348,7 +353,7 @@ class TextView:
         return start + self._before(segment, offset)
 
     def _before(self, segment: Segment, offset: int) -> int:
-        """The text of a segment's records below an offset."""
+        """Return the bytes of text of a segment's records below an offset."""
         if offset <= segment.base_offset:
             return 0
         tip = segment.tip
@@ -373,14 +378,14 @@ class TextView:
                 continue
             before += first
             later += second
-        # What is missing is the text of the first damage, as in `_render_carefully`.
+        # The missing text is that of the first damage, as in `_render_carefully`.
         missing = self._text(after) - self._text(entry.before) - before - later
         if missing < 0 or (missing and not damages):
             raise Corrupt(
                 f"{index.path}: does not agree with its log at offset {offset}; "
                 "run 'logfs reindex' on the partition"
             )
-        # One that reaches to the next entry holds all offsets up to there.
+        # Damage that reaches to the next entry holds all offsets up to there.
         if damages:
             damage = _damage_with_text(damages)
             if damage.end < end and damage.next_offset <= offset:
@@ -388,7 +393,7 @@ class TextView:
         return self._text(entry.before) + before
 
     def _split(self, batch: Batch, offset: int) -> tuple[int, int]:
-        """The text of a batch's records below an offset, and that of the others; `Corrupt` if it cannot be read."""
+        """Return the bytes of text of a batch's records below an offset, and of the others. Raises `Corrupt`."""
         header = batch.header
         size = self._text(text.measure(batch))
         if header.last_offset < offset or header.is_control:
@@ -403,7 +408,7 @@ class TextView:
     # Blocks.
 
     def _piece(self, segment: Segment, at: int) -> Piece:
-        """The piece of a segment's text that holds a byte of it."""
+        """Return the piece of a segment's text that holds byte `at`."""
         content, tip, index = segment.content, segment.tip, segment.text_index
         last_block = self._last_block
         ahead = BLOCK_BYTES
@@ -411,7 +416,7 @@ class TextView:
         if is_last and last_block.start <= at < last_block.end:
             return last_block.piece(at)
         if is_last and at == last_block.end and last_block.next_number is not None:
-            # A sequential read: it goes on where the last block ended.
+            # A sequential read continues where the last block ended.
             first, ahead = last_block.next_number, _AHEAD_BYTES
         else:
             first = index.number_of_text(at, self.view, len(self._prefix))
@@ -420,7 +425,7 @@ class TextView:
         last = max(index.last_before(entry.position + ahead, first + 1), first + 1)
         limit = self._text(entry.before) + _BLOCK_TEXT_BYTES
         if self._text(index[last].before if last < count else tip.text) > limit:
-            # Little log may unpack to very much text.
+            # A short part of the log may decompress to a great deal of text.
             last = max(index.number_of_text(limit, self.view, len(self._prefix)), first + 1)
         inside = last < count and index[last].position < tip.size_bytes
         end = index[last].position if inside else tip.size_bytes
@@ -440,7 +445,7 @@ class TextView:
         return block.piece(at)
 
     def _render(self, segment: Segment, entry: TextEntry, end: int, after: TextSize) -> list[Piece]:
-        """The text of the batches of a segment from an entry up to position `end`."""
+        """Return the text of the batches of a segment from an entry up to position `end`."""
         if end - entry.position > INLINE_BYTES:
             self.log.check_may_block()
         start = entry.position
@@ -458,7 +463,7 @@ class TextView:
     def _render_scanned(
         self, data: memoryview, rows: NDArray[np.int64], size: int
     ) -> memoryview | None:
-        """The text of scanned batches; None if it is not of the size that the index tells."""
+        """Return the text of scanned batches; None if its size is not the one in the index."""
         if self.view is View.LINES:
             lines = spans.render_lines(data, rows, size)
             if lines is not None:
@@ -480,9 +485,9 @@ class TextView:
     def _render_carefully(
         self, segment: Segment, entry: TextEntry, end: int, at: int, stop: int
     ) -> list[Piece]:
-        """As `_render`, one batch at a time, past damage and through old formats.
+        """Return the same as `_render`, one batch at a time, past damage and through old formats.
 
-        The text indexes tell how long the unreadable stretch is.
+        The text indexes tell how long the unreadable text is.
         """
         self.log.check_may_block()
         found = list(segment.walk(entry.position, end, first_offset=entry.offset))
@@ -511,7 +516,7 @@ class TextView:
         taker = _damage_with_text(damaged)
         for part in texts:
             if isinstance(part, Damage):
-                # Known exactly for one stretch between two entries; of several, the first takes it all.
+                # The size is exact for one damage between two entries. Of several, the first takes it all.
                 size = missing if part is taker else 0
                 pieces.append(Piece(at, at + size, None, part))
             else:
@@ -522,12 +527,12 @@ class TextView:
 
 
 def _damage_with_text(damages: Sequence[Damage]) -> Damage:
-    """The damage that gets the text that is missing: the first that has bytes, for missing batches have none."""
+    """Return the damage that gets the missing text: the first that has bytes, for missing batches have none."""
     return next((damage for damage in damages if damage.end > damage.start), damages[0])
 
 
 def offset_of_last(log: Reader, count: int) -> int:
-    """The offset that the last `count` records begin at; the log start if there are fewer."""
+    """Return the offset at which the last `count` records begin; the log start if there are fewer."""
     left = count
     for segment in reversed(log.segments):
         if segment.next_offset <= log.log_start_offset:
@@ -541,7 +546,7 @@ def offset_of_last(log: Reader, count: int) -> int:
 
 
 def _offset_of_record(segment: Segment, number: int) -> int:
-    """The offset of a segment's record by its number, counted from 0 without gaps."""
+    """Return the offset of a segment's record by its number, counted from 0 without gaps."""
     index = segment.text_index
     entry = index[index.number_of_record(number)]
     seen = entry.before.records

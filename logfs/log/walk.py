@@ -1,7 +1,7 @@
-"""Walking the batches of a .log file, past damage (reliability rules of docs/durability.md).
+"""A walk over the batches of a .log file, past damage (reliability rules of docs/durability.md).
 
-A batch that fails its checks does not end the log: the walk looks for the next batch that passes them, and what
-lies between is one `Damage`. Whether damage at the very end is a torn tail is for recovery to say.
+A batch that fails its checks does not end the log: the walk searches for the next batch that passes them, and the
+bytes between are one `Damage`. Recovery decides whether damage at the very end is a torn tail.
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 256 * 1024
 # The offset after a batch is an int64, too.
 _LIMIT_OFFSET = 2**63 - 1
-# What every batch begins with, and every message of an old format; there the offset is the last one's.
+# The first fields of a batch, and of a message of an old format, where the offset is that of the last record.
 _HEAD = np.dtype([("offset", ">i8"), ("size", ">i4"), ("unchecked", ">i4"), ("magic", "u1")])
 
 
 class Damage(NamedTuple):
-    """Bytes [start, end) of a .log file that are no valid batches, where offsets [first, next) belong."""
+    """Bytes [start, end) of a .log file that hold no valid batches.
+
+    Offsets [first_offset, next_offset) belong there.
+    """
 
     start: int
     end: int
@@ -44,7 +47,7 @@ class Damage(NamedTuple):
     reason: str
 
     def error(self, path: object) -> DamagedRange:
-        """What a reader of these offsets is told."""
+        """Return the error for readers of these offsets."""
         where = f"bytes {self.start} to {self.end - 1}"
         if self.end == self.start:
             where = f"byte {self.start}"
@@ -58,7 +61,7 @@ class Damage(NamedTuple):
 
 
 class DamagedRange(Corrupt):
-    """Offsets [first_offset, next_offset) of a partition cannot be read; what follows them can."""
+    """Offsets [first_offset, next_offset) of a partition cannot be read; the offsets after them can."""
 
     def __init__(self, damage: Damage, message: str) -> None:
         super().__init__(message)
@@ -67,20 +70,22 @@ class DamagedRange(Corrupt):
 
 
 def unreadable(position: int, batch: Batch, error: Corrupt) -> Damage:
-    """A batch with a right checksum and records that cannot be read, as damage."""
+    """Return as damage a batch that has a valid checksum and records that cannot be read."""
     header = batch.header
     stretch = position, position + header.size_bytes
     return Damage(*stretch, header.base_offset, header.next_offset, str(error))
 
 
 class Walk(NamedTuple):
-    """What to walk: bytes [start, end) that `read(position, size)` gives, and which offsets may lie there.
+    """The arguments of a walk: bytes [start, end), which `read(position, size)` returns, and the offsets in them.
 
-    `first_offset` is the lowest offset the first batch may have; it is exact if `exact`. `next_offset` is the
-    one behind the last batch, None where nobody knows it (a tail under recovery). `limit_offset` bounds every
-    offset (the next segment's base). With `gaps`, offsets may be missing between batches, as compaction leaves
-    them; otherwise a batch whose offsets fit neither neighbour has a damaged header (the CRC does not cover it).
-    `base_offset` is the lowest offset of the whole file: what one batch says of another does not depend on `start`.
+    `first_offset` is the lowest offset that the first batch may have; it is exact if `exact`. `next_offset` is the
+    offset after the last batch, None if it is unknown (a tail under recovery). `limit_offset` is above every offset
+    (the next segment's base).
+
+    With `gaps`, offsets may be missing between batches, as compaction leaves them. Otherwise a batch whose offsets
+    fit neither neighbour has a damaged header, for the CRC does not cover its base offset. `base_offset` is the
+    lowest offset of the whole file: with it, the checks of a batch against its neighbours do not depend on `start`.
     """
 
     read: Read
@@ -96,7 +101,7 @@ class Walk(NamedTuple):
 
 
 def walk(what: Walk) -> Iterator[tuple[int, Batch] | Damage]:
-    """Every valid batch with its position, in order, and each stretch of damage between them."""
+    """Yield every valid batch with its position, in order, and each `Damage` between them."""
     what = what._replace(limit_offset=min(what.limit_offset, _LIMIT_OFFSET))
     window = _Window(what.read, what.end, what.chunk_bytes)
     position = what.start
@@ -119,12 +124,12 @@ def walk(what: Walk) -> Iterator[tuple[int, Batch] | Damage]:
         expected = batch.header.next_offset
         known = True
     if what.next_offset == what.limit_offset > expected and not what.gaps:
-        # The next segment begins further on: the end of this one never reached the disk.
+        # The next segment begins at a later offset: the end of this one never reached the disk.
         yield Damage(what.end, what.end, expected, what.limit_offset, "the file ends too early")
 
 
 class _Window:
-    """A file read ahead by chunks, so that neighbouring batches cost one read."""
+    """A file that is read ahead in chunks, so that neighbouring batches cost one read."""
 
     def __init__(self, read: Read, end: int, chunk_bytes: int) -> None:
         self.end = end
@@ -134,7 +139,7 @@ class _Window:
         self._data = memoryview(b"")
 
     def get(self, position: int, size: int) -> memoryview:
-        """Up to `size` bytes at a position, fewer only at the end."""
+        """Return up to `size` bytes at a position, fewer only at the end."""
         size = min(size, self.end - position)
         at = position - self._start
         if at < 0 or at + size > len(self._data):
@@ -144,7 +149,10 @@ class _Window:
         return self._data[at : at + size]
 
     def batch(self, position: int) -> Batch:
-        """The batch at a position; `Corrupt` if there is none. The CRC of one of magic 2 is not checked yet."""
+        """Return the batch at a position. Raises `Corrupt` if there is none.
+
+        The CRC of a batch of magic 2 is not checked yet.
+        """
         head = self.get(position, HEADER_SIZE)
         left = self.end - position
         if is_legacy(head):
@@ -162,7 +170,7 @@ class _Window:
         return Batch(header, self.get(position, header.size_bytes))
 
     def base_offset(self, position: int) -> int | None:
-        """The base offset that stands at a position, true or not; None if too little is left for a batch."""
+        """Return the base offset found at a position, right or wrong; None if too few bytes are left for a batch."""
         head = self.get(position, HEADER_SIZE)
         if is_legacy(head):
             with suppress(Corrupt):
@@ -189,7 +197,7 @@ def _valid_batch(window: _Window, position: int, expected: int, what: Walk, know
     if not (known and header.base_offset == expected):
         _check_successor(window, position, header, what, known)
     if header.has_holes:
-        # Compaction leaves such a batch. One that tells of the offsets of the batch behind it is not to hide that.
+        # Compaction leaves such a batch. If it claims offsets of the next batch, it must not hide that batch.
         behind = _plausible(window, position + header.size_bytes, what.base_offset, what)
         if behind is not None and behind.base_offset < header.next_offset:
             raise Corrupt(
@@ -202,24 +210,24 @@ def _valid_batch(window: _Window, position: int, expected: int, what: Walk, know
 def _check_successor(
     window: _Window, position: int, header: Header, what: Walk, known: bool
 ) -> None:
-    """A batch that does not follow its forerunner must at least lead to its successor."""
+    """Raise `Corrupt` unless a batch that does not follow its predecessor at least leads to its successor."""
     after = position + header.size_bytes
     successor = window.base_offset(after) if after < window.end else None
     follows = what.next_offset if successor is None else successor
     if follows is None:
-        # Nothing is known of either side: only a lone batch, or one of a log with gaps, can be right.
+        # The successor is unknown: accept the batch only if its predecessor is unknown too, or in a log with gaps.
         leads = what.gaps or not known
     else:
         leads = follows == header.next_offset or (what.gaps and follows > header.next_offset)
     if not leads and successor is not None and (what.gaps or not known):
-        # A successor that is damaged itself says nothing against this one.
+        # A successor that is damaged itself is no evidence against this batch.
         leads = _plausible(window, after, what.base_offset, what) is None
     if not leads:
         raise Corrupt(f"offsets {header.base_offset} to {header.last_offset} fit neither neighbour")
 
 
 def _resynchronise(window: _Window, start: int, expected: int, what: Walk, reason: str) -> Damage:
-    """The damage from `start` to the next valid batch, or to the end."""
+    """Return the damage from `start` to the next valid batch, or to the end."""
     inside_end, inside_offset, is_length_right = _contents(window, start, expected, what)
     astray: set[int] = set()
     for chunk_start in range(start + 1, window.end - SMALLEST_BYTES + 1, CHUNK_BYTES):
@@ -237,7 +245,7 @@ def _resynchronise(window: _Window, start: int, expected: int, what: Walk, reaso
                 or not _leads_to_the_end(window, position, what, astray)
             ):
                 continue
-            # One whose offset is wrong must not decide which of the following are right.
+            # A batch with a wrong offset must not decide which of the following batches are valid.
             with suppress(Corrupt):
                 _check_successor(window, position, found, what, False)
                 return Damage(start, position, expected, found.base_offset, reason)
@@ -246,10 +254,10 @@ def _resynchronise(window: _Window, start: int, expected: int, what: Walk, reaso
 
 
 def _leads_to_the_end(window: _Window, position: int, what: Walk, astray: set[int]) -> bool:
-    """Whether from a position on valid batches follow one another up to the very end.
+    """Return whether valid batches follow one another from a position up to the very end.
 
-    Those of the log do, where nothing else is damaged. What a record holds does not: something of the record follows.
-    `astray` are positions that do not lead there, each of them looked at once.
+    Batches of the log do, where nothing else is damaged. Batches inside a record do not, for the rest of the record
+    follows them. `astray` collects the positions that do not lead to the end, so that each is examined once.
     """
     expected: int | None = None
     seen: set[int] = set()
@@ -269,11 +277,11 @@ def _leads_to_the_end(window: _Window, position: int, what: Walk, astray: set[in
 
 
 def _contents(window: _Window, position: int, expected: int, what: Walk) -> tuple[int, int, bool]:
-    """Up to which byte and which offset all belongs to a damaged batch, and whether its length may be believed.
+    """Return the byte and the offset where a damaged batch ends, and whether its length is reliable.
 
-    A wrapper's messages may stand in it as they are (snappy and LZ4 keep what they cannot shorten), and are not to
-    be mistaken for messages of the log. If its length agrees with its fields', it is right, and all of that is the
-    wrapper's; if not, its offset is, which is the last one in it.
+    The messages in a wrapper may lie in it uncompressed (snappy and LZ4 keep what they cannot shorten), and must not
+    be mistaken for messages of the log. If the wrapper's length agrees with the lengths of its fields, it is right,
+    and all of these bytes belong to the wrapper. Otherwise its offset, which is the last one in it, is the bound.
     """
     head = window.get(position, HEADER_SIZE)
     end = position + _size_at(head)
@@ -294,11 +302,11 @@ def _contents(window: _Window, position: int, expected: int, what: Walk) -> tupl
 
 
 def _candidates(chunk: bytes, expected: int, limit_offset: int) -> Sequence[int]:
-    """Where in a chunk a batch may begin, by its magic, size and offset: those of magic 2 and wrappers alike."""
+    """Return where in a chunk a batch or a wrapper may begin, by its magic, size and offset."""
     if len(chunk) < _HEAD.itemsize or not chunk.strip(b"\0"):
-        # What is left of a preallocated file is zeros for a long way.
+        # The rest of a preallocated file is a long run of zeros.
         return []
-    # One at every byte, so they overlap.
+    # There is a head at every byte, so they overlap.
     heads = np.ndarray(len(chunk) - _HEAD.itemsize + 1, _HEAD, chunk, strides=(1,))
     at = np.flatnonzero(heads["magic"] <= MAGIC)
     at = at[heads["size"][at] >= SMALLEST_BYTES - LENGTH_OVERHEAD]

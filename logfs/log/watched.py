@@ -1,7 +1,7 @@
-"""The door to the disk as one log directory has it: it closes for good at the first storage error.
+"""The `Disk` of one log directory, which refuses every call after the first storage error.
 
-What a device or a filesystem cannot do any more (EIO and its like) concerns all partitions of the directory, as in
-Kafka; a full disk, a missing file or damaged bytes do not.
+A failure of a device or a filesystem (EIO and its like) concerns all partitions of the directory, as in Kafka. A full
+disk, a missing file or damaged bytes do not.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ STORAGE_ERRORS = frozenset(
 
 
 class WatchedDisk(Disk):
-    """Another `Disk`, for the files of one log directory; after `fail` every call raises `LogDirFailed`.
+    """A wrapper around another `Disk` for one log directory; after `fail` every call raises `LogDirFailed`.
 
-    Any thread may call any method; what they raise besides is the other's. Descriptors that are open stay so.
+    Any thread may call any method. All other errors are those of the wrapped disk. Open descriptors stay open.
     """
 
     def __init__(
         self, disk: Disk, log_dir: Path, failed: Callable[[], object] = lambda: None
     ) -> None:
-        """`failed` is called once, in the thread that met the error, with whatever locks it holds."""
+        """`failed` is called once, in the thread that met the error, with the locks that this thread holds."""
         super().__init__()
         self.disk = disk
         self.writable = disk.writable
@@ -57,7 +57,7 @@ class WatchedDisk(Disk):
         self._failed = failed
 
     def fail(self, reason: object) -> LogDirFailed:
-        """Close the door, if it is open; why it is closed."""
+        """Refuse every call from now on, and return the error that says why. Only the first call sets the reason."""
         if self.failure is None:
             self.failure = LogDirFailed(
                 f"{self._log_dir}: the log directory is offline: {reason}; mend the disk, then close the store (or "
@@ -68,9 +68,9 @@ class WatchedDisk(Disk):
         return self.failure
 
     def disown(self, owner: int) -> None:
-        """Close the door in a child that process `owner` forked: it has the descriptors, and not the lock."""
+        """Refuse every call in a child that process `owner` forked: it has the descriptors, but not the lock."""
         self.is_disowned = True
-        # Who held it is not among the threads of the child.
+        # The thread that held the lock does not exist in the child.
         self.naming = threading.RLock()
         if self.failure is None:
             self.failure = LogDirFailed(
@@ -92,14 +92,14 @@ class WatchedDisk(Disk):
         return iter(self.call(lambda: list(self.disk.scan(path))))
 
     def call(self, work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Do something to the directory that may fail; `LogDirFailed` if it does, or did, by a storage error."""
+        """Run an operation on the directory. Raises `LogDirFailed` after a storage error, in this call or before."""
         if self.failure is not None:
             raise self.failure
         try:
             return work(*arguments, **named)
         except OSError as error:
             if error.filename is None and arguments and isinstance(arguments[0], (File, Path)):
-                # Calls on descriptors know no names.
+                # Errors of calls on descriptors have no file name.
                 error.filename = str(getattr(arguments[0], "path", arguments[0]))
             if error.errno in STORAGE_ERRORS:
                 raise self.fail(error) from error

@@ -1,1 +1,1 @@
-"""The filesystem over a store; pyfuse3 and trio live here alone, and in nothing below `nodes`."""
+"""The filesystem over a store. Only this package imports pyfuse3 and trio; the modules of `nodes` import neither."""

@@ -1,4 +1,4 @@
-"""The one table from errors to errno, and the list of the last errors that were given to callers."""
+"""The mapping from errors to errno, and the list of the last errors that were given to callers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# docs/filesystem.md shows this table; a test holds them equal.
+# docs/filesystem.md shows this table; a test checks that both are equal.
 ERRNO: dict[type[Exception], int] = {
     CommitPending: errno.EAGAIN,
     Corrupt: errno.EIO,
@@ -58,7 +58,7 @@ _KEPT = 1000
 
 
 def errno_of(error: BaseException) -> int:
-    """The errno that a caller gets for an error; EIO for one that nobody thought of."""
+    """Return the errno that a caller gets for an error; EIO for an unexpected error."""
     if isinstance(error, OSError) and error.errno:
         return error.errno
     for kind in type(error).__mro__:
@@ -71,7 +71,7 @@ _EVERYDAY = frozenset({errno.ENOENT, errno.ESTALE})
 
 
 class ErrorLog:
-    """The last errors given to callers, newest last, for `.logfs/errors`."""
+    """The last 1,000 errors given to callers, newest last, for `.logfs/errors`."""
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
@@ -79,11 +79,10 @@ class ErrorLog:
         self.count = 0
 
     def note(self, path: str, error: BaseException) -> int:
-        """Remember an error that a caller of `path` gets, and say its errno.
+        """Record an error that a caller of `path` gets, and return its errno.
 
-        A plain "no such file" is an everyday answer and is not kept, nor is ESTALE, with which the kernel looks anew.
-        An error that nobody thought of goes to the log with its traceback: it is a bug, and must not take the mount
-        down.
+        ENOENT and ESTALE are not recorded: ENOENT is an ordinary answer, and ESTALE makes the kernel repeat a lookup.
+        An unexpected error is logged with its traceback: it is a bug, and must not end the mount.
         """
         number = errno_of(error)
         known = isinstance(error, OSError) or any(kind in ERRNO for kind in type(error).__mro__)
@@ -96,17 +95,17 @@ class ErrorLog:
                 reason = error.strerror
             name = errno.errorcode.get(number, str(number))
             when = format_time(self._clock())
-            # A line an error, whatever names callers come up with.
+            # One line per error, whatever characters the path contains.
             shown = path.replace("\n", "\\n")
             self._lines.append(f"{when} {shown} {name} {' '.join(reason.split())}")
             self.count += 1
         return number
 
     def text(self) -> bytes:
-        """A line an error: time, path, errno, the reason in words."""
+        """Return the text of `.logfs/errors`: one line per error, with time, path, errno and the reason."""
         return "".join(line + "\n" for line in self._lines).encode("utf-8", "backslashreplace")
 
 
 def refuse(number: int, what: str) -> OSError:
-    """An error with a given errno and the reason in words."""
+    """Return an `OSError` with the given errno and the reason in words."""
     return OSError(number, f"{what} ({os.strerror(number)})")

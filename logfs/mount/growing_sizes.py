@@ -1,30 +1,31 @@
-"""Which sizes of a growing file the kernel is told, and for how long it may keep them.
+"""Sizes of growing files in the kernel: which size the kernel is told, when, and how long it may keep it.
 
-A cached read that reaches the end of a file fills the rest of the last page with zeros. The kernel looks at the
-file's size after it has the page, so a size that grows in between would show those zeros as data; and it grows the
-size before it drops the page. No order of the daemon's answers can prevent this while several open files share a
-kernel inode. So:
+A cached read that reaches the end of a file fills the rest of the last page with zeros. The kernel reads the file's
+size after it has the page, so if the size grows in between, readers see those zeros as data. The kernel also grows
+the size before it drops the page. While several open files share a kernel inode, no order of the daemon's answers
+can prevent this. Therefore:
 
-- A kernel inode belongs to one open file. A lookup gives a new inode unless nobody has the last one open and its size
-  is still the one that the kernel was told; then the pages of the last reader serve the next one. Who opens an inode
-  that was opened since the lookup is sent to look it up again (ESTALE, which the kernel answers by another lookup).
-- The one thread that has the file open is told a larger size at once: it cannot ask and read at the same time.
-- Where other threads or processes may share the descriptor, the pages are dropped first; then it is waited until each
-  of them has left the kernel's read path (`logfs.mount.sharers`), and only then the size grows.
+- A kernel inode belongs to one open file. A lookup returns a new inode, unless the last inode of the name is not open
+  and its size is still the size that the kernel was told; then the pages of the last reader serve the next one. An
+  open of an inode that was opened since the lookup fails with ESTALE, and the kernel repeats the lookup.
+- If only one thread can use the open file, it is told a larger size at once: it cannot ask for the size and read at
+  the same time.
+- If other threads or processes may share the descriptor, the kernel's pages are dropped first. The size grows only
+  after each of these threads has left the kernel's read path (`logfs.mount.sharers`).
 
-With no timeout the kernel asks for attributes before each read, which costs a request for each. With a timeout, an
-append has to take the answer back, and that has a price: the kernel then also drops the answers that are under way,
-and a reader who waits for one goes by the size before it. So a size may be kept only where the size before it was
-as good:
+With an attribute timeout of 0, the kernel asks for attributes before each read, which costs one request per read.
+With a longer timeout, an append has to invalidate the attributes. The kernel then also drops answers that are in
+flight, and a reader that waits for such an answer uses the previous size. The kernel may therefore keep a size only
+if the previous size is equally valid, that is, if all of the following hold:
 
-- it was told to the kernel a good while ago, and has not changed since;
-- it was told by a GETATTR: an inode that is only being looked up cannot be taken back from;
-- the thread that has the file open is alone, so that no other reads without asking;
-- only the writers of `append` and `.logfs/commit` make the log grow: the committed offsets of groups come from
-  everywhere, and a commit that is decided and not done may be done at any time. Of a segment's files no size is kept.
+- The kernel was told the size at least `CONFIRMED_SECONDS` ago, and the size has not changed since.
+- The size is told by a GETATTR. Attributes told by a lookup cannot be invalidated while the lookup is in progress.
+- The thread that has the file open is alone, so no other thread reads without asking for the size.
+- Only writers of `append` and `.logfs/commit` make the log grow. This excludes the log of committed offsets, which
+  has many sources of appends, and all logs while a decided commit is not done: it may be done at any time.
 
-The files of the active segment are opened with direct_io, but splice and sendfile go through the kernel's pages all
-the same.
+Sizes of segment files are never kept. The files of the active segment are opened with direct_io, but splice and
+sendfile use the kernel's page cache nevertheless.
 """
 
 from __future__ import annotations
@@ -45,36 +46,36 @@ if TYPE_CHECKING:
     from logfs.log.reader import Reader
     from logfs.mount.nodes.growing import GrowingFile
 
-# How long a size must have been told unchanged before it may be kept; a reply takes microseconds to arrive.
+# How long a size must be told without a change before the kernel may keep it; an answer arrives within microseconds.
 CONFIRMED_SECONDS = 0.1
 KEEP_SECONDS = 3600.0
-# Each waits for threads of its own, so a slow one must not hold up the others.
+# Growths in progress at a time. Each waits for its own set of threads, so a slow one must not delay the others.
 _WAITING = 256
-# For how long a mount that stops goes on to answer, so that no thread of its own is left waiting.
+# How long a stopping mount continues to answer requests, so that none of its own threads is left waiting.
 _STOP_SECONDS = 20.0
 _STOP_POLL_SECONDS = 0.01
-# Beyond so many, the threads that are gone are forgotten.
+# Above this number of threads per inode, the threads that have ended are dropped.
 _MOST_THREADS = 64
 
 
 class _Told:
-    """What the kernel was told of one inode."""
+    """The size that the kernel was told for one inode, and the threads concerned."""
 
     def __init__(self, size: int, now: float) -> None:
         self.size = size
-        # Since when the size has not changed, by trio's clock.
+        # The time of the last change of the size, by trio's clock.
         self.since = now
-        # The threads that may not have taken in what they were told of the inode, or that may be reading it.
+        # The threads that may not have processed the last answer about the inode, or that may be reading it.
         self.threads: set[int] = set()
-        # Those that asked since the inode was opened by the first of those who have it open.
+        # The threads that asked since the inode was opened by the first of its current openers.
         self.since_open: set[int] = set()
-        # The thread that was sent back to look the name up, and is to have the inode for itself.
+        # The thread that was told to repeat its lookup; the inode is reserved for it.
         self.reserved_for: int | None = None
         # Held while the size grows for threads that share the inode.
         self.growing = trio.Lock()
 
     def note(self, thread: int) -> None:
-        """Take note of a thread that asks."""
+        """Record a thread that asks about the inode."""
         self.threads.add(thread)
         self.since_open.add(thread)
         if len(self.threads) > _MOST_THREADS:
@@ -83,20 +84,21 @@ class _Told:
 
 
 class GrowingSizes:
-    """The sizes of growing files as the kernel knows them. Lives on the trio thread (rule 6)."""
+    """The sizes of growing files that the kernel was told. Used on the trio thread only (rule 6)."""
 
     def __init__(self) -> None:
         self._told: WeakKeyDictionary[GrowingFile, _Told] = WeakKeyDictionary()
         self._kept: WeakKeyDictionary[Reader, set[int]] = WeakKeyDictionary()
-        # The threads that were to look a name up again, until they open it.
+        # The threads that were told to repeat a lookup, until they open the file.
         self._sent_back: set[int] = set()
         self._waiting = trio.CapacityLimiter(_WAITING)
         self._is_stopped = False
 
     async def stop(self) -> None:
-        """Grow no size for several threads any more, and return when none grows.
+        """Stop growing the sizes of inodes that several threads share. Return when no growth is in progress.
 
-        That waits for pages which readers have locked, so somebody must still answer their requests.
+        A growth waits for pages that readers have locked, so requests must still be answered meanwhile. Returns after
+        `_STOP_SECONDS` at the latest.
         """
         self._is_stopped = True
         end = trio.current_time() + _STOP_SECONDS
@@ -104,7 +106,7 @@ class GrowingSizes:
             await trio.sleep(_STOP_POLL_SECONDS)
 
     def may_look_up(self, node: GrowingFile, size: int, thread: int) -> bool:
-        """Whether a lookup by a thread may lead to a node and tell it a size."""
+        """Whether a lookup by `thread` may return `node` with `size`. If so, record that it does."""
         if not node.is_growing:
             return True
         told = self._told.get(node)
@@ -118,9 +120,9 @@ class GrowingSizes:
         return True
 
     def may_open(self, node: GrowingFile, thread: int) -> bool:
-        """Whether a thread may open a node, or is to look its name up again first.
+        """Whether `thread` may open `node`. If not, the thread must look the name up again first.
 
-        A thread is sent back only once, and then has a node for itself, unless it comes through a name that needs no
+        A thread has to repeat a lookup only once. It then has a node for itself, unless it opens a name that needs no
         lookup, such as `/dev/stdin`.
         """
         if not node.is_growing or not node.handles or thread in self._sent_back:
@@ -133,7 +135,7 @@ class GrowingSizes:
         return False
 
     async def grow(self, node: GrowingFile, size: int, thread: int) -> int:
-        """Return when the kernel may be told a size by the answer to a GETATTR of a thread; the size to tell it."""
+        """Wait until the answer to a GETATTR by `thread` may tell the kernel `size`. Return the size to tell."""
         if not node.is_growing:
             return size
         told = self._told.get(node)
@@ -153,14 +155,14 @@ class GrowingSizes:
 
     @staticmethod
     def _is_alone(node: GrowingFile, thread: int, asked: set[int]) -> bool:
-        """Whether a thread has the only open file of an inode, and is alone among those that asked."""
+        """Whether only `thread` has the inode open and is in `asked`, and no thread or child shares its files."""
         openers = [handle.opener for handle in node.handles]
         return openers == [thread] and asked == {thread} and sharers.is_alone(thread)
 
     def timeout(self, node: GrowingFile, end_offset: int, thread: int) -> float:
-        """For how many seconds the kernel may keep the size that it is told by the answer to a GETATTR of a thread.
+        """Return for how many seconds the kernel may keep the size in the answer to a GETATTR by `thread`.
 
-        `end_offset` is the log's end before the size was asked for.
+        `end_offset` is the log end offset before the size was determined.
         """
         told = self._told.get(node)
         if told is None:
@@ -173,7 +175,7 @@ class GrowingSizes:
         if (
             not is_confirmed
             or not node.grows_by_appends
-            or node.context.store.read_only  # Nobody here takes back what another process writes.
+            or node.context.store.read_only  # Appends of another process invalidate nothing.
             or node.partition.topic == GROUPS_TOPIC
             or node.context.store.commits.pending()
             or not self._is_alone(node, thread, told.since_open)
@@ -183,22 +185,25 @@ class GrowingSizes:
         return KEEP_SECONDS
 
     def take_back(self, partition: Reader) -> set[int]:
-        """The inodes whose sizes an append to a partition makes old; the kernel has to be told of each."""
+        """Remove and return the inodes whose kept sizes an append to `partition` makes stale.
+
+        The caller must invalidate the attributes of each.
+        """
         return self._kept.pop(partition, set()) if self._kept else set()
 
 
 def _grow_for_all(node: GrowingFile, size: int, threads: set[int]) -> None:
-    """Have the kernel know a larger size once none of the threads that share an inode holds a page from before it.
+    """Tell the kernel a larger size once none of the threads that share the inode holds a page from before it.
 
-    READs that are answered from now on reach to that size at least, so what the kernel has of them may stay.
+    READs that are answered from now on extend to that size at least, so the kernel may keep their pages. Blocks.
     """
     with suppress(OSError):
-        # ENOENT: the kernel has forgotten the inode. This waits for the READs that are under way.
+        # ENOENT: the kernel has forgotten the inode. The call waits for the READs that are in progress.
         pyfuse3.invalidate_inode(pyfuse3.InodeT(node.inode))
     threads = threads | {handle.opener for handle in [*node.handles]}
     sharers.wait_until_outside(sharers.sharers_of(threads))
-    # The kernel drops the answer to a GETATTR if it took in another answer meanwhile. A store of the last byte has no
-    # such rule.
+    # The kernel drops the answer to a GETATTR if it processed another answer meanwhile. This rule does not apply to a
+    # store of the last byte.
     with suppress(LogfsError, OSError):
-        # LogfsError: the end of a text is damaged. OSError: the kernel has forgotten the inode.
+        # LogfsError: the end of a text view is damaged. OSError: the kernel has forgotten the inode.
         pyfuse3.notify_store(pyfuse3.InodeT(node.inode), size - 1, node.byte_at(size - 1))

@@ -1,8 +1,8 @@
-"""The total boundary: nothing but an errno, and nothing of the wrong type, leaves a handler.
+"""The error boundary: a handler returns a value of the right type or raises an errno, and nothing else.
 
-pyfuse3 catches `FUSEError` alone, and hands whatever a handler returns to C: any other exception, or a None where
-bytes belong, ends the mount for everybody. So every handler of `Operations` is wrapped, those a later version of it
-may add included.
+pyfuse3 catches only `FUSEError`, and passes to C whatever a handler returns. Any other exception, or None in place of
+bytes, would end the mount for all users. `guarded` therefore wraps every handler of `Operations`, including those
+that a later version may add.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 class Requests:
-    """The requests of one kind: how long they took, and which errno how many of them ended with."""
+    """The requests of one kind: `times` has their durations, `errors` their number by errno."""
 
     __slots__ = ("errors", "times")
 
@@ -35,10 +35,10 @@ class Requests:
         self.errors: Counter[int] = Counter()
 
 
-# By the name of the handler. One process has one mount, for that is all that pyfuse3 can serve.
+# By the name of the handler. A process has only one mount: pyfuse3 cannot serve more.
 REQUESTS: dict[str, Requests] = {}
 
-# What each handler must return; None for those whose answer carries nothing.
+# The type that each handler must return. The answers of handlers that are not listed are empty: they return None.
 RETURNS: dict[str, type | tuple[type, ...]] = {
     "access": bool,
     "create": tuple,
@@ -60,14 +60,14 @@ RETURNS: dict[str, type | tuple[type, ...]] = {
     "write": int,
 }
 
-# Nobody waits for an answer to these, and pyfuse3 lets even a `FUSEError` through to its loop, which ends with it.
+# These requests have no answer. pyfuse3 does not catch even a `FUSEError` from them, which would end its loop.
 _UNANSWERED = frozenset({"forget"})
 
 
 def guarded(operations: _Class) -> _Class:
-    """Wrap every handler of an `Operations` class, inherited ones too.
+    """Wrap every handler of an `Operations` class, including inherited ones, and return the class.
 
-    The class says by `failed(handler name, arguments, error)` which errno an error becomes.
+    The method `failed(handler name, arguments, error)` of the class must return the errno for an error.
     """
     for name, handler in inspect.getmembers(operations, inspect.iscoroutinefunction):
         if not name.startswith("_") and hasattr(pyfuse3.Operations, name):
@@ -105,7 +105,10 @@ def _guard(name: str, handler: Callable[..., Awaitable[Any]]) -> Callable[..., A
 
 
 def _can_be_sent(name: str, result: Any) -> bool:
-    """Whether C can take an answer of the right type: what is in it is pyfuse3's to convert, outside of `reply`."""
+    """Whether pyfuse3 can convert the contents of an answer to C, which it does outside of `reply`.
+
+    The answer itself has the right type already.
+    """
     if name == "create":
         kinds = (pyfuse3.FileInfo, pyfuse3.EntryAttributes)
         return tuple(map(type, result)) == kinds
@@ -121,5 +124,5 @@ def _errno(operations: Any, name: str, arguments: tuple[Any, ...], error: Except
         number = int(operations.failed(name, arguments, error))
     except Exception:
         return errno.EIO
-    # What the kernel does not know as an errno it would not pass on.
+    # The kernel does not pass on a number that is not an errno.
     return number if number in errno.errorcode else errno.EIO

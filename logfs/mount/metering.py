@@ -1,4 +1,4 @@
-"""What a mount counts beside its store: requests, their errors and times, open files."""
+"""The metrics of a mount, besides those of its store: requests, their errors and durations, and open files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def families(errors: ErrorLog) -> Iterator[Family]:
-    """The metrics of this process's mount; operations that nobody has called are left out."""
+    """Yield the metrics of this process's mount, without the operations that were never called."""
     seen = {name: requests for name, requests in REQUESTS.items() if sum(requests.times.counts)}
     yield Family(
         "logfs_request_seconds",
@@ -44,7 +44,7 @@ def families(errors: ErrorLog) -> Iterator[Family]:
 
 
 def _open_handles() -> int:
-    """Each open that succeeded is followed by one release."""
+    """Return the number of open files: each successful open is followed by one release."""
 
     def count(name: str) -> int:
         return sum(REQUESTS[name].times.counts)

@@ -1,4 +1,4 @@
-"""FUSE's requests to nodes: find the node, ask it, answer. Inodes, lookup counts and handles live here."""
+"""The FUSE handlers: each finds the node, calls it and answers. Inodes, lookup counts and handles are kept here."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-# Names that were only ever looked up stay in the kernel for as long as it has memory; beyond so many of them the
-# oldest are taken back, so that a scan of a million offsets does not leave a million nodes here.
+# The kernel keeps names that were only looked up for as long as it has memory. Above this number the oldest are taken
+# back, so that a scan of a million offsets does not leave a million nodes here.
 _FLEETING = 20_000
-# So many at a time: a thread of pyfuse3's asks for them, and waking it for each costs as much as the lookup.
+# Names taken back at a time: a thread of pyfuse3 does this, and waking it for one name costs as much as a lookup.
 _TAKEN_BACK = 256
-# Requests at work in threads at a time, beside the fsyncs, which have one each for a partition.
+# Requests that run in worker threads at a time, besides fsyncs, of which each partition may have one.
 _WORKERS = 8
-# Records up to this size go to the kernel with the answer to their first open; larger ones may not be read whole.
+# Records up to this size go to the kernel at their first open; larger ones may not be read whole.
 _HANDED_OVER_BYTES = 128 * 1024
 _BLOCK = 512
 _INT64_MAX = 2**63 - 1
@@ -59,8 +59,8 @@ _INT64_MAX = 2**63 - 1
 
 @guarded
 class Operations(pyfuse3.Operations):
-    """The filesystem as pyfuse3 wants it. Every method runs on the trio thread (rule 6), and none waits there:
-    what would have to, runs in a thread (`_run`).
+    """The handlers that pyfuse3 calls. Every method runs on the trio thread (rule 6), and none blocks it:
+    a call that would have to wait runs in a worker thread (`_run`).
     """
 
     enable_writeback_cache = False
@@ -83,14 +83,14 @@ class Operations(pyfuse3.Operations):
         self._sync_locks: WeakKeyDictionary[Partition, trio.Lock] = WeakKeyDictionary()
 
     def failed(self, name: str, arguments: tuple[Any, ...], error: Exception) -> int:
-        """The errno of an error, remembered with its path for `.logfs/errors`."""
+        """Return the errno of an error, and record the error with its path for `.logfs/errors`."""
         number = self.context.errors.note(self._path_of(name, arguments), error)
         if number != errno.ENOENT:
             self._count_failure(name, arguments)
         return number
 
     def _count_failure(self, name: str, arguments: tuple[Any, ...]) -> None:
-        """Count what failed with the partition that it was about."""
+        """Count a failed append or read in the metrics of its partition."""
         key = arguments[0] if arguments else None
         handle = self._handles.get(key) if name in _BY_HANDLE and isinstance(key, int) else None
         node = handle.node if handle else self._nodes.get(key) if isinstance(key, int) else None
@@ -111,7 +111,7 @@ class Operations(pyfuse3.Operations):
         return path
 
     async def _run(self, work: Callable[..., _T], *arguments: Any) -> _T:
-        """Do work here if it need not wait, and in a thread if it must."""
+        """Call `work` here if it need not wait for the disk, and in a worker thread if it must (rule 8)."""
         try:
             return work(*arguments)
         except WouldBlock:
@@ -132,7 +132,7 @@ class Operations(pyfuse3.Operations):
         return node
 
     def _remember(self, node: Node) -> None:
-        """Count that the kernel was told of a node."""
+        """Increment the lookup count of a node whose entry is sent to the kernel."""
         self._nodes[node.inode] = node
         self._lookups[node.inode] = self._lookups.get(node.inode, 0) + 1
         if node.is_fleeting:
@@ -142,11 +142,11 @@ class Operations(pyfuse3.Operations):
                 self._take_back()
 
     async def settle(self) -> None:
-        """Return when no thread is waiting in the kernel for a reader who waits for an answer, and none will."""
+        """Return once no thread waits in the kernel for a reader, and none will: see `GrowingSizes.stop`."""
         await self._sizes.stop()
 
     def _take_back(self) -> None:
-        """Ask the kernel to forget the names that were looked up longest ago."""
+        """Ask the kernel to forget the `_TAKEN_BACK` names that were looked up longest ago."""
         for _ in range(_TAKEN_BACK):
             inode, _ = self._fleeting.popitem(last=False)
             node = self._nodes.get(inode)
@@ -157,7 +157,7 @@ class Operations(pyfuse3.Operations):
                 )
 
     async def _attributes(self, node: Node) -> pyfuse3.EntryAttributes:
-        """The attributes of a node by which the kernel comes to know it."""
+        """Return the attributes of a node; the first call, before the kernel is told the node, assigns its inode."""
         if not node.inode:
             node.inode = self._next_inode
             self._next_inode += 1
@@ -166,7 +166,7 @@ class Operations(pyfuse3.Operations):
     async def _look_up(
         self, directory: Directory, name: str, thread: int
     ) -> tuple[Node, pyfuse3.EntryAttributes]:
-        """The node of a name for a thread, and its attributes; of a growing file, a node that is safe to open."""
+        """Return the node of a name and its attributes; for a growing file, a node that `thread` may open safely."""
         node = await self._find(directory, name)
         entry = await self._attributes(node)
         while isinstance(node, GrowingFile) and not self._sizes.may_look_up(
@@ -208,7 +208,7 @@ class Operations(pyfuse3.Operations):
         return entry
 
     async def _find(self, directory: Directory, name: str) -> Node:
-        """The node of a name; it may take a thread to make one, but only this thread keeps it (rule 6)."""
+        """Return the node of a name. A worker thread may make it, but only the trio thread stores it (rule 6)."""
         return directory.known(name) or directory.adopt(name, await self._run(directory.find, name))
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
@@ -227,7 +227,7 @@ class Operations(pyfuse3.Operations):
     async def _attributes_for(
         self, node: Node, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """The attributes of a node that the kernel knows."""
+        """Return the attributes of a node that the kernel already knows."""
         if isinstance(node, GrowingFile):
             end_offset = node.partition.log.log_end_offset
             entry = await self._attributes(node)
@@ -253,12 +253,12 @@ class Operations(pyfuse3.Operations):
             await run_in_thread(
                 self._change_access, node, attr, fields, ctx.uid, limiter=self._workers
             )
-            # What follows this node has other rights now, and the kernel must not go by the old ones.
+            # Nodes that follow this one have other permissions now, and the kernel must not use the old ones.
             modes = node.modes if isinstance(node, PartitionAccess) else None
             for other in list(self._nodes.values()):
                 if isinstance(other, PartitionAccess) and other.modes is modes:
                     self._invalidate(other.inode)
-        # Times are the records' own: setting them is accepted, as `touch` and `cp -p` expect, and changes nothing.
+        # Times come from the records. Setting them is accepted, as `touch` and `cp -p` expect, and changes nothing.
         return await self._attributes_for(node, ctx)
 
     @staticmethod
@@ -311,7 +311,7 @@ class Operations(pyfuse3.Operations):
             try:
                 node, entry = await self._look_up(directory, names[number], thread)
             except FileNotFoundError:
-                # Gone since the listing was made.
+                # The name has gone since the listing was made.
                 continue
             except Exception as error:
                 self.context.errors.note(f"{directory.path}/{names[number]}", error)
@@ -325,13 +325,13 @@ class Operations(pyfuse3.Operations):
         self._listings.pop(fh, None)
 
     async def fsyncdir(self, fh: int, datasync: bool) -> None:
-        """What makes a partition syncs its directories before it returns."""
+        """Do nothing: `mkdir` syncs the directories of a partition before it returns."""
 
     async def mkdir(
         self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         directory = self._directory(parent_inode)
-        # A name that is not UTF-8 breaks Kafka's rules, as other names do.
+        # A name that is not UTF-8 fails the check of Kafka's rules for names, like any other invalid name.
         text = os.fsdecode(name)
         await run_in_thread(directory.mkdir, text, mode, _caller(ctx), limiter=self._workers)
         node = await self._find(directory, text)
@@ -421,7 +421,7 @@ class Operations(pyfuse3.Operations):
         if not isinstance(node, File):
             raise refuse(errno.EISDIR, f"{node.path}: is a directory")
         if isinstance(node, PartitionAccess):
-            # Else the kernel's pages and our own blocks would go on answering.
+            # Without this check the kernel's pages and cached blocks would continue to answer.
             node.modes.check_available()
         if isinstance(node, GrowingFile) and not self._sizes.may_open(node, ctx.pid):
             # The kernel looks the name up again.
@@ -439,10 +439,10 @@ class Operations(pyfuse3.Operations):
 
     @staticmethod
     def _hand_over(handle: RecordHandle) -> None:
-        """Put a record into the kernel's pages at the first open, and the READ that would follow never comes.
+        """Put a record into the kernel's pages at its first open, which saves the READ that would follow.
 
-        At the first only. A page that is being read is locked, and the kernel would have this thread wait for an
-        answer that it is itself to give; before the first open there is nobody who reads.
+        This is done at the first open only. A page that is being read is locked: the kernel would make this thread
+        wait for an answer that this thread has to give. Before the first open there are no readers.
         """
         file, content = handle.file, handle.content
         if file.is_handed_over or not 0 < len(content) <= _HANDED_OVER_BYTES:
@@ -451,7 +451,7 @@ class Operations(pyfuse3.Operations):
         try:
             pyfuse3.notify_store(pyfuse3.InodeT(file.inode), 0, content)
         except OSError as error:
-            # Then the kernel asks for it, as it does for what it had no memory to keep.
+            # The kernel then sends a READ, as it does for pages that it had no memory to keep.
             logger.debug("%s: %s", file.path, error)
 
     async def read(self, fh: int, off: int, size: int) -> bytes:
@@ -459,7 +459,7 @@ class Operations(pyfuse3.Operations):
         return await self._run(self._handles[fh].read, position, size)
 
     async def write(self, fh: int, off: int, buf: bytes) -> int:
-        # `off` means nothing to a log: every write goes to its end, as with O_APPEND.
+        # `off` has no meaning for a log: every write goes to the end, as with O_APPEND.
         handle = self._handles[fh]
         try:
             taken = await self._run(handle.write, buf)
@@ -473,7 +473,7 @@ class Operations(pyfuse3.Operations):
         await self._sync(self._handles[fh])
 
     async def _sync(self, handle: Handle) -> None:
-        """Make what was written durable, in a thread; those who wait for the same partition share one sync."""
+        """Make appended data durable, in a thread. Callers that wait for the same partition share one sync."""
         partition = handle.appends_to
         if partition is None:
             return
@@ -485,9 +485,9 @@ class Operations(pyfuse3.Operations):
             await run_in_thread(partition.flush, limiter=self._syncers)
 
     async def flush(self, fh: int) -> None:
-        """A descriptor was closed, perhaps one of many: it ends no line and promises nothing.
+        """Refuse with ENOSYS, after which the kernel sends no more FLUSH requests.
 
-        So the kernel need not ask again.
+        FLUSH means that one of perhaps several descriptors was closed. It ends no line and makes nothing durable.
         """
         raise pyfuse3.FUSEError(errno.ENOSYS)
 
@@ -496,21 +496,21 @@ class Operations(pyfuse3.Operations):
         try:
             await self._run(handle.release)
         except Exception as error:
-            # Nobody hears the answer to a RELEASE: the reason is noted here, while the path is known.
+            # The answer to a RELEASE reaches no caller, so the error is recorded here, while its path is known.
             self.context.errors.note(handle.node.path, error)
         finally:
             self._grown(handle)
             del self._handles[fh]
 
     def _grown(self, handle: Handle) -> None:
-        """Before a writer hears that his records are in the log, the kernel forgets the sizes it keeps."""
+        """Invalidate the sizes that the kernel keeps, before the writer is told that its records are in the log."""
         for partition in handle.grown():
             for inode in self._sizes.take_back(partition):
                 self._invalidate(inode)
 
     @staticmethod
     def _invalidate(inode: int) -> None:
-        """Make the kernel forget the attributes that it was told."""
+        """Make the kernel forget the attributes of an inode."""
         try:
             pyfuse3.invalidate_inode(pyfuse3.InodeT(inode), attr_only=True)
         except OSError as error:
@@ -522,7 +522,7 @@ class Operations(pyfuse3.Operations):
 
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
         if not name.startswith(b"user.logfs."):
-            # The kernel asks for security.* at every turn.
+            # The kernel asks for security.* very often.
             raise pyfuse3.FUSEError(errno.ENODATA)
         found = await self._run(self._node(inode).xattrs, _caller(ctx))
         try:

@@ -1,4 +1,4 @@
-"""Changing the flags of a mount that is there: `mount -o remount,…`. The store's own options cannot change."""
+"""Changing the flags of an existing mount: `mount -o remount,…`. The store's own options cannot change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from logfs.store.mount_table import logfs_mounts
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Of <sys/mount.h>.
+# From <sys/mount.h>.
 _MS_REMOUNT = 32
 _FLAGS = {
     "ro": 1,
@@ -28,7 +28,7 @@ _FLAGS = {
     "relatime": 1 << 21,
     "strictatime": 1 << 24,
 }
-# What takes a flag away.
+# The flags that each of these options clears.
 _OPPOSITE = {
     "rw": ("ro",),
     "exec": ("noexec",),
@@ -37,20 +37,20 @@ _OPPOSITE = {
     "norelatime": ("relatime",),
     "nostrictatime": ("strictatime",),
 }
-# Only one of these is in force.
+# At most one of these flags is in force.
 _ATIME = ("noatime", "relatime", "strictatime")
 
-# Options that the daemon or the kernel goes by from the beginning.
+# Options that the daemon or the kernel applies only when the filesystem is mounted.
 _FIXED = frozenset({"allow_other", "isolation", "sync", "dirsync"})
 CHANGEABLE = frozenset({*_FLAGS, *_OPPOSITE} - {"nosuid", "nodev"})
 
 
 def remount(mountpoint: Path, words: Iterable[str]) -> None:
-    """Change the flags of the mount on `mountpoint` to what the options say; flags that they do not name stay.
+    """Set the flags of the mount on `mountpoint` that `words` name; other flags keep their values.
 
-    `words` are options of `logfs mount`. One that is in force already is no change. Raises `InvalidStore` for one
-    that is unknown or needs a new mount, and `OSError`: EPERM for all but root, EBUSY for `ro` while a file is open
-    for writing.
+    `words` are options of `logfs mount`. An option that is already in force changes nothing. Raises `InvalidStore` if
+    no logfs is mounted there, and for an option that is unknown or needs a new mount. Raises `OSError`: EPERM unless
+    the caller is root, EBUSY for `ro` while a file is open for writing.
     """
     path = os.path.realpath(mountpoint)
     mount = logfs_mounts().get(path)

@@ -1,4 +1,4 @@
-"""One mount from beginning to end: open the store, mount, serve, keep up, unmount, close."""
+"""The life of one mount: open the store, mount, serve requests, run upkeep, unmount, close."""
 
 from __future__ import annotations
 
@@ -38,33 +38,33 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The kernel shows the type as `fuse.logfs`.
+# The kernel shows the filesystem type as `fuse.logfs`.
 SUBTYPE = "logfs"
-# More readers can wait for slow disks than pyfuse3's own 99 tasks would let (reliability: 120 waiting readers made
-# an unrelated stat wait for seconds).
+# pyfuse3's default of 99 tasks is too low: more readers than that may wait for slow disks (reliability: 120 waiting
+# readers delayed an unrelated stat for seconds).
 _MAX_TASKS = 400
 _UPKEEP_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
-# How often a store that only reads looks at what others have done. Who asks for a size or a name looks himself.
+# How often a read-only store checks for changes by others. A request for a size or a name checks by itself.
 _REFRESH_SECONDS = 0.5
 _READ_AHEAD_KB = 1024
-# Of <malloc.h>.
+# From <malloc.h>.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to mount, where and how."""
+    """The options of one mount: the log directories, the mount point and flags."""
 
     log_dirs: Sequence[Path]
     mountpoint: Path
     read_only: bool = False
     allow_other: bool = False
     isolation: Isolation = Isolation.READ_UNCOMMITTED
-    # Whether the mountpoint may have files in it, which the mount hides.
+    # Whether the mount point may contain files, which the mount then hides.
     nonempty: bool = False
-    # What the mount table names as the source; None for the log directories.
+    # The source that the mount table shows; None for the log directories.
     source: str | None = None
     fuse_options: frozenset[str] = field(default_factory=frozenset)
 
@@ -75,10 +75,10 @@ def run(
     ready: Callable[[], None] = lambda: None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> None:
-    """Mount, and serve until unmounted or told to stop by SIGTERM or SIGINT.
+    """Mount, and serve requests until unmounted or stopped by SIGTERM, SIGINT or SIGHUP.
 
-    `ready` is called when the mount answers. Raises what `Store` raises, `InvalidStore` for a mountpoint that
-    cannot be one, and `OSError`.
+    `ready` is called when the mount answers. Raises what `Store` raises, `InvalidStore` for an unsuitable mount
+    point, and `OSError`.
     """
     mountpoint = check_paths(options)
     _keep_memory()
@@ -92,7 +92,7 @@ def run(
         context = Context(store, ErrorLog(store.clock), logfs.__version__, options.isolation)
         operations = Operations(RootDirectory(context))
         threads.start()
-        # As the mount table will have it; once it is mounted, a look at it waits for an answer.
+        # The path as the mount table will show it; once it is mounted, resolving it would wait for an answer.
         place = Path(os.path.realpath(mountpoint))
         with _mounted(operations, mountpoint, options):
             watch(place)
@@ -100,14 +100,14 @@ def run(
                 trio.run(_serve, operations, store, mountpoint, ready)
             except BaseExceptionGroup as group:
                 raise _first_of(group) from group
-        # Closing the store waits for the disk, and nobody waits for this thread any more.
+        # Closing the store waits for the disk. This thread may wait: it serves no more requests.
         store.disk.allow_blocking()
         if not store.read_only:
             door.withdraw(store.working)
 
 
 def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error of the tasks that ended the mount: callers know it, and not what trio wraps it in."""
+    """Return the first error of the tasks that ended the mount. Callers expect it without trio's exception group."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -115,9 +115,11 @@ def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def check_paths(options: Options) -> Path:
-    """The mountpoint, made absolute, once all paths are what they should be.
+    """Check all paths and return the absolute path of the mount point.
 
-    A dead mount on it is cleared away, a live one refused. Nothing is touched where a path is refused.
+    A dead mount on it is unmounted. Raises `InvalidStore` for a live mount of logfs on it, and for any other path
+    that is refused. A refusal changes nothing, except that a mount point is checked only after its dead mount is
+    gone.
     """
     mountpoint = Path(os.path.abspath(options.mountpoint))
     found = mounted_at(mountpoint)
@@ -131,14 +133,14 @@ def check_paths(options: Options) -> Path:
     check_log_dirs(options.log_dirs, may_be_empty=writable, may_be_made=writable)
     if found is Mounted.DEAD:
         logger.warning("%s: clearing away a dead mount", mountpoint)
-        # Whoever has a file of it open gets errors, and holds up nobody.
+        # Lazily: processes with open files of the dead mount get errors, and must not delay the unmount.
         unmount(mountpoint, lazy=True)
         _check_mountpoint(mountpoint, options)
     return mountpoint
 
 
 def _check_mountpoint(mountpoint: Path, options: Options) -> None:
-    """Raise `InvalidStore` for what cannot be mounted on, or should not, for the mount would hide it."""
+    """Raise `InvalidStore` if `mountpoint` cannot be mounted on, or if the mount would hide something in it."""
     if not mountpoint.is_dir():
         if mountpoint.exists():
             raise InvalidStore(f"{mountpoint}: the mountpoint is not a directory")
@@ -169,10 +171,11 @@ def _check_mountpoint(mountpoint: Path, options: Options) -> None:
 
 
 def source_of(options: Options) -> str:
-    """The source that the mount table shows: the log directories, joined by commas.
+    """Return the source that the mount table shows: the log directories, joined by commas.
 
-    mount(8) knows by it that a line of fstab is mounted already: it resolves the links of a path, and compares. It
-    resolves no list of paths, so there the source is what the line says.
+    mount(8) uses it to detect that a line of fstab is already mounted: it resolves the symlinks of the path in that
+    line and compares. It does not resolve a list of paths, so for several log directories the source is the list as
+    given.
     """
     if options.source is not None:
         return options.source
@@ -182,7 +185,7 @@ def source_of(options: Options) -> str:
 
 
 def unmount(mountpoint: Path, *, lazy: bool = False) -> None:
-    """Unmount as whoever we are may: with umount as root, with fusermount3 otherwise."""
+    """Unmount with `umount` as root, with `fusermount3` otherwise. Raises `OSError` (EBUSY) if that fails."""
     import subprocess
 
     if os.geteuid() == 0:
@@ -196,10 +199,10 @@ def unmount(mountpoint: Path, *, lazy: bool = False) -> None:
 
 
 def _keep_memory() -> None:
-    """Have freed buffers reused rather than given back to the kernel after each request.
+    """Have glibc reuse freed buffers instead of returning them to the kernel after each request.
 
-    By default glibc maps a buffer of 128 KiB or more anew each time, and the page faults of a fresh mapping cost more
-    than the copy into it. Where there is no mallopt (musl), nothing is lost.
+    By default glibc creates a new mapping for each buffer of 128 KiB or more, and the page faults of a new mapping
+    cost more than the copy into it. Without mallopt (musl) this does nothing, and nothing is lost.
     """
     with suppress(AttributeError, OSError):
         libc = ctypes.CDLL(None)
@@ -208,25 +211,25 @@ def _keep_memory() -> None:
 
 
 def _raise_file_limit() -> None:
-    """Let the daemon open as many files as it may: the log has three a segment, and readers hold on to theirs."""
+    """Raise the file limit to its maximum: each segment has three files, and readers keep their files open."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def warm_up() -> None:
-    """Compile, or load from the cache, what the first request would otherwise wait for."""
+    """Compile, or load from the cache, the code that the first request would otherwise wait for."""
     from logfs.format.warm import warm_up as warm
     from logfs.log import key_table
 
     warm()
     key_table.warm_up()
-    # What is there now stays, and the collector need not look at it again and again.
+    # The objects that exist now stay, so the garbage collector need not examine them again and again.
     gc.collect()
     gc.freeze()
 
 
 class _Option(str):
-    """A mount option with any bytes of a path in it; pyfuse3 encodes what it is given as ASCII."""
+    """A mount option that may contain any bytes of a path; pyfuse3 encodes an ordinary string as ASCII."""
 
     __slots__ = ()
 
@@ -268,7 +271,7 @@ async def _serve(
         nursery.start_soon(_upkeep, lambda: store.upkeep(compaction=False), interval)
         nursery.start_soon(_upkeep, lambda: key_maps.keep_up(store), interval)
         if not store.read_only:
-            # A round may take minutes, and nothing else is to wait for it. Who asks for one need not wait either.
+            # A round may take minutes, so no other upkeep waits for it. A request for a round wakes its task at once.
             for worker in (store.compactor, store.mover):
                 alarm = _Alarm()
                 worker.wake = alarm.ring
@@ -289,7 +292,7 @@ async def _stop_on_signal(operations: Operations) -> None:
 
 
 async def _announce(store: Store, mountpoint: Path, ready: Callable[[], None]) -> None:
-    """Say that the mount is ready once it answers, asked from a thread as any caller would."""
+    """Call `ready` once the mount answers a `stat`, which is made in a thread, as by any other caller."""
     await run_in_thread(os.stat, mountpoint)
     _start_notifier()
     await run_in_thread(_raise_read_ahead, mountpoint)
@@ -299,9 +302,9 @@ async def _announce(store: Store, mountpoint: Path, ready: Callable[[], None]) -
 
 
 def _start_notifier() -> None:
-    """Have pyfuse3 start its thread for notifications now, and not in the middle of a request that must not wait."""
+    """Have pyfuse3 start its notification thread now, and not during a request, which must not wait for it."""
     try:
-        # A name that nobody looks up: there is nothing to forget.
+        # This name is never looked up, so the kernel has nothing to forget.
         name = pyfuse3.FileNameT(b".logfs.none")
         pyfuse3.invalidate_entry_async(pyfuse3.ROOT_INODE, name, ignore_enoent=True)
     except RuntimeError as error:
@@ -309,7 +312,7 @@ def _start_notifier() -> None:
 
 
 def _raise_read_ahead(mountpoint: Path) -> None:
-    """Let the kernel read ahead as much as it sends in one request; only root may."""
+    """Raise the kernel's read-ahead to the size of its largest request. Only root may; others keep the default."""
     device = os.stat(mountpoint).st_dev
     knob = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
     try:
@@ -319,20 +322,20 @@ def _raise_read_ahead(mountpoint: Path) -> None:
 
 
 class _Alarm:
-    """Ends a sleep of a task early, from any thread."""
+    """A sleep of a task that any thread can end early."""
 
     def __init__(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
         self._rung = trio.Event()
 
     def ring(self) -> None:
-        """End the sleep that goes on, or else the next one."""
-        # After the end of the loop nobody sleeps any more.
+        """End the current sleep, or, if there is none, the next one. May be called from any thread."""
+        # After the end of the event loop no task sleeps.
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._rung.set)
 
     async def sleep(self, seconds: float) -> None:
-        """So many seconds, or until it rings."""
+        """Sleep for `seconds`, or until `ring` is called."""
         with trio.move_on_after(seconds):
             await self._rung.wait()
         self._rung = trio.Event()
@@ -343,16 +346,16 @@ async def _upkeep(
     interval: float,
     sleep: Callable[[float], Awaitable[None]] = trio.sleep,
 ) -> None:
-    """Every so many seconds, in a thread, whatever is due; after an error, wait longer before the next try."""
+    """Call `work` in a thread every `interval` seconds; after an error, wait longer before the next call."""
     pause = interval
     while True:
         await sleep(pause)
         began = trio.current_time()
         try:
             await run_in_thread(work)
-            # Of very many partitions, no more than a tenth of the time.
+            # With very many partitions, upkeep takes at most a tenth of the time.
             pause = min(max(interval, 10 * (trio.current_time() - began)), _LONGEST_PAUSE_SECONDS)
         except Exception as error:
-            # What fails by itself backs off by itself: this is what nobody thought of, and must not end the mount.
+            # Expected failures have their own backoff. This error is unexpected, and must not end the mount.
             logger.exception("upkeep: %r", error)
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)

@@ -1,7 +1,8 @@
 """The threads that may share an open file, and when each of them has left the kernel's read path.
 
-FUSE tells which thread asks for attributes, but not when a read has ended. `/proc` tells enough: the steps between
-taking a page of a file and reading the file's size never sleep, so a thread that is not runnable is outside of them.
+FUSE reports which thread asks for attributes, but not when a read has ended. `/proc` supplies what is missing: the
+kernel never sleeps between taking a page of a file and reading the file's size, so a thread that is not runnable is
+outside of this code.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-# The pause before the next look: most threads are outside by the first, and one that computes is looked at for long.
+# The pause before the next check. Most threads are outside at the first; one that computes needs many checks.
 _FIRST_PAUSE_SECONDS = 0.0005
 _LONGEST_PAUSE_SECONDS = 0.004
-# The kernel accounts CPU time at its timer ticks, which are at most 10 ms apart: a thread that was accounted more
-# than this has run after the first look at it.
+# The kernel accounts CPU time at its timer ticks, which are at most 10 ms apart: a thread that was charged more than
+# this has run since the first check.
 _ACCOUNTING_NS = 30_000_000
 _STATUS = re.compile(
     rb"State:\t(?P<state>.).*^Threads:\t(?P<threads>\d+).*^voluntary_ctxt_switches:\t(?P<switches>\d+)",
@@ -28,12 +29,15 @@ _STATUS = re.compile(
 
 
 def is_visible(thread: int) -> bool:
-    """Whether this process can watch a thread: it is in this pid namespace, and `/proc` shows it."""
+    """Whether this process can watch a thread: it is in the same pid namespace, and `/proc` shows it."""
     return thread > 0 and os.path.exists(f"/proc/{thread}/status")
 
 
 def is_alone(thread: int) -> bool:
-    """Whether a thread is the only one of its process, and the process has no child that could share its files."""
+    """Whether a thread is the only one of its process, and the process has no child that could share its files.
+
+    False if the thread is gone.
+    """
     try:
         found = _STATUS.search(_read(f"/proc/{thread}/status"))
         return found is not None and found["threads"] == b"1" and not any(_children(thread))
@@ -42,7 +46,7 @@ def is_alone(thread: int) -> bool:
 
 
 def sharers_of(threads: Iterable[int]) -> set[int]:
-    """All threads of the processes of some threads, and of the descendants of these processes."""
+    """Return all threads of the processes that `threads` belong to, and of the descendants of these processes."""
     found: set[int] = set()
     left = set(threads)
     while left:
@@ -58,10 +62,10 @@ def sharers_of(threads: Iterable[int]) -> set[int]:
 
 
 def wait_until_outside(threads: Iterable[int]) -> None:
-    """Return when each thread has left the kernel code that it may have been running when this was called.
+    """Wait until each thread has left the kernel code that it may have been running at the time of the call.
 
-    A thread has if it is gone, is not runnable, went to sleep since, or was given CPU time since. Waits for as long
-    as a runnable thread gets no CPU.
+    A thread has left it if the thread is gone, is not runnable, has slept since, or has received CPU time since. The
+    call waits for as long as a runnable thread gets no CPU time.
     """
     waiting = {
         thread: first
@@ -85,26 +89,26 @@ class _Sample(NamedTuple):
     cpu_ns: int
 
     def may_still_be_where(self, first: _Sample) -> bool:
-        """Whether the thread may not have left the code that it ran at an earlier sample."""
+        """Whether the thread may still be in the code that it ran at the sample `first`."""
         slept = self.switches != first.switches
         return self.is_runnable and not slept and self.cpu_ns - first.cpu_ns <= _ACCOUNTING_NS
 
 
 def _sample(thread: int) -> _Sample | None:
-    """What a thread does now; None if it is gone."""
+    """Return the present state of a thread, or None if it is gone."""
     try:
         found = _STATUS.search(_read(f"/proc/{thread}/status"))
         cpu_ns = int(_read(f"/proc/{thread}/schedstat").split()[0])
     except OSError:
         return None
     if found is None:
-        # A thread that is ending has no such lines any more.
+        # The status of an ending thread no longer has these lines.
         return None
     return _Sample(found["state"] == b"R", int(found["switches"]), cpu_ns)
 
 
 def _children(thread: int) -> Iterator[int]:
-    """The processes that a thread has started; none where the kernel does not tell."""
+    """Yield the child processes that a thread has started; none if the kernel does not list them."""
     with suppress(FileNotFoundError):
         yield from map(int, _read(f"/proc/{thread}/task/{thread}/children").split())
 

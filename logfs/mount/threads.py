@@ -1,8 +1,8 @@
-"""Worker threads of a mount, most of them started before it serves.
+"""Worker threads of a mount, most of them started before the mount serves requests.
 
-`trio.to_thread` starts a thread when a request needs one. While the machine is out of memory or threads, that fails;
-and where the new thread dies before it runs, `threading.Thread.start` waits for it forever and the daemon hangs. Here
-a request never depends on a thread that has yet to start: it waits in a queue, which running threads empty.
+`trio.to_thread` starts a thread when a request needs one. While the machine is out of memory or threads, the start
+fails; if the new thread dies before it runs, `threading.Thread.start` waits for it forever and the daemon hangs. In
+this module a request never depends on a thread that has yet to start: it waits in a queue that running threads empty.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# The four loops of upkeep may occupy one thread each; the others serve requests.
+# The four loops of upkeep may occupy one thread each; the other threads serve requests.
 _STARTED_FIRST = 20
 # Threads that were started for a burst of requests end after this time without work.
 _IDLE_SECONDS = 10.0
@@ -42,7 +42,7 @@ class _Job:
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Do the work in this thread, and wake the task."""
+        """Do the job in this thread, then wake the task."""
         try:
             self.result = self.work(*self.arguments)
         except BaseException as error:
@@ -54,7 +54,7 @@ class _Job:
             except trio.RunFinishedError:
                 return
             except MemoryError:
-                # The task must not wait forever.
+                # Without a retry the task would wait forever.
                 time.sleep(_RETRY_SECONDS)
 
 
@@ -68,7 +68,7 @@ class _Pool:
         self._idle = 0
 
     def start(self, count: int) -> None:
-        """Start threads until so many run. Raises `OSError` (EAGAIN) if the system refuses one."""
+        """Start threads until `count` run. Raises `OSError` (EAGAIN) if they cannot be started."""
         for _ in range(count - self._running):
             try:
                 _thread.start_new_thread(self._work, (True,))
@@ -76,7 +76,8 @@ class _Pool:
                 raise OSError(
                     errno.EAGAIN, f"the mount cannot start its threads: {error}"
                 ) from None
-        # Without a handshake for each: one that dies at birth is missing here, and nobody waits for it.
+        # There is no handshake with each thread, so a thread that dies before it runs is missing here and blocks
+        # nothing.
         end = time.monotonic() + _IDLE_SECONDS
         while self._running < count:
             if time.monotonic() > end:
@@ -84,7 +85,10 @@ class _Pool:
             time.sleep(0.001)
 
     def put(self, job: _Job) -> None:
-        """Have a job done by a thread that is idle, or a new one; if none can be started, by the next to be idle."""
+        """Pass a job to an idle or a new thread, or, if none can be started, to the next idle one.
+
+        Raises `OSError` (EAGAIN) if no thread runs and none can be started.
+        """
         with self._lock:
             if self._idle <= self._jobs.qsize():
                 try:
@@ -119,7 +123,7 @@ class _Pool:
         with self._lock:
             self._idle -= 1
             if job is None and self._jobs.qsize():
-                # One that was put while this thread still counted as idle.
+                # This job was queued while this thread still counted as idle.
                 job = self._jobs.get()
         return job
 
@@ -128,16 +132,17 @@ _pool = _Pool()
 
 
 def start() -> None:
-    """Start the threads that a mount serves with. Raises `OSError` (EAGAIN) if the system refuses one."""
+    """Start the threads that serve requests. Raises `OSError` (EAGAIN) if they cannot be started."""
     _pool.start(_STARTED_FIRST)
 
 
 async def run_in_thread(
     work: Callable[..., _T], *arguments: Any, limiter: trio.CapacityLimiter | None = None
 ) -> _T:
-    """Call `work` in a worker thread, at most as many at a time as `limiter` allows; its result, or what it raises.
+    """Call `work` in a worker thread and return its result, or raise its error.
 
-    It is not interrupted by a cancellation. Raises `OSError` (EAGAIN) if there is no thread at all.
+    `limiter` bounds the number of concurrent calls. A cancellation does not interrupt the call. Raises `OSError`
+    (EAGAIN) if there is no thread at all.
     """
     await trio.lowlevel.checkpoint_if_cancelled()
     async with limiter or nullcontext():
@@ -148,7 +153,7 @@ async def run_in_thread(
             try:
                 raise job.error
             finally:
-                # No circle of the error, its frames and the job.
+                # This breaks the reference cycle of the error, its frames and the job.
                 job.error = None
         result: _T = job.result
         return result

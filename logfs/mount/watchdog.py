@@ -1,8 +1,9 @@
-"""A process that ends the connection of a mount whose daemon was killed.
+"""A process that aborts the FUSE connection of a mount whose daemon was killed.
 
-A thread of a daemon may wait in the kernel for a page that a reader has locked, while the reader waits for an answer.
-If the daemon is killed then, the thread cannot be interrupted, and keeps the connection open: the mount would hang,
-and all who read there, until somebody aborts it. The kernel tells this process when the daemon's main thread dies.
+A thread of the daemon may wait in the kernel for a page that a reader has locked, while the reader waits for an
+answer of the daemon. If the daemon is killed then, this thread cannot be interrupted and keeps the connection open:
+the mount and all of its readers would hang until the connection is aborted. The kernel signals the watchdog process
+when the daemon's main thread dies.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A signal that nobody sends to all processes of a service to stop it.
+# A signal that is not used to stop all processes of a service.
 _DEATH = signal.SIGUSR2
-# Of <sys/prctl.h> and <sys/mount.h>.
+# From <sys/prctl.h> and <sys/mount.h>.
 _PR_SET_PDEATHSIG = 1
 _MNT_FORCE = 1
 _LONGEST_PATH = 4096
@@ -35,10 +36,10 @@ _CONNECTIONS = "/sys/fs/fuse/connections"
 
 @contextmanager
 def watchdog() -> Iterator[Callable[[Path], None]]:
-    """Gives `watch(mountpoint)`: the mount's connection ends if this process dies before it leaves this block.
+    """Yield `watch(mountpoint)`: from that call on, the mount is aborted if this process dies in the block.
 
-    Only for the main thread of a process that has no others. Where no process can be started (EAGAIN, ENOMEM), a
-    warning says that nobody watches.
+    Call it only in the main thread of a process that has no other threads. If no process can be started (EAGAIN,
+    ENOMEM), it logs a warning that the mount has no watchdog.
     """
     reader, writer = os.pipe()
     daemon = os.getpid()
@@ -60,7 +61,7 @@ def watchdog() -> Iterator[Callable[[Path], None]]:
 
 
 def _tell(writer: int, mountpoint: Path) -> None:
-    # The other process may have been killed.
+    # The watchdog process may have been killed.
     with suppress(BrokenPipeError):
         os.write(writer, os.fsencode(mountpoint))
 
@@ -69,7 +70,7 @@ def _run(daemon: int, reader: int) -> NoReturn:
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _DEATH, 0, 0, 0)
-        # Nothing of the daemon's is held: no lock, no terminal, no pipe that somebody reads to its end.
+        # Hold nothing of the daemon's: no lock, no terminal, no pipe whose reader waits for its end.
         os.setsid()
         os.chdir("/")
         os.dup2(reader, 0)
@@ -85,7 +86,10 @@ def _run(daemon: int, reader: int) -> NoReturn:
 
 
 def _abort(mount: Mount) -> None:
-    """End the connection of a mount that is still where it was, and leave the mount there; for its user or root."""
+    """Abort the connection of a mount that is still in place. The mount itself stays.
+
+    Available to the user of the mount and to root.
+    """
     now = logfs_mounts().get(mount.mountpoint)
     if now is None or (now.number, now.device) != (mount.number, mount.device):
         return
@@ -93,7 +97,8 @@ def _abort(mount: Mount) -> None:
         with open(f"{_CONNECTIONS}/{os.minor(mount.device)}/abort", "wb") as file:
             file.write(b"1")
     except OSError:
-        # The control filesystem is not mounted. A mount that is in use stays when it is forced.
+        # The FUSE control filesystem is not mounted. A mount in use (by `place`) stays in place after a forced
+        # unmount.
         with suppress(OSError):
             place = os.open(mount.mountpoint, os.O_PATH)
             ctypes.CDLL(None).umount2(os.fsencode(mount.mountpoint), _MNT_FORCE)

@@ -1,11 +1,11 @@
-"""`format("logfs")` for Spark: log directories in the columns and options of Spark's Kafka source, with no broker.
+"""`format("logfs")` for Spark: log directories with the columns and options of Spark's Kafka source, and no broker.
 
     import logfs.spark
 
     spark = logfs.spark.session("pipeline")        # or: logfs.spark.register(spark) with a session of your own
     orders = spark.read.format("logfs").option("subscribe", "orders").load("/var/lib/logfs")
 
-pyspark and pyarrow live in this room alone. docs/spark.md has every option, with an example.
+Only this package imports pyspark and pyarrow. docs/spark.md describes every option, with an example.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# What costs much in an untuned session, and can be set in one that runs. The first: any smaller value has Spark
-# measure every row that goes to Python.
+# Settings with a large effect on cost that a running session accepts. With any smaller value, Spark measures every
+# row that goes to Python.
 _SETTINGS = {"spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1)}
-# What a session must begin with: less time for each task, and for each micro-batch.
+# Settings that must be set before a session starts. They shorten each task and each micro-batch.
 _STATIC_SETTINGS = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.streaming.checkpointFileManagerClass": (
@@ -31,7 +31,7 @@ _STATIC_SETTINGS = {
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("logfs")` known to a session, and set what a good one needs and can still be set."""
+    """Register `format("logfs")` with a session, and set the recommended settings that a running session accepts."""
     from logfs.spark.source import LogfsDataSource
 
     for name, value in _SETTINGS.items():
@@ -42,17 +42,17 @@ def register(spark: SparkSession) -> None:
 def session(
     name: str = "logfs", *, master: str | None = None, settings: dict[str, str] | None = None
 ) -> SparkSession:
-    """A session that has `format("logfs")`, with the settings that make it quick; yours win.
+    """Return a session with `format("logfs")` and the settings that make it fast; `settings` override these.
 
-    Checkpoints are written by plain renames, so they must lie on a file system, not in an object store: for that, set
-    spark.sql.streaming.checkpointFileManagerClass yourself.
+    Checkpoints are written by plain renames, so they must be on a file system, not in an object store. For an object
+    store, set spark.sql.streaming.checkpointFileManagerClass in `settings`.
     """
     from pyspark.sql import SparkSession
 
     from logfs.spark.source import LogfsDataSource
 
     if (master or "local").startswith("local"):
-        # Otherwise Spark's workers are whatever python3 the PATH leads to, which need not have logfs.
+        # Otherwise Spark's Python workers run the first python3 on the PATH, which may not have logfs installed.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
     if master is not None:

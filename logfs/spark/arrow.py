@@ -1,4 +1,4 @@
-"""Records as Arrow batches in the columns of Spark's Kafka source, with no Python object a record."""
+"""Records as Arrow batches in the columns of Spark's Kafka source, made without a Python object for each record."""
 
 from __future__ import annotations
 
@@ -39,24 +39,25 @@ FIXED_FIELDS = (
     StructField("timestamp", TimestampType()),
     StructField("timestampType", IntegerType()),
 )
-# What Kafka calls no timestamp type at all: messages of magic 0.
+# Kafka's NO_TIMESTAMP_TYPE: the timestamp type of messages of magic 0.
 _NO_TIMESTAMP_TYPE = -1
-# Enough rows that a batch's own cost is nothing, and few enough bytes that each finds the last one's memory again.
+# Enough rows to make the fixed cost of a batch negligible, and few enough bytes that a batch reuses the memory of the
+# previous one.
 _BATCH_ROWS = 20_000
 _BATCH_BYTES = 2 << 20
 _PER_MS = {"ms": 1, "us": 1000}
-# Milliseconds between these fit an int64 as microseconds, which is what Spark's timestamps are.
+# Milliseconds from the first to the last fit an int64 as microseconds, the unit of Spark's timestamps.
 FIRST_MS, LAST_MS = -(2**63) // 1000 + 1, (2**63 - 1) // 1000
 
 
 def kafka_schema(*, headers: bool) -> StructType:
-    """The columns of Spark's Kafka source, `headers` as the last one."""
+    """Return the columns of Spark's Kafka source, with `headers` as the last one if it is asked for."""
     extra = [StructField("headers", HEADERS)] if headers else []
     return StructType([*FIXED_FIELDS, *extra])
 
 
 def check_schema(schema: StructType) -> None:
-    """Raise `ValueError` unless every column is one of the source's, under its name and with its type."""
+    """Raise `ValueError` unless every column has the name and the type of a column of the source."""
     known = {field.name: field.dataType for field in kafka_schema(headers=True)}
     for field in schema:
         if known.get(field.name) != field.dataType:
@@ -68,19 +69,22 @@ def check_schema(schema: StructType) -> None:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The schema that Spark wants of batches for a schema of its own."""
+    """Return the Arrow schema that Spark expects of the batches of a Spark schema."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
 class BatchMaker:
-    """Makes record batches of one schema; picks the columns that it names, and touches no others."""
+    """Makes Arrow record batches of one schema. Only the columns in the schema are built."""
 
     def __init__(self, schema: pa.Schema) -> None:
-        """`timestamp` is in ms or us, as the schema says; the other types are those of `kafka_schema`."""
+        """Take the schema: the unit of `timestamp` is ms or us, and the other types are those of `kafka_schema`."""
         self._schema = schema
 
     def batch(self, topic: str, partition: int, columns: Columns) -> pa.RecordBatch:
-        """The records of one partition as one batch."""
+        """Return records of one partition as one Arrow batch.
+
+        Raises `ValueError` if a field of all records exceeds 2 GiB, and `Corrupt` for malformed headers.
+        """
         makers: dict[str, Maker] = {
             "key": lambda _: binary_array(
                 gather(columns.data, columns.key_starts, columns.key_lengths)
@@ -100,7 +104,7 @@ class BatchMaker:
 
 
 def sized(parts: Iterable[Columns]) -> Iterator[Columns]:
-    """The same records, in order, so many together as make a good batch."""
+    """Yield the same records, in order, regrouped to the size of a batch (`_BATCH_ROWS`, `_BATCH_BYTES`)."""
     from logfs.format.columns import concatenate
 
     waiting: list[Columns] = []
@@ -119,14 +123,14 @@ def sized(parts: Iterable[Columns]) -> Iterator[Columns]:
 
 
 def _payload(columns: Columns) -> int:
-    """About how many bytes the records of columns hold."""
+    """Return the approximate number of bytes in the keys, values and headers of the records."""
     lengths = np.maximum(columns.key_lengths, 0) + np.maximum(columns.value_lengths, 0)
     headers = columns.header_ends - columns.header_starts
     return int(lengths.sum(dtype=np.int64) + headers.sum())
 
 
 def _bounded(columns: Columns) -> Iterator[Columns]:
-    """The columns themselves, or parts of them where they would make a batch too large."""
+    """Yield the columns themselves, or parts of them where they are too large for one batch."""
     parts = max(-(-len(columns) // _BATCH_ROWS), -(-_payload(columns) // _BATCH_BYTES), 1)
     rows = max(-(-len(columns) // parts), 1)
     if rows >= len(columns):
@@ -144,7 +148,7 @@ def _numbers(values: np.ndarray, kind: pa.DataType | None = None) -> pa.Array:
 
 
 def _timestamps(times_ms: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Times in the unit of `kind`; null where an int64 cannot hold it in that unit."""
+    """Return times in the unit of `kind`; a time is null where an int64 cannot hold it in that unit."""
     factor = _PER_MS[kind.unit]
     fits = (times_ms >= FIRST_MS) & (times_ms <= LAST_MS)
     if factor == 1 or fits.all():
@@ -156,7 +160,7 @@ def _timestamps(times_ms: np.ndarray, kind: pa.DataType) -> pa.Array:
 
 
 def binary_array(field: Field, kind: pa.DataType | None = None) -> pa.Array:
-    """A field as an array of bytes, or of a type that lies as bytes do."""
+    """Return a field as an array of binary values, or of the type `kind`, which has the same memory layout."""
     validity = pa.py_buffer(field.validity) if field.nulls else None
     buffers = [validity, pa.py_buffer(field.offsets), pa.py_buffer(field.data)]
     return pa.Array.from_buffers(kind or pa.binary(), len(field.offsets) - 1, buffers, field.nulls)
@@ -174,7 +178,7 @@ def _timestamp_types(columns: Columns) -> np.ndarray:
 
 
 def _headers(columns: Columns, kind: pa.DataType) -> pa.Array:
-    """A list of (key, value) a row; null where there are none, as Spark's Kafka source gives it."""
+    """Return a list of (key, value) for each row. As in Spark's Kafka source, a row without headers is null."""
     count = len(columns)
     offsets, keys, values = gather_headers(columns)
     none = columns.header_counts == 0

@@ -1,4 +1,4 @@
-"""`spark.read.format("logfs")`."""
+"""The reader of batch queries: `spark.read.format("logfs")`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class BatchReader(DataSourceReader):
-    """Reads what there is when the query is planned; the end is fixed then, and the same for every task."""
+    """A batch read. Its end is fixed when the query is planned, and is the same for every task."""
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         check_schema(schema)
@@ -34,7 +34,7 @@ class BatchReader(DataSourceReader):
         self.pushed = Pushed()
 
     def partitions(self) -> list[Split]:
-        """The splits. Raises `ValueError`, `DataLoss`, `LogfsError`, `OSError`."""
+        """Return the splits, one for each task. Raises `ValueError`, `DataLoss`, `LogfsError`, `OSError`."""
         topics = Topics(self.options)
         try:
             readers = topics.readers()
@@ -47,7 +47,7 @@ class BatchReader(DataSourceReader):
     ) -> list[tuple[TopicPartition, int, int]]:
         options = self.options
         starting = resolve(options.starting, readers, latest_if_no_match=options.latest_if_no_match)
-        # As in Kafka's source: nothing as late as an ending timestamp means the end of the log.
+        # As in Kafka's source, an ending timestamp that no record reaches stands for the end of the log.
         ending = resolve(options.ending, readers, latest_if_no_match=True)
         for name, first in starting.items():
             if first > ending[name]:
@@ -60,7 +60,7 @@ class BatchReader(DataSourceReader):
             (name, *splits.inside_log(name, readers[name], first, end, fail=fail))
             for name, first, end in ranges(starting, ending)
         ]
-        # Only now: what is an error without filters is one with them.
+        # Filters are applied last, so that every error without filters is also an error with them.
         return [
             (name, *wanted)
             for name, first, end in inside
@@ -68,19 +68,19 @@ class BatchReader(DataSourceReader):
         ]
 
     def read(self, partition: Split) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        """The records of a split, in order."""
+        """Return the records of a split as Arrow batches, in order. Raises as `splits.read`."""
         return splits.read(
             partition, BatchMaker(arrow_schema(self.schema)), self.options, self.pushed
         )
 
 
 class FilteredReader(BatchReader):
-    """The same, taking in filters; where push-down is off, Spark refuses to read by a reader that does.
+    """A batch read that accepts filters. Spark refuses to use such a reader if filter push-down is off.
 
-    Spark up to 4.3 gives what the last filters left to every other use of the same `load`, also to one without any:
-    so this reader is only for who asks for it.
+    Spark up to 4.3 gives the rows that the last filters left to every other use of the same `load`, even to one
+    without filters. So this reader is used only with the option pushDownPredicate.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
-        """Take filters in; yields those that Spark has to look at again."""
+        """Accept filters, and yield those that Spark must evaluate again."""
         return self.pushed.push(filters)

@@ -1,7 +1,8 @@
-"""The filters of a query, as far as the log answers them itself.
+"""The filters of a query that the log evaluates itself.
 
-Topic, partition and offset are answered exactly: nothing else is read. Of time the log knows how late the records of
-a segment and of a batch may be: what is too early is left out, and Spark looks at the rest again.
+Filters on topic, partition and offset are evaluated exactly: no other records are read. For timestamps the log has an
+upper bound for each segment and each batch, so segments and batches that are too early are skipped. Records outside
+the time range are dropped, and Spark evaluates the filter again on the rest.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ if TYPE_CHECKING:
     from logfs.format.columns import Columns
     from logfs.log.reader import Reader
 
-    # Numbers in order: from the first of a pair to before the second.
+    # Half-open ranges of numbers, (first, end), in ascending order.
     Ranges = Sequence[tuple[int, int]]
 
 _FIRST, _END = -(2**63), 2**63 - 1
-# Of offsets with more gaps than this, all between the least and the greatest are read.
+# An offset filter with more ranges than this is widened to one range, from its lowest to its highest offset.
 _MOST_RANGES = 100
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-# Of these columns, only a timestamp can be null: where microseconds cannot hold it.
+# Of these columns only the timestamp can be null: where an int64 cannot hold it in microseconds.
 _TYPES = {"topic": str, "partition": int, "offset": int, "timestamp": datetime}
-# Spark orders strings by their bytes in UTF-8, which is Python's order too.
+# Spark orders strings by their bytes in UTF-8, which is the order of Python's strings too.
 _STRINGS: dict[type[Filter], Callable[[str, Any], bool]] = {
     EqualTo: operator.eq,
     EqualNullSafe: operator.eq,
@@ -74,9 +75,9 @@ _NUMBERS: dict[type[Filter], Callable[[Sequence[int]], Ranges]] = {
 
 @dataclass
 class Pushed:
-    """What the filters that were pushed down leave of a read; without any, all of it.
+    """The restrictions on a read by the filters that were pushed down; without filters, none.
 
-    Times are microseconds since the epoch, as Spark has them.
+    `since_us` (inclusive) and `until_us` (exclusive) are microseconds since the epoch, as Spark's timestamps are.
     """
 
     topics: list[Filter] = field(default_factory=list)
@@ -86,7 +87,7 @@ class Pushed:
     until_us: int = _END
 
     def push(self, filters: Iterable[Filter]) -> Iterator[Filter]:
-        """Take in filters, all of which a row has to pass; yields those that Spark has to look at again."""
+        """Accept filters, all of which a row must pass, and yield those that Spark must evaluate again."""
         for each in filters:
             if not self._answers(each):
                 yield each
@@ -97,10 +98,10 @@ class Pushed:
         if column not in _TYPES:
             return False
         if isinstance(each, IsNotNull):
-            # A timestamp is null where microseconds cannot hold it; the other columns never are.
+            # A timestamp is null where microseconds cannot hold it; the other columns are never null.
             return column != "timestamp"
         known = _STRINGS if column == "topic" else _NUMBERS
-        # Anything that is not as expected is left to Spark.
+        # Filters of other kinds, or with values of an unexpected type, are left to Spark.
         if type(plain) not in known or {*map(type, _values(plain))} - {_TYPES[column]}:
             return False
         if column == "topic":
@@ -119,7 +120,7 @@ class Pushed:
         return is_exact
 
     def wanted(self, reader: Reader, first: int, end: int) -> Ranges:
-        """What of the offsets [first, end) of a partition is to be read."""
+        """Return the ranges of the offsets [first, end) of a partition that must be read."""
         number = reader.partition
         if not _common(self.partitions, [(number, number + 1)]):
             return []
@@ -132,33 +133,33 @@ class Pushed:
 
     @property
     def since_ms(self) -> int | None:
-        """The earliest timestamp that is wanted, in milliseconds as the log has it; None for any."""
+        """The earliest timestamp that passes, in ms as in the log, rounded up; None if there is no lower bound."""
         return None if self.since_us == _FIRST else -(-self.since_us // 1000)
 
     def select(self, columns: Columns) -> Columns:
-        """The records of the times that are wanted."""
+        """Return the records whose timestamps pass the filters."""
         if (self.since_us, self.until_us) == (_FIRST, _END):
             return columns
-        # What microseconds cannot hold is null to Spark, and no comparison lets a null through.
+        # A timestamp that microseconds cannot hold is null in Spark, and a null fails every comparison.
         fits = (columns.timestamps >= FIRST_MS) & (columns.timestamps <= LAST_MS)
         times = np.where(fits, columns.timestamps, 0) * 1000
         return columns.select(fits & (times >= self.since_us) & (times < self.until_us))
 
 
 def _values(plain: Any) -> Sequence[Any]:
-    """What a filter of the tables above compares with."""
+    """Return the values that a filter of `_STRINGS` or `_NUMBERS` compares with."""
     return plain.value if isinstance(plain, In) else [plain.value]
 
 
 def _holds(each: Any, topic: str) -> bool:
-    """Whether a filter lets a topic through."""
+    """Whether a topic passes a filter."""
     if isinstance(each, Not):
         return not _holds(each.child, topic)
     return _STRINGS[type(each)](topic, each.value)
 
 
 def _ranges(each: Filter) -> Ranges:
-    """The numbers that a filter lets through."""
+    """Return the ranges of numbers that pass a filter; for timestamps in microseconds since the epoch."""
     if isinstance(each, Not):
         return _complement(_ranges(each.child))
     values = _values(each)
@@ -168,7 +169,7 @@ def _ranges(each: Filter) -> Ranges:
 
 
 def _runs(values: Sequence[int]) -> Ranges:
-    """Numbers as ranges."""
+    """Return the ranges that consist of exactly these numbers."""
     found: list[tuple[int, int]] = []
     for value in sorted(set(values)):
         first = found.pop()[0] if found and found[-1][1] == value else value
@@ -183,6 +184,6 @@ def _complement(ranges: Ranges) -> Ranges:
 
 
 def _common(one: Ranges, other: Ranges) -> Ranges:
-    """What is in both."""
+    """Return the intersection of two sets of ranges."""
     found = ((max(a, c), min(b, d)) for a, b in one for c, d in other)
     return [(first, end) for first, end in found if first < end]

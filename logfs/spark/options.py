@@ -1,7 +1,7 @@
 """The options of the logfs source and sink: those of Spark's Kafka source and sink, by the same names.
 
-`path` takes the place of `kafka.bootstrap.servers`. Names are not case-sensitive. What is wrong is refused with
-`ValueError` in the words of Spark's own source, where it has them.
+`path` takes the place of `kafka.bootstrap.servers`. Names are not case-sensitive. A wrong option raises `ValueError`,
+with the message of Spark's own source where there is one.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SELECTIONS = ("assign", "subscribe", "subscribePattern")
-# What Kafka's source writes for the ends of a partition in its JSON of offsets.
+# The numbers that stand for the ends of a partition in the JSON offsets of Kafka's source.
 LATEST_OFFSET = -1
 EARLIEST_OFFSET = -2
 _DEFAULT_SPLIT_BYTES = 128 << 20
 _DEFAULT_TRIGGER_DELAY_MS = 15 * 60 * 1000
-# Of Kafka's source, and without meaning where no broker is asked.
+# Options of Kafka's source that have no meaning without a broker.
 _OF_THE_NETWORK = (
     "kafka.bootstrap.servers",
     "kafkaconsumer.polltimeoutms",
@@ -35,7 +35,7 @@ _OF_THE_NETWORK = (
     "fetchoffset.retryintervalms",
     "groupidprefix",
 )
-# Of Kafka's consumer, and refused by Kafka's source too: it decides itself what these say.
+# Options of Kafka's consumer that Kafka's source also refuses, because the source sets them itself.
 _NOT_SUPPORTED = (
     "auto.offset.reset",
     "key.deserializer",
@@ -47,7 +47,7 @@ _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d"
 
 
 class Kind(Enum):
-    """What a starting or ending option names."""
+    """The kind of position that a starting or ending option gives."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -57,9 +57,9 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Limit:
-    """Where reading starts or ends: an end of the log, or an offset or a timestamp (ms) for each partition.
+    """The start or the end of a read: an end of the log, or an offset or a timestamp (ms) for each partition.
 
-    `timestamp` is one for all partitions, if it is given.
+    `timestamp` (ms), if it is given, applies to all partitions.
     """
 
     kind: Kind
@@ -69,7 +69,7 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which partitions are read: by one of `SELECTIONS`."""
+    """The partitions that are read, as one option of `SELECTIONS` selects them; `kind` is the name of the option."""
 
     kind: str
     topics: frozenset[str] = frozenset()
@@ -81,19 +81,19 @@ class Selection:
             return name in self.partitions
         if self.kind == "subscribe":
             return name.topic in self.topics
-        # As in Kafka's source, which finds it anywhere in the name.
+        # As in Kafka's source, the pattern may match anywhere in the name.
         return re.search(self.pattern, name.topic) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """What the options of a read say. Sizes in bytes, times in ms; None where an option is not given."""
+    """The options of a read. Sizes are in bytes, times in ms; None stands for an option that is not given."""
 
     paths: tuple[str, ...]
     selection: Selection
     starting: Limit
     ending: Limit
-    # Where no record is as late as a timestamp of `starting`: fail, or begin at the end.
+    # For a timestamp of `starting` that no record reaches: begin at the end of the log if true, else fail.
     latest_if_no_match: bool
     fail_on_data_loss: bool
     isolation: Isolation
@@ -109,7 +109,10 @@ class ReadOptions:
 
 
 def paths_of(options: Mapping[str, str]) -> tuple[str, ...]:
-    """The log directories that `path` (of `load(a)`) or `paths` (of `load([a, b])`) name."""
+    """Return the log directories in `path` (from `load(a)`) and `paths` (from `load([a, b])`).
+
+    A path may be a mount point instead. Raises `ValueError` if no path is given.
+    """
     found = json.loads(options["paths"]) if "paths" in options else []
     if "path" in options:
         found.append(options["path"])
@@ -122,7 +125,7 @@ def paths_of(options: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """The options of a read, checked as Spark's Kafka source checks them. Raises `ValueError`."""
+    """Return the options of a read, checked as Spark's Kafka source checks them. Raises `ValueError`."""
     for name in _OF_THE_NETWORK:
         if name in options:
             logger.warning(
@@ -175,7 +178,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 
 
 def flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
-    """An option that is true or false. Raises `ValueError`."""
+    """Return the value of a boolean option. Raises `ValueError` if it is neither true nor false."""
     text = options.get(name)
     if text is None:
         return default
@@ -276,7 +279,10 @@ _TIMESTAMPS_SHAPE = (
 
 
 def _limit(options: Mapping[str, str], which: str, default: Kind) -> Limit:
-    """By the precedence of Kafka's source: one timestamp, then timestamps, then offsets."""
+    """Return the starting or ending limit. Raises `ValueError`.
+
+    The precedence is that of Kafka's source: one timestamp, then timestamps by partition, then offsets.
+    """
     text = options.get(f"{which}Timestamp")
     if text is not None:
         return Limit(Kind.TIMESTAMPS, timestamp=_timestamp(f"{which}Timestamp", text))
@@ -323,13 +329,16 @@ def _json(text: str, shape: str) -> dict[str, Any]:
 
 
 def _check_batch(starting: Limit, ending: Limit) -> None:
-    """What a batch cannot begin or end with."""
+    """Raise `ValueError` for a batch that begins at the latest offset or ends at the earliest."""
     _forbid(starting, Kind.LATEST, LATEST_OFFSET, ("starting offset", "startingOffsets"))
     _forbid(ending, Kind.EARLIEST, EARLIEST_OFFSET, ("ending offset", "ending offset"))
 
 
 def _forbid(limit: Limit, kind: Kind, offset: int, words: tuple[str, str]) -> None:
-    """`words` are Kafka's source's: for a limit of all partitions, and for one of each."""
+    """Raise `ValueError` if a limit is `kind`, or if it has `offset` for a partition.
+
+    `words` begin the messages of Kafka's source: for a limit of all partitions, and for a limit by partition.
+    """
     after = f" can't be {kind.value} for batch queries on Kafka"
     if limit.kind is kind:
         raise ValueError(words[0] + after)
@@ -344,7 +353,7 @@ def check_partitions(
     found: Mapping[TopicPartition, object],
     describe: Callable[[Iterable[TopicPartition]], str],
 ) -> None:
-    """Raise `ValueError` unless a limit by partition names those partitions that are read, and no others."""
+    """Raise `ValueError` unless a limit by partition names exactly the partitions that are read."""
     if limit.timestamp is None and limit.each.keys() != found.keys():
         timestamps = limit.kind is Kind.TIMESTAMPS
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The data source that Spark knows as `logfs`."""
+"""The data source that is registered in Spark as `logfs`."""
 
 from __future__ import annotations
 
@@ -18,29 +18,39 @@ if TYPE_CHECKING:
 
 
 class LogfsDataSource(DataSource):
-    """Log directories as Spark's Kafka source shows topics, with no broker."""
+    """A data source that shows log directories as Spark's Kafka source shows topics, without a broker."""
 
     @classmethod
     def name(cls) -> str:
-        """What `format` is given."""
+        """Return the name for `format`."""
         return "logfs"
 
     def schema(self) -> StructType:
-        """The columns of Spark's Kafka source; `headers` with includeHeaders=true."""
+        """Return the columns of Spark's Kafka source; with includeHeaders=true also `headers`.
+
+        Raises `ValueError` if includeHeaders is neither true nor false.
+        """
         return kafka_schema(headers=flag(self.options, "includeHeaders", default=False))
 
     def reader(self, schema: StructType) -> BatchReader:
-        """Of a batch; `schema` may name fewer columns, and then only these are read."""
+        """Return the reader of a batch query. `schema` may name fewer columns; only these are read then.
+
+        Raises `ValueError` for a wrong schema or option.
+        """
         options = read_options(self.options, streaming=False)
         kind = FilteredReader if options.push_down_predicate else BatchReader
         return kind(schema, options)
 
     def streamReader(self, schema: StructType) -> StreamReader:
-        """Of a stream."""
+        """Return the reader of a streaming query. Raises `ValueError` for a wrong schema or option."""
         return StreamReader(schema, read_options(self.options, streaming=True))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        """Of a batch."""
+        """Return the writer of a batch.
+
+        Raises `ValueError` with `overwrite` and for a wrong schema or option, `InvalidStore` for a path that is not a
+        log directory, and `OSError`.
+        """
         if overwrite:
             raise ValueError(
                 "Save mode Overwrite not allowed for logfs: a log is append-only; say .mode('append'), and make room "
@@ -49,5 +59,9 @@ class LogfsDataSource(DataSource):
         return BatchWriter(schema, write_options(self.options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
-        """Of a stream; as in Kafka's sink, every output mode appends."""
+        """Return the writer of a streaming query. As in Kafka's sink, every output mode appends.
+
+        Raises `ValueError` for a wrong schema or option, `InvalidStore` for a path that is not a log directory, and
+        `OSError`.
+        """
         return StreamWriter(schema, write_options(self.options))

@@ -1,4 +1,7 @@
-"""What each task reads: records by offset, cut at the entries of the indexes, small segments packed together."""
+"""Splits (Spark's input partitions): planning them in the driver, and reading their records in tasks.
+
+A split is a list of offset ranges, cut at entries of the offset index. Small segments share a split.
+"""
 
 from __future__ import annotations
 
@@ -41,17 +44,17 @@ logger = logging.getLogger(__name__)
 
 _Item = TypeVar("_Item")
 
-# How often a plan is made anew when files leave the log while it is made.
+# The number of attempts to plan while files leave the log, and the pause between attempts.
 _TRIES = 5
 _PAUSE_SECONDS = 0.05
 
 
 class DataLoss(LogfsError):
-    """Offsets that were asked for are in the log no more, or not yet."""
+    """Requested offsets are no longer in the log, or not yet."""
 
 
 class Part(NamedTuple):
-    """A piece of a partition's log."""
+    """A `Piece` (a range of records in one segment) and the partition that it belongs to."""
 
     topic: str
     partition: int
@@ -60,7 +63,7 @@ class Part(NamedTuple):
 
 @dataclass
 class Split(InputPartition):
-    """What one task reads, in order."""
+    """The input partition of one task: the parts of the log that the task reads, in order."""
 
     parts: list[Part]
 
@@ -71,7 +74,10 @@ class Split(InputPartition):
 def report_loss(
     message: str, *, fail: bool, otherwise: str = "to go on without what is lost"
 ) -> None:
-    """Raise `DataLoss`, or only warn where failOnDataLoss is false; `otherwise` says what happens then."""
+    """Raise `DataLoss` if `fail` (the option failOnDataLoss) is true, else log a warning.
+
+    `otherwise` completes both messages: it states what happens if the option is false.
+    """
     if fail:
         raise DataLoss(f"{message}; set the option failOnDataLoss to false {otherwise}")
     logger.warning("%s; failOnDataLoss is false %s", message, otherwise)
@@ -80,10 +86,11 @@ def report_loss(
 def inside_log(
     name: TopicPartition, reader: Reader, first: int, end: int, *, fail: bool, where: str = ""
 ) -> tuple[int, int]:
-    """What of [first, end) the log still has; what it has no more, or not, is told as a loss.
+    """Return the part of [first, end) that is inside the log, and report the rest as a loss.
 
-    Offsets that compaction took, control records and aborted ones are no loss: they are inside the log. `where` is
-    what a task adds to the messages: the file and the host that show the loss.
+    Offsets that compaction removed, control records and aborted records are no loss: they are inside the log. `where`
+    is the text that a task adds to the messages: the file and the host that show the loss. A loss raises `DataLoss`
+    if `fail` is true.
     """
     start, log_end = reader.log_start_offset, reader.log.log_end_offset
     if first < start:
@@ -106,7 +113,7 @@ def plan(
     readers: Mapping[TopicPartition, Reader],
     options: ReadOptions,
 ) -> list[Split]:
-    """Splits of the records [first, end) of each partition, in order. Raises `DataLoss`, `OSError`."""
+    """Return splits that hold the records [first, end) of each partition, in order. Raises `DataLoss`, `OSError`."""
     piece_bytes = options.split_bytes
     if options.min_partitions is not None:
         total = sum(
@@ -122,7 +129,7 @@ def plan(
     ]
     most = options.max_records_per_partition
     if most is not None and parts:
-        # As in Kafka's source, one range of one partition each.
+        # As in Kafka's source, a split has one range of one partition.
         cut = (_cut(part, most) for part in parts)
         return [Split([part]) for some in cut for part in some]
     if options.min_partitions is not None and 0 < len(parts) < options.min_partitions:
@@ -130,7 +137,7 @@ def plan(
         each = max(-(-records // options.min_partitions), 1)
         return [Split([part]) for some in parts for part in _cut(some, each)]
     groups = packed(parts, lambda part: part.piece.bytes, piece_bytes)
-    # Of a plan without splits Spark makes one of its own, of which nothing is known here.
+    # For an empty list Spark makes an input partition of its own, which is not a `Split`, and `read` would fail.
     return [Split(group) for group in groups] or [Split([])]
 
 
@@ -153,7 +160,7 @@ def _parts(
             if not tries_left:
                 raise
             if not reader.refresh():
-                # A file changes at this moment, and the directory does not show it yet.
+                # A file is being replaced or removed, and the directory does not show it yet.
                 time.sleep(_PAUSE_SECONDS)
     raise AssertionError
 
@@ -161,7 +168,10 @@ def _parts(
 def packed(
     items: Iterable[_Item], size_of: Callable[[_Item], int], limit_bytes: int
 ) -> Iterator[list[_Item]]:
-    """Neighbours together as long as they are no more bytes than the limit; in order, and no group is empty."""
+    """Group consecutive items so that a group has at most `limit_bytes`, unless a single item has more.
+
+    The order is kept, and groups are never empty.
+    """
     group: list[_Item] = []
     total = 0
     for item in items:
@@ -181,7 +191,7 @@ def packed(
 def read(
     split: Split, maker: BatchMaker, options: ReadOptions, pushed: Pushed | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a split as Arrow batches.
+    """Yield the records of a split as Arrow batches.
 
     Raises `DataLoss`, `Corrupt` for damage, and `NotOnHost` or `OSError` with the name of this host.
     """
@@ -194,9 +204,12 @@ def read(
 
 
 def columns(part: Part, options: ReadOptions, since_ms: int | None = None) -> Iterator[Columns]:
-    """The records of a part, in order, but for batches before a time. Raises as `read`."""
+    """Yield the records of a part, in order. Raises as `read`.
+
+    With `since_ms`, batches whose timestamps are all earlier are left out.
+    """
     try:
-        # From here on the file is open, whatever becomes of its name.
+        # This opens the file, so a later rename or removal does not affect the read.
         read = pieces.read(part.piece, since_ms)
     except Gone as gone:
         logger.info("%s; looking for its records again", gone)
@@ -214,7 +227,10 @@ def columns(part: Part, options: ReadOptions, since_ms: int | None = None) -> It
 def _columns_again(
     part: Part, gone: Gone, options: ReadOptions, since_ms: int | None
 ) -> Iterator[Columns]:
-    """The same records, where compaction has replaced the file since the plan, or retention has dropped it."""
+    """Yield the records of a part from the log's current files, after the planned file has left the log.
+
+    Compaction may have replaced the file, and retention may have deleted it. `gone` is the error from opening it.
+    """
     piece, fail = part.piece, options.fail_on_data_loss
     directory = Path(piece.file.directory)
     where = f"; host {workers.host()}: {gone}"
@@ -224,7 +240,7 @@ def _columns_again(
                 Path(log_dir, directory.name) != directory
                 and Path(log_dir, directory.name).is_dir()
             ):
-                # Nothing is lost, so failOnDataLoss has no say.
+                # The data is not lost, so failOnDataLoss does not apply.
                 raise DataLoss(
                     f"{directory}: the partition moved to {log_dir} after the query was planned{where}; run it again"
                 )
@@ -245,9 +261,10 @@ def _columns_again(
 
 
 def _is_deleted(file: PlannedFile, gone: Gone) -> bool:
-    """Whether the partition of a planned file has left its log directory since.
+    """Whether the partition of a planned file has left its log directory since the plan.
 
-    Raises `NotOnHost` where this machine does not have the log directory that was planned.
+    Raises `NotOnHost` if this machine does not have the planned log directory, or if the partition is missing here
+    and the log directory's recovery point checkpoint lists it or cannot be read.
     """
     disk, directory = Disk(), Path(file.directory)
     log_dir = directory.parent
@@ -258,7 +275,7 @@ def _is_deleted(file: PlannedFile, gone: Gone) -> bool:
         raise NotOnHost.because(gone)
     if inode is not None:
         return True
-    # Logfs and Kafka write this file when they delete a partition.
+    # logfs and Kafka rewrite this checkpoint when they delete a partition.
     try:
         known = checkpoint.parse_offsets(disk.read_file(log_dir / RECOVERY_POINTS))
     except (FileNotFoundError, Corrupt):
@@ -269,7 +286,7 @@ def _is_deleted(file: PlannedFile, gone: Gone) -> bool:
 
 
 def _inode(path: Path) -> int | None:
-    """The inode number of a directory; None where there is none."""
+    """Return the inode number of a directory; None if it does not exist."""
     try:
         return path.stat().st_ino
     except (FileNotFoundError, NotADirectoryError):

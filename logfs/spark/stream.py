@@ -1,4 +1,7 @@
-"""`spark.readStream.format("logfs")`: offsets in the shape of Kafka's source, and how much each trigger takes."""
+"""The reader of streaming queries: `spark.readStream.format("logfs")`.
+
+Offsets have the form of Kafka's source. Read limits decide how much a trigger takes.
+"""
 
 from __future__ import annotations
 
@@ -43,15 +46,15 @@ if TYPE_CHECKING:
     from logfs.spark.splits import Split
     from logfs.spark.topics import Look, Offsets, OffsetsJson
 
-# How often a partition is looked for that is not there, and how long to wait in between.
+# How often a missing partition is looked for again, and the pause before each look.
 _LOOKS = 10
 _LOOK_SECONDS = 0.1
 
 
 def share(backlog: Mapping[TopicPartition, int], limit: int) -> dict[TopicPartition, int]:
-    """How much of each partition's backlog a limit for all of them lets through, in proportion.
+    """Divide a limit among the partitions in proportion to their backlogs, and return the share of each.
 
-    As Kafka's source does: a share below one is one, so that a small partition does not starve.
+    As in Kafka's source, a share below one is rounded up to one, so that a small partition does not starve.
     """
     total = sum(backlog.values())
     if total <= limit:
@@ -64,19 +67,20 @@ def share(backlog: Mapping[TopicPartition, int], limit: int) -> dict[TopicPartit
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a log as it grows. One object lives as long as the query; tasks get copies of it."""
+    """The reader of a log that grows. One object lives as long as the query, and tasks get copies of it."""
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         check_schema(schema)
         self.schema = schema
         self.options = options
         self._topics: Topics | None = None
-        # What Trigger.AvailableNow is to reach.
+        # The offsets at which a query with Trigger.AvailableNow ends.
         self._target: Offsets | None = None
         self._triggered: float | None = None
-        # Partitions that others of the same name have replaced, until the query's offsets are without them.
+        # Partitions that were deleted and recreated under the same name, as long as the query's offsets contain the
+        # old ones.
         self._remade: set[TopicPartition] = set()
-        # Partitions that were missed at the last look, and the losses that were told.
+        # The partitions that were missing at the last look, and the losses that were reported.
         self._lost: frozenset[TopicPartition] = frozenset()
         self._reported: set[str] = set()
 
@@ -95,16 +99,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return look
 
     def _report(self, message: str, **words: str) -> None:
-        """A loss, as the option failOnDataLoss says; what goes on in spite of it is told once."""
+        """Report a loss as the option failOnDataLoss requires: raise `DataLoss`, or log a warning once."""
         if message not in self._reported:
             splits.report_loss(message, fail=self.options.fail_on_data_loss, **words)
             self._reported.add(message)
 
     def initialOffset(self) -> OffsetsJson:
-        """Where a new query begins.
+        """Return the offsets at which a new query begins.
 
-        Spark asks again when a query failed before its first batch was committed. With the option
-        `initialOffsetsPath` the first answer is kept in that file, and stays the answer.
+        Spark calls this again if the query failed before its first micro-batch was committed. With the option
+        `initialOffsetsPath`, the result of the first call is stored in that file, and later calls return it. Raises
+        `ValueError`, `LogfsError`, `OSError`.
         """
         path = self.options.initial_offsets_path
         if path is not None and os.path.exists(path):
@@ -121,7 +126,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets if path is None else _kept(Path(path), offsets)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What the options say of a trigger, as far as Spark has a word for it."""
+        """Return the read limit of a trigger that the options set, as one of Spark's kinds of limit.
+
+        If the options set several limits, this returns the first of: maximum of offsets, maximum of bytes, minimum of
+        offsets. `latestOffset` applies all of them.
+        """
         options = self.options
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
@@ -134,9 +143,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(
         self, start: Mapping[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> OffsetsJson:
-        """How far the next batch goes; `start` itself if there is nothing for it, or not enough yet.
+        """Return the end of the next micro-batch; the offsets of `start` if there is nothing to read, or not enough.
 
-        Spark asks at every trigger, so a query without new data notices here what is gone. Raises `DataLoss`,
+        Spark calls this at every trigger, so a query without new data detects losses here. Raises `DataLoss`,
         `ValueError`, `LogfsError`, `OSError`.
         """
         known = {} if start is None else start
@@ -146,7 +155,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         readers = {name: look.readers[name] for name in begins}
         ends = {name: reader.log_end_offset for name, reader in readers.items()}
         if self._target is not None:
-            # What is not among it was made since, and is for the next run.
+            # Partitions without a target were created since, and are left to the next run.
             ends = {
                 name: min(end, self._target[name]) if name in self._target else begins[name]
                 for name, end in ends.items()
@@ -162,7 +171,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(self._limited(begins, ends, backlog, readers), topic_ids)
 
     def _settled_look(self, known: Offsets) -> Look:
-        """A look that does not miss a partition only because it moves to another log directory."""
+        """Return a look in which no partition is missing only because it is moving to another log directory.
+
+        Waits for up to `_LOOKS` times `_LOOK_SECONDS` if a partition of `known` is missing.
+        """
         look = self._look()
         for _ in range(_LOOKS):
             if known.keys() <= look.readers.keys() | self._lost:
@@ -172,18 +184,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return look
 
     def _begins(self, start: Mapping[str, Any], look: Look) -> tuple[Offsets, dict[str, str]]:
-        """Where the partitions that are there are read from, after `start`, and the ids of their topics.
+        """Return the offset at which each existing partition is read on after `start`, and the ids of the topics.
 
-        A new partition begins at its log start, and so does each partition of a topic that was deleted and made
-        again, which is a loss. A partition that is gone is a loss, too, and has no offset from then on: if one of its
-        name is made, it is new. Raises `DataLoss`.
+        A new partition begins at its log start offset. So does each partition of a topic that was deleted and
+        recreated, which is a loss. A partition that is gone is a loss too, and has no offset from then on: if a
+        partition of the same name is created later, it is new. Raises `DataLoss`.
         """
         known, known_ids = from_json(start), topic_ids_from_json(start)
         now_ids = look.ids_by_topic()
         replaced = _changed(known_ids, now_ids)
         for topic in sorted(replaced & {name.topic for name in known}):
             self._report_replaced(topic, known_ids[topic], now_ids[topic])
-        # The id tells it of all partitions of the topic.
+        # A new topic id already marks all partitions of the topic as new.
         self._remade = {
             name for name in self._remade if name.topic not in replaced and name in known
         }
@@ -203,13 +215,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return begins, {**known_ids, **now_ids}
 
     def _readable(self, look: Look, topic_ids: Mapping[str, str]) -> dict[TopicPartition, Reader]:
-        """The partitions that are there, without those that took the place of one that the query reads."""
+        """Return the existing partitions, without those that replaced a partition that the query reads."""
         agreed = look.ids_by_topic()
         return {
             name: reader
             for name, reader in look.readers.items()
             if name not in self._remade
-            # While a topic is made again, its partitions may have the old id and the new one.
+            # While a topic is being recreated, some of its partitions have the old id and some the new one. Only
+            # those with the id that the query has read, or without an id, are readable then.
             and (
                 name.topic in agreed
                 or look.topic_ids.get(name) in (None, topic_ids.get(name.topic))
@@ -231,9 +244,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._report(f"{name.directory} is in the log directories no more{why}")
 
     def _check_selected(self, look: Look, start: Mapping[str, Any]) -> None:
-        """Raise `ValueError` for what the options name and nobody has ever seen.
+        """Raise `ValueError` for a topic or partition that the options name and that does not exist.
 
-        Where losses are allowed, what the query knew may have gone.
+        With failOnDataLoss=false, topics that the query has read before may be missing.
         """
         assert self._topics is not None, "there was a look"
         seen: set[str] = set()
@@ -242,7 +255,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._topics.check_selected(look.readers, may_miss=seen)
 
     def _is_too_little(self, backlog: int) -> bool:
-        """Whether a batch waits for more; as in Kafka's source the first never does, a last one may."""
+        """Whether the backlog is too small for a micro-batch, so that the trigger waits for more offsets.
+
+        As in Kafka's source, the first micro-batch never waits, and the last one of Trigger.AvailableNow may.
+        """
         least = self.options.min_offsets_per_trigger
         if least is None or self._triggered is None or backlog >= least:
             return False
@@ -278,12 +294,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the end that the query is to reach, and then to stop."""
+        """Fix the offsets at which the query ends: the current log end offsets."""
         readers = self._look().readers
         self._target = {name: reader.log_end_offset for name, reader in readers.items()}
 
     def reportLatestOffset(self) -> OffsetsJson:
-        """The ends of the log, for the lag in the progress of the query."""
+        """Return the log end offsets, from which the query's progress events derive the lag."""
         look = self._look()
         ends = {name: reader.log_end_offset for name, reader in look.readers.items()}
         return to_json(ends, look.ids_by_topic())
@@ -291,7 +307,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # Reading.
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Split]:
-        """The splits of a batch. Raises `DataLoss`, `ValueError`, `LogfsError`, `OSError`."""
+        """Return the splits of the micro-batch from `start` to `end`.
+
+        Raises `DataLoss`, `ValueError`, `LogfsError`, `OSError`.
+        """
         known, ends = from_json(start), from_json(end)
         start_ids, end_ids = topic_ids_from_json(start), topic_ids_from_json(end)
         look = self._settled_look({**known, **ends})
@@ -299,7 +318,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for topic in sorted(replaced & {name.topic for name in known}):
             self._report_replaced(topic, start_ids[topic], end_ids[topic])
         known = {name: offset for name, offset in known.items() if name.topic not in replaced}
-        # Made again after the batch was planned: of these topics nothing is left to read.
+        # Topics that were recreated after the micro-batch was planned: nothing is left to read.
         now_ids = look.ids_by_topic()
         over = _changed(end_ids, now_ids)
         for topic in sorted(over & {name.topic for name in ends}):
@@ -313,7 +332,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._report_gone({name for name in gone if name.topic not in over}, look)
         begins = {name: known.get(name, readers[name].log_start_offset) for name in readers}
         for name in (ends.keys() & readers.keys()) - known.keys():
-            # As in Kafka's source: a query that had been there before would have read it from its beginning.
+            # As in Kafka's source: a query that saw the partition earlier would have read these offsets, so their
+            # absence is a loss.
             if begins[name]:
                 self._report(
                     f"{name.directory} is new to the query, and offsets 0 to {begins[name] - 1} are gone already"
@@ -333,26 +353,29 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return splits.plan(wanted, readers, self.options)
 
     def read(self, partition: Split) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        """The records of a split, in order."""
+        """Return the records of a split as Arrow batches, in order. Raises as `splits.read`."""
         return splits.read(partition, BatchMaker(arrow_schema(self.schema)), self.options)
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        """Nothing: the offsets are in the query's checkpoint."""
+        """Do nothing: the offsets are in the query's checkpoint."""
 
     def stop(self) -> None:
-        """Give the files back."""
+        """Close the log directories and their files."""
         if self._topics is not None:
             self._topics.close()
             self._topics = None
 
 
 def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
-    """The topics whose id is another one now; those without an id, before or now, are not known to be."""
+    """Return the topics whose id has changed. A topic that lacks an id in either map does not count as changed."""
     return {topic for topic, topic_id in before.items() if now.get(topic, topic_id) != topic_id}
 
 
 def _kept(path: Path, offsets: OffsetsJson) -> OffsetsJson:
-    """Write the first answer; if somebody else was first, his is it."""
+    """Store `offsets` in the file unless it exists, and return the offsets in the file.
+
+    If another process creates the file first, its offsets are returned.
+    """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with temporary.open("w") as file:
         json.dump(offsets, file)
@@ -372,7 +395,7 @@ _MEASURED_BYTES = 1 << 30
 
 
 def _bytes_between(reader: Reader, first: int, end: int) -> int:
-    """About how many bytes of the .log files hold these offsets, by the indexes."""
+    """Return the approximate number of .log bytes that hold the offsets [first, end), by the offset indexes."""
     found = pieces.plan(
         reader, max(first, reader.log_start_offset), end, piece_bytes=_MEASURED_BYTES
     )
@@ -380,7 +403,7 @@ def _bytes_between(reader: Reader, first: int, end: int) -> int:
 
 
 def _offset_after(reader: Reader, first: int, end: int, size: int) -> int:
-    """The offset that about so many bytes reach from another, at least one batch further."""
+    """Return the offset that is about `size` bytes of the log after `first`, and at least one batch after it."""
     found = pieces.plan(reader, max(first, reader.log_start_offset), end, piece_bytes=max(size, 1))
     left = size
     offset = first

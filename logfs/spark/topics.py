@@ -1,4 +1,4 @@
-"""The partitions that a read is about: opened read-only, found by name, and where reading starts and ends in them."""
+"""The partitions of a read: opened read-only, selected by name, with the offsets where reading starts and ends."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from logfs.log.reader import Reader
     from logfs.spark.options import Limit, ReadOptions
 
-    # As in Spark's checkpoints: {"orders": {"0": 23}, "orders#ABEiM0RVZneImaq7zN3u_w": {}}.
+    # As in Spark's checkpoints, for example {"orders": {"0": 23}, "orders#ABEiM0RVZneImaq7zN3u_w": {}}.
     OffsetsJson = dict[str, dict[str, int]]
     Offsets = dict[TopicPartition, int]
 
 
-# Between a topic and its id; no topic's name has it.
+# Separates a topic from its id. Names of topics cannot contain it.
 _ID_MARK = "#"
 
 
 def to_json(
     offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, str] | None = None
 ) -> OffsetsJson:
-    """Offsets as Kafka's source writes them into a checkpoint, in order, and the ids of topics.
+    """Return offsets in the form in which Kafka's source writes them into a checkpoint, in order, and the topic ids.
 
-    An id is the entry "topic#id" with no partitions. Kafka's source reads the entry as a topic of which no offset is
-    given, and ignores it; so do the options startingOffsets and endingOffsets of both sources.
+    An id is the entry "topic#id" without partitions. Kafka's source reads the entry as a topic without offsets, and
+    ignores it. The options startingOffsets and endingOffsets of both sources do the same.
     """
     found: OffsetsJson = {}
     for name, offset in sorted(offsets.items()):
@@ -46,7 +46,7 @@ def to_json(
 
 
 def from_json(offsets: Mapping[str, Mapping[str, Any]]) -> Offsets:
-    """The offsets of a checkpoint."""
+    """Return the offsets of a checkpoint by partition."""
     return {
         TopicPartition(topic, int(number)): int(offset)
         for topic, each in offsets.items()
@@ -55,7 +55,10 @@ def from_json(offsets: Mapping[str, Mapping[str, Any]]) -> Offsets:
 
 
 def topic_ids_from_json(offsets: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """The topic ids of a checkpoint; none for topics of a checkpoint that Kafka's source or logfs 0.1 wrote."""
+    """Return the topic ids of a checkpoint by topic.
+
+    A checkpoint that Kafka's source or logfs 0.1 wrote has no ids.
+    """
     found = {}
     for name in offsets:
         topic, mark, topic_id = name.partition(_ID_MARK)
@@ -65,16 +68,16 @@ def topic_ids_from_json(offsets: Mapping[str, Mapping[str, Any]]) -> dict[str, s
 
 
 def describe(found: Iterable[Any]) -> str:
-    """Partitions by name, for messages."""
+    """Return the names of partitions as text for messages."""
     return "{" + ", ".join(sorted(name.directory for name in found)) + "}"
 
 
 @dataclass(frozen=True)
 class Look:
-    """The selected partitions at one time.
+    """The selected partitions at one moment.
 
-    `topic_ids` are the ids in the partition.metadata files (kafka-storage 1.5), where there are any. `remade` are the
-    partitions whose directory was replaced since the look before.
+    `topic_ids` are the ids in the partition.metadata files (kafka-storage 1.5), for the partitions that have one.
+    `remade` are the partitions whose directory was replaced since the previous look.
     """
 
     readers: dict[TopicPartition, Reader]
@@ -82,7 +85,7 @@ class Look:
     remade: frozenset[TopicPartition]
 
     def ids_by_topic(self) -> dict[str, str]:
-        """The id of each topic whose partitions agree on it."""
+        """Return the id of each topic whose partitions all have the same id."""
         found: dict[str, set[str]] = {}
         for name, topic_id in self.topic_ids.items():
             found.setdefault(name.topic, set()).add(topic_id)
@@ -90,7 +93,10 @@ class Look:
 
 
 class Topics:
-    """The partitions that were selected. Close it after use; `refresh` before looking for what has changed."""
+    """The selected partitions in the log directories of a read.
+
+    Close the object after use. Call `refresh` before `look` to see changes.
+    """
 
     def __init__(self, options: ReadOptions) -> None:
         """Open the log directories read-only. Raises `LogfsError`, `OSError`."""
@@ -99,18 +105,18 @@ class Topics:
         self._log_dirs = {
             log_dir.path: os.stat(log_dir.path).st_ino for log_dir in self.store.working
         }
-        # Of each partition's directory the inode number at the last look, and the topic id that is in it.
+        # The inode number of each partition directory at the last look, and the topic id by directory and inode.
         self._inodes: dict[Path, int] = {}
         self._ids: dict[tuple[Path, int], str] = {}
 
     def close(self) -> None:
-        """Give the files back."""
+        """Close the store and its files."""
         self.store.close()
 
     def refresh(self) -> None:
-        """Take in what has been written, deleted and made since.
+        """Take in what was appended, deleted and created since the last refresh.
 
-        Raises `InvalidStore` where another directory has taken the place of a log directory, and `OSError`.
+        Raises `InvalidStore` if a log directory is gone or another directory is in its place, and `OSError`.
         """
         for path, inode in self._log_dirs.items():
             try:
@@ -126,7 +132,7 @@ class Topics:
         self.store.refresh()
 
     def look(self) -> Look:
-        """The selected partitions that are there; raises the error that keeps one offline, and `OSError`."""
+        """Return the selected partitions that exist. Raises the error that keeps one offline, and `OSError`."""
         readers, ids, remade = self._present(), {}, set()
         inodes: dict[Path, int] = {}
         for name, reader in readers.items():
@@ -134,7 +140,7 @@ class Topics:
             try:
                 inode = os.stat(directory).st_ino
             except FileNotFoundError:
-                # Deleted or moved at this moment: the next look shows it.
+                # The directory is being deleted or moved. The next look shows the result.
                 continue
             inodes[directory] = inode
             if self._inodes.get(directory, inode) != inode:
@@ -162,10 +168,10 @@ class Topics:
             return False
 
     def readers(self) -> dict[TopicPartition, Reader]:
-        """The selected partitions, as their isolation level shows them, in order.
+        """Return the selected partitions in order of their names, each with a reader of the read's isolation level.
 
-        Raises `ValueError` for a partition or a topic that was named and is not there, and the error that keeps one
-        offline.
+        Raises `ValueError` for a partition or topic that the options name and that does not exist, and the error that
+        keeps a partition offline.
         """
         found = self._present()
         self.check_selected(found)
@@ -174,7 +180,10 @@ class Topics:
     def check_selected(
         self, found: Iterable[TopicPartition], *, may_miss: Iterable[str] = ()
     ) -> None:
-        """Raise `ValueError` for a partition or topic that was named and is not there; `may_miss` are topics."""
+        """Raise `ValueError` for a partition or topic that the options name and that is not in `found`.
+
+        The topics in `may_miss` may be missing.
+        """
         selection, here, passed = self._options.selection, set(found), set(may_miss)
         missing = [
             name.directory for name in selection.partitions - here if name.topic not in passed
@@ -199,10 +208,10 @@ class Topics:
 def resolve(
     limit: Limit, readers: Mapping[TopicPartition, Reader], *, latest_if_no_match: bool
 ) -> Offsets:
-    """The offset that a limit means in each partition.
+    """Return the offset that a limit stands for in each partition.
 
-    Raises `ValueError` for partitions that are missing in the limit or in the log, and for a timestamp that no record
-    reaches unless `latest_if_no_match`.
+    A timestamp that no record reaches stands for the log end offset with `latest_if_no_match`; without it,
+    `ValueError` is raised. `ValueError` is also raised for partitions that are missing in the limit or in the log.
     """
     if limit.kind is Kind.EARLIEST:
         return {name: reader.log_start_offset for name, reader in readers.items()}
@@ -246,7 +255,7 @@ def _at_time(
 def ranges(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]
 ) -> Sequence[tuple[TopicPartition, int, int]]:
-    """What lies between two sets of offsets, in order; partitions where that is nothing are left out."""
+    """Return the offset range [start, end) of each partition in both maps, in order; empty ranges are left out."""
     return [
         (name, start[name], end[name])
         for name in sorted(end)

@@ -1,4 +1,4 @@
-"""The processes in which Spark runs Python's part of a task, one task after the other."""
+"""Python workers: the processes in which Spark runs the Python part of tasks, one task after the other."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class NotOnHost(LogfsError):
-    """A task does not find on its machine what the driver planned."""
+    """A file or directory that the driver planned is not found on the machine of the task."""
 
     @classmethod
     def because(cls, reason: object, host_name: str | None = None) -> NotOnHost:
-        """The error for what was missed on a host, by default on this one."""
+        """Return the error for `reason`, which was met on host `host_name`, by default on this host."""
         return cls(
             f"host {host_name or host()}: {reason}, unlike on the driver: mount the same files under the same path "
             "on this host, or see who removed them"
@@ -30,10 +30,11 @@ class NotOnHost(LogfsError):
 
 @functools.cache
 def settle(kind: str) -> None:
-    """At the end of a task: the first of its kind in this process has loaded what all others need, for good.
+    """Exempt the existing objects from garbage collection at the end of the first task of a `kind` in this process.
 
-    Spark collects garbage behind each task, and to look through all that numba has loaded takes longer than to read
-    100 MB. What is there by now, the collector need not look at again.
+    Spark collects garbage after each task, and a scan of everything that numba has loaded takes longer than reading
+    100 MB. After its first task of a kind, the process has loaded all that further tasks of that kind need, and keeps
+    it, so the collector need not scan it again. Outside of a task the function does nothing.
     """
     if TaskContext.get() is not None:
         gc.collect()
@@ -41,13 +42,13 @@ def settle(kind: str) -> None:
 
 
 def host() -> str:
-    """The name of the machine that this process runs on, for errors that depend on the machine."""
+    """Return the name of this machine, for errors that depend on the machine."""
     return socket.gethostname()
 
 
 @contextmanager
 def naming_host() -> Iterator[None]:
-    """Add the host's name to an `OSError`: the same path may be another file on another machine."""
+    """Add the name of this host to an `OSError`: the same path may be another file on another machine."""
     try:
         yield
     except OSError as error:
@@ -55,7 +56,7 @@ def naming_host() -> Iterator[None]:
 
 
 def located(error: OSError) -> OSError:
-    """The same error with the name of this host in its text."""
+    """Return the same error with the name of this host in its text."""
     if error.errno is None:
         return type(error)(f"{error} (on host {host()})")
     text = f"{error.strerror} (on host {host()})"

@@ -1,1 +1,1 @@
-"""Many partitions: log directories, settings, checkpoints, upkeep and the audit."""
+"""Stores of many partitions: log directories, settings, checkpoints, upkeep and the audit."""

@@ -1,7 +1,7 @@
-"""The read-only audit of a store: everything that can be told wrong by looking, as findings.
+"""The read-only audit of a store: all errors that the files themselves show, as findings.
 
-`logfs check` prints them, and every test ends with it. It works on files alone, so it may run beside a broker or a
-mount; what those write while it looks is taken for what it was at the beginning.
+`logfs check` prints the findings, and every test ends with the audit. The audit works on files alone, so it may run
+beside a broker or a mount; it sees each log as it was at the beginning, without what they write meanwhile.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Finding", "Severity", "check"]
 
-# How many segments are opened at once where files leave the log.
+# The number of newest segments to hold open once files have left the log during an audit.
 _HELD_OPEN = 64
 
 
 def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> Iterator[Finding]:
-    """Audit log directories, and change nothing; no finding at all is what everybody wants.
+    """Audit log directories without changing them, and yield the findings; a sound store has none.
 
-    `progress` is told (partition, bytes of its log that were read). Raises what opening a store read-only raises.
+    `progress` is called with the name of a partition and a number of bytes of its log that were just read. Raises the
+    errors of opening a store read-only.
     """
     report = progress or (lambda *_: None)
     with Store(log_dirs, read_only=True) as store:
@@ -58,7 +59,7 @@ def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> 
 
 
 def _check_partition(store: Store, partition: Partition, report: Progress) -> list[Finding]:
-    """Audit a partition as it is now; if files of it go meanwhile, it is looked at again."""
+    """Audit a partition as it is now, and again if files of it leave the log during the audit."""
     audited: dict[Segment, tuple[list[Finding], list[Account]]] = {}
     for left in reversed(range(TRIES)):
         findings: list[Finding] = []
@@ -70,7 +71,7 @@ def _check_partition(store: Store, partition: Partition, report: Progress) -> li
             if left:
                 partition.refresh()
                 with suppress(Gone, OSError):
-                    # Open files outlive their names: the next try need not be faster than a compaction.
+                    # Open files outlive their names, so the next try does not have to be faster than a compaction.
                     for segment in partition.segments[-_HELD_OPEN:]:
                         segment.hold_open()
                 continue
@@ -84,12 +85,12 @@ def _check_partition(store: Store, partition: Partition, report: Progress) -> li
 
 
 def _cut_short(partition: Partition, why: Exception) -> Finding:
-    # A file that cannot be opened ends the audit of its partition, and not that of the others.
+    # A file that cannot be opened ends the audit of its own partition only.
     return error(partition.directory, f"cannot be audited any further: {why}")
 
 
 def check_log_dirs(store: Store) -> Iterator[Finding]:
-    """Audit what belongs to no partition, and name the partitions that cannot be loaded."""
+    """Audit the files that belong to no partition, and report the partitions that cannot be loaded."""
     for log_dir in store.log_dirs:
         yield from _check_files(store.disk, log_dir.path)
         yield from _check_commits(store, log_dir)
@@ -98,7 +99,7 @@ def check_log_dirs(store: Store) -> Iterator[Finding]:
 
 
 def check_small_files(store: Store, partition: Partition) -> Iterator[Finding]:
-    """Audit what lies beside the segments of a partition, and whether they reach as far as was promised."""
+    """Audit the files beside a partition's segments, and the log's ends against checkpoints and leader epochs."""
     directory = partition.directory
     yield from _check_metadata(store.disk, directory)
     try:
@@ -127,11 +128,11 @@ def check_small_files(store: Store, partition: Partition) -> Iterator[Finding]:
             f"was to start at offset {log_start}, and ends at {partition.log_end_offset}; take its line out of "
             f"{LOG_STARTS}",
         )
-    # The first epoch begins where the log starts: it is written down before retention takes a segment.
+    # The first leader epoch begins at the log start: the epoch file is written before retention drops a segment.
     begun = min((start for _, start in partition.epochs.entries), default=None)
     first = partition.segments[0].base_offset
     if begun is not None and begun < first and log_start < first:
-        # A broker writes its epochs later, and a log in use may have lost segments since they were read.
+        # A broker writes its epochs later, and a live log may have dropped segments since the epochs were read.
         report = note if log_dir.is_brokers or log_dir.live else error
         missing = f"offsets {begun} to {first - 1} are missing"
         yield report(directory, f"{missing}: the oldest segments are gone, not by retention")
@@ -143,7 +144,11 @@ def _check_log(
     audited: dict[Segment, tuple[list[Finding], list[Account]]],
     report: Progress,
 ) -> Iterator[Finding]:
-    """Audit the segments that are not among the `audited` yet, and then what goes on from one to the next."""
+    """Audit the segments that are not in `audited` yet, and add them to it; then audit what spans segments.
+
+    The findings of segments that are in `audited` already are yielded again. Raises `Gone` if a segment leaves the
+    log during its audit.
+    """
     segments = partition.segments
     for segment in segments:
         if segment in audited:
@@ -167,7 +172,7 @@ def _check_log(
         if findings:
             partition.refresh()
             if segment not in partition.segments:
-                # Its files went one by one meanwhile, so what was found proves nothing.
+                # The segment's files were removed one by one during the audit, so the findings prove nothing.
                 raise Gone(f"{segment.path}: has left the log while it was audited")
         audited[segment] = findings, accounts
     each = [account for segment in segments for account in audited[segment][1]]
@@ -175,19 +180,22 @@ def _check_log(
 
 
 def trusts_indexes(store: Store, partition: Partition, segment: Segment) -> bool:
-    """Whether a segment's indexes are as its log says, or a writer or a crash may have left them behind it."""
+    """Whether a segment's indexes must agree with its log.
+
+    False where a writer has not completed them yet, or a crash may have left them incomplete.
+    """
     log_dir = store.homes[partition.name.directory]
     if log_dir.clean:
         return True
     if segment is partition.active:
         return False
     point = log_dir.recovery_points.get(partition.name, 0)
-    # Those of a segment that ends at the point itself were perhaps not closed yet.
+    # The indexes of a segment that ends exactly at the recovery point may not have been closed yet.
     return log_dir.live or segment.next_offset < point
 
 
 def _check_files(disk: Disk, log_dir: Path) -> Iterator[Finding]:
-    """The small files of a log directory."""
+    """Audit the small files of a log directory."""
     parsers: dict[str, Callable[[bytes], object]] = {
         RECOVERY_POINTS: checkpoint.parse_offsets,
         LOG_STARTS: checkpoint.parse_offsets,
@@ -206,7 +214,7 @@ def _check_files(disk: Disk, log_dir: Path) -> Iterator[Finding]:
 
 
 def _check_commits(store: Store, log_dir: LogDir) -> Iterator[Finding]:
-    """The file of commits, and the staged files that a commit which is decided still needs."""
+    """Audit the commit file; report a decided commit that is not done, and the staged files that it lacks."""
     path = log_dir.path / commits.FILE_NAME
     try:
         pending = read_commits(log_dir.disk, log_dir.path).pending
@@ -230,7 +238,7 @@ def _check_commits(store: Store, log_dir: LogDir) -> Iterator[Finding]:
 
 
 def _check_key_maps(partition: Partition) -> Iterator[Finding]:
-    """What the maps of `keys/` say is held against the whole log, where there are any."""
+    """Compare the key maps of `keys/`, where they exist, with the whole log."""
     for reader in (partition, partition.committed):
         path = key_map.file_path(reader)
         try:

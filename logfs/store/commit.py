@@ -1,8 +1,9 @@
-"""Atomic commits of staged batches into several partitions: all or none, and once for each sequence of a writer.
+"""Atomic commits of staged batches to several partitions: all or none, and once for each sequence of a writer.
 
-One rename decides: of the file `logfs-commits` in one of the log directories. Before it nothing has happened; after
-it the commit will be done, if need be by whoever opens the directories for writing next. The file tells, too, what
-each writer has committed last, so that a commit that is sent again changes nothing.
+One rename decides a commit: that of the commit file `logfs-commits` in one of the log directories. Before the rename
+nothing has happened. After it the commit will be done, at the latest by the next process that opens the directories
+for writing. The commit file also holds the last sequence of each writer, so a commit that is sent again changes
+nothing.
 """
 
 from __future__ import annotations
@@ -40,20 +41,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# As long as Kafka remembers a transactional id (transactional.id.expiration.ms).
+# Kafka keeps a transactional id for the same time (transactional.id.expiration.ms).
 EXPIRATION_MS = 7 * 86_400_000
-# Staged files of a commit that never came: no task takes that long.
+# The age at which upkeep removes staged files that no commit has named: no task takes that long.
 ORPHAN_MS = 86_400_000
 _LOOK_MS = 3_600_000
-# After these a partition may go on: a full disk, and what was staged is gone.
+# Errors after which a partition may go on: a full disk and its like, and staged files that are gone.
 _HARMLESS = EXHAUSTED | {errno.ENOENT}
 
 
 class Committed(NamedTuple):
-    """What came of a commit: `offsets` are those given, as partition -> (first, behind the last).
+    """The outcome of a commit: `offsets` maps each partition to (first offset, offset after the last).
 
-    With `already`, the writer had committed the sequence, or a later one, before: nothing was changed, and no offsets
-    are told.
+    With `already`, the writer had committed this sequence or a later one before: nothing was changed, and `offsets`
+    is empty.
     """
 
     already: bool
@@ -61,10 +62,10 @@ class Committed(NamedTuple):
 
 
 class Commits:
-    """The commits of a store that is open for writing. One runs at a time."""
+    """The commits of a store; only a store that is open for writing takes any. One commit runs at a time."""
 
     def __init__(self, store: Store) -> None:
-        """Read what is known in the store's log directories."""
+        """Read the commit files of the store's log directories, unless the store is read-only."""
         self._store = store
         self._lock = threading.RLock()
         self._known: dict[LogDir, CommitLog] = {}
@@ -74,23 +75,23 @@ class Commits:
             try:
                 self._known[log_dir] = read_commits(log_dir.disk, log_dir.path)
             except (Corrupt, OSError) as error:
-                # Then nobody can tell what was committed, and no commit is taken.
+                # Without this file it is unknown what was committed, so no commit is accepted.
                 logger.error("%s", error)
                 self._unreadable = error
 
-    # What is known.
+    # The known commits.
 
     def last(self, writer: str) -> int | None:
-        """The sequence that a writer has committed last; None if it is not known."""
+        """Return the last sequence that a writer has committed, or None if the writer is not known."""
         known = [log.writers[writer].sequence for log in self._logs() if writer in log.writers]
         return max(known, default=None)
 
     def pending(self) -> dict[LogDir, Pending]:
-        """The commits that are decided and not done, by the log directory that says so."""
+        """Return the commits that are decided and not done, by the log directory whose commit file has them."""
         return {path: log.pending for path, log in self._known.items() if log.pending is not None}
 
     def concerns(self, name: str) -> bool:
-        """Whether a commit into a partition is decided and not done: then it stays where it is."""
+        """Whether a commit to a partition is decided and not done. Such a partition must not be moved."""
         return any(
             part.partition == name for pending in self.pending().values() for part in pending.parts
         )
@@ -101,12 +102,16 @@ class Commits:
     # A commit.
 
     def commit(self, writer: str, sequence: int, staged: Iterable[StagedFile]) -> Committed:
-        """Append staged batches to their partitions: all, or none. In each in the order of `staged`.
+        """Append staged batches to their partitions, all or none, and return when they are durable.
 
-        When this returns they are durable. `writer` is whoever counts its commits by `sequence`: one that is not
-        above its last is not made again, and its files are removed. An error before the decision leaves everything
-        as it was: `UnknownPartition`, `RecordTooLarge`, `InvalidRecord`, `Corrupt`, `PartitionFailed`, `OSError`.
-        `CommitPending` comes after it: this commit, or one before it, is decided and waits for what the error says.
+        Each partition gets its batches in the order of `staged`. `writer` is the name of a writer, which numbers its
+        commits by `sequence`: a commit whose sequence is not above the writer's last one is not made again, and its
+        files are removed.
+
+        An error before the decision leaves everything as it was: `UnknownPartition`, `RecordTooLarge`,
+        `InvalidRecord`, `Corrupt`, `PartitionFailed`, `NotWritable`, `OSError`, and `WouldBlock` in a thread that
+        must not wait for the disk. `CommitPending` is raised after a decision: this commit, or an earlier one, is
+        decided and waits for the cause that the error names.
         """
         self._store.disk.check_may_block()
         files = list(staged)
@@ -147,20 +152,26 @@ class Commits:
             )
             where = "" if store.homes[name] is home else str(store.home(name))
             parts.append(Part(name, chosen, 0, 0, 0, 0, log_dir=where))
-            # The longest wait for the disk is over before the others have to wait for this.
+            # Flush before the locks are taken: other threads then do not have to wait for the longest fsync.
             partition.flush()
         pending = Pending(writer, sequence, store.clock(), tuple(parts))
         return self._apply(home, pending, measures)
 
     def _home_of(self, writer: str, name: str | None) -> LogDir:
-        """The log directory whose file tells of a writer: the one that does already, or its first partition's."""
+        """Return the log directory whose commit file keeps a writer.
+
+        This is the directory that keeps the writer already, if it works, or else that of partition `name`.
+        """
         known = [home for home, log in self._known.items() if writer in log.writers]
         if known and known[0].failure is None:
             return known[0]
         return self._store.working[0] if name is None else self._store.homes[name]
 
     def _apply(self, home: LogDir, pending: Pending, measures: Mapping[str, Measures]) -> Committed:
-        """Decide, do and note a commit, while its partitions are held; or go on with one that is decided."""
+        """Decide a commit, unless it is decided already; do it, and record that it is done.
+
+        The locks of its partitions are held until the batches are durable.
+        """
         todo = [part for part in pending.parts if not part.done]
         partitions = {part.partition: self._store[part.partition] for part in todo}
         with ExitStack() as stack:
@@ -173,9 +184,9 @@ class Commits:
             for part in todo:
                 partition = partitions[part.partition]
                 for file in part.files:
-                    # Its directory may have moved since it was looked at, and what is staged does not move with it.
+                    # Raises `FileNotFoundError` if the partition was moved since `measure` without the file.
                     partition.disk.stat(partition.directory / file.name)
-                # So nothing that a crash may take lies below what is decided.
+                # Records that a crash could lose must not precede the batches of a decided commit.
                 partition.flush()
                 now_ms = self._store.clock()
                 placed[part.partition] = place(partition, part, measures[part.partition], now_ms)
@@ -198,7 +209,7 @@ class Commits:
         )
 
     def _land(self, home: LogDir, decided: Pending, landings: Sequence[Landing]) -> None:
-        """Put the batches into the logs: first where nobody sees them, then all into view, then on the disk."""
+        """Write the batches after the log ends, where readers do not look; then show all of them; then flush."""
         for landing in landings:
             try:
                 landing.write()
@@ -214,7 +225,7 @@ class Commits:
                 landing.show(self._store.clock())
         for landing in landings:
             with errors:
-                # Also what was shown beside one that failed: nobody is to append behind what a crash may take.
+                # Flush even if another partition failed: appends must not follow batches that a crash could lose.
                 landing.partition.flush()
                 done.add(landing.part.partition)
         if errors.error is not None:
@@ -232,7 +243,10 @@ class Commits:
                 landing.partition.fail("a write failed and could not be undone", error)
 
     def _note(self, home: LogDir, done: Pending) -> None:
-        """Remember that a commit is done. If that fails the commit stands all the same, and is noted later."""
+        """Record that a commit is done, and remove its staged files.
+
+        If recording fails, the commit stands all the same, and is recorded later.
+        """
         now_ms = self._store.clock()
         finished = replace(done, parts=tuple(replace(part, done=True) for part in done.parts))
         known = self._known[home]
@@ -245,7 +259,7 @@ class Commits:
         try:
             self._write(home, CommitLog(writers))
         except (LogfsError, OSError) as error:
-            # In memory, for as long as this store is open, the parts are done.
+            # The parts count as done in memory, while this store is open.
             self._known[home] = replace(known, pending=finished)
             logger.warning(
                 "%s: commit %d is made, and noted later: %s", done.writer, done.sequence, error
@@ -258,9 +272,12 @@ class Commits:
         self._known[home] = log
 
     def discard(self, files: Iterable[StagedFile]) -> None:
-        """Remove staged files that nobody is going to commit; those of a commit that is decided stay."""
+        """Remove staged files that will not be committed. The files of a decided commit stay.
+
+        Raises as `read_commits`.
+        """
         with self._lock:
-            # As the disk has it: a decision whose sync failed may be there all the same.
+            # Read the files again: a decision whose fsync failed may be on the disk all the same.
             decided = [read_commits(home.disk, home.path).pending for home in self._known]
             wanted = {
                 file
@@ -272,7 +289,7 @@ class Commits:
             self._discard(file for file in files if file not in wanted)
 
     def _discard(self, files: Iterable[StagedFile]) -> None:
-        """Remove staged files; what cannot be removed is an orphan, which upkeep removes."""
+        """Remove staged files. A file that cannot be removed now becomes an orphan, which upkeep removes."""
         for file in files:
             home = self._store.homes.get(file.partition)
             if home is None or "/" in file.name or not file.name.endswith(commits.STAGED):
@@ -283,10 +300,13 @@ class Commits:
             except (LogfsError, OSError) as error:
                 logger.warning("%s: left for later: %s", path, error)
 
-    # What was decided and not done.
+    # Commits that are decided and not done.
 
     def finish(self) -> None:
-        """Do what is decided; `CommitPending` says why that cannot be done here or now."""
+        """Do the commits that are decided.
+
+        Raises `CommitPending`, with the reason, if a commit cannot be done here or now.
+        """
         with self._lock:
             for home, pending in self.pending().items():
                 parts = [self._present(home, part) for part in pending.parts]
@@ -302,7 +322,10 @@ class Commits:
                 self._apply(home, there, measures)
 
     def _present(self, home: LogDir, part: Part) -> Part | None:
-        """A part that can be done; None if its partition was deleted. `CommitPending` if it is not in this store."""
+        """Return the part if it can be done, or None if its partition was deleted.
+
+        Raises `CommitPending` if the partition is not loaded, or its log directory is not open here.
+        """
         name = part.partition
         partition = self._store.partitions.get(name)
         if partition is not None:
@@ -314,7 +337,7 @@ class Commits:
             )
             if part.done or is_there or has_stood:
                 return part
-            # Of the same name, and made since.
+            # Another partition of the same name, created since.
         elif name in self._store.homes:
             raise CommitPending(
                 f"{home.path}: a commit into {name} is decided, which is not loaded here"
@@ -328,16 +351,18 @@ class Commits:
         return None
 
     def give_up_place(self, name: str) -> None:
-        """Before a log is changed where a commit that waits has its place: note that nothing of it stands there.
+        """Record that nothing of a waiting commit is in a log, before the log is changed at the commit's place.
 
-        An opening looks there for what a crash has left, and takes what retention or a cleaner has passed for done.
-        The commit gets another place when it is done. Raises `LogfsError`, `OSError`: then the log has to stay so.
+        An opening looks for the remains of a commit at its place, and treats the commit as done if retention or a
+        cleaner has passed that place. Without a place, the commit gets another one when it is done. Raises
+        `LogfsError` and `OSError`, after which the log must not be changed, and `WouldBlock` in a thread that must
+        not wait.
         """
         if not self.concerns(name):
             return
         self._store.disk.check_may_block()
         with self._lock:
-            # If something of it could be in the log, the partition would have failed, and nobody may change it.
+            # If some of the commit could be in the log, the partition would have failed, and must not be changed.
             self._store[name].check_appendable()
             for home, pending in self.pending().items():
                 parts = tuple(
@@ -352,14 +377,17 @@ class Commits:
                     )
 
     def finish_at_opening(self) -> None:
-        """`finish`; what cannot be done is logged, and stays decided."""
+        """Call `finish`. An error is logged, and the commit stays decided."""
         try:
             self.finish()
         except (LogfsError, OSError) as error:
             logger.error("a commit is decided and not done: %s", error)
 
     def take_stock(self, log_dir: LogDir, name: TopicPartition, directory: Path) -> bool:
-        """Before a partition is loaded: see what a crash has left of a commit, and whether files were changed."""
+        """Determine, before a partition is loaded, what a crash has left of a commit to it.
+
+        Record the result in the commit file, and return whether files of the partition may have been changed.
+        """
         changed = False
         for home, pending in self.pending().items():
             parts = []
@@ -374,14 +402,14 @@ class Commits:
                 parts.append(part)
             log = replace(self._known[home], pending=replace(pending, parts=tuple(parts)))
             if log != self._known[home]:
-                # So that nobody looks again, when others may have gone on behind it.
+                # Record the result: at a later look, batches of other writers may follow.
                 self._write(home, log)
         return changed
 
     def _taken(self, part: Part, log_dir: LogDir, name: TopicPartition, directory: Path) -> Part:
         start = max(log_dir.log_starts.get(name, 0), log_dir.cleaner_offsets.get(name, 0))
         if start > part.base_offset:
-            # Retention or a cleaner has been there since, so it was done.
+            # Retention or a cleaner has passed the place since, so the part was done.
             return replace(part, done=True)
         try:
             return take_stock(log_dir.disk, directory, part)[0]
@@ -394,9 +422,9 @@ class Commits:
     def place_of_remains(
         self, log_dir: LogDir, name: TopicPartition, directory: Path
     ) -> Place | None:
-        """Where a log ends for a store that only reads: before what a crash has left of a commit. None if nothing is.
+        """Return where a read-only store must end a log: before the remains of a commit. None without remains.
 
-        The next opening for writing cuts that off and makes the commit.
+        A crash leaves such remains. The next opening for writing cuts them off and does the commit.
         """
         for home in self._store.log_dirs:
             try:
@@ -415,7 +443,7 @@ class Commits:
         return None
 
     def upkeep(self, now_ms: int) -> None:
-        """Do what a full disk has held up, and, every hour, remove what is left over."""
+        """Finish the commits that a full disk has held up and, every hour, remove leftover staged files."""
         if self.pending():
             self.finish()
         if now_ms >= self._next_look_ms:
@@ -425,7 +453,7 @@ class Commits:
     # Leftovers.
 
     def remove_leftovers(self, now_ms: int) -> int:
-        """Remove the staged files of commits that are over, and of those that never came; how many went."""
+        """Remove the staged files of finished commits and of commits that never came; return the number of files."""
         removed = 0
         with self._lock:
             for partition in list(self._store.partitions.values()):
@@ -455,7 +483,7 @@ class Commits:
 
 
 def read_commits(disk: Disk, log_dir: Path) -> CommitLog:
-    """The file of commits of a log directory; empty where there is none. Raises `Corrupt`, `OSError`."""
+    """Return the content of a log directory's commit file, empty if there is none. Raises `Corrupt`, `OSError`."""
     path = log_dir / commits.FILE_NAME
     try:
         return commits.parse_commits(disk.read_file(path))
@@ -469,9 +497,9 @@ def read_commits(disk: Disk, log_dir: Path) -> CommitLog:
 
 
 def held_up(log_dirs: Iterable[Path]) -> set[str]:
-    """The partitions of commits that are decided and not done: who loads them with a `Store` does them.
+    """Return the partitions of commits that are decided and not done. Loading them with a `Store` does the commits.
 
-    A file of commits that cannot be read tells of none; the store says what is wrong with it. Raises `OSError`.
+    A damaged commit file counts as one without such a commit; the store reports the damage. Raises `OSError`.
     """
     found: set[str] = set()
     for path in log_dirs:
@@ -482,7 +510,7 @@ def held_up(log_dirs: Iterable[Path]) -> set[str]:
 
 
 def _check_names(files: Iterable[StagedFile]) -> None:
-    """Raise `InvalidRecord` for a file that cannot have been staged in its partition's directory."""
+    """Raise `InvalidRecord` for a name that no staged file in a partition's directory can have."""
     for file in files:
         if "/" in file.name or "\0" in file.name or not file.name.endswith(commits.STAGED):
             raise InvalidRecord(

@@ -1,7 +1,8 @@
-"""Where a commit goes: into the log directories, under Kafka's lock, or through the mount that holds them.
+"""Commits and new partitions from outside: through the mount that holds the log directories, or under Kafka's lock.
 
-A mount leaves a file in each of its log directories that tells where it is, and takes commits at `.logfs/commit`.
-Mounts come and go; a commit that met one on its way is simply sent again, for none is made twice.
+A mount writes a file with its mount point into each of its log directories, and accepts commits at `.logfs/commit`.
+A mount may begin or end while a commit is sent. The commit is then sent again, which is safe because no commit is
+made twice.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ DOOR = ".logfs/commit"
 _WRITE_BYTES = 64 * 1024
 _READ_BYTES = 1 << 20
 _LONGEST_PAUSE_SECONDS = 1.0
-# What a mount that goes away leaves its callers with.
+# The errors of calls to a mount that goes away.
 _NO_MOUNT = frozenset(
     {
         errno.ENOTCONN,
@@ -56,11 +57,11 @@ _NO_MOUNT = frozenset(
 
 
 class _NoAnswer(Exception):
-    """The mount has gone away: nobody knows whether the commit was made."""
+    """The mount has gone away, and it is unknown whether the commit was made."""
 
 
 def announce(log_dirs: Sequence[LogDir], mountpoint: Path) -> None:
-    """Tell in the log directories where they are mounted; one that is full is not a reason to mount none."""
+    """Write the mount point into each log directory. An error, such as a full disk, is logged and ignored."""
     told = _to_line({"pid": os.getpid(), "mountpoint": str(mountpoint)})
     for log_dir in log_dirs:
         try:
@@ -70,7 +71,7 @@ def announce(log_dirs: Sequence[LogDir], mountpoint: Path) -> None:
 
 
 def withdraw(log_dirs: Sequence[LogDir]) -> None:
-    """Take back what `announce` told."""
+    """Remove the files that `announce` wrote. An error is logged and ignored."""
     for log_dir in log_dirs:
         try:
             log_dir.disk.unlink(log_dir.path / MOUNT_FILE)
@@ -79,7 +80,7 @@ def withdraw(log_dirs: Sequence[LogDir]) -> None:
 
 
 def find_door(disk: Disk, log_dir: Path) -> Path | None:
-    """The file that takes commits for a log directory; None if no mount holds it."""
+    """Return the file that accepts commits for a log directory, or None if no mount holds the directory."""
     pid = holder(disk, log_dir)
     mounted = None if pid is None else mountpoint(disk, log_dir, pid)
     try:
@@ -89,7 +90,7 @@ def find_door(disk: Disk, log_dir: Path) -> Path | None:
 
 
 def log_dirs_of(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Log directories; where a path is a mountpoint of logfs, those that are mounted there."""
+    """Return the log directories of paths: a mount point of logfs stands for those that are mounted there."""
     found: list[str] = []
     for path in paths:
         found += mounted_log_dirs(path) or [os.fspath(path)]
@@ -97,9 +98,10 @@ def log_dirs_of(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
 
 
 def check_there(log_dirs: Iterable[str | os.PathLike[str]], *, may_be_empty: bool = False) -> None:
-    """Raise `InvalidStore` for a path that is no log directory, or only with `may_be_empty` may become one.
+    """Raise `InvalidStore` for a path that is not a log directory.
 
-    See `logfs.store.recognition`: the error says what the path is, and nothing in it is touched.
+    With `may_be_empty` an empty directory is accepted. The error says what the path is, and nothing in it is changed;
+    see `logfs.store.recognition`.
     """
     check_log_dirs(log_dirs, may_be_empty=may_be_empty)
 
@@ -114,10 +116,10 @@ def open_store(
     only: Only | None = None,
     recover: bool = False,
 ) -> Store:
-    """Open log directories as a `Store`; the arguments, and the errors, are those of its constructor.
+    """Open log directories as a `Store`, with the arguments and the errors of its constructor.
 
-    An empty directory becomes a new store; a missing one only with `create`, so that a misspelt path is an error
-    (`InvalidStore`) and not a new store.
+    An empty directory becomes a new store. A missing directory becomes one only with `create`, so that a misspelt
+    path is an error (`InvalidStore`) and not a new store.
     """
     return Store(
         log_dirs,
@@ -130,11 +132,11 @@ def open_store(
     )
 
 
-# The words that pass the door.
+# Requests and answers.
 
 
 class Request(NamedTuple):
-    """What passes the door: staged files to commit, or, with `discards`, to remove."""
+    """A request to a store: staged files to commit or, with `discards`, to remove."""
 
     writer: str
     sequence: int
@@ -143,13 +145,13 @@ class Request(NamedTuple):
 
 
 def format_request(request: Request) -> bytes:
-    """The one line that asks for it."""
+    """Return a request as one line of JSON."""
     files = [[f.partition, f.name, f.size_bytes, f.record_count] for f in request.staged]
     return _to_line({**request._asdict(), "staged": files})
 
 
 def parse_request(line: bytes) -> Request:
-    """What a line asks for; `InvalidRecord` if for nothing."""
+    """Return the request that a line holds. Raises `InvalidRecord` if it holds none."""
     try:
         told = json.loads(line)
         staged = tuple(typed(StagedFile(*file)) for file in told["staged"])
@@ -160,7 +162,7 @@ def parse_request(line: bytes) -> Request:
 
 
 def serve(store: Store, request: Request) -> Committed:
-    """Do what is asked for in a store that is open for writing."""
+    """Execute a request in a store that is open for writing. Raises as `Commits.commit` and `Commits.discard`."""
     if not request.discards:
         return store.commit(request.writer, request.sequence, request.staged)
     store.commits.discard(request.staged)
@@ -168,7 +170,7 @@ def serve(store: Store, request: Request) -> Committed:
 
 
 def format_answer(outcome: Committed | Exception) -> bytes:
-    """What is read after a request."""
+    """Return the answer to a request as one line of JSON."""
     if isinstance(outcome, Committed):
         answer: dict[str, Any] = {"already": outcome.already, "offsets": outcome.offsets}
     else:
@@ -177,7 +179,10 @@ def format_answer(outcome: Committed | Exception) -> bytes:
 
 
 def parse_answer(line: bytes) -> Committed:
-    """What came of a request; raises the error that it met."""
+    """Return the outcome that an answer holds, or raise the error that it holds.
+
+    An error whose class is not in `logfs.errors` becomes an `OSError` with EIO.
+    """
     told = json.loads(line)
     if "error" not in told:
         offsets = {name: (first, end) for name, (first, end) in told["offsets"].items()}
@@ -192,7 +197,7 @@ def _to_line(told: dict[str, Any]) -> bytes:
     return json.dumps(told, separators=(",", ":")).encode() + b"\n"
 
 
-# A commit from outside.
+# Commits from outside.
 
 
 def commit(
@@ -203,24 +208,25 @@ def commit(
     *,
     seconds: float = 60.0,
 ) -> Committed:
-    """Commit what was staged in log directories, whoever has them; see `Commits.commit` for what is promised.
+    """Commit files that were staged in log directories, through a mount or directly; see `Commits.commit`.
 
-    Waits up to `seconds` for another process that holds them; `StoreLocked` if that is a broker, or it takes longer.
+    Waits up to `seconds` for another process that holds the directories. Raises `StoreLocked` if the process keeps
+    them, as a broker does: it accepts no commits. Also raises `InvalidStore`, and the errors of opening a store.
     """
     return _send(log_dirs, Request(writer, sequence, tuple(staged)), seconds)
 
 
 def discard(log_dirs: LogDirs, staged: Sequence[StagedFile], *, seconds: float = 5.0) -> None:
-    """Remove what was staged and is not going to be committed; see `Commits.discard`. Raises as `commit`."""
+    """Remove staged files that will not be committed; see `Commits.discard`. Waits and raises as `commit`."""
     if staged:
         _send(log_dirs, Request("", 0, tuple(staged), discards=True), seconds)
 
 
 def create(log_dirs: LogDirs, partitions: Sequence[str], *, seconds: float = 60.0) -> None:
-    """Make those partitions that are not there yet, whoever has the log directories.
+    """Create the partitions that do not exist yet, through a mount or directly.
 
-    A log directory may be empty, and may not be missing. Raises `InvalidName`, what opening a store raises, and
-    `StoreLocked` as `commit`.
+    A log directory may be empty, but must exist. Waits as `commit`. Raises `InvalidName`, the errors of
+    opening a store, and `StoreLocked` as `commit`.
     """
     for name in partitions:
         names.parse_directory(name)
@@ -255,7 +261,10 @@ def _through_whoever(
     through: Callable[[Path], _Answer],
     seconds: float,
 ) -> _Answer:
-    """Do something by a store of our own, or by the door of the mount that holds the directories."""
+    """Call `through` with the commit file of the mount that holds the directories, or `directly` if there is none.
+
+    Tries again, for up to `seconds`, while another process holds the directories or a mount goes away.
+    """
     paths = _paths(log_dirs)
     end = time.monotonic() + seconds
     pause = 0.02
@@ -264,7 +273,7 @@ def _through_whoever(
             door = find_door(Disk(), paths[0])
             return directly(paths) if door is None else through(door)
         except (StoreLocked, _NoAnswer, CommitPending) as error:
-            # A commit that is decided is done at the next opening, if that is all it waits for.
+            # Few retries after `CommitPending`: the next opening does a decided commit, unless something prevents it.
             if time.monotonic() + pause > end or (isinstance(error, CommitPending) and pause > 0.1):
                 if isinstance(error, StoreLocked):
                     raise StoreLocked(
@@ -295,7 +304,10 @@ def _create_through(door: Path, partitions: Sequence[str]) -> None:
 
 
 def _send_directly(paths: Sequence[Path], request: Request) -> Committed:
-    """Open the directories for this alone: its partitions, and those of a commit that is not done."""
+    """Execute a request in a store opened for it.
+
+    The store loads the partitions of the request, and those of commits that are decided and not done.
+    """
     wanted = {file.partition for file in request.staged} | held_up(paths)
     with Store(paths, only=wanted.__contains__, create=False) as store:
         done = serve(store, request)

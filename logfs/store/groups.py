@@ -1,8 +1,8 @@
-"""Which offsets consumer groups have committed: the part of Kafka's group coordinator that files need.
+"""The committed offsets of consumer groups: the part of Kafka's group coordinator that a store of files needs.
 
-They live where Kafka keeps them, in the partitions of the topic `__consumer_offsets`, as its records (kafka-storage
-12). What they say is found by reading these partitions once, and from then on only what is new in them; so a
-read-only store beside a broker sees what its consumers commit.
+As in Kafka, committed offsets are records in the partitions of the topic `__consumer_offsets` (kafka-storage 12).
+These partitions are read once, and later calls read only their new records. So a read-only store beside a broker sees
+the offsets that the broker's consumers commit.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ logger = logging.getLogger(__name__)
 
 TOPIC = "__consumer_offsets"
 _PARTITIONS = "offsets.topic.num.partitions"
-# What the length of a string in these records can be at the most.
+# The greatest length of a string in these records, in bytes.
 INT16_MAX = 2**15 - 1
 _OFFSET = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 class GroupOffset(NamedTuple):
-    """One committed offset: whose, of which partition, and what was committed."""
+    """One committed offset: its group, its partition, and the commit."""
 
     group: str
     partition: TopicPartition
@@ -56,11 +56,12 @@ class GroupOffset(NamedTuple):
 
 
 class Groups:
-    """The committed offsets of a store's groups: `store.groups`. Partitions are named as directories, `orders-0`.
+    """The committed offsets of a store's groups: `store.groups`.
 
-    Any thread may call. What has to wait for the disk raises `WouldBlock` in the thread that must not; `commit` and
-    `forget` always do. A damaged stretch of `__consumer_offsets` is stepped over with a warning: an older commit may
-    then be shown, and its group reads some records twice.
+    A partition is named as its directory is, `orders-0`. Any thread may call. A call that would wait for the disk
+    raises `WouldBlock` in a thread that must not wait; there `commit` and `forget` always raise it. A damaged range
+    of `__consumer_offsets` is passed over with a warning: an older commit may then be returned, and its group reads
+    some records twice.
     """
 
     def __init__(self, store: Store) -> None:
@@ -69,10 +70,10 @@ class Groups:
         self._replays: Sequence[_Replay] = ()
 
     def committed(self, group: str, name: str) -> OffsetCommit | None:
-        """What a group has committed for a partition; None if nothing.
+        """Return the commit of a group for a partition, or None if there is none.
 
-        Raises `InvalidName`, `OSError`, and `PartitionFailed` where nobody can tell: one of the partitions that hold
-        commits is offline.
+        Raises `InvalidName`, `OSError`, and `PartitionFailed` if no commit is found while a partition of
+        `__consumer_offsets` is offline, because that partition may hold one.
         """
         wanted = names.parse_directory(name)
         with self._following() as replays:
@@ -84,13 +85,19 @@ class Groups:
         return found
 
     def of(self, name: str) -> dict[str, OffsetCommit]:
-        """The groups that have an offset committed for a partition, sorted by name. Raises as `committed`."""
+        """Return the commits for a partition by group, sorted by the names of the groups.
+
+        Raises `InvalidName` and `OSError`. Partitions of `__consumer_offsets` that are offline are left out.
+        """
         wanted = names.parse_directory(name)
         with self._following() as replays:
             return self._find_all(replays, wanted)
 
     def __iter__(self) -> Iterator[GroupOffset]:
-        """Every committed offset, sorted by group, topic and partition; also of partitions that are elsewhere."""
+        """Iterate over all committed offsets, sorted by group, topic and partition.
+
+        The partition of a committed offset need not be in this store.
+        """
         with self._following() as replays:
             partitions = {where for replay in replays for where in replay.commits}
             found = [
@@ -110,7 +117,10 @@ class Groups:
     def _find(
         self, replays: Sequence[_Replay], group: str, wanted: TopicPartition
     ) -> OffsetCommit | None:
-        """A group's commit; of several, as another number of partitions leaves them, the one that counts now."""
+        """Return the commit of a group.
+
+        A change of the number of partitions may leave several; the one in the group's current partition counts.
+        """
         holders = _holders(replays, group, wanted)
         if len(holders) > 1:
             counts = self._partition_of(group)
@@ -118,11 +128,12 @@ class Groups:
         return holders[0].commits[wanted][group].commit if holders else None
 
     def commit(self, group: str, name: str, offset: int, metadata: str = "") -> OffsetCommit:
-        """Commit the next offset that a group is to read of a partition; durable after `log_of(group).flush()`.
+        """Commit the next offset that a group will read of a partition; durable after `log_of(group).flush()`.
 
-        The first commit makes the partition of `__consumer_offsets` that Kafka's hash picks. Raises
-        `UnknownPartition`, `OffsetOutOfRange` outside of [log start offset, log end offset], `InvalidName` for a
-        group, `InvalidRecord` for metadata longer than `offset.metadata.max.bytes`, and what an append raises.
+        The first commit creates the partition of `__consumer_offsets` that Kafka's hash selects. Raises
+        `UnknownPartition`, `OffsetOutOfRange` outside of [log start offset, log end offset], `InvalidName` for an
+        invalid group name, `InvalidRecord` for metadata longer than `offset.metadata.max.bytes`, and the errors of
+        `log_of` and of an append.
         """
         partition = self._store[name]
         partition.check_readable(offset)
@@ -141,7 +152,10 @@ class Groups:
         return commit
 
     def forget(self, group: str, name: str) -> bool:
-        """Forget what a group has committed for a partition; whether there was anything. Raises as `commit`."""
+        """Remove the commit of a group for a partition, and return whether there was one.
+
+        Raises `InvalidName`, and the errors of an append.
+        """
         wanted = names.parse_directory(name)
         key = _encode_key(group, wanted)
         with self._writing(group), self._following() as replays:
@@ -151,12 +165,15 @@ class Groups:
             return bool(holders)
 
     def forget_partition(self, name: str) -> None:
-        """Forget what all groups have committed for a partition that is deleted, as Kafka does."""
+        """Remove the commits of all groups for a partition that is deleted, as Kafka does."""
         for group in self.of(name):
             self.forget(group, name)
 
     def log_of(self, group: str) -> Partition:
-        """The partition that a group's commits go to, made if it is missing. Raises what creating raises."""
+        """Return the partition that a group's commits are appended to; a missing one is created.
+
+        Raises the errors of `Store.create`, and `PartitionFailed` if the partition is offline.
+        """
         store = self._store
         name = f"{TOPIC}-{self._partition_of(group)}"
         with self._store.disk.hold(self._lock):
@@ -170,7 +187,10 @@ class Groups:
 
     @contextmanager
     def _writing(self, group: str) -> Iterator[None]:
-        """One thread at a time writes, and never the one that must not wait."""
+        """Hold the lock for a write.
+
+        Raises `WouldBlock` in a thread that must not wait, and `NotWritable` in a read-only store.
+        """
         self._store.disk.check_may_block()
         if self._store.read_only:
             raise NotWritable(f"group {group}: the store is open read-only")
@@ -183,9 +203,10 @@ class Groups:
         return coordinator_partition(group, self._partition_count())
 
     def _partition_count(self) -> int:
-        """How many partitions groups are spread over: the setting, but for a broker that chose another number.
+        """Return the number of partitions of `__consumer_offsets`: the setting, or the number that a broker chose.
 
-        That is told by the partitions that are here, if they are all there are: 0, 1, 2, … up to the last.
+        The partitions in this store show the broker's number if they are numbered 0, 1, 2, … without a gap, and the
+        setting was not changed here.
         """
         settings = self._store.settings
         if _PARTITIONS not in settings.broker_overrides:
@@ -195,7 +216,7 @@ class Groups:
         return settings.broker_config.offsets_topic_num_partitions
 
     def _prepare_topic(self) -> None:
-        """Give the topic the settings that Kafka gives it; a broker keeps its own where we do not see them."""
+        """Give the topic Kafka's settings if it has none here; a broker keeps its settings elsewhere."""
         settings = self._store.settings
         if not settings.topic_overrides(TOPIC):
             segment_bytes = settings.broker_config.offsets_topic_segment_bytes
@@ -204,20 +225,23 @@ class Groups:
             settings.set_topic(TOPIC, "segment.bytes", str(segment_bytes))
 
     def _keep_partition_count(self) -> None:
-        """Before a partition is made, keep how many there are: from then on those that are here do not tell."""
+        """Save the number of partitions as a setting, before a partition is created.
+
+        Afterwards the partitions that exist here do not show it.
+        """
         settings = self._store.settings
         if _PARTITIONS not in settings.broker_overrides:
             settings.set_broker(_PARTITIONS, str(self._partition_count()))
 
     def _logs(self) -> list[Partition]:
-        # A list first: another thread may be making a partition.
+        # Make a list first: another thread may be creating a partition.
         return [log for log in list(self._store.partitions.values()) if log.topic == TOPIC]
 
-    # Following it.
+    # Following the topic.
 
     @contextmanager
     def _following(self) -> Iterator[Sequence[_Replay]]:
-        """What each partition of the topic says now; the lock is held meanwhile."""
+        """Yield the replays of the topic's partitions, brought up to date, with the lock held."""
         with self._store.disk.hold(self._lock):
             self._replays = [self._replay_of(log) for log in self._logs()]
             for replay in self._replays:
@@ -241,27 +265,27 @@ class _Entry(NamedTuple):
 
 
 class _Replay:
-    """What one partition of `__consumer_offsets` says, as far as it was read."""
+    """The commits in one partition of `__consumer_offsets`, up to the offset that was read."""
 
     def __init__(self, log: Partition) -> None:
         self.log = log
         self.commits: dict[TopicPartition, dict[str, _Entry]] = {}
-        # By producer id: what its open transaction commits.
+        # By producer id: the commits in its open transaction.
         self._pending: dict[int, dict[OffsetKey, _Entry]] = {}
-        # How far the log was read, the segment that was active then, and the log's generation.
+        # The offset up to which the log was read, and its active segment and generation at that time.
         self._end = log.log_start_offset
         self._segment = log.segments[0]
         self._generation = log.generation
 
     def catch_up(self) -> None:
-        """Read what is new; all again, if what was read may not be there any more.
+        """Read the new records, or all records again if those already read may have left the log.
 
-        A truncation changes the log's generation. A compaction replaces the sealed segments, from the first on: if
-        the segment that was the active one is still there, no record behind it has been compacted away unseen.
+        A truncation changes the log's generation. Compaction replaces sealed segments from the first one on: if the
+        segment that was active is still in the log, compaction has not removed any unread record.
         """
         log = self.log
         log.refresh()
-        # The generation first: what changes the log from here on is then seen the next time.
+        # Read the generation first: the next call then notices any change to the log from here on.
         generation, end = log.generation, log.log_end_offset
         segment = log.segments_from(end)[0]
         same = generation == self._generation and self._segment in log.segments
@@ -306,7 +330,7 @@ class _Replay:
         message = group_record.parse_key(record.key)
         key = None if message is None else group_record.offset_key(message)
         if message is None or key is None:
-            return  # a group's members, or of a later release
+            return  # group metadata, or a key of a later release
         if record.value is None:
             self._remove(key)
             return
@@ -328,14 +352,14 @@ class _Replay:
                 self._put(key, entry)
 
     def _put(self, key: OffsetKey, entry: _Entry) -> None:
-        """Keep a commit, unless a later record has told of another."""
+        """Keep a commit, unless a later record for its key has been applied already."""
         groups = self.commits.setdefault(TopicPartition(key.topic, key.partition), {})
         known = groups.get(key.group)
         if known is None or known.record_offset < entry.record_offset:
             groups[key.group] = entry
 
     def _remove(self, key: OffsetKey) -> None:
-        """A tombstone takes a commit back, and what open transactions have for the key."""
+        """Apply a tombstone: remove the commit for a key, and those for the key in open transactions."""
         for pending in self._pending.values():
             pending.pop(key, None)
         where = TopicPartition(key.topic, key.partition)
@@ -359,10 +383,10 @@ def _encode_key(group: str, partition: TopicPartition) -> bytes:
 
 
 def resolve_offset(partition: Reader, words: str) -> int:
-    """The offset that somebody means: a number, `earliest`, `latest`, or a time, as `@1638100400000` or ISO 8601.
+    """Return the offset that `words` stand for: a number, `earliest`, `latest`, or a time.
 
-    A time is the first offset whose record is at or after it, and the log's end if there is none, as Kafka's tools
-    have it. Raises `InvalidName`.
+    A time is written as `@1638100400000` or in ISO 8601. As in Kafka's tools, it stands for the first offset whose
+    record is at or after it, or for the log end offset if there is none. Raises `InvalidName`.
     """
     if _OFFSET.fullmatch(words):
         return int(words)

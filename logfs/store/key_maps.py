@@ -1,4 +1,4 @@
-"""The key maps that are in use: kept up in the background, and what is being read for them."""
+"""Background updates of the key maps that are in use, and the progress of reading logs for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def keep_up(store: Store) -> None:
-    """Have each map that was asked for lately cover what its log has gained since; may take long."""
+    """Extend each recently used key map to the end of its log. May take long; an error is logged."""
     for name, partition in list(store.partitions.items()):
         for keys in key_map.in_use(partition):
             try:
@@ -28,7 +28,7 @@ def keep_up(store: Store) -> None:
 
 
 def readings(store: Store) -> Iterator[Work]:
-    """The logs that are being read for their keys, and how far that is."""
+    """Yield the logs that are being read for their keys, with the progress."""
     for name, partition in sorted(store.partitions.items()):
         for keys in key_map.in_use(partition):
             progress = keys.progress

@@ -1,8 +1,8 @@
-"""A partition that is worked on by one process while another holds the lock of its log directory.
+"""Leases: one process works on a partition while another process holds the lock of its log directory.
 
-The holder lends what it knows of the partition as a `Lease`, which can be pickled. Who gets it opens a `Store` of it,
-in which there is that partition alone; what the checkpoints are to say of it goes back, for the files of the
-directory itself are the holder's.
+The holder of the lock passes the known state of the partition on as a `Lease`, which can be pickled. The process that
+gets the lease opens it as a `Store`, which contains that partition alone. The new checkpoint entries of the partition
+go back to the holder, because only the holder writes the files of the log directory itself.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Lease:
-    """What the holder of a log directory's lock knows of a partition; stands for the directory where it is opened.
+    """The state of a partition as known to the holder of its log directory's lock; opened in place of the directory.
 
-    `recovery_point`, `log_start` and `cleaner_offset` are those of the checkpoints, None where these say nothing.
+    `recovery_point`, `log_start` and `cleaner_offset` are the entries of the checkpoints, None where there is none.
     """
 
     log_dir: str
@@ -38,8 +38,8 @@ class Lease:
 
     @classmethod
     def of(cls, log_dir: LogDir, partition: TopicPartition) -> Lease:
-        """What is known of a partition in a log directory that is open."""
-        # A broker's partitions may have gaps without an entry that says so.
+        """Return the lease of a partition in an open log directory."""
+        # The entry 0 marks a log that may have gaps. A broker's partitions may have gaps without an entry.
         cleaned = 0 if log_dir.may_have_gaps(partition) and not log_dir.is_brokers else None
         return cls(
             str(log_dir.path),
@@ -56,7 +56,7 @@ class Lease:
 
 
 class Returned(NamedTuple):
-    """What the checkpoints are to say of a partition, and whether it was closed cleanly."""
+    """The new checkpoint entries of a partition, and whether it was closed cleanly."""
 
     recovery_point: int
     log_start: int | None
@@ -65,10 +65,10 @@ class Returned(NamedTuple):
 
 
 class LeasedLogDir(LogDir):
-    """A log directory whose lock another process has for this one: none of its own files is written.
+    """A log directory whose lock another process holds for this one, which writes none of its own files.
 
-    Two that have the same lease, as two attempts of a task, take turns. One that ended in the middle has left what a
-    crash leaves, so the next one recovers the partition.
+    Processes that have the same lease, such as two attempts of a task, take turns. A process that ended during its
+    turn has left the partition as a crash does, so the next one recovers the partition.
     """
 
     def __init__(self, disk: Disk, lease: Lease, failed: Callable[[LogDir], object]) -> None:
@@ -78,7 +78,7 @@ class LeasedLogDir(LogDir):
         self._turn: Turn | None = None
 
     def open(self) -> None:
-        """Wait for the turn, and take what the lease says; `OSError` if the directory is unusable."""
+        """Wait for the turn, and adopt the state in the lease. Raises `OSError` if the directory is unusable."""
         lease = self.lease
         self.found = self.disk.stat(self.path)
         self._turn = Turn(self.disk, self.path / lease.partition.directory)
@@ -93,7 +93,7 @@ class LeasedLogDir(LogDir):
                 known[lease.partition] = value
 
     def returned(self) -> Returned:
-        """What the holder is to note, once the store is closed."""
+        """Return the entries for the holder. Call this once the store is closed."""
         name = self.lease.partition
         return Returned(
             self.recovery_points.get(name, 0),
@@ -103,31 +103,31 @@ class LeasedLogDir(LogDir):
         )
 
     def write_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """To be returned."""
+        """Keep the recovery points for `returned`."""
         self.recovery_points = dict(offsets)
 
     def write_log_starts(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """To be returned."""
+        """Keep the log start offsets for `returned`."""
         self.log_starts = dict(offsets)
 
     def write_high_watermarks(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """They are the recovery points."""
+        """Do nothing: the high watermarks are the recovery points."""
 
     def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """To be returned."""
+        """Keep the cleaner offsets for `returned`."""
         self.cleaner_offsets = dict(offsets)
 
     def mark_clean(self) -> None:
-        """To be returned."""
+        """Keep the clean close for `returned`."""
         self._closed_cleanly = True
 
     def close(self) -> None:
-        """Give the turn to the next."""
+        """End the turn, so that the next process can take it."""
         turn, self._turn = self._turn, None
         if turn is not None:
             turn.release()
 
     def disown(self) -> None:
-        """See `LogDir.disown`; the turn is the parent's, too."""
+        """See `LogDir.disown`. The turn belongs to the parent process, too."""
         super().disown()
         self._turn = None

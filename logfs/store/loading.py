@@ -1,4 +1,4 @@
-"""Opening the log directories of a store, and loading the partitions that are in them (kafka-storage 5.1)."""
+"""Opening the log directories of a store, and loading their partitions (kafka-storage 5.1)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from logfs.config import LogConfig
     from logfs.store.store import Store
 
-    # The name of a partition, or what says of each whether it is wanted.
+    # The name of the only partition to load, or a function that returns whether to load the partition of a name.
     Only = str | Callable[[str], bool]
     Progress = Callable[[str, int, int], None]
 
@@ -42,10 +42,11 @@ def open_log_dirs(
     log_dirs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     failed: Callable[[LogDir], object],
 ) -> list[LogDir]:
-    """Open log directories; a missing one is made if the disk is writable.
+    """Open log directories, and return them; a missing one is created if the disk is writable.
 
-    One that cannot be used is among them with its `failure`, as long as another can; `failed` is told of each then
-    and later. Raises `InvalidStore`, `StoreLocked` and, where none works, `OSError`.
+    A directory that cannot be used is returned with its `failure`, as long as another one works. `failed` is called
+    with each directory that fails, now or later. Raises `InvalidStore`, `StoreLocked` and, if no directory works,
+    `OSError`.
     """
     named = [log_dirs] if isinstance(log_dirs, (str, os.PathLike)) else list(log_dirs)
     leases = {Path(each).absolute(): each for each in named if isinstance(each, Lease)}
@@ -90,7 +91,7 @@ def _check_log_dir(disk: Disk, path: Path) -> None:
     if disk.exists(path):
         raise InvalidStore(f"{path}: is not a directory")
     with suppress(FileNotFoundError):
-        # One of a disk that has failed is not missing.
+        # This raises another error if the disk has failed: then the directory is not missing.
         disk.stat(path)
     if not disk.writable:
         raise InvalidStore(f"{path}: there is no such log directory to open read-only")
@@ -100,7 +101,7 @@ def _check_log_dir(disk: Disk, path: Path) -> None:
 
 
 def _check_unique(found: Mapping[LogDir, moves.Found]) -> None:
-    """Raise `InvalidStore` for a partition in two log directories that nobody else works in."""
+    """Raise `InvalidStore` for a partition in two log directories, unless another process uses the second one."""
     homes: dict[TopicPartition, LogDir] = {}
     for log_dir, each in found.items():
         for name, *_ in each.partitions:
@@ -112,24 +113,24 @@ def _check_unique(found: Mapping[LogDir, moves.Found]) -> None:
 
 
 class Loader:
-    """Makes the partitions of a store of what lies in its log directories."""
+    """The loader of a store, which opens the partitions in its log directories."""
 
     def __init__(
         self, store: Store, progress: Progress, *, only: Only | None, recover: bool
     ) -> None:
-        """`only` loads one partition, or those it says yes to; `recover` recovers even after a clean shutdown."""
+        """`only` selects the partitions to load; with `recover` they are recovered even after a clean shutdown."""
         self._store = store
         self._progress = progress
         self._wanted = (lambda name: only in (None, name)) if not callable(only) else only
         self._recover = recover
-        # Of a store that only reads: the directories' inode numbers, and when one that is offline was changed last.
+        # For `refresh`: the inode numbers of partition directories, and the mtimes (ns) of those that are offline.
         self._inodes: dict[str, int] = {}
         self._failed_mtime: dict[str, int] = {}
 
     def load(self) -> None:
         """Load every partition of the log directories that work (kafka-storage 5.1).
 
-        Raises `InvalidStore`, before anything is changed, for a partition that is in two of them.
+        Raises `InvalidStore`, before anything is changed, for a partition that is in two of the directories.
         """
         found: dict[LogDir, moves.Found] = {}
         for log_dir in self._store.working:
@@ -137,7 +138,7 @@ class Loader:
                 found[log_dir] = self._scan(log_dir)
                 log_dir.is_known = True
             except OSError as error:
-                # Which partitions are in it, nobody can tell.
+                # It is unknown which partitions the directory holds.
                 log_dir.disk.fail(error)
         _check_unique(found)
         for log_dir in list(found):
@@ -156,7 +157,7 @@ class Loader:
                     self._store.homes[name.directory] = log_dir
 
     def _scan(self, log_dir: LogDir) -> moves.Found:
-        """The partitions of a log directory; what is to be deleted is noted."""
+        """Return the partition directories in a log directory. A store that writes notes deleted ones for removal."""
         found = moves.Found([], [], [])
         for entry in log_dir.disk.scan(log_dir.path):
             if not entry.is_dir(follow_symlinks=False):
@@ -164,7 +165,7 @@ class Loader:
             try:
                 kind, name = names.classify_directory(entry.name)
             except LogfsError:
-                # lost+found and the like: a broker refuses the whole directory, a reader need not.
+                # lost+found and the like: a broker refuses the whole log directory, which is not necessary here.
                 logger.info("%s: is not a partition, left alone", entry.path)
                 continue
             path = log_dir.path / entry.name
@@ -180,7 +181,7 @@ class Loader:
 
     def _load_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> None:
         if name.directory in self._store.homes:
-            # On its way from one to the other, as in `refresh`.
+            # The partition is being moved from one log directory to another, as in `refresh`.
             log_dir.look_again()
             return
         self._store.homes[name.directory] = log_dir
@@ -189,7 +190,7 @@ class Loader:
         except (FileNotFoundError, Gone) as error:
             if not self._store.read_only:
                 raise
-            # Somebody else is deleting it, or was quicker than we: the next refresh looks again.
+            # Another process is deleting it, or has removed files during the load: the next refresh tries again.
             logger.info("%s: changed while it was loaded: %s", path, error)
             del self._store.homes[name.directory]
             log_dir.look_again()
@@ -197,7 +198,7 @@ class Loader:
             logger.error("%s: offline: %s", path, error)
             self._store.offline[name.directory] = error
         except Exception as error:
-            # Whatever a hostile file may provoke, the other partitions are not to suffer from it.
+            # Unexpected error, perhaps provoked by a hostile file. The other partitions must not suffer from it.
             reason = InvalidStore(f"{path}: cannot be loaded: {error!r}")
             logger.exception("%s: offline", path)
             self._store.offline[name.directory] = reason
@@ -247,11 +248,11 @@ class Loader:
         return Partition(log_dir.disk, path, name, get_config, self._store.clock, load())
 
     def refresh(self, log_dir: LogDir) -> None:
-        """Drop the partitions that have left a log directory, load the new ones, and take the checkpoint."""
+        """Drop the partitions that have left a log directory, load new ones, and apply the log start checkpoint."""
         scanned = self._scan(log_dir)
         found = {name.directory: (name, path, inode) for name, path, inode in scanned.partitions}
         for name, path in scanned.futures:
-            # The copy of a move that a crash has cut short, as `moves.settle` took it.
+            # The copy of a move that a crash has interrupted, loaded as the partition by `moves.settle`.
             loaded = self._store.partitions.get(name.directory)
             if loaded is not None and loaded.directory == path:
                 found.setdefault(name.directory, (name, path, self._inodes[name.directory]))
@@ -266,14 +267,14 @@ class Loader:
                 self._inodes[directory] = inode
                 self._load_partition(log_dir, name, path)
             elif self._store.homes.get(directory, log_dir) is not log_dir:
-                # On its way from one log directory to another: it is in both for a moment.
+                # The partition is being moved from one log directory to another, and is in both for a moment.
                 log_dir.look_again()
         for partition in self._store.partitions.values():
             if isinstance(partition, FollowedPartition) and partition.name.directory in found:
                 partition.follow_log_start(log_dir.log_starts.get(partition.name, 0))
 
     def _may_work_now(self, directory: str, log_dir: LogDir) -> bool:
-        """Whether a partition that could not be loaded has been changed since."""
+        """Whether the directory of a partition that is offline has changed since the last call."""
         if directory not in self._store.offline:
             return False
         try:

@@ -1,6 +1,6 @@
 """Kafka's lock on a log directory (kafka-storage 1.8): a POSIX record lock on `.lock`.
 
-`fcntl.lockf`, never `flock`: the latter neither excludes a broker nor is excluded by one.
+The lock is taken with `fcntl.lockf`, never with `flock`, which neither excludes a broker nor is excluded by one.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 
 FILE_NAME = ".lock"
 TURN_NAME = "logfs.lease"
-# Where a log directory is mounted, and by which process.
+# The file in a log directory that holds its mount point and the pid of the mount.
 MOUNT_FILE = "logfs.mount"
-# Below a mountpoint: what tells which log directories are mounted there.
+# The file below a mount point that lists the log directories mounted there.
 STATUS_FILE = ".logfs/status.json"
 
 # struct flock of Linux on 64-bit machines: l_type, l_whence, l_start, l_len, l_pid.
@@ -37,7 +37,7 @@ class Lock:
     """The lock of one log directory, held from construction to `release`."""
 
     def __init__(self, disk: Disk, log_dir: Path) -> None:
-        """Take the lock; `StoreLocked` names the process that has it."""
+        """Take the lock without waiting. Raises `StoreLocked`, which names the process that holds the lock."""
         self._disk = disk
         self._path = log_dir / FILE_NAME
         if _identity(disk, self._path) in _held:
@@ -64,31 +64,32 @@ class Lock:
         _held[self.identity] = self
 
     def release(self) -> None:
-        """Give the lock back, and remove its file as a broker does, if it is still there and ours."""
+        """Release the lock. As a broker does, first remove its file, if that is still the locked one."""
         try:
             if self.is_in_place():
                 self._disk.unlink(self._path)
         except OSError as error:
-            # The directory has failed: what matters is that the descriptor, and with it the lock, goes.
+            # The directory has failed. Closing the descriptor releases the lock all the same.
             logger.warning("%s: is left behind: %s", self._path, error)
         finally:
             _held.pop(self.identity, None)
             self._file.close()
 
     def is_in_place(self) -> bool:
-        """Whether the file that is locked still has its name."""
+        """Whether the locked file still has its name."""
         return _identity(self._disk, self._path) == self.identity
 
 
-# What this process holds, by device and inode of the file. The system knows only processes: it would grant a second
-# lock to this one, and take the first away as soon as any descriptor of the file is closed.
+# The locks that this process holds, by device and inode of the file. Record locks belong to a process: the kernel
+# would grant it a second lock, and release the first as soon as any descriptor of the file is closed.
 _held: WeakValueDictionary[tuple[int, int], Lock] = WeakValueDictionary()
 
 
 class Turn:
-    """The turn of one process among those that are to work on a partition; the others wait for it.
+    """The turn of one process to work on a partition, for which other processes wait.
 
-    Who ends without `release`, as a process that is killed, leaves a file behind by which the next one knows.
+    A process that ends without `release`, as when it is killed, leaves a file that is not empty. For the next process
+    `was_left_behind` is then true.
     """
 
     def __init__(self, disk: Disk, directory: Path) -> None:
@@ -101,21 +102,21 @@ class Turn:
             found = disk.stat_file(self._file)
             if _identity(disk, self._path) == (found.st_dev, found.st_ino):
                 break
-            # Who had it before has removed the file that was waited for.
+            # The previous process has removed the file that this one was waiting for.
             self._file.close()
         self.was_left_behind = found.st_size > 0
         disk.write(self._file, 0, b"%d\n" % os.getpid())
 
     def release(self) -> None:
-        """Give the turn to the next: the work is done."""
+        """End the turn after the work is done, so that the next process can take it."""
         self._disk.unlink(self._path)
         self._file.close()
 
 
 def holder(disk: Disk, log_dir: Path) -> int | None:
-    """The pid of the process that has the lock of a log directory; None if nobody has it.
+    """Return the pid of the process that holds the lock of a log directory, or None if no process does.
 
-    None is taken or given back.
+    The pid is 0 for a process in another pid namespace. No lock is taken or released.
     """
     path = log_dir / FILE_NAME
     if _identity(disk, path) in _held:
@@ -131,20 +132,20 @@ def holder(disk: Disk, log_dir: Path) -> int | None:
 
 
 def mountpoint(disk: Disk, log_dir: Path, pid: int) -> Path | None:
-    """Where the process of a pid, which has the lock, has mounted a log directory; None if it has not.
+    """Return the mount point of a log directory whose lock process `pid` holds, or None if it is not mounted.
 
-    What a mount left that was killed tells nothing: then another process has the lock.
+    A file that a killed mount has left is ignored: the lock is then held by another process.
     """
     try:
         told = json.loads(disk.read_file(log_dir / MOUNT_FILE))
-        # A process of another pid namespace has the number 0 here.
+        # The pid of a process in another pid namespace is 0 here.
         return Path(told["mountpoint"]) if pid in (0, told["pid"]) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _identity(disk: Disk, path: Path) -> tuple[int, int]:
-    """What tells a file from all others; (0, 0) for one that is not there."""
+    """Return the device and inode numbers of a file, or (0, 0) if it is missing."""
     try:
         found = disk.stat(path)
     except FileNotFoundError:

@@ -31,14 +31,15 @@ META_PROPERTIES = "meta.properties"
 
 
 class FirstError:
-    """Does the same for several directories or partitions, whatever becomes of one: `with errors:`, then `throw`.
+    """The first error of an action on several directories or partitions: `with errors:` around each, then `throw`.
 
-    That a directory has failed is the last to be told: whoever works in the others need not stop for it.
+    It catches `LogfsError` and `OSError`. A `LogDirFailed` gives way to any later error, because work in the other
+    directories need not stop for it.
     """
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
-        # Nothing went wrong but for directories that have failed, in which nothing can be done any more.
+        # Whether all errors came from failed directories, in which nothing can be done any more.
         self.only_of_log_dirs = True
 
     def __enter__(self) -> None:
@@ -58,7 +59,7 @@ class FirstError:
         return True
 
     def throw(self) -> None:
-        """Raise the first error that there was, if there was one."""
+        """Raise the error that was kept, if there is one."""
         if self.error is not None:
             raise self.error
 
@@ -66,20 +67,20 @@ class FirstError:
 class LogDir:
     """A directory of partition directories, locked for this process unless the disk is read-only.
 
-    `clean` tells whether whoever had it last closed it properly. The marker that says so is removed as soon as
-    the directory is opened for writing, so that a crash from then on counts as what it is.
+    `clean` is true if the last process that had the directory shut it down cleanly. The clean-shutdown marker is
+    removed when the directory is opened for writing, so that a crash from then on counts as unclean.
     """
 
     def __init__(
         self, disk: Disk, path: Path, failed: Callable[[LogDir], object] = lambda _: None
     ) -> None:
-        """Nothing is touched before `open`; `failed` is called once, if the directory ceases to work."""
+        """Touch nothing on the disk before `open`. `failed` is called once, if the directory fails."""
         self.path = path
         self.disk = WatchedDisk(disk, path, lambda: failed(self))
-        # As it was when it was opened: mode and owner are the mount's.
+        # The directory's attributes when it was opened; its mode and owner become those of the mount.
         self.found: os.stat_result | None = None
         self.live = self.clean = self.is_brokers = False
-        # Whether it was read which partitions are in it.
+        # Whether the names of its partitions have been read.
         self.is_known = False
         self.recovery_points: dict[TopicPartition, int] = {}
         self.log_starts: dict[TopicPartition, int] = {}
@@ -93,36 +94,39 @@ class LogDir:
             _written_here.add(self)
 
     def open(self) -> None:
-        """Lock the directory and read what is in it; `StoreLocked` if someone has it, `OSError` if it is unusable."""
+        """Lock the directory, and read its small files.
+
+        Raises `StoreLocked` if another process holds the lock, `OSError` if the directory is unusable.
+        """
         disk, path = self.disk, self.path
         self.found = disk.stat(path)
         self._lock = Lock(disk, path) if disk.writable else None
-        # Somebody else has the directory and writes to it, while this process only reads.
+        # Another process has the directory and writes to it, while this process only reads.
         self.live = not disk.writable and holder(disk, path) is not None
         self.clean = disk.exists(path / CLEAN_SHUTDOWN)
-        # A broker keeps its topics' settings elsewhere: what is not in our own files is not known here.
+        # A broker keeps its topics' settings elsewhere: those that are not in logfs's files are unknown here.
         self.is_brokers = disk.exists(path / META_PROPERTIES)
         self._broker_epoch = self._read_broker_epoch()
         self.recovery_points = self._read(RECOVERY_POINTS)
         self.log_starts = self._read(LOG_STARTS)
-        # Tells which partitions a cleaner has been in: a broker keeps its topics' settings elsewhere.
+        # An entry shows that a partition was compacted; the settings cannot, for a broker keeps them elsewhere.
         self.cleaner_offsets = self._read(CLEANER_OFFSETS)
 
     def begin(self) -> None:
-        """From here on its files may change: the marker of the last clean shutdown goes."""
+        """Remove the clean-shutdown marker if the disk is writable: from here on files may change."""
         if self.disk.writable and self.clean:
             self.disk.unlink(self.path / CLEAN_SHUTDOWN)
             self.disk.sync_directory(self.path)
 
     @property
     def failure(self) -> LogDirFailed | None:
-        """Why the directory and all that is in it is offline; None while it works."""
+        """The error that took the directory and its partitions offline; None while the directory works."""
         return self.disk.failure
 
     def check_in_place(self) -> None:
-        """Fail if the directory or its lock is not the one that was opened: unmounted, moved away, replaced.
+        """Take the directory offline if it or its lock file was unmounted, moved away or replaced since `open`.
 
-        Whatever is written by name from then on would land under an empty mountpoint. Cheap: two calls of `stat`.
+        Otherwise later writes by name would end up below an empty mount point. Costs two calls of `stat`.
         """
         if self.failure is not None or self._lock is None:
             return
@@ -138,9 +142,10 @@ class LogDir:
             self.disk.fail(error)
 
     def has_changed(self) -> bool:
-        """Whether a name in the directory may have come, gone or been replaced since the last time this was asked.
+        """Whether a name in the directory may have been added, removed or replaced since the last call.
 
-        Then what is known of it is brought up to date. For who only reads it; `OSError` if it cannot be read.
+        If so, the state that was read from its files is brought up to date. For read-only stores. Raises `OSError` if
+        the directory cannot be read.
         """
         found = self.disk.stat(self.path)
         if found.st_mtime_ns == self._seen:
@@ -153,53 +158,54 @@ class LogDir:
         return True
 
     def look_again(self) -> None:
-        """Have the next `has_changed` say yes."""
+        """Make the next `has_changed` return true."""
         self._seen = None
 
     def write_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Replace the recovery points of every partition here."""
+        """Replace the recovery points of all partitions in this directory."""
         self._write(RECOVERY_POINTS, offsets)
 
     def write_log_starts(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Replace the log start offsets of those partitions that do not begin with their first segment."""
+        """Replace the log start offsets of the partitions that start after their first segment's base offset."""
         self._write(LOG_STARTS, offsets)
 
     def write_high_watermarks(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Tell a broker that adopts the directory how far its consumers may read."""
+        """Replace the high watermarks, up to which consumers may read if a broker adopts the directory."""
         self._write(HIGH_WATERMARKS, offsets)
 
     def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Replace what tells up to where each log was compacted (kafka-storage 8.9)."""
+        """Replace the offsets up to which each log was compacted (kafka-storage 8.9)."""
         self._write(CLEANER_OFFSETS, offsets)
         self.cleaner_offsets = dict(offsets)
 
     def may_have_gaps(self, name: TopicPartition) -> bool:
-        """Whether a partition was ever compacted, so that offsets may be missing; so if nobody can tell.
+        """Whether offsets may be missing from a partition because it was compacted. True also where that is unknown.
 
-        A broker that follows takes over what the leader has compacted, and notes nothing (kafka-storage 2.9.1).
+        A follower takes over the gaps that compaction left in its leader's log, and no file records this
+        (kafka-storage 2.9.1).
         """
         return (
             self.is_brokers or name in self.cleaner_offsets or CLEANER_OFFSETS in self._unreadable
         )
 
     def mark_clean(self) -> None:
-        """Promise that every file here needs no recovery (kafka-storage 5.6): the last thing before `close`."""
+        """Write the clean-shutdown marker, last before `close`: no file here needs recovery (kafka-storage 5.6)."""
         marker = checkpoint.format_clean_shutdown(self._broker_epoch)
         self.disk.replace_file(self.path / CLEAN_SHUTDOWN, marker)
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
 
     def disown(self) -> None:
-        """Refuse everything from now on, and give nothing back: in a forked child, whose parent has the lock."""
+        """Refuse all calls from now on, and release nothing: for a forked child, whose parent holds the lock."""
         self.disk.disown(self._owner)
         self._lock = None
 
     def _read_broker_epoch(self) -> int:
-        """The epoch of the broker that closed the directory: its controller asks it for that when it comes back."""
+        """Return the epoch of the broker that closed the directory; its controller asks for it when it restarts."""
         if not self.clean:
             return checkpoint.UNKNOWN_BROKER_EPOCH
         try:
@@ -209,7 +215,7 @@ class LogDir:
             return checkpoint.UNKNOWN_BROKER_EPOCH
 
     def _read(self, name: str) -> dict[TopicPartition, int]:
-        """A checkpoint; damage is tolerated as Kafka does, for recovery then merely has more to do."""
+        """Return a checkpoint. As in Kafka, a damaged one counts as empty: recovery then only has more to do."""
         path = self.path / name
         try:
             return checkpoint.parse_offsets(self.disk.read_file(path))
@@ -218,7 +224,7 @@ class LogDir:
         except Corrupt as error:
             logger.warning("%s: ignored: %s", path, error)
             self._unreadable.add(name)
-            # Nothing is known of what was durable or where the logs begin: recover everything.
+            # The recovery points or log start offsets are unknown: recover everything.
             self.clean &= name == CLEANER_OFFSETS
             return {}
 
@@ -226,7 +232,7 @@ class LogDir:
         self.disk.replace_file(self.path / name, checkpoint.format_offsets(offsets))
 
 
-# Those that this process may write to.
+# The log directories that this process may write to.
 _written_here: WeakSet[LogDir] = WeakSet()
 
 
@@ -236,5 +242,5 @@ def _disown_all() -> None:
     _written_here.clear()
 
 
-# A record lock is not inherited: two processes would write the same files.
+# A child process does not inherit the record lock: two processes would write the same files.
 os.register_at_fork(after_in_child=_disown_all)

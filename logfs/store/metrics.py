@@ -1,9 +1,9 @@
-"""What a store counts, as Prometheus text: with Kafka's names where Kafka has the metric.
+"""The metrics of a store as Prometheus text, with Kafka's names where Kafka has the metric.
 
-Kafka's metrics are beans; their names here are those that the usual rules of the JMX exporter make of them, so that
+Kafka's metrics are beans. Their names here are those that the usual rules of the JMX exporter make of them, so that
 dashboards and alerts for brokers find them: domain, type and name in lower case, joined by `_`; a counter `PerSec`
-ends in `_total` instead. What Kafka does not have begins with `logfs_`, and what every process has with `process_`.
-docs/monitoring.md has the table.
+ends in `_total` instead. The names of metrics that Kafka does not have begin with `logfs_`, and those of metrics that
+every process has with `process_`. docs/monitoring.md has the table.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
 
 
 class Sample(NamedTuple):
-    """One value; `suffix` is what a histogram's samples have behind the family's name."""
+    """One value; the samples of a histogram have a `suffix` to the family's name."""
 
     value: float
     labels: Mapping[str, object] = {}
@@ -36,7 +36,7 @@ class Sample(NamedTuple):
 
 
 class Family(NamedTuple):
-    """The samples of one name, in the order in which they are written."""
+    """One metric: its name, type and help text, and its samples in the order in which they are written."""
 
     name: str
     kind: str
@@ -48,7 +48,7 @@ class Family(NamedTuple):
 
 
 def render(families: Iterable[Family]) -> bytes:
-    """The families in Prometheus' text format; those without samples are left out."""
+    """Return families in Prometheus' text format; those without samples are left out."""
     out: list[str] = []
     for name, kind, text, samples in families:
         if samples:
@@ -64,7 +64,7 @@ def _labels(labels: Mapping[str, object]) -> str:
 
 
 def _escaped(text: str) -> str:
-    # A path may hold bytes that are no UTF-8.
+    # A path may hold bytes that are not valid UTF-8.
     text = text.encode("utf-8", "backslashreplace").decode()
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
@@ -76,7 +76,7 @@ def _number(value: float) -> str:
 
 
 def histogram(labels: Mapping[str, object], times: Durations, unit: float = 1.0) -> list[Sample]:
-    """The samples of one histogram, of seconds times `unit`."""
+    """Return the samples of one histogram, whose values are seconds times `unit`."""
     buckets = list(times.buckets())
     samples = [
         Sample(count, {**labels, "le": _number(bound * unit)}, "_bucket")
@@ -86,11 +86,11 @@ def histogram(labels: Mapping[str, object], times: Durations, unit: float = 1.0)
     return [*samples, Sample(total, labels, "_sum"), Sample(buckets[-1][1], labels, "_count")]
 
 
-# What a store has.
+# The metrics of a store.
 
 
 def metrics(store: Store, more: Iterable[Family] = ()) -> bytes:
-    """All that a store tells, and `more`. Any thread but the one that must not wait for the disk."""
+    """Return the text of a store's metrics and of `more`. Raises `WouldBlock` in a thread that must not wait."""
     store.disk.check_may_block()
     plans = _plans(store)
     return render(
@@ -117,7 +117,7 @@ def _of(partition: Partition) -> dict[str, object]:
     return {"topic": partition.topic, "partition": partition.partition}
 
 
-# Of each partition: the name, the help, and what gives the value.
+# The metrics of each partition: name, help text, and the function that returns the value.
 _LOGS: Sequence[tuple[str, str, Callable[[Partition], float]]] = (
     ("kafka_log_log_size", "Bytes of the .log files of a partition.", lambda p: p.size_bytes),
     ("kafka_log_log_numlogsegments", "Segments of a partition.", lambda p: len(p.segments)),
@@ -180,7 +180,7 @@ def _flushes(store: Store) -> Family:
 
 
 def _plans(store: Store) -> dict[str, Plan]:
-    """How dirty each compacted log is; those that cannot be looked at are left out."""
+    """Return how dirty each compacted log is; logs that cannot be read are left out."""
     plans = {}
     for name, partition in sorted(store.partitions.items()):
         try:
@@ -305,7 +305,7 @@ def _directories(store: Store) -> Iterator[Family]:
         "Bytes of these partitions.",
         {path: sum(p.size_bytes for p in found) for path, found in at_home.items()},
     )
-    # A store answers when all of it has been recovered.
+    # Always 0: recovery has ended before a store answers.
     text = "Logs that recovery has still to go through."
     yield each("kafka_log_logmanager_remaininglogstorecover", text, dict.fromkeys(directories, 0))
     text = "Segments that recovery has still to go through."
@@ -384,14 +384,14 @@ def _groups(store: Store) -> Iterator[Family]:
                 labels = {"group": group, **_of(partition)}
                 samples.append(Sample(max(partition.log_end_offset - commit.offset, 0), labels))
     except (LogfsError, OSError):
-        # What cannot be read now is said by the partitions of __consumer_offsets.
+        # If commits cannot be read now, the metrics of the partitions of __consumer_offsets show it.
         samples = []
     text = "Records between the committed offset of a group and the log end."
     yield Family("logfs_group_lag", GAUGE, text, samples)
 
 
 def _process() -> Iterator[Family]:
-    """The metrics that the client libraries of Prometheus give of every process, as far as /proc tells."""
+    """Yield the metrics that Prometheus' client libraries have for every process, as far as /proc has them."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     tick, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
     boot = next(

@@ -1,4 +1,7 @@
-"""Who may produce and who may consume: mode bits and owners of a partition's virtual files, kept with it."""
+"""Permissions to produce and to consume: mode bits and owners of a partition's virtual files.
+
+They are kept in a file of the partition directory.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
 
     from logfs.log.reader import Reader
 
-# A plain file in the partition directory: Kafka ignores what ends in none of its suffixes (kafka-storage 1.1).
+# A plain file in the partition directory: Kafka ignores names without one of its suffixes (kafka-storage 1.1).
 FILE_NAME = "logfs.modes"
 
 
@@ -29,14 +32,14 @@ class Access(NamedTuple):
 class Modes:
     """The access of a partition directory ("") and of the files in it, by name.
 
-    What was never set follows the directory: files that read give what the directory's bits allow of 0444, files
-    that write of 0666, subdirectories of 0555. The directory itself begins with the mode and owner it has on the
-    disk.
+    Access that was never set follows the directory: it has the directory's owner and mode bits, the bits limited to
+    0444 for files that are read, to 0666 for files that are written, and to 0555 for subdirectories. The directory
+    itself begins with the mode and owner that it has on the disk.
     """
 
     def __init__(self, partition: Reader) -> None:
-        """`Corrupt` if the file is damaged."""
-        # Not its directory: the partition may move to another.
+        """Read the file, if there is one. Raises `Corrupt` if it is damaged."""
+        # The partition, not its directory, which changes when the partition is moved.
         self._partition = partition
         disk = partition.disk
         found = disk.stat(partition.directory)
@@ -56,12 +59,12 @@ class Modes:
         return self._partition.directory / FILE_NAME
 
     def check_available(self) -> None:
-        """Raise `LogDirFailed` where the partition's log directory has failed."""
+        """Raise `LogDirFailed` if the partition's log directory has failed."""
         if self._partition.disk.failure is not None:
             raise self._partition.disk.failure
 
     def get(self, name: str, allowed: int = 0o777) -> Access:
-        """The access of a file; `allowed` are the bits that its kind can have at the most by default."""
+        """Return the access of a file. Unless it was set, its mode is limited to the bits of `allowed`."""
         found = self._set.get(name)
         if found is not None:
             return found
@@ -69,7 +72,7 @@ class Modes:
         return directory._replace(mode=directory.mode & allowed) if name else directory
 
     def set(self, name: str, access: Access) -> None:
-        """Keep the access of a file, durably."""
+        """Set the access of a file, durably."""
         changed = {**self._set, name: access}
         content = {name: list(access) for name, access in changed.items()}
         self._partition.disk.replace_file(

@@ -1,4 +1,7 @@
-"""What the kernel's mount table says of a path. Reading it asks no mounted filesystem, so no dead mount can block."""
+"""The mounts of logfs, from the kernel's mount table.
+
+Reading the table calls no mounted filesystem, so a dead mount cannot block it.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# The type that the kernel shows: FUSE, and the subtype that the mount is given.
+# The type in the mount table: FUSE, and the subtype that the mount is given.
 FILESYSTEM_TYPE = "fuse.logfs"
-# What any access to a mount without a daemon ends with.
+# The errors of any access to a mount without a daemon.
 DEAD_ERRORS = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
-# How long a mount may take to answer.
+# The time in which a mount must answer.
 PATIENCE_SECONDS = 10.0
 
 _TABLE = Path("/proc/self/mountinfo")
@@ -27,7 +30,7 @@ _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
 class Mounted(enum.Enum):
-    """Whether a logfs is mounted on a path, and whether its daemon lives."""
+    """Whether a logfs is mounted on a path, and whether its daemon is alive."""
 
     NOTHING = "nothing"
     LIVE = "live"
@@ -37,8 +40,8 @@ class Mounted(enum.Enum):
 class Mount(NamedTuple):
     """One line of the mount table.
 
-    `number` is the kernel's own, `root` the directory of the filesystem that is mounted ("/" but for bind mounts of a
-    part of it), `source` what was mounted, `device` the `st_dev` of the files in it.
+    `number` is the kernel's mount id. `root` is the directory of the filesystem that is mounted: "/" except for bind
+    mounts of a part of it. `source` is the source that was mounted, `device` the `st_dev` of the files in the mount.
     """
 
     number: int
@@ -52,17 +55,17 @@ class Mount(NamedTuple):
 
 
 def mounts(table: Path = _TABLE) -> list[Mount]:
-    """All mounts of this process's namespace, in the kernel's order; none where the table cannot be read."""
+    """Return all mounts of a mount table, in the kernel's order; none if the table cannot be read."""
     return [_parse(line) for line in _lines(table)]
 
 
 def logfs_mounts() -> dict[str, Mount]:
-    """The mounts of logfs by mountpoint, bind mounts of directories in them included.
+    """Return the mounts of logfs by mount point, bind mounts of directories in them included.
 
-    Of several mounts on one another the topmost counts.
+    Of several mounts on one another, the topmost counts.
     """
     lines = _lines(_TABLE)
-    # Asked often, and mostly there is none.
+    # This is called often, and mostly there is no such mount.
     if not any(FILESYSTEM_TYPE.encode() in line for line in lines):
         return {}
     topmost = {mount.mountpoint: mount for mount in map(_parse, lines)}
@@ -70,25 +73,28 @@ def logfs_mounts() -> dict[str, Mount]:
 
 
 def mounted_at(mountpoint: Path) -> Mounted:
-    """Whether a logfs is mounted exactly here; a mount of another kind counts as nothing, alive or dead."""
+    """Return the state of exactly this path. A mount of another kind counts as `NOTHING`, alive or dead."""
     if str(mountpoint) not in logfs_mounts():
         return Mounted.NOTHING
     return Mounted.DEAD if is_dead(mountpoint) else Mounted.LIVE
 
 
 def is_dead(path: str | os.PathLike[str]) -> bool:
-    """Whether a path lies in a mount whose daemon has died; one that does not answer has not."""
+    """Whether a path lies in a mount whose daemon has died. A daemon that does not answer counts as alive."""
     try:
-        # Not stat, which the kernel may answer from what it remembers.
+        # Not stat, which the kernel may answer from its cache.
         within(PATIENCE_SECONDS, lambda: os.statvfs(path))
     except OSError as error:
-        # Any other error is an answer: of a disk that has failed, say.
+        # Any other error is an answer, for example that of a failed disk, and a timeout proves nothing.
         return error.errno in DEAD_ERRORS
     return False
 
 
 def within(seconds: float, ask: Callable[[], _T]) -> _T:
-    """What `ask` gives; `TimeoutError` where it waits for a daemon that is stopped, or waits for its disk."""
+    """Call `ask` in another thread, and return its result or raise its error.
+
+    Raises `TimeoutError` after `seconds`, as when `ask` waits for a daemon that is stopped or waits for its disk.
+    """
     from concurrent.futures import Future
 
     answer: Future[_T] = Future()
@@ -99,19 +105,21 @@ def within(seconds: float, ask: Callable[[], _T]) -> _T:
         except BaseException as error:
             answer.set_exception(error)
 
-    # A thread that waits for a daemon cannot be ended, and keeps nobody waiting.
+    # A thread that waits for a mount cannot be ended. With `daemon=True` the process can exit all the same.
     threading.Thread(target=run, daemon=True).start()
     return answer.result(seconds)
 
 
 def other_mounts(mount: Mount) -> dict[str, list[int]]:
-    """Where else the filesystem of a mount is: paths, each with the processes of other mount namespaces that see it.
+    """Return where the filesystem of `mount`, which was unmounted, is still mounted.
 
-    A path without processes is a bind mount in this namespace. Processes that may not be looked at are left out.
+    The keys are the mount points; the values are the pids of the processes in other mount namespaces that see them. A
+    mount point without pids is that of a bind mount in this namespace. Processes that may not be examined are left
+    out.
     """
     here = _same(mount, "self")
     found: dict[str, list[int]] = {each.mountpoint: [] for each in here}
-    # The number of a mount tells its namespace, too.
+    # A mount id belongs to one namespace, so a known id means that the process is in this namespace.
     known = {each.number for each in here}
     for name in sorted(filter(str.isdecimal, os.listdir("/proc")), key=int):
         for each in _same(mount, name):
@@ -121,15 +129,18 @@ def other_mounts(mount: Mount) -> dict[str, list[int]]:
 
 
 def is_served(mount: Mount) -> bool:
-    """Whether the kernel still has a connection for a mount, wherever that is; False where it does not tell."""
+    """Whether the kernel still has a connection for `mount`, which was unmounted; False if that is unknown.
+
+    The mount that uses the connection may be in any mount namespace.
+    """
     if any(each.device == mount.device for each in mounts()):
-        # The device is another's by now.
+        # Another mount has the device by now.
         return False
     return os.path.exists(f"/sys/fs/fuse/connections/{os.minor(mount.device)}")
 
 
 def _same(mount: Mount, process: str) -> list[Mount]:
-    """The mounts of the same filesystem, as a process sees them."""
+    """Return the mounts of the same filesystem that a process sees."""
     table = mounts(Path("/proc", process, "mountinfo"))
     return [
         each
@@ -140,7 +151,7 @@ def _same(mount: Mount, process: str) -> list[Mount]:
 
 def _lines(table: Path) -> list[bytes]:
     try:
-        # Not splitlines: a carriage return in a path is not escaped.
+        # Not `splitlines`: a carriage return in a path is not escaped.
         return table.read_bytes().split(b"\n")[:-1]
     except OSError:
         return []
@@ -164,5 +175,5 @@ def _parse(line: bytes) -> Mount:
 
 
 def _unescape(text: bytes) -> str:
-    """A field of the table, which writes blanks, tabs, newlines, `#` and backslashes as octal numbers."""
+    """Decode a field of the table, in which blanks, tabs, newlines, `#` and backslashes are octal numbers."""
     return os.fsdecode(_ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), text))

@@ -28,50 +28,50 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# What may be left to copy while appends wait, and how often at most that much is aimed at.
+# The bytes that may be left to copy while appends wait, and the greatest number of rounds to get there.
 _LITTLE_BYTES = 1024 * 1024
 _ROUNDS = 16
 
 
 class MoveAborted(LogfsError):
-    """A move was stopped; the partition is where it was."""
+    """A move was stopped; the partition is in its old place."""
 
 
 class Mover:
-    """Moves the partitions of a store. Any thread may ask; one move runs at a time, in the thread that calls."""
+    """The mover of a store's partitions. Any thread may call it; one move runs at a time, in the calling thread."""
 
     def __init__(self, store: Store, lock: threading.RLock) -> None:
         self._store = store
         self._lock = lock
         self._running = threading.Lock()
         self._stopped = threading.Event()
-        # Asked for, and what became of those that failed.
+        # The requested moves, as partition -> log directory. `errors` has the reasons of those that failed.
         self._wanted: dict[str, Path] = {}
-        # As `Compactor.wake`.
+        # Called after a request, as `Compactor.wake`.
         self.wake: Callable[[], None] = lambda: None
         self.errors: dict[str, str] = {}
-        # Where the copies lie that the next opening lets take their partitions' places. Nobody closes their files.
+        # The log directories of copies that become the partitions at the next opening; their files stay open.
         self.unfinished: dict[str, LogDir] = {}
-        # What may still be read of a directory that is to be removed.
+        # For each directory to be removed: the partition, and the segments that may still be read there.
         self._left: dict[Path, tuple[Partition, WeakSet[Segment]]] = {}
 
     def stop(self) -> None:
-        """End the move that is running, if one is, and begin no other."""
+        """End the running move, if there is one, and begin no other."""
         self._stopped.set()
 
     def request(self, name: str, log_dir: str | os.PathLike[str]) -> None:
-        """Have a partition moved at the next `run_due`; raises as `move` does for what cannot be begun."""
+        """Request that the next `run_due` moves a partition. Raises as `move` for a move that cannot begin."""
         self._check(name, log_dir)
         self.errors.pop(name, None)
         self._wanted[name] = Path(log_dir)
         self.wake()
 
     def is_requested(self, name: str) -> bool:
-        """Whether a partition waits for what `request` asked."""
+        """Whether a partition waits for a requested move."""
         return name in self._wanted
 
     def run_due(self) -> None:
-        """Do what was asked for; what goes wrong with one is logged and kept in `errors`."""
+        """Do the requested moves. An error of one is logged and kept in `errors`, and the others go on."""
         while self._wanted and not self._stopped.is_set():
             name, log_dir = next(iter(self._wanted.items()))
             try:
@@ -80,20 +80,21 @@ class Mover:
                 self.errors[name] = str(error)
                 logger.error("%s: was not moved to %s: %s", name, log_dir, error)
             finally:
-                # Unless it was asked for another one meanwhile.
+                # Unless another move of the partition was requested meanwhile.
                 if self._wanted.get(name) == log_dir:
                     del self._wanted[name]
 
     def move(
         self, name: str, log_dir: str | os.PathLike[str], progress: Progress | None = None
     ) -> None:
-        """Move a partition to another log directory of the store; appends and readers go on meanwhile.
+        """Move a partition to another log directory of the store; appends and reads go on meanwhile.
 
-        `progress` is told the bytes as they are copied. Whatever goes wrong before the swap leaves the partition
-        where it is, and removes the copy. Raises `InvalidName` for a directory that is not the store's or that
-        the partition is in, `InvalidSetting` for one that has other settings of the topic, `NotWritable`,
-        `PartitionFailed`, `LogDirFailed`, `MoveAborted` after `stop`, and `OSError`: ENOSPC before anything is
-        copied where there is not enough room.
+        `progress` is called with each number of bytes that is copied. An error before the swap leaves the partition
+        where it is, and the copy is removed. Raises `InvalidName` for a directory that is not one of the store's or
+        that the partition is in, `InvalidSetting` for one that has other settings of the topic, `PartitionExists` for
+        one that has an entry of the partition's name, `NotWritable`, `PartitionFailed`, `LogDirFailed`, `MoveAborted`
+        after `stop`, after a deletion, or while a commit to the partition is not done, and `OSError`: ENOSPC before
+        anything is copied if there is not enough room.
         """
         with self._running:
             target = self._check(name, log_dir)
@@ -114,7 +115,7 @@ class Mover:
             logger.info("%s: moved to %s, %d bytes", name, target.path, size)
 
     def _check(self, name: str, log_dir: str | os.PathLike[str]) -> LogDir:
-        """The log directory of that path, if the partition can be moved there."""
+        """Return the log directory of a path. Raises as `move` if the partition cannot be moved there."""
         store = self._store
         if store.read_only:
             raise NotWritable(f"{name}: the store is open read-only")
@@ -145,7 +146,7 @@ class Mover:
         copy = Copy(partition, target.disk, directory, spend)
         try:
             copy.catch_up()
-            # Compaction holds on to the names of files; now it waits for a moment.
+            # Compaction needs the names of the files to stay, so it waits until the swap is over.
             with self._store.compactor.running:
                 for _ in range(_ROUNDS):
                     if copy.missing_bytes <= _LITTLE_BYTES:
@@ -167,7 +168,7 @@ class Mover:
             logger.error("%s: remains, and the next opening removes it: %s", copy.directory, error)
 
     def _swap(self, partition: Partition, target: LogDir, copy: Copy) -> None:
-        """Let the copy take the partition's place, in the order that docs/durability.md tells of."""
+        """Put the copy in the partition's place, in the order that docs/durability.md describes."""
         store, name = self._store, partition.name.directory
         if store.partitions.get(name) is not partition:
             raise MoveAborted(f"{name}: was deleted while it was moved")
@@ -181,7 +182,7 @@ class Mover:
         stray = source.path / names.stray_directory(copy.directory.name)
         with store.disk.naming:
             source.disk.move(partition.directory, stray)
-            # From here on the copy is the partition: opening finishes what a crash leaves of this.
+            # From here on the copy is the partition: after a crash, the next opening finishes the move.
             copy.is_needed = True
             partition.directory = stray
             try:
@@ -208,7 +209,7 @@ class Mover:
         left: WeakSet[Segment],
         due_ms: int,
     ) -> None:
-        """Have the original removed once its delay is over; where that fails, the next opening sees to it."""
+        """Schedule the removal of the original for `due_ms`. After an error, the next opening removes it."""
         store = self._store
         unique = names.unique_part(stray.name)
         doomed = source.path / names.deleted_directory(partition.name, unique)
@@ -224,7 +225,7 @@ class Mover:
             logger.error("%s: moved, but not all that was there is gone: %s", stray, error)
 
     def still_read(self, directory: Path) -> set[int]:
-        """The base offsets of the segments in a directory that is to be removed which somebody still reads."""
+        """Return the base offsets of the segments that are still read in a directory that will be removed."""
         if directory not in self._left:
             return set()
         partition, left = self._left[directory]

@@ -1,13 +1,14 @@
-"""What a path is: a log directory, or something else that was named in its place.
+"""Recognition of log directories, and of other paths that are given in place of one.
 
-One function, `recognise`, tells; `check_log_dirs` refuses what is no log directory, in one line that says what the
-path is and what was probably meant. Looking changes nothing. A log directory costs the names of one directory,
-however many partitions it has; only what is refused is looked at more closely, for the hint.
+`recognise` returns what a path is. `check_log_dirs` refuses a path that is not a log directory, with one line that
+says what the path is and which path was probably meant. Neither changes anything on the disk. Recognising a log
+directory costs the names of one directory, however many partitions it has; only a path that is refused is examined
+more closely, for the hint.
 
 A directory is a log directory if it has a file that only log directories have (a checkpoint, `meta.properties`, a
-settings file of ours), or a partition: a directory called TOPIC-NUMBER with a segment, `partition.metadata` or
-`leader-epoch-checkpoint` in it. The name alone proves nothing, for `firefox-128` is one, too. A partition is told by
-its files, whatever it is called: log directories are often called `data-0`.
+settings file of logfs), or a partition: a directory named TOPIC-NUMBER with a segment, `partition.metadata` or
+`leader-epoch-checkpoint` in it. The name alone proves nothing, for `firefox-128` has that form, too. A partition is
+recognised by its files, whatever its name is: log directories often have names such as `data-0`.
 """
 
 from __future__ import annotations
@@ -34,26 +35,26 @@ if TYPE_CHECKING:
 
 
 class Kind(enum.Enum):
-    """What a path can be, where a log directory is expected."""
+    """The kinds of paths that may be given where a log directory is expected."""
 
     LOG_DIR = enum.auto()
     # An empty directory, which may become a log directory.
     EMPTY = enum.auto()
     MISSING = enum.auto()
     PARTITION = enum.auto()
-    # The mountpoint of a logfs, of a logfs whose daemon has died, and a path inside of a mount of logfs.
+    # A mount point of logfs, one whose daemon has died, and a path inside a mount of logfs.
     MOUNTPOINT = enum.auto()
     DEAD_MOUNT = enum.auto()
     IN_MOUNT = enum.auto()
     FILE = enum.auto()
     # A directory with other things in it.
     OTHER = enum.auto()
-    # It cannot be looked at: opening it will say why.
+    # It cannot be examined. Opening it shows why.
     UNKNOWN = enum.auto()
 
 
 class Found(NamedTuple):
-    """What a path is, in words too, and which paths were probably meant instead."""
+    """The kind of a path, its description in words, and the paths that were probably meant instead."""
 
     path: Path
     kind: Kind
@@ -61,12 +62,12 @@ class Found(NamedTuple):
     meant: tuple[str, ...] = ()
 
     def error(self, advice: str = "") -> InvalidStore:
-        """The error for a path that is refused: one line, with `advice` where there is no better guess."""
+        """Return the error for a path that is refused: one line, with `advice` if no other path was meant."""
         guess = f"; did you mean {' '.join(self.meant)}?" if self.meant else ""
         return InvalidStore(f"{self.path} {self.words}{guess or advice}")
 
 
-# Files that only log directories have; each may also be there as the `.tmp` that is to replace it.
+# Files that only log directories have. Each may also be present as the `.tmp` file that will replace it.
 _MARKS = frozenset(
     {
         log_dir.RECOVERY_POINTS,
@@ -80,10 +81,10 @@ _MARKS = frozenset(
         settings.BROKER_FILE,
     }
 )
-# What may be in a directory that counts as empty. Other programs have files called `.lock`, too, so it tells a log
-# directory, which a process opens for the first time, only where nothing else is there.
+# Names that may be in a directory that counts as empty. Other programs have `.lock` files, too. So `.lock` marks a
+# log directory, one that a process is opening for the first time, only if nothing else is there.
 _NOTHING = frozenset({"lost+found", lock.FILE_NAME})
-# Files that only partitions have, besides those of segments.
+# Files that only partitions have, besides segment files.
 _PARTITION_MARKS = frozenset({"partition.metadata", epochs.FILE_NAME})
 _SEGMENT = re.compile(r"[0-9]{20}\.(log|index|timeindex|textindex|txnindex|snapshot)(\..*)?")
 
@@ -92,7 +93,7 @@ _MOST_HINTS = 3
 
 
 def recognise(path: str | os.PathLike[str]) -> Found:
-    """What a path is. Reads names and attributes, and changes nothing; raises nothing."""
+    """Return what a path is. Reads names and attributes, changes nothing, and raises nothing."""
     path = Path(path).absolute()
     try:
         found = os.stat(path)
@@ -114,7 +115,7 @@ def recognise(path: str | os.PathLike[str]) -> Found:
     except OSError as error:
         return Found(path, Kind.UNKNOWN, f"cannot be looked at: {error.strerror}")
     if kind is Kind.EMPTY and (around := _around(path)):
-        # A partition that was never filled, `lost+found`: no place for a new log directory.
+        # An empty partition, or `lost+found`: not a place for a new log directory.
         named = _is_partition_name(path.name) and Path(around) == path.parent
         kind = Kind.PARTITION if named else Kind.OTHER
     match kind:
@@ -134,15 +135,15 @@ def check_log_dirs(
     may_be_empty: bool = False,
     may_be_made: bool = False,
 ) -> None:
-    """Raise `InvalidStore` for the first path that is no log directory.
+    """Raise `InvalidStore` for the first path that is not a log directory.
 
-    With `may_be_empty` an empty directory is taken: it becomes a log directory. With `may_be_made` a missing one is,
-    too, if the directory that it is going to lie in exists. Neither may lie in a log directory or a partition. What
-    cannot be looked at is left to who opens it.
+    With `may_be_empty` an empty directory is accepted: it becomes a log directory. With `may_be_made` a missing one
+    is accepted, too, if its parent directory exists. Neither may lie in a log directory or a partition. A path that
+    cannot be examined is accepted, because opening it shows why.
     """
     for path in paths:
         if isinstance(path, Lease):
-            # Of a log directory that is in use: it is there, or this is another machine.
+            # The log directory of a lease is in use: it exists, or this is another machine.
             may_be_empty = may_be_made = False
         found = recognise(path)
         if found.kind in (Kind.LOG_DIR, Kind.UNKNOWN):
@@ -162,14 +163,14 @@ def check_log_dirs(
 
 
 def check_place(path: Path) -> None:
-    """Raise `InvalidStore` for a new log directory in another one, or in a partition: there it is a slip."""
+    """Raise `InvalidStore` for a new log directory in another one or in a partition, which is a mistake."""
     if around := _around(path):
         words = "does not exist, and no log directory is made in another one"
         raise Found(path, Kind.MISSING, words, (around,)).error()
 
 
 def mounted_log_dirs(path: str | os.PathLike[str]) -> list[str] | None:
-    """The log directories that are mounted at a path; None if it is no mountpoint of a logfs that answers."""
+    """Return the log directories mounted at a path, or None if it is not a mount point of a logfs that answers."""
     absolute = os.path.realpath(path)
     mount = logfs_mounts().get(absolute)
     if mount is None or mount.root != "/":
@@ -181,11 +182,11 @@ def mounted_log_dirs(path: str | os.PathLike[str]) -> list[str] | None:
         return None
 
 
-# What kind of directory it is, by the names in it.
+# The kind of a directory, by the names in it.
 
 
 def _kind_of(path: Path) -> Kind:
-    """LOG_DIR, PARTITION, EMPTY or OTHER; `OSError` for a directory that cannot be read."""
+    """Return LOG_DIR, PARTITION, EMPTY or OTHER. Raises `OSError` for a directory that cannot be read."""
     inside = os.listdir(path)
     segments = _has_partition_files(inside)
     if _is_marked(inside) and not segments:
@@ -198,8 +199,8 @@ def _kind_of(path: Path) -> Kind:
         return Kind.PARTITION
     if not rest:
         return Kind.LOG_DIR if lock.FILE_NAME in inside else Kind.EMPTY
-    # Partitions that `mkdir`, or a crash while they were made, left empty. Nothing else may be there, for their names
-    # alone prove nothing.
+    # Partitions may be empty after `mkdir`, or after a crash during their creation. Nothing else may be there, for
+    # their names alone prove nothing.
     bare = len(possible) == len(rest) and (lock.FILE_NAME in inside or _all_empty(path, rest))
     return Kind.LOG_DIR if bare else Kind.OTHER
 
@@ -225,7 +226,7 @@ def _is_partition_name(name: str) -> bool:
 
 
 def _is_partition(path: Path) -> bool:
-    """Whether a directory that has the name of a partition is one; one that cannot be read counts."""
+    """Whether a directory with a partition's name is a partition; one without read permission counts as one."""
     try:
         return _has_partition_files(os.listdir(path))
     except PermissionError:
@@ -242,7 +243,7 @@ def _all_empty(path: Path, directories: list[str]) -> bool:
 
 
 def _is_log_dir(path: Path) -> bool:
-    """Whether a directory is a log directory for certain; not by empty directories that may be anything."""
+    """Whether a directory is certainly a log directory. Empty directories in it prove nothing."""
     try:
         inside = os.listdir(path)
     except OSError:
@@ -252,7 +253,7 @@ def _is_log_dir(path: Path) -> bool:
     return any(_is_partition_name(name) and _is_partition(path / name) for name in inside)
 
 
-# Words and hints.
+# Descriptions and hints.
 
 
 def _partition(path: Path) -> Found:
@@ -289,7 +290,7 @@ def _missing(path: Path) -> Found:
 
 
 def _similar(path: Path, known: Path) -> tuple[str, ...]:
-    """Log directories whose names are much like that of a missing one."""
+    """Return the log directories whose names are similar to that of a missing path."""
     wrong, *rest = path.relative_to(known).parts
     siblings = [name for name in os.listdir(known) if not name.startswith(".")]
     paths = [Path(known, name, *rest) for name in get_close_matches(wrong, siblings)]
@@ -301,7 +302,7 @@ def _log_dir_above(path: Path) -> tuple[str, ...]:
 
 
 def _log_dirs_below(path: Path) -> tuple[str, ...]:
-    """Log directories one level below, of the first directories there."""
+    """Return the first few log directories among the first `_MOST_CHILDREN` directories in a path."""
 
     def below() -> Iterator[str]:
         with os.scandir(path) as entries:
@@ -316,13 +317,13 @@ def _log_dirs_below(path: Path) -> tuple[str, ...]:
         return ()
 
 
-# Mounts of our own.
+# Mounts of logfs.
 
 
 def _in_mount(path: Path, found: os.stat_result) -> Found | None:
-    """What a path is if it lies in a mount of logfs; None if it does not."""
+    """Return what a path in a mount of logfs is, or None for a path that is not in one."""
     if os.major(found.st_dev):
-        # A real device: the mounts of FUSE have none.
+        # The path is on a real device, which FUSE mounts do not have.
         return None
     here = {p: m for p, m in logfs_mounts().items() if m.device == found.st_dev}
     if not here:
@@ -352,7 +353,7 @@ def _dead(path: Path) -> Found:
     return Found(path, Kind.DEAD_MOUNT, words)
 
 
-# Where a new log directory may be.
+# Places for a new log directory.
 
 
 def _can_be_made(path: Path) -> bool:
@@ -360,10 +361,11 @@ def _can_be_made(path: Path) -> bool:
 
 
 def _around(path: Path) -> str | None:
-    """The log directory that a path lies in, as a new log directory must not; None if it lies in none.
+    """Return the log directory that a path lies in, where no new one may be made; None if it lies in none.
 
-    Of the directories above, a partition is proof only for a path that has the name of another one: a home directory
-    may have a copy of a partition in it.
+    A directory above counts if it has a file that only log directories have. The parent directory also counts if it
+    holds a partition and the path has a partition's name; the name is required because a home directory may hold a
+    copy of a partition.
     """
     if _is_partition_name(path.name) and _is_log_dir(path.parent):
         return str(path.parent)

@@ -1,4 +1,4 @@
-"""Retention at work: drops the segments that have had their time, and remembers what it did (kafka-storage 7)."""
+"""Execution of retention: segments eligible for deletion are dropped and counted (kafka-storage 7)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Retained(NamedTuple):
-    """What retention took of a partition the last time that it took anything; the time in ms since the epoch."""
+    """The last retention of a partition that dropped segments; `when_ms` is in ms since the epoch."""
 
     when_ms: int
     segments: int
@@ -36,18 +36,18 @@ def _do(_: str, work: Callable[[], None]) -> None:
 
 
 class Retainer:
-    """Drops what has had its time. Any thread may ask."""
+    """The retention of a store's partitions. Any thread may call it."""
 
     def __init__(self, store: Store, lock: threading.RLock) -> None:
         self._store = store
         self._lock = lock
-        # Since the store was opened.
+        # Totals since the store was opened, and the last retention of each partition.
         self.segments: Counter[Cause] = Counter()
         self.size_bytes: Counter[Cause] = Counter()
         self.last: dict[str, Retained] = {}
 
     def plan(self, name: str) -> Plan:
-        """What `retain` would do to a partition now, and why; nothing is done."""
+        """Return what `retain` would do to a partition now, and why, without doing it."""
         store = self._store
         partition = store[name]
         overrides = store.settings.topic_overrides(partition.topic)
@@ -56,10 +56,10 @@ class Retainer:
         return retention.plan(partition.segments, config, start, store.clock())
 
     def retain(self, names: Iterable[str] | None = None, attempt: Attempt = _do) -> int:
-        """Drop every segment that has had its time, of these partitions or all; how many.
+        """Drop all segments eligible for deletion, and return how many were dropped.
 
-        All are those that are neither paused nor failed. What concerns one partition is done by `attempt`, which may
-        keep its errors from the others.
+        Without `names`, all partitions that are neither paused nor failed are examined. Each step for one partition
+        is done by `attempt`, which may keep its errors from the other partitions.
         """
         store = self._store
         plans: dict[str, Plan] = {}
@@ -84,7 +84,7 @@ class Retainer:
                 with errors:
                     attempt(name, partial(look, name))
             if plans:
-                # Before a name changes: after a crash in between, nothing that was dropped may come back.
+                # Before a file is renamed: after a crash in between, no dropped record may come back.
                 with errors:
                     store.write_checkpoints()
             for name, plan in plans.items() if errors.only_of_log_dirs else ():

@@ -1,7 +1,7 @@
-"""Which segments have had their time, and why: a plan, and nothing is done here (kafka-storage 7).
+"""Plans of retention: segments eligible for deletion, with the reasons. Nothing is deleted here (kafka-storage 7).
 
-Three passes, each from the oldest segment on and each ended by the first that may stay: what lies below the log
-start offset, what exceeds `retention.bytes`, what is older than `retention.ms`.
+There are three passes, each from the oldest segment on and each ended by the first segment that may stay: segments
+below the log start offset, segments in excess of `retention.bytes`, and segments older than `retention.ms`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Cause(Enum):
-    """Which of the three passes a segment goes by."""
+    """The pass that made a segment eligible for deletion."""
 
     START = "log-start-offset"
     SIZE = "retention.bytes"
@@ -29,7 +29,7 @@ class Cause(Enum):
 
 
 class Expired(NamedTuple):
-    """A segment that goes, and why, in words."""
+    """A segment eligible for deletion, the pass that found it, and the reason in words."""
 
     segment: Segment
     cause: Cause
@@ -37,9 +37,9 @@ class Expired(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What retention would do now: the oldest segments, which go, and why the first of the others stays.
+    """What retention would do now: the oldest segments, which it drops, and why the first of the others stays.
 
-    `log_start_offset` is where the log starts once they are gone.
+    `stays` is empty if no segment is left. `log_start_offset` is the log start offset once the segments are dropped.
     """
 
     expired: Sequence[Expired]
@@ -53,11 +53,11 @@ class Plan(NamedTuple):
 def plan(
     segments: Sequence[Segment], config: LogConfig | None, log_start_offset: int, now_ms: int
 ) -> Plan:
-    """What to drop of a log's segments, oldest first; the active one is among them only if all of it has expired.
+    """Return the segments of a log to drop, oldest first; the active one is among them only if all have expired.
 
-    Without a `config`, where nobody here knows the topic's settings, nothing goes by size or age.
+    Without a `config`, if the topic's settings are unknown here, no segment is dropped by size or age.
     """
-    # Before anybody looks at times: what is appended to the last segment from now on has not expired.
+    # Read before the timestamps: records appended to the last segment from now on have not expired.
     starts = [log_start_offset, *(segment.next_offset for segment in segments)]
     expired = [*_below_start(segments, log_start_offset)]
     if config is not None and config.is_deleted:
@@ -98,7 +98,7 @@ def _too_old(segments: Sequence[Segment], config: LogConfig, now_ms: int) -> Ite
         newest = segment.largest_timestamp
         if now_ms - newest <= limit or not segment.size_bytes:
             return
-        # An index is a cache, and nothing is deleted on the word of one alone.
+        # An index is a cache, and never the only reason to delete a segment.
         newest = _newest_timestamp(segment)
         if now_ms - newest <= limit:
             return
@@ -106,11 +106,11 @@ def _too_old(segments: Sequence[Segment], config: LogConfig, now_ms: int) -> Ite
 
 
 def _newest_timestamp(segment: Segment) -> int:
-    """As `largest_timestamp`, and no less than the timestamps of the last batches in the log itself (ms)."""
+    """Return `largest_timestamp`, or the greatest timestamp of the last batches in the log if it is later (ms)."""
     newest = segment.largest_timestamp
     for found in segment.walk(segment.position_of(segment.next_offset - 1)):
         if isinstance(found, Damage):
-            # What cannot be read may be as new as the file.
+            # Records that cannot be read may be as new as the file.
             newest = max(newest, segment.mtime_ms())
         else:
             newest = max(newest, found[1].header.max_timestamp)
@@ -118,7 +118,7 @@ def _newest_timestamp(segment: Segment) -> int:
 
 
 def _why_it_stays(segments: Sequence[Segment], config: LogConfig | None, now_ms: int) -> str:
-    """What people ask most: why is this old record still here."""
+    """Return why the oldest segment stays: users often ask why an old record is still there."""
     segment = segments[0]
     if not segment.size_bytes:
         return "it is empty"

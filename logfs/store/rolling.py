@@ -1,7 +1,7 @@
-"""Whether a segment that nobody appends to is rolled: a plan, and nothing is done here.
+"""Rules for rolling the active segment of a partition without appends. Nothing is rolled here.
 
-Kafka looks at `segment.ms` at the next append alone (kafka-storage 4.1), so the last segment of a quiet partition
-stays open for ever, and compaction leaves it alone for as long. Here upkeep asks what an append would bring about.
+Kafka checks `segment.ms` only at the next append (kafka-storage 4.1), so the last segment of a quiet partition stays
+active for ever and is never compacted. Here upkeep rolls such a segment when an append would roll it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 def is_wanted(config: LogConfig, *, is_brokers: bool) -> bool:
-    """Whether quiet segments are rolled: as `logfs.roll.quiet` says; by default unless a broker has the directory."""
+    """Whether `logfs.roll.quiet` has quiet segments rolled; by default, unless a broker has the directory."""
     return config.logfs_roll_quiet == "always" or (
         config.logfs_roll_quiet == "auto" and not is_brokers
     )
 
 
 def is_overdue(segment: Segment, config: LogConfig, idle_ms: int, now_ms: int) -> bool:
-    """Whether an append would find the active segment too old, if nothing was appended for `idle_ms`.
+    """Whether an append now would roll the active segment because of its age; the last append was `idle_ms` ago.
 
-    Its age is the difference of two timestamps, and the records' clock may be years from the wall clock (an import of
-    old data must not roll at every look). So the record that would come next is taken to have the newest timestamp
-    and as much as time has passed since. Without timestamps the age counts from the opening, as Kafka has it.
+    The age is the difference of two timestamps of records, which may be years from the wall clock: an import of old
+    data must not roll at every check. So the next record is assumed to have the newest timestamp plus `idle_ms`.
+    Without timestamps the age counts from the opening, as in Kafka.
     """
     if not segment.size_bytes:
         return False

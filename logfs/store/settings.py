@@ -1,12 +1,13 @@
 """The settings that were changed, kept in the log directories as plain files of Java properties.
 
-A broker keeps such changes in its metadata log. There is none here, so each log directory has two
-kinds of file more: `logfs.properties` for the broker-level settings and `<topic>@p` for a topic's.
-Kafka ignores plain files there, and would not start over a directory (kafka-storage 1.2).
+A broker keeps such changes in its metadata log. logfs has no such log, so each log directory has two
+more kinds of files: `logfs.properties` for the broker-level settings and `<topic>@p` for those of a
+topic. Kafka ignores plain files there, and would not start over a directory (kafka-storage 1.2).
 
-No topic's name has an `@`, so whatever topics are called, none of these files can be taken for one
-that is Kafka's, another topic's, or on its way to be either with a `.tmp` at its end. And no more
-than two characters fit: 249 of a topic's name, `@p` and `.tmp` are the 255 of a file's name.
+The names of topics have no `@`. So whatever its topic is, the name of such a file differs from those
+of Kafka's files, of other topics' files, and of the `.tmp` files that will replace either. A suffix
+of more than two characters does not fit: 249 characters of a topic's name, `@p` and `.tmp` make the
+255 that a file's name may have.
 """
 
 from __future__ import annotations
@@ -37,30 +38,30 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Settings:
-    """The overrides of a store's topics and of the broker level, and the settings they amount to.
+    """The overrides of a store's topics and of the broker level, and the settings in force.
 
-    Every log directory has a copy of each file. The first directory that has one decides, and it is
-    written last: the copy that decides stays as it was when a change fails or crashes half-way. (A
-    first change, with no copy before it, may then be found at the next start.) The next change
-    brings the copies together again. Only changed settings are in a file, as canonical text.
+    Every log directory has a copy of each file. The copy in the first directory that has one counts,
+    and that directory is written last: the copy that counts is unchanged if a change fails or crashes
+    half-way. (A first change, with no copy before it, may then be found at the next start.) The next
+    change makes all copies equal again. A file has only changed settings, as canonical text.
 
-    Any thread may read and change settings: a mapping, once handed out, never changes. A topic need
-    not have partitions. Whatever reads a file raises `OSError` as the disk does, `Corrupt` for a
-    damaged file and `InvalidSetting` for one that says what cannot be; and what takes a topic
-    raises `InvalidName` for a name that no topic can have.
+    Any thread may read and change settings: a mapping that was returned never changes. A topic need
+    not have partitions. Methods that read a file raise `OSError` as the disk does, `Corrupt` for a
+    damaged file and `InvalidSetting` for a file with an invalid setting; methods that take a topic
+    raise `InvalidName` for a name that no topic can have.
     """
 
     def __init__(self, log_dirs: Sequence[tuple[Disk, Path]]) -> None:
-        """Log directories, and the doors to them; one that has failed is left out."""
+        """`log_dirs` are log directories, each with its disk; one that has failed is left out."""
         self._all_log_dirs = tuple(log_dirs)
         self._lock = threading.RLock()
         self._topics: dict[str, Mapping[str, str]] = {}
         self._log_configs: dict[str, tuple[Mapping[str, str], Mapping[str, str], LogConfig]] = {}
         self._broker = self._read(BROKER_FILE, broker_setting)
         self._broker_config = BrokerConfig.resolve(self._broker)
-        # Goes up with every change, for those who act on settings.
+        # Incremented by every change, for callers that react to settings.
         self.version = 0
-        # When a file of settings was removed, for then nothing else tells of the change; by its name.
+        # By name, when a settings file was removed (ns since the epoch): nothing else shows that change.
         self._removed_ns: dict[str, int] = {}
 
     @property
@@ -70,23 +71,23 @@ class Settings:
 
     @property
     def broker_config(self) -> BrokerConfig:
-        """The broker-level settings in force that are no topic's default."""
+        """The broker-level settings in force, without those that are defaults of topics."""
         return self._broker_config
 
     def topic_overrides(self, topic: str) -> Mapping[str, str]:
-        """The topic's settings that were changed for it."""
+        """Return the settings that were changed for a topic."""
         overrides = self._topics.get(topic)
         if overrides is None:
             overrides = self._read(_topic_file(topic), topic_setting)
-            # What the writer has put there since is newer than what was read.
+            # Overrides that a writer has stored since the read are newer than those read.
             overrides = self._topics.setdefault(topic, overrides)
         return overrides
 
     def log_config(self, topic: str) -> LogConfig:
-        """The topic's settings in force; raises `InvalidSetting` for two that contradict."""
+        """Return the settings in force for a topic. Raises `InvalidSetting` if two contradict each other."""
         overrides, broker = self.topic_overrides(topic), self._broker
         cached = self._log_configs.get(topic)
-        # Made from these very mappings, so nothing has changed since.
+        # The cached settings were made from these very mappings, so nothing has changed since.
         if cached is not None and cached[0] is overrides and cached[1] is broker:
             return cached[2]
         config = LogConfig.resolve(overrides, broker)
@@ -94,7 +95,7 @@ class Settings:
         return config
 
     def set_topic(self, topic: str, name: str, text: str | None) -> None:
-        """Change a topic's setting, durably and at once; None or a blank text undoes it.
+        """Change a topic's setting, durably and at once; None or a blank text removes the override.
 
         Raises `InvalidSetting`, before anything is written, for an unknown name, a text that is not
         valid, or one that contradicts another setting; `LogDirFailed` while a log directory is offline.
@@ -108,10 +109,11 @@ class Settings:
             self.version += 1
 
     def set_broker(self, name: str, text: str | None) -> None:
-        """Change a broker-level setting, durably and at once; None or a blank text undoes it.
+        """Change a broker-level setting, durably and at once; None or a blank text removes the override.
 
         Raises `InvalidSetting`, before anything is written, for an unknown name, a text that is not
-        valid, or one that contradicts another setting, of the broker level or of any topic.
+        valid, or one that contradicts another setting, of the broker level or of any topic;
+        `LogDirFailed` while a log directory is offline.
         """
         with self._lock:
             broker = _changed(self._broker, broker_setting(name), text)
@@ -125,13 +127,13 @@ class Settings:
             self.version += 1
 
     def remove_topic(self, topic: str) -> None:
-        """Forget a deleted topic, so that a later one of that name starts from the defaults."""
+        """Remove the overrides of a deleted topic, so that a later topic of that name has the defaults."""
         with self._lock:
             self._write(_topic_file(topic), _NOTHING)
             self._topics[topic] = _NOTHING
 
     def check_copy(self, topic: str, disk: Disk, log_dir: Path) -> None:
-        """Raise `InvalidSetting` if a log directory has other settings of a topic than those in force."""
+        """Raise `InvalidSetting` if a log directory has other overrides of a topic than those in force."""
         try:
             theirs = _read_file(disk, log_dir / _topic_file(topic), topic_setting)
         except FileNotFoundError:
@@ -145,9 +147,9 @@ class Settings:
                 )
 
     def copy_to(self, topic: str, disk: Disk, log_dir: Path, *, is_new: bool) -> None:
-        """Give a log directory that has none the settings of a topic, durably: it may be opened without the others.
+        """Copy the overrides of a topic durably to a log directory without any: it may be opened without the others.
 
-        One that `is_new`, with no partition yet, also gets those of the broker level.
+        With `is_new`, if the directory has no partition yet, the broker-level overrides are copied, too.
         """
         with self._lock:
             copies = {_topic_file(topic): self.topic_overrides(topic)}
@@ -158,7 +160,7 @@ class Settings:
                     disk.replace_file(log_dir / name, _file_of(overrides))
 
     def _check_log_dirs(self) -> None:
-        """Refuse a change while a copy cannot be written: it may be the one that decides when it is back."""
+        """Raise `LogDirFailed` while a copy cannot be written: it may be the one that counts when it is back."""
         for disk, _ in self._all_log_dirs:
             if disk.failure is not None:
                 raise disk.failure
@@ -175,7 +177,7 @@ class Settings:
         try:
             self.log_config(topic)
         except (Corrupt, InvalidName, InvalidSetting):
-            return  # it was broken before, and one broken topic must not hold up the others
+            return  # it was invalid before, and one invalid topic must not block the others
         try:
             LogConfig.resolve(self.topic_overrides(topic), broker)
         except InvalidSetting as problem:
@@ -184,13 +186,13 @@ class Settings:
     # The files.
 
     def _log_dirs(self) -> Iterator[tuple[Disk, Path]]:
-        """Those that work, of which each is only known to work when it comes to it."""
+        """Iterate over the log directories that work; each is checked only when it is reached."""
         return (each for each in self._all_log_dirs if each[0].failure is None)
 
     def changed_ns(self, topic: str | None = None) -> int:
-        """When the settings of a topic, or of the broker level, were changed last, in ns since the epoch; 0 if never.
+        """Return when the settings of a topic, or of the broker level, last changed (ns since the epoch); 0 if never.
 
-        By the time of their file, of the log directory that has the newest.
+        This is the newest mtime of their file in any log directory, or the time of its removal if that is later.
         """
         name = BROKER_FILE if topic is None else _topic_file(topic)
         times = [self._removed_ns.get(name, 0)]
@@ -244,7 +246,7 @@ def _file_of(overrides: Mapping[str, str]) -> bytes:
 
 
 def _changed(overrides: Mapping[str, str], setting: Setting, text: str | None) -> Mapping[str, str]:
-    """The overrides with one more, in canonical text, or with one less."""
+    """Return overrides with a setting set, as canonical text, or removed."""
     changed = dict(overrides)
     changed.pop(setting.name, None)
     if text is not None and text.strip():

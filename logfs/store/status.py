@@ -1,4 +1,4 @@
-"""What a store and its partitions say of themselves: for status files and the command line."""
+"""The status of a store and of its partitions, for status files and the command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def partition_status(partition: Partition, store: Store | None = None) -> dict[str, Any]:
-    """Offsets, sizes (bytes), segments and times (ms) of a partition; of a store also what its upkeep does here."""
+    """Return the offsets, sizes (bytes), segments and times (ms) of a partition; with `store` also its upkeep."""
     config = partition.config
     segments = partition.segments
     return {
@@ -52,7 +52,7 @@ def partition_status(partition: Partition, store: Store | None = None) -> dict[s
 
 
 def _partition_upkeep(store: Store, partition: Partition) -> dict[str, Any]:
-    """What upkeep did to a partition last and does now, and when it looks at it next (ms since the epoch)."""
+    """Return what upkeep did to a partition last, what it does now, and when it is due next (ms since the epoch)."""
     name = partition.name.directory
     works = [work_status(work) for work in list(store.background) if work.name == name]
     due = {} if partition.is_paused or store.keeper.is_paused else _next_due(store)
@@ -92,7 +92,7 @@ def _next_due(store: Store) -> dict[str, int]:
 
 
 def _first_timestamp(partition: Partition) -> int:
-    """The timestamp of the first readable record; -1 if there is none, or it cannot be read."""
+    """Return the timestamp (ms) of the first readable record; -1 if there is none, or it cannot be read."""
     from logfs.errors import LogfsError
 
     try:
@@ -104,7 +104,7 @@ def _first_timestamp(partition: Partition) -> int:
 
 
 def work_status(work: Work) -> dict[str, Any]:
-    """Something that is going on: with what, since when (ms since the epoch), and how far it is (bytes)."""
+    """Return the kind, object, start (ms since the epoch), phase and progress (bytes) of a background operation."""
     return {
         "what": work.what,
         "name": work.name,
@@ -116,7 +116,7 @@ def work_status(work: Work) -> dict[str, Any]:
 
 
 def upkeep_status(store: Store) -> dict[str, Any]:
-    """What upkeep did last, and what is due next; times in ms since the epoch."""
+    """Return what upkeep did last, and what is due next; times are in ms since the epoch."""
     keeper = store.keeper
     return {
         "paused": keeper.is_paused,
@@ -130,7 +130,7 @@ def upkeep_status(store: Store) -> dict[str, Any]:
 
 
 def upkeep_text(store: Store) -> str:
-    """The same in words, a line each."""
+    """Return the state of upkeep in words, one item a line."""
     keeper = store.keeper
     lines = ["paused" if keeper.is_paused else "upkeep"]
     lines += [str(work) for work in (*store.background, *readings(store))]
@@ -146,7 +146,7 @@ def upkeep_text(store: Store) -> str:
 
 
 def store_status(store: Store) -> dict[str, Any]:
-    """The whole of a store, without what each partition says of itself."""
+    """Return the status of a store as a whole, without that of each partition."""
     return {
         "log_dirs": [str(log_dir.path) for log_dir in store.log_dirs],
         "offline_log_dirs": {

@@ -55,16 +55,16 @@ PARTITION_METADATA = "partition.metadata"
 
 
 def now_ms() -> int:
-    """The wall clock, in ms since the epoch: what a store goes by unless it is given another."""
+    """Return the wall-clock time in ms since the epoch: the clock of a store that is given no other."""
     return time.time_ns() // 1_000_000
 
 
 class Store:
     """The partitions of one or several log directories, by name: `store["orders-0"]`.
 
-    A context manager; closing it cleanly saves the next opening the recovery. Any thread may read; creating,
-    deleting and upkeep take a lock. A partition that cannot be loaded is in `offline` with the reason, and the
-    others work. A child that the process forks gets `LogDirFailed`, for Kafka's lock is the parent's.
+    A store is a context manager; after a clean close the next opening needs no recovery. Any thread may read;
+    creating, deleting and upkeep take a lock. A partition that cannot be loaded is in `offline` with the reason, and
+    the others work. In a forked child calls raise `LogDirFailed`, because Kafka's lock belongs to the parent.
     """
 
     def __init__(
@@ -79,14 +79,15 @@ class Store:
         recover: bool = False,
         create: bool = True,
     ) -> None:
-        """Open the store, and recover what was not closed cleanly.
+        """Open the store, and recover the partitions that were not closed cleanly.
 
-        With `read_only` nothing below is written, locked or repaired. Without, an empty directory becomes a log
-        directory, and with `create` a missing one, too, if the directory above it exists. Any other path that is no
-        log directory is `InvalidStore`, and nothing in it is touched.
-        `progress` is told (partition, bytes read, bytes in all) during recovery. `only` loads one partition, or those
-        it says yes to, and leaves the others as they are; `recover` recovers even after a clean shutdown. A `Lease`
-        stands for a log directory that another process has locked and lets this one work in.
+        With `read_only` nothing on the disk is written, locked or repaired. Otherwise an empty directory becomes a
+        log directory, and with `create` a missing one, too, if its parent directory exists. Any other path that is
+        not a log directory raises `InvalidStore`, and nothing in it is changed.
+        `progress` is called with (partition, bytes read, bytes in all) during recovery. `only` is the name of the one
+        partition to load, or a function that selects partitions by name; the others stay as they are. `recover`
+        recovers even after a clean shutdown. A `Lease` stands for a log directory that another process has locked,
+        and in which this process may work.
 
         Raises `StoreLocked` with the holder's pid, `InvalidStore`, `InvalidSetting` and `Corrupt` for settings
         files, and `OSError`.
@@ -101,15 +102,15 @@ class Store:
         self.opened_ms = clock()
         self.recovered_bytes = 0
         self.loading_seconds = 0.0
-        # What is being done in the background, for those who watch.
+        # The operations that run in the background, for status and metrics.
         self.background: list[Work] = []
         self.groups = Groups(self)
-        # Deleted partitions for which groups still have offsets, as a full disk kept these from being forgotten.
+        # Deleted partitions whose commits by groups could not be removed, for example because the disk was full.
         self._stale_commits: set[str] = set()
         self._lock = threading.RLock()
-        # Which log directory each partition is in, those that are offline or were not loaded too.
+        # The log directory of each partition, including those that are offline or were not loaded.
         self.homes: dict[str, LogDir] = {}
-        # The directories of deleted partitions, and from when on they may go.
+        # The directories of deleted partitions, and when each may be removed (ms since the epoch).
         self.deletions: dict[Path, int] = {}
         self._loader = Loader(self, progress or (lambda *_: None), only=only, recover=recover)
         self.compactor = Compactor(self)
@@ -145,7 +146,7 @@ class Store:
         traceback: TracebackType | None,
     ) -> None:
         if kind is not None and issubclass(kind, KeyboardInterrupt):
-            # Ctrl-C may come in the middle of anything.
+            # Ctrl-C may have interrupted any operation.
             self._leave()
         else:
             self.close()
@@ -154,7 +155,7 @@ class Store:
         return f"Store({[str(log_dir.path) for log_dir in self.log_dirs]})"
 
     def __getitem__(self, name: str) -> Partition:
-        """The partition of that name; `UnknownPartition`, or the error that keeps it offline."""
+        """Return the partition of that name. Raises `UnknownPartition`, or the error that keeps it offline."""
         partition = self.partitions.get(name)
         if partition is not None:
             return partition
@@ -180,17 +181,17 @@ class Store:
 
     @property
     def failed(self) -> list[LogDirFailed]:
-        """Why each of the others does not."""
+        """The errors of the log directories that do not work."""
         return [log_dir.failure for log_dir in self.log_dirs if log_dir.failure is not None]
 
     def _log_dir_failed(self, log_dir: LogDir) -> None:
         """Take all partitions of a log directory offline (Kafka's handleLogDirFailure).
 
-        Called with whatever locks the thread holds that met the error, so it waits for none: from now on the
-        partitions refuse everything, and `offline` names them as soon as nobody holds the store.
+        The thread that met the error may hold any locks, so this waits for none. The partitions refuse all calls from
+        now on, and `offline` has them as soon as no thread holds the lock of the store.
         """
         if log_dir.disk.is_disowned:
-            # In a forked child. Who held it, or a partition's, is not among its threads.
+            # In a forked child the thread that held this lock, or a partition's, does not exist.
             self._lock = threading.RLock()
         for name, partition in list(self.partitions.items()):
             if self.homes.get(name) is log_dir:
@@ -208,22 +209,22 @@ class Store:
         lost = {name: failure for name, failure in here.items() if failure is not None}
         if lost:
             self.offline = {**self.offline, **lost}
-            # Replaced whole: the one who met the error may be walking through it.
+            # Replaced whole: the thread that met the error may be iterating over it.
             self.partitions = {n: p for n, p in self.partitions.items() if n not in lost}
 
     def check_log_dirs(self) -> None:
-        """Notice the log directories that were unmounted or replaced, and those that have failed since."""
+        """Take unmounted and replaced log directories offline, and the partitions of all that have failed."""
         for log_dir in self.log_dirs:
             log_dir.check_in_place()
         with self._lock:
             self._settle_failures()
 
     def _emptiest(self) -> LogDir:
-        """The log directory for a new partition: of those that work, the one that has the fewest."""
+        """Return the log directory for a new partition: the working one that has the fewest."""
         self.check_log_dirs()
         for log_dir in self.log_dirs:
             if log_dir.failure is not None and (not self.working or not log_dir.is_known):
-                # What was never read may have a partition of that very name: then there would be two of it.
+                # A directory that was never read may have a partition of that name, which would then exist twice.
                 raise log_dir.failure
         homes = list(self.homes.values())
         return min(self.working, key=lambda log_dir: sum(home is log_dir for home in homes))
@@ -231,7 +232,7 @@ class Store:
     # Partitions.
 
     def create(self, name: str) -> Partition:
-        """Make a partition, in the log directory that has the fewest; durable when this returns.
+        """Create a partition in the log directory that has the fewest, and return it once it is durable.
 
         Raises `InvalidName`, `PartitionExists`, `NotWritable`.
         """
@@ -246,7 +247,7 @@ class Store:
             self.homes[name] = log_dir
             self.partitions[name] = partition
             if parsed in log_dir.recovery_points or parsed in log_dir.log_starts:
-                # Of a partition that was deleted before the checkpoints could be written: not of this one.
+                # Entries of a deleted partition of that name, which are left if the checkpoints could not be written.
                 self.write_checkpoints()
             self._forget_cleaner_offset(log_dir, parsed)
         if name in self._stale_commits:
@@ -254,7 +255,7 @@ class Store:
         return partition
 
     def _make(self, log_dir: LogDir, name: TopicPartition) -> Partition:
-        """Make the directory of a partition and what is in it from the start; if that fails, nothing stays."""
+        """Create the directory of a partition and its first files; after an error none of them remains."""
         disk, path, topic = log_dir.disk, log_dir.path / name.directory, name.topic
         disk.mkdir(path)
         try:
@@ -264,11 +265,11 @@ class Store:
             )
             config = self.settings.log_config(topic)
             loaded = recovery.load(disk, path, config, recovery.Start(clean=True), self.clock())
-            # A leader notes its epoch before any record (kafka-storage 10.1), and nobody has to wait for it later.
+            # A leader adds its epoch before any record (kafka-storage 10.1); done here, no append has to wait for it.
             loaded.epochs.assign(LEADER_EPOCH, 0)
             disk.sync_directory(path)
         except BaseException:
-            # Renamed first, which takes no descriptor: if it cannot be removed now, the next opening removes it.
+            # Rename first, which takes no descriptor: if the removal fails, the next opening removes the directory.
             doomed = path.with_name(names.deleted_directory(name, uuid.uuid4().hex))
             with suppress(LogfsError, OSError):
                 disk.move(path, doomed)
@@ -279,11 +280,11 @@ class Store:
         )
 
     def move(self, name: str, log_dir: str | os.PathLike[str]) -> None:
-        """Move a partition to another log directory of the store; see `Mover.move`, which also tells of progress."""
+        """Move a partition to another log directory of the store; see `Mover.move`, which also reports progress."""
         self.mover.move(name, log_dir)
 
     def topic_id(self, topic: str) -> uuid.UUID | None:
-        """The id that all partitions of a topic share; None if no file tells it, see `read_topic_id`."""
+        """Return the id that all partitions of a topic share, or None if no file has it; see `read_topic_id`."""
         for partition in self.partitions.values():
             if partition.topic == topic:
                 topic_id = read_topic_id(partition.disk, partition.directory)
@@ -292,9 +293,9 @@ class Store:
         return None
 
     def delete(self, name: str) -> None:
-        """Delete a partition as Kafka does: renamed at once, removed after `file.delete.delay.ms`.
+        """Delete a partition as Kafka does: rename it at once, and have it removed after `file.delete.delay.ms`.
 
-        What groups have committed for it goes, too, and the topic's settings go with its last partition. Raises
+        The commits of groups for it are removed, too, and the settings of the topic with its last partition. Raises
         `UnknownPartition`, `NotWritable`.
         """
         self._check_writable(name)
@@ -313,7 +314,7 @@ class Store:
             del self.partitions[name]
             home = self.homes.pop(name)
             self.deletions[doomed] = self.clock() + delay_ms
-            # It is gone. What a full disk keeps from being forgotten now, `create` forgets.
+            # The partition is gone. Entries that cannot be removed now, on a full disk, are removed by `create`.
             errors = FirstError()
             with errors:
                 self._forget_cleaner_offset(home, partition.name)
@@ -327,7 +328,7 @@ class Store:
         self._forget_groups(name)
 
     def _forget_groups(self, name: str) -> None:
-        """Forget what groups have committed for a partition that is no more; a failure is logged."""
+        """Remove the commits of groups for a deleted partition. An error is logged; `create` tries again."""
         self._stale_commits.discard(name)
         try:
             self.groups.forget_partition(name)
@@ -336,9 +337,9 @@ class Store:
             logger.error("%s: what groups have committed for it is not forgotten: %s", name, error)
 
     def truncate(self, name: str, offset: int) -> bool:
-        """Drop the records of a partition at or beyond an offset, for good; whether any went.
+        """Drop the records of a partition at or above an offset, for good, and return whether anything changed.
 
-        Raises `OffsetOutOfRange` for a negative one.
+        Raises `OffsetOutOfRange` for a negative offset.
         """
         if offset < 0:
             raise OffsetOutOfRange(f"{name}: there is no offset {offset}")
@@ -346,7 +347,7 @@ class Store:
             partition = self[name]
             self.commits.give_up_place(name)
             if offset < partition.recovery_point:
-                # First: a crash in between must not take what is being dropped for durable records that are lost.
+                # First: after a crash in between, dropped records must not count as durable records that are lost.
                 partition.lower_recovery_point(offset)
                 self.write_checkpoints()
             changed = partition.truncate(offset)
@@ -357,10 +358,11 @@ class Store:
             return changed
 
     def delete_records(self, name: str, offset: int) -> int:
-        """Make the records below an offset unreadable, for good; the log start offset then (Kafka's DeleteRecords).
+        """Make the records below an offset unreadable, for good; return the log start offset (Kafka's DeleteRecords).
 
-        -1 means all there are. Going back changes nothing. Their segments go at the next `retain`. Raises
-        `OffsetOutOfRange` beyond the log end and below -1, `InvalidSetting` where `cleanup.policy` deletes nothing.
+        -1 stands for the log end offset. An offset below the log start changes nothing. The next `retain` drops the
+        segments. Raises `OffsetOutOfRange` above the log end and below -1, and `InvalidSetting` if `cleanup.policy`
+        has no `delete`.
         """
         if offset < -1:
             raise OffsetOutOfRange(f"{name}: there is no offset {offset}")
@@ -377,30 +379,30 @@ class Store:
             return partition.log_start_offset
 
     def commit(self, writer: str, sequence: int, staged: Iterable[StagedFile]) -> Committed:
-        """Append batches that were staged for several partitions, all or none and only once; see `Commits.commit`."""
+        """Append staged batches to several partitions, all or none and only once; see `Commits.commit`."""
         return self.commits.commit(writer, sequence, staged)
 
-    # `retainer` and `compactor` do it; here is what has to be remembered of a compaction.
+    # Retention and compaction, by `retainer` and `compactor`. The cleaner checkpoints are kept here.
 
     def retention_plan(self, name: str) -> retention.Plan:
-        """What `retain` would do to a partition now, and why; nothing is done."""
+        """Return what `retain` would do to a partition now, and why, without doing it."""
         return self.retainer.plan(name)
 
     def retain(self, names: Iterable[str] | None = None) -> int:
-        """Drop every segment that has had its time (kafka-storage 7), of these partitions or all; how many."""
+        """Drop all segments eligible for deletion (kafka-storage 7), and return how many; see `Retainer.retain`."""
         return self.retainer.retain(names)
 
     def compact(self, name: str, *, roll: bool = False) -> None:
-        """Compact a partition now; see `Compactor.compact`, which also tells of its progress."""
+        """Compact a partition now; see `Compactor.compact`, which also reports progress."""
         self._check_writable(name)
         self.compactor.compact(name, roll=roll)
 
     def cleaner_offset(self, name: str) -> int | None:
-        """The offset up to which a partition was compacted; None if it never was (kafka-storage 8.9)."""
+        """Return the offset up to which a partition was compacted, or None if it never was (kafka-storage 8.9)."""
         return self.homes[name].cleaner_offsets.get(self[name].name)
 
     def set_cleaner_offset(self, partition: Partition, offset: int) -> None:
-        """Note that a partition was compacted up to an offset; one that was deleted meanwhile is passed over."""
+        """Record that a partition was compacted up to an offset, unless the partition was deleted meanwhile."""
         with self._lock:
             if self.partitions.get(partition.name.directory) is partition:
                 log_dir = self.homes[partition.name.directory]
@@ -412,7 +414,7 @@ class Store:
             log_dir.write_cleaner_offsets({n: o for n, o in known.items() if n != name})
 
     def prepare_move(self, partition: Partition, log_dir: LogDir) -> None:
-        """Have a log directory's checkpoints and settings tell of a partition that is about to be in it."""
+        """Write a partition's checkpoint entries and settings to the log directory that it is about to move to."""
         self._copy_settings(partition.topic, log_dir)
         offset = self.homes[partition.name.directory].cleaner_offsets.get(partition.name)
         if offset is None:
@@ -422,21 +424,21 @@ class Store:
         self._write_checkpoints(log_dir, partition)
 
     def _copy_settings(self, topic: str, log_dir: LogDir) -> None:
-        """Give a log directory the settings of a topic before one of its partitions lies there."""
+        """Copy the settings of a topic to a log directory before it gets a partition of the topic."""
         is_new = log_dir not in self.homes.values()
         self.settings.copy_to(topic, log_dir.disk, log_dir.path, is_new=is_new)
 
     def finish_move(self, partition: Partition, source: LogDir) -> None:
-        """Have the checkpoints of the log directory that a partition has left forget it."""
+        """Remove a partition from the checkpoints of the log directory that it has left."""
         self.write_checkpoints()
         self._forget_cleaner_offset(source, partition.name)
 
     def home(self, name: str) -> Path:
-        """The log directory that a partition lies in."""
+        """Return the path of the log directory that a partition is in."""
         return self.homes[name].path
 
     def is_brokers(self, name: str) -> bool:
-        """Whether a broker also uses the directory that a partition lies in."""
+        """Whether a broker also uses the log directory that a partition is in."""
         return self.homes[name].is_brokers
 
     def _check_writable(self, name: str) -> None:
@@ -446,10 +448,10 @@ class Store:
     # Upkeep.
 
     def refresh(self) -> None:
-        """Bring a store that only reads up to date: partitions that came or went, and what was done to the others.
+        """Bring a read-only store up to date with added and deleted partitions, and with the changes to the others.
 
-        One that writes itself has nothing to look for. A partition that was deleted, or deleted and made again, is
-        another object afterwards, or none; readers of the old one go on with what they have.
+        In a store that writes, this does nothing. A deleted partition leaves the store, and one that was deleted and
+        created again becomes another object; readers of the old object go on with the segments that they have.
         """
         if not self.read_only:
             return
@@ -464,10 +466,10 @@ class Store:
                 logger.error("%s: cannot be followed: %s", name, error)
 
     def upkeep(self, *, compaction: bool = True) -> None:
-        """Do what is due by now (see `logfs.store.upkeep`). May take long; what fails is logged and tried again.
+        """Do the tasks that are due (see `logfs.store.upkeep`). May take long; a failure is logged and tried again.
 
-        For a store that only reads, this is `refresh`. Without `compaction`, which takes longest, that is left to who
-        calls `compactor.run_due` in another thread.
+        In a read-only store this is `refresh`. Without `compaction`, the longest task is left to a caller of
+        `compactor.run_due` in another thread.
         """
         if self.read_only:
             self.refresh()
@@ -478,9 +480,9 @@ class Store:
             self.compactor.run_due()
 
     def write_checkpoints(self) -> None:
-        """Write the recovery points, log start offsets and high watermarks of every log directory that works.
+        """Write the recovery points, log start offsets and high watermarks of all log directories that work.
 
-        Where one cannot be written the others are, before the error is raised.
+        If one directory cannot be written, the others are written before the error is raised.
         """
         errors = FirstError()
         for log_dir in self.working:
@@ -491,7 +493,7 @@ class Store:
     def _write_checkpoints(self, log_dir: LogDir, *coming: Partition) -> None:
         here = [p for n, p in self.partitions.items() if self.homes[n] is log_dir]
         here += coming
-        # A copy that is the partition from the next opening on.
+        # Copies of unfinished moves, which are the partitions from the next opening on.
         copies = [name for name, home in self.mover.unfinished.items() if home is log_dir]
         here += [self.partitions[name] for name in copies if name in self.partitions]
         points = {partition.name: partition.recovery_point for partition in here}
@@ -501,7 +503,7 @@ class Store:
             if partition.log_start_offset > partition.segments[0].base_offset
         }
         for directory, home in self.homes.items():
-            # Offline, or not loaded: what was known of it stays known.
+            # The partition is offline or was not loaded: it keeps its entries.
             if home is log_dir and directory not in self.partitions:
                 name = names.parse_directory(directory)
                 points[name] = log_dir.recovery_points.get(name, 0)
@@ -512,9 +514,9 @@ class Store:
         log_dir.write_log_starts(starts)
 
     def close(self) -> None:
-        """Flush and close everything; the clean-shutdown marker is written only where it is true.
+        """Flush and close everything.
 
-        Closing twice is harmless.
+        A log directory gets the clean-shutdown marker only if all of it closed cleanly. Closing twice is harmless.
         """
         with self._lock:
             log_dirs = self.log_dirs
@@ -532,7 +534,7 @@ class Store:
                     log_dir.close()
 
     def _leave(self) -> None:
-        """Give the log directories back and vouch for nothing, as a process that is killed: the next one recovers."""
+        """Release the log directories without flush and marker, as after a kill: the next opening recovers them."""
         log_dirs, self.log_dirs = self.log_dirs, []
         for log_dir in log_dirs:
             log_dir.close()
@@ -545,7 +547,7 @@ class Store:
         }
         dirty |= {id(self.homes[name]) for name in self.offline}
         dirty |= set(map(id, self.mover.unfinished.values()))
-        # Those that were not looked at are as clean as they were.
+        # Partitions that were not loaded are as clean as they were.
         unseen = {id(home) for name, home in self.homes.items() if name not in self.partitions}
         dirty |= {id(log_dir) for log_dir in log_dirs if not log_dir.clean} & unseen
         errors = FirstError()
@@ -559,9 +561,9 @@ class Store:
 
 
 def read_topic_id(disk: Disk, directory: Path) -> uuid.UUID | None:
-    """The topic id in a partition's directory (kafka-storage 1.5); None without the file, or where it is damaged.
+    """Return the topic id in a partition's directory (kafka-storage 1.5), or None if the file is missing or damaged.
 
-    A damaged file is named in the log, and what is no file. Raises `LogDirFailed`.
+    A damaged file is logged, and so is an entry that is not a file. Raises `LogDirFailed`.
     """
     path = directory / PARTITION_METADATA
     try:

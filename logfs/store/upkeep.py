@@ -1,7 +1,7 @@
-"""What a store does by itself: what is due is picked by plans, run piece by piece, and tried again after errors.
+"""The periodic tasks of a store: plans select those that are due, and work that fails is tried again later.
 
-Nothing here has a clock or a thread of its own (rule 5): who has the store calls `Keeper.run_due` now and then, and
-`Compactor.run_due` in another thread, for a round may take minutes.
+Nothing here has a clock or a thread of its own (rule 5). The owner of the store calls `Keeper.run_due` periodically,
+and `Compactor.run_due` in another thread, for a round of compaction may take minutes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LONGEST_WAIT_MS = 60_000
 
 
 class Task(Enum):
-    """The kinds of work, in the order in which they are done."""
+    """The kinds of tasks, in the order in which they are done."""
 
     FLUSH = "flush"
     PRODUCERS = "producers"
@@ -46,13 +46,13 @@ class Task(Enum):
     COMPACTION = "compaction"
 
 
-# What a pause holds up. Durability is not upkeep: flushes that settings ask for and checkpoints go on.
+# The tasks that a pause stops. Tasks for durability go on: flushes that settings ask for, and checkpoints.
 HELD_UP = frozenset({Task.ROLL, Task.RETENTION, Task.REMOVAL, Task.COMPACTION})
 
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """Something that is going on: with what, since when (ms since the epoch), and how far it is, in bytes."""
+    """A background operation: its kind, its object, its start (ms since the epoch), and its progress in bytes."""
 
     what: str
     name: str
@@ -73,14 +73,14 @@ class Work:
 
 
 class Timer(NamedTuple):
-    """Since when a task waits, and for how long, in ms; None for as long as the settings say."""
+    """When a task began to wait (ms since the epoch), and for how many ms; None for the interval in the settings."""
 
     since_ms: int
     wait_ms: int | None = None
 
 
 def interval_ms(task: Task, broker: BrokerConfig) -> int:
-    """How often a task is looked for; 0 is each time."""
+    """Return the interval of a task in ms; 0 means at each `run_due`."""
     if task is Task.PRODUCERS:
         return broker.producer_id_expiration_check_interval_ms
     if task is Task.CHECKPOINT:
@@ -94,7 +94,7 @@ def interval_ms(task: Task, broker: BrokerConfig) -> int:
 
 
 def next_due_ms(task: Task, timer: Timer, broker: BrokerConfig) -> int:
-    """When a task is due."""
+    """Return when a task is due, in ms since the epoch."""
     wait_ms = interval_ms(task, broker) if timer.wait_ms is None else timer.wait_ms
     return timer.since_ms + wait_ms
 
@@ -102,7 +102,7 @@ def next_due_ms(task: Task, timer: Timer, broker: BrokerConfig) -> int:
 def due(
     timers: Mapping[Task, Timer], broker: BrokerConfig, now_ms: int, *, is_paused: bool
 ) -> list[Task]:
-    """The tasks that are due, in their order. A clock that was put back makes all of them due, and none wait."""
+    """Return the tasks that are due, in their order. After the clock was set back, all of them are due."""
     return [
         task
         for task, timer in timers.items()
@@ -112,7 +112,7 @@ def due(
 
 
 class Backoff:
-    """When what failed may be tried again: after a second, then after twice as long each time, up to a minute."""
+    """The waits of failed work: a second, then twice as long after each further failure, up to a minute."""
 
     def __init__(self) -> None:
         self._failed: dict[tuple[Task, str], tuple[int, Timer]] = {}
@@ -121,42 +121,42 @@ class Backoff:
         return iter(list(self._failed))
 
     def holds(self, task: Task, name: str, now_ms: int) -> bool:
-        """Whether a piece of work has to wait."""
+        """Whether the work of a task for `name` has to wait after a failure."""
         if (task, name) not in self._failed:
             return False
         since_ms, wait_ms = self._failed[task, name][1]
         return since_ms <= now_ms < since_ms + (wait_ms or 0)
 
     def failed(self, task: Task, name: str, now_ms: int) -> int:
-        """Note a failure; for how many ms the piece waits."""
+        """Record a failure, and return how many ms the work has to wait."""
         count = self._failed[task, name][0] + 1 if (task, name) in self._failed else 0
         wait_ms = min(_FIRST_WAIT_MS << min(count, 16), _LONGEST_WAIT_MS)
         self._failed[task, name] = (count, Timer(now_ms, wait_ms))
         return wait_ms
 
     def worked(self, task: Task, name: str) -> None:
-        """Forget its failures."""
+        """Forget the failures of a task for `name`."""
         self._failed.pop((task, name), None)
 
     def keep(self, names: Container[str]) -> None:
-        """Forget the failures with all but these, which are not to be tried again."""
+        """Forget the failures for all names but these: work for other names will not be tried again."""
         for task, name in self:
             if name and name not in names:
                 self.worked(task, name)
 
 
-# The act.
+# Execution.
 
 
 class Keeper:
-    """Does what is due to a store but for compaction, and knows when what is due next. Any thread may ask."""
+    """The periodic tasks of a store except compaction, and when each is due next. Any thread may call it."""
 
     def __init__(self, store: Store, lock: threading.RLock) -> None:
         self._store = store
         self._lock = lock
         self.is_paused = False
         self.backoff = Backoff()
-        # When a run ended, and how long it took: for those who watch.
+        # When the last run ended and how long it took, for status and metrics.
         self.last_run_ms: int | None = None
         self.last_run_seconds = 0.0
         self.failures = 0
@@ -181,12 +181,12 @@ class Keeper:
         }
 
     def ask(self, *tasks: Task) -> None:
-        """Have tasks done at the next `run_due`."""
+        """Make tasks due at the next `run_due`."""
         for task in tasks:
             self._timers[task] = Timer(self._store.clock(), 0)
 
     def next_due(self) -> dict[Task, int]:
-        """When each task is due next, in ms since the epoch, but for those that are looked for each time."""
+        """Return when each task is due next, in ms since the epoch, except those that are due at each `run_due`."""
         broker = self._store.settings.broker_config
         timers = {**self._timers, Task.COMPACTION: self._store.compactor.timer}
         return {
@@ -196,7 +196,7 @@ class Keeper:
         }
 
     def run_due(self) -> None:
-        """Do what is due. What fails is logged, waits longer each time, and holds up nothing else."""
+        """Do the tasks that are due. Work that fails is logged, waits longer each time, and delays no other work."""
         store = self._store
         if store.settings.version != self._seen_version:
             self._seen_version = store.settings.version
@@ -207,14 +207,14 @@ class Keeper:
             now_ms = store.clock()
             self._timers[task] = Timer(now_ms)
             self._attempt(task, "", partial(self._acts[task], now_ms))
-        # Of what was deleted, or has failed for good, nothing waits any more.
+        # Partitions that were deleted or have failed for good are not tried again.
         alive = {name for name, each in list(store.partitions.items()) if each.failure is None}
         self.backoff.keep(alive | {path.name for path in list(store.deletions)})
         self.last_run_ms, self.last_run_seconds = store.clock(), time.monotonic() - began
 
     @contextmanager
     def doing(self, what: str, name: str, total_bytes: int = 0) -> Iterator[Work]:
-        """Show that something is going on, for as long as it does."""
+        """Show an operation in the store's `background` while the context lasts."""
         work = Work(what, name, self._store.clock(), total_bytes=total_bytes)
         self._store.background.append(work)
         try:
@@ -223,7 +223,7 @@ class Keeper:
             self._store.background.remove(work)
 
     def _attempt(self, task: Task, name: str, work: Callable[[], None]) -> None:
-        """Do one piece of a task, for the partition or the file of that name, unless it has to wait."""
+        """Do the work of a task for the partition or file of that name, unless it has to wait after a failure."""
         if self.backoff.holds(task, name, self._store.clock()):
             return
         try:
@@ -240,14 +240,14 @@ class Keeper:
                 error if known else repr(error),
                 exc_info=None if known else error,
             )
-            # Sooner than its turn comes, but the others are not to wait for it.
+            # Try again after the wait, but never later than usual: the other partitions must not wait longer.
             usual_ms = interval_ms(task, self._store.settings.broker_config)
             self._timers[task] = Timer(self._store.clock(), min(wait_ms, usual_ms))
         else:
             self.backoff.worked(task, name)
 
     def _partitions(self) -> list[tuple[str, Partition]]:
-        """The partitions that upkeep may change: those that are paused or have failed it leaves alone."""
+        """Return the partitions that upkeep may change: those that are neither paused nor failed."""
         return [
             (name, partition)
             for name, partition in list(self._store.partitions.items())
@@ -287,7 +287,7 @@ class Keeper:
             return
         with partition.lock:
             active = partition.active
-            # What was appended before the opening, the file's mtime tells of.
+            # For records that were appended before the opening, the file's mtime counts.
             since_ms = partition.appended_ms
             idle_ms = now_ms - (active.mtime_ms() if since_ms is None else since_ms)
             if rolling.is_overdue(active, partition.config, idle_ms, now_ms):
@@ -316,7 +316,7 @@ class Keeper:
             logger.info("%s: removed the files of %d dropped segments", name, count)
 
     def _remove_directory(self, disk: Disk, path: Path) -> None:
-        """Remove the directory of a partition that was deleted, or moved away; what is still read there stays."""
+        """Remove the directory of a partition that was deleted or moved; segments that are still read stay."""
         if remove_directory(disk, path, self._store.mover.still_read(path)):
             del self._store.deletions[path]
             logger.info("%s: removed", path)

@@ -1,7 +1,8 @@
-"""`logfs dump`: what kafka-dump-log prints, line by line (kafka-storage 13, and Kafka's tool itself).
+"""`logfs dump`: print what kafka-dump-log prints, line by line (kafka-storage 13, and Kafka's tool itself).
 
-Standard output has the tool's lines, standard error those that it ends with; where it dies of an exception, there is
-a line of ours instead, and the next file follows. `--json` prints the same as data.
+The lines of the tool go to standard output, its final summary of findings to standard error. For a file on which the
+tool would die of an exception, `logfs dump` prints its own line to standard error and continues with the next file.
+`--json` prints the same as data. In this package "the tool" is kafka-dump-log.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ does not fit the log, a file that cannot be read. kafka-dump-log itself returns 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Files and how deep to look, in Kafka's spelling."""
+    """Add the arguments: the files, and the options of kafka-dump-log under Kafka's names."""
     parser.add_argument("names", nargs="*", metavar="FILE", help="a file of a partition directory")
     parser.add_argument(
         "--files",
@@ -82,7 +83,7 @@ def _size(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Dump each file, then say what was found wrong in them."""
+    """Dump each file, then print the findings of all files; exit code 1 if something is wrong."""
     from logfs.cli.dump.job import Job
 
     names = arguments.names + arguments.files
@@ -96,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _dump(name: str, job: Job) -> None:
-    """One file; whatever is wrong with it does not keep the others from being dumped."""
+    """Dump one file. An error in it is reported, and does not prevent the dump of the other files."""
     job.lines.say(f"Dumping {name}", file=name)
     dump = _by_suffix().get(name.rpartition(".")[2])
     if dump is None:
@@ -105,7 +106,7 @@ def _dump(name: str, job: Job) -> None:
     try:
         dump(name, job)
     except BrokenPipeError:
-        # Of the output, not of the file.
+        # This error is in the output, not in the file.
         raise
     except OSError as error:
         job.fail(f"{error.filename or name}: {error.strerror or error}")

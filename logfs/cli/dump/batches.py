@@ -1,4 +1,4 @@
-"""A .log as the tool walks it: by length fields alone, whatever lies in the batches."""
+"""A .log file as the tool walks it: by the length fields alone, whatever the batches contain."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from logfs.log.files import ReadOnlyDisk
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# What the tool reads before it knows of which magic a batch is, and the shortest message of any.
+# The bytes that the tool reads before it knows the magic of a batch, and the smallest valid value of a length field.
 _START = struct.Struct(">qi5x")
 _SMALLEST_BYTES = 14
 _MESSAGE = struct.Struct(">qiIbb")
@@ -37,10 +37,10 @@ _CHUNK_BYTES = 1 << 20
 
 
 class LogFile:
-    """A .log file, read ahead by chunks."""
+    """A .log file, open for reading, with read-ahead in chunks."""
 
     def __init__(self, name: str) -> None:
-        """Open it. Raises `OSError`."""
+        """Open the file. Raises `OSError`."""
         self._disk = ReadOnlyDisk()
         self._file = self._disk.open(Path(os.path.realpath(name)))
         self.size_bytes = self._disk.size(self._file)
@@ -48,14 +48,15 @@ class LogFile:
         self._chunk = memoryview(b"")
 
     def batches(self, position: int = 0, end: int | None = None) -> Iterator[tuple[int, Batch]]:
-        """The batches that lie whole in [position, end), with their positions.
+        """Yield each batch that lies completely in the bytes [position, end), with its position.
 
-        Raises `Corrupt` for a position outside the file, and for a length that no batch can have.
+        Raises `Corrupt` for a position outside the file, for a length that no batch can have, and for a batch of
+        magic 2 or more if the file ends within its header.
         """
         if not 0 <= position <= self.size_bytes:
             raise Corrupt(f"byte {position} is outside the log of {self.size_bytes} bytes")
         end = self.size_bytes if end is None else min(end, self.size_bytes)
-        # Kafka wants a byte more than it reads.
+        # Kafka requires one byte more than it reads.
         while position + _START.size < end:
             _, length = _START.unpack(self._read(position, _START.size))
             if length < _SMALLEST_BYTES:
@@ -84,7 +85,7 @@ class LogFile:
 
 
 def _legacy_header(head: memoryview) -> Header:
-    """What a message of an old format, or a wrapper of messages, tells of itself: it has one offset, the last."""
+    """Return the header of a message of an old format, or of a wrapper of messages, with its one offset, the last."""
     offset, length, crc, magic, attributes = _MESSAGE.unpack_from(head)
     timestamp = NO_TIMESTAMP
     if magic == 1 and len(head) >= _MESSAGE.size + _TIMESTAMP.size:
@@ -95,7 +96,10 @@ def _legacy_header(head: memoryview) -> Header:
 
 
 def is_valid(batch: Batch) -> bool:
-    """Whether the CRC matches; the tool takes every later magic for 2. Raises `Corrupt` for a magic below 0."""
+    """Return whether the CRC matches. Like the tool, treat every magic above 2 as 2.
+
+    Raises `Corrupt` for a magic below 0.
+    """
     magic = batch.header.magic
     if magic < 0:
         raise Corrupt(f"batch {batch.header.base_offset}: there is no magic {magic}")
@@ -107,7 +111,10 @@ def is_valid(batch: Batch) -> bool:
 
 
 class Shown(NamedTuple):
-    """A record and its timestamp in ms; of a message of an old format whether its own CRC matches, and the CRC."""
+    """A record and its timestamp in ms.
+
+    For a message of an old format also its own CRC, and whether that matches; None for a record of a batch.
+    """
 
     record: Record
     timestamp: int
@@ -116,10 +123,10 @@ class Shown(NamedTuple):
 
 
 def records(batch: Batch) -> Iterator[Shown]:
-    """The records of a batch, with the timestamps that the log gave them if it did.
+    """Yield the records of a batch. With LogAppendTime their timestamps are those that the log gave them.
 
-    Of plain records all are told up to the first that is malformed, of compressed ones all or none, as the tool reads
-    them. Raises `Corrupt`.
+    Raises `Corrupt` for malformed records. As in the tool, uncompressed records are yielded up to the first malformed
+    one, compressed records all or not at all.
     """
     header = batch.header
     if header.magic < MAGIC:
@@ -143,7 +150,10 @@ def records(batch: Batch) -> Iterator[Shown]:
 
 
 def _legacy_records(batch: Batch) -> Iterator[Shown]:
-    """The message itself, or those in a wrapper, which must all be valid."""
+    """Yield the message itself, or the messages in a wrapper.
+
+    Raises `Corrupt` if a message in a wrapper, or the wrapper itself, is not valid.
+    """
     outer = legacy.parse_message(batch.data)
     data: bytes | memoryview = batch.data
     messages: tuple[legacy.Message, ...] = (outer,)

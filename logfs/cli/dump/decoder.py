@@ -1,4 +1,4 @@
-"""Records of `__consumer_offsets` as the tool decodes them, and its words where it cannot (kafka-storage 12)."""
+"""Records of `__consumer_offsets` as the tool decodes them, and its messages where it cannot (kafka-storage 12)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 
 class _Undecodable(Exception):
-    """The tool's reason for leaving a record alone."""
+    """A record that the tool cannot decode; the message is the reason that the tool prints."""
 
 
 def decode_group_record(record: Record) -> tuple[Any, Any]:
-    """Key and payload: mappings, `DELETED` for a null value; in place of the key the tool's reason for neither.
+    """Return key and payload as mappings, with `DELETED` as the payload for a null value.
 
-    Raises `Corrupt` for a record without a key, of which the tool dies.
+    For a record that the tool cannot decode, the key is the message that the tool prints, and the payload is None.
+    Raises `Corrupt` for a record without a key, on which the tool dies.
     """
     if record.key is None:
         raise Corrupt(f"record {record.offset} has no key, so it is none of __consumer_offsets")
@@ -64,7 +65,7 @@ def _parse(schema: Schema, data: bytes, what: str) -> Message:
 
 
 def _readable(value: Any) -> Any:
-    """The same, with text as Java reads it."""
+    """Return the same value, with text decoded as Java decodes it."""
     if isinstance(value, str):
         return java_text(value.encode("utf-8", "surrogateescape"))
     if isinstance(value, dict):

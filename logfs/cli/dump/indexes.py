@@ -1,4 +1,4 @@
-"""The entries of .index and .timeindex files, and whether they fit the log."""
+"""The entries of .index and .timeindex files, and the check against the log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ Index = TypeVar("Index", bound=SparseIndex)
 
 
 def dump_offset_index(name: str, job: Job) -> None:
-    """Every entry, which must tell the last offset of the batch that it points to."""
+    """Dump every entry. Each must have the last offset of the batch at its position; one that differs is a finding.
+
+    Raises `Corrupt`, `InvalidName` and `OSError`.
+    """
     log = LogFile(_sibling(name, ".log"))
     index = _open(OffsetIndex, name)
     if not len(index):
@@ -35,7 +38,7 @@ def dump_offset_index(name: str, job: Job) -> None:
         return
     for number, entry in enumerate(index):
         if number and entry.offset == index.base_offset:
-            return  # the room that is preallocated behind the entries
+            return  # preallocated space after the entries
         found = _batch_at(log, entry.position, job)
         if found != entry.offset:
             job.findings.add(MISMATCH, name, indexOffset=entry.offset, logOffset=found)
@@ -45,7 +48,7 @@ def dump_offset_index(name: str, job: Job) -> None:
 
 
 def _batch_at(log: LogFile, position: int, job: Job) -> int:
-    """The last offset of the batch at a position. Raises `Corrupt` if there is none."""
+    """Return the last offset of the batch at a position. Raises `Corrupt` if there is no batch."""
     for _, batch in log.batches(position, position + job.max_batch_bytes):
         return batch.header.last_offset
     raise Corrupt(
@@ -54,7 +57,11 @@ def _batch_at(log: LogFile, position: int, job: Job) -> int:
 
 
 def dump_time_index(name: str, job: Job) -> None:
-    """Every entry, which must tell the last offset of a batch and the largest timestamp in it, and must rise."""
+    """Dump every entry. An entry that does not fit is a finding.
+
+    Each entry must have the last offset of a batch and the largest timestamp in that batch, and the timestamps must
+    rise. Raises `Corrupt`, `InvalidName` and `OSError`.
+    """
     log = LogFile(_sibling(name, ".log"))
     offsets = _open(OffsetIndex, _sibling(name, ".index"))
     index = _open(TimeIndex, name)
@@ -74,7 +81,10 @@ def dump_time_index(name: str, job: Job) -> None:
 
 
 def _batch_of(log: LogFile, offsets: OffsetIndex, offset: int) -> Batch | None:
-    """The first batch that reaches an offset, from where the offset index points to."""
+    """Return the first batch whose last offset is at or after `offset`, or None.
+
+    The search begins at the position that the offset index gives.
+    """
     walk = log.batches(offsets.lookup(offset).position)
     return next((batch for _, batch in walk if batch.header.last_offset >= offset), None)
 
@@ -100,7 +110,7 @@ def _sibling(name: str, suffix: str) -> str:
 
 
 def _open(kind: type[Index], name: str) -> Index:
-    """An index, in memory: a broker may cut the file meanwhile. Raises `OSError`."""
+    """Return an index, read into memory because a broker may truncate the file meanwhile. Raises `OSError`."""
     path = Path(os.path.realpath(name))
     path.stat()
     index = kind(ReadOnlyDisk(), path, names.parse_stem(Path(name).name))

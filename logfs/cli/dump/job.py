@@ -1,4 +1,4 @@
-"""What one run of the command works with: options, the lines it prints, and what it has found wrong."""
+"""The state of one run of the command: its options, its output, and its findings."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from logfs.format import varint
 if TYPE_CHECKING:
     import argparse
 
-# Beyond everything that a file can hold.
+# No file is larger than this default of `--max-bytes`, so it means no limit.
 _ALL_BYTES = 2**31 - 1
 
 
 class Job:
-    """One run of the command."""
+    """One run of the command: the options, and whether something was wrong so far."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.decode_offsets: bool = arguments.offsets_decoder
@@ -36,19 +36,23 @@ class Job:
         self.wrong = False
 
     def fail(self, message: str) -> None:
-        """A file that cannot be told of any further: a line may have been begun."""
+        """Report why the dump of a file stops. End the line that is being written, if any."""
         self.lines.abandon()
         self.complain(f"logfs: {message}")
 
     def complain(self, message: str) -> None:
-        """A line on standard error, in its place among the others."""
+        """Print a line to standard error, after all earlier lines of standard output, and set `wrong`."""
         self.wrong = True
         self.lines.flush()
         print(message, file=sys.stderr)
 
 
 class Finding(NamedTuple):
-    """A kind of finding: its heading, its line, the name of its data, and whether something is wrong then."""
+    """A kind of finding.
+
+    `heading` and `line` are format strings, `name` is the name of the kind in the JSON output, and `wrong` is True if
+    a finding of this kind means an error.
+    """
 
     heading: str
     line: str
@@ -74,7 +78,7 @@ NOT_FOUND = Finding(
     "Indexed offset: {indexOffset}, found log offset: {logOffset}",
     "notFound",
 )
-# Compaction leaves such gaps; and the tool counts each segment from -1 on.
+# Not an error: compaction leaves such gaps, and the tool counts the offsets of each segment from -1 on.
 NON_CONSECUTIVE = Finding(
     "Non-consecutive offsets in {}",
     "  {offset} is followed by {nextOffset}",
@@ -85,23 +89,23 @@ _KINDS = (MISMATCH, TIMESTAMP_MISMATCH, OUT_OF_ORDER, NOT_FOUND, NON_CONSECUTIVE
 
 
 class Findings:
-    """What the tool keeps for itself until it is through with all files, and then tells kind by kind."""
+    """The findings in all files, which the tool collects and prints at the end, kind by kind."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[Finding, str], list[dict[str, int]]] = {}
 
     @property
     def wrong(self) -> bool:
-        """Whether any finding means that something is wrong."""
+        """Whether any finding means an error."""
         return any(kind.wrong for kind, _ in self._found)
 
     def add(self, kind: Finding, name: str, **values: int) -> None:
-        """Note one finding in a file; numbers wrap around, as the tool's do."""
+        """Add a finding in a file. The numbers wrap around as they do in the tool."""
         wrapped = {word: varint.wrap(value) for word, value in values.items()}
         self._found.setdefault((kind, name), []).append(wrapped)
 
     def print(self, lines: Lines) -> None:
-        """The headings and lines on standard error; as data they are lines like all others."""
+        """Print the headings and lines to standard error, or as JSON to standard output like all other lines."""
         lines.flush()
         for kind in _KINDS:
             for name in [name for found, name in self._found if found is kind]:
@@ -116,12 +120,16 @@ class Findings:
 
 
 def _absolute(name: str) -> str:
-    """A path as Java makes it absolute: `.` and `..` stay."""
+    """Return the absolute path as Java makes it: `.` and `..` stay."""
     return os.path.join(Path.cwd(), name).replace("//", "/")
 
 
 def _in_order(kind: Finding, values: list[dict[str, int]]) -> list[dict[str, int]]:
-    """The tool keeps two kinds in sorted maps by their first number, where a later one replaces an earlier one."""
+    """Return the findings of one kind in the order of the tool.
+
+    The tool keeps `MISMATCH` and `NON_CONSECUTIVE` in maps sorted by the first number, where a later finding replaces
+    an earlier one with the same number.
+    """
     if kind is not MISMATCH and kind is not NON_CONSECUTIVE:
         return values
     by_first = {next(iter(each.values())): each for each in values}

@@ -1,4 +1,4 @@
-"""Fields on standard output: as the words of kafka-dump-log, or as an object of JSON a line."""
+"""Fields on standard output: as the words of kafka-dump-log, or as one JSON object per line."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ DELETED = "<DELETE>"
 """What the tool calls a null value of a record that it decodes; null as data."""
 
 _OPTIONAL = frozenset({"deleteHorizonMs", "currentTxnFirstOffset"})
-# Of what control records hold, these have no colon behind their names.
+# The fields of control records that the tool prints without a colon after the name.
 _BARE = frozenset({"SnapshotHeader", "SnapshotFooter", "KRaftVersion", "KRaftVoters"})
 
 
 class Lines:
-    """Lines of fields. A line grows as the tool's do, and what cannot be told ends it where it stands.
+    """Lines of fields on standard output.
 
-    A field is int, str, bool, bytes (text, of whatever encoding), None for nothing, a list of bytes, or a mapping.
+    A line is written field by field, as in the tool, and ends early if the next field cannot be read. A field is int,
+    str, bool, bytes (text in any encoding), None for no value, a list of bytes, or a mapping.
     """
 
     def __init__(self, *, json: bool) -> None:
@@ -37,7 +38,7 @@ class Lines:
         self._begun = False
 
     def add(self, fields: Mapping[str, Any], mark: str = "") -> None:
-        """Fields for the line that is being written; `mark` is what it begins with, as words."""
+        """Add fields to the current line. In the output as words, a new line begins with `mark`."""
         if self.json:
             self._fields |= fields
             return
@@ -48,7 +49,7 @@ class Lines:
             self._begun = True
 
     def end(self) -> None:
-        """The end of a line; as data, one without fields is none."""
+        """End the current line. In the output as JSON, a line without fields is not written."""
         if self.json:
             if self._fields:
                 fields = {name: _unicode(value) for name, value in self._fields.items()}
@@ -59,7 +60,7 @@ class Lines:
         self._begun = False
 
     def say(self, text: str, **fields: Any) -> None:
-        """A line that is a sentence, and the same as data."""
+        """Write a complete line: `text` in the output as words, `fields` in the output as JSON."""
         if self.json:
             self._fields = fields
             self.end()
@@ -67,13 +68,13 @@ class Lines:
             self._out.write(f"{text}\n".encode("utf-8", "surrogateescape"))
 
     def abandon(self) -> None:
-        """End a line that is not whole: as words it stays, as data it goes."""
+        """End an incomplete line. In the output as words it stays, in the output as JSON it is discarded."""
         self._fields = {}
         if self._begun:
             self.end()
 
     def flush(self) -> None:
-        """Everything so far is out, before something goes to standard error."""
+        """Flush standard output, before something is printed to standard error."""
         self._out.flush()
 
 
@@ -94,7 +95,7 @@ def _words(name: str, value: Any) -> str:
 
 
 def _unicode(value: Any) -> Any:
-    """A path that is no UTF-8, as bytes."""
+    """Return a path that is not valid UTF-8 as bytes, and any other value unchanged."""
     if isinstance(value, str):
         try:
             value.encode()
@@ -104,19 +105,22 @@ def _unicode(value: Any) -> Any:
 
 
 def _data(value: Any) -> Any:
-    """Bytes as envelopes have them."""
+    """Return bytes as JSON envelopes represent them. `TypeError` for any other type."""
     if isinstance(value, bytes):
         return orjson.Fragment(envelope.text(value))
     raise TypeError(type(value))
 
 
 def java_text(data: bytes) -> str:
-    """UTF-8 as Java reads it: a U+FFFD for what it finds malformed, where Python would sometimes put several."""
+    """Decode UTF-8 as Java does: one U+FFFD for a malformed sequence, where Python sometimes writes several."""
     return data.decode("utf-8", "logfs.java")
 
 
 def _java_replacement(error: UnicodeError) -> tuple[str, int]:
-    """Java takes an encoded surrogate for one malformed character, where to Python each byte of it is one."""
+    """Return a U+FFFD, and the position after the malformed character: an error handler for `codecs`.
+
+    Java treats an encoded surrogate as one malformed character, Python treats each of its bytes as one.
+    """
     assert isinstance(error, UnicodeDecodeError)
     lead, second, third = (*error.object[error.start : error.start + 3], 0, 0)[:3]
     if lead == 0xED and 0xA0 <= second <= 0xBF:
@@ -130,6 +134,6 @@ _ESCAPE = re.compile(r"(\\.)((?<=u)00..)?")
 
 
 def _java_json(value: Mapping[str, Any]) -> str:
-    """JSON as Kafka's library writes it: the numbers of control characters in capitals."""
+    """Return JSON as Kafka's library writes it: the escapes of control characters have upper-case digits."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return _ESCAPE.sub(lambda match: match[1] + (match[2] or "").upper(), text)

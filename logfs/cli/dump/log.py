@@ -1,4 +1,4 @@
-"""The batches and records of a .log file, or of a .checkpoint, a snapshot of Kafka's own metadata."""
+"""The batches and records of a .log file, or of a .checkpoint file, a snapshot of Kafka's own metadata."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _SNAPSHOT = re.compile(r"([0-9]{20})-([0-9]{10})\.checkpoint")
 
 
 def dump(name: str, job: Job) -> None:
-    """Every batch by its length field, valid or not, and its records if they are asked for."""
+    """Dump every batch, valid or not, by its length field, and its records if they are requested.
+
+    Raises `Corrupt`, `InvalidName` and `OSError`.
+    """
     _say_where_it_starts(Path(name).name, job)
     log = LogFile(name)
     end = 0
@@ -127,14 +130,14 @@ def _metadata(header: Header, shown: Shown, header_names: list[bytes]) -> dict[s
         return fields | {"isValid": shown.is_valid, "crc": shown.crc}
     sequence = header.base_sequence
     if sequence != NO_SEQUENCE:
-        # In 32 bits, as the tool computes it.
+        # Compute in 32 bits, as the tool does.
         delta = (record.offset - header.base_offset + 2**31) % 2**32 - 2**31
         sequence = increment_sequence(sequence, delta)
     return fields | {"sequence": sequence, "headerKeys": header_names}
 
 
 def _control(record: Record) -> dict[str, Any]:
-    """What a control record says. Raises `Corrupt`."""
+    """Return the fields of a control record. Raises `Corrupt`."""
     key, value = record.key or b"", record.value or b""
     kind = control.parse_control_key(key)
     if kind in (ControlType.ABORT, ControlType.COMMIT):

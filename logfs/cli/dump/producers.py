@@ -1,4 +1,4 @@
-"""What a log knows of producers: the aborted transactions of a .txnindex, the producers of a .snapshot."""
+"""The aborted transactions of a .txnindex file, and the producers of a .snapshot file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def dump_aborted(name: str, job: Job) -> None:
-    """Every whole entry."""
+    """Dump every complete entry. Raises `Corrupt`, `InvalidName` and `OSError`."""
     names.parse_stem(Path(name).name)
     data = _read(name)
     for version, entry in aborted.parse_entries(data):
@@ -35,7 +35,7 @@ def dump_aborted(name: str, job: Job) -> None:
 
 
 def dump_snapshot(name: str, job: Job) -> None:
-    """Every producer, or on standard error why the file is none."""
+    """Dump every producer, or print to standard error why the file is not a valid snapshot. Raises `OSError`."""
     data = _read(name)
     reason = _why_corrupt(data)
     if reason is not None:
@@ -47,7 +47,10 @@ def dump_snapshot(name: str, job: Job) -> None:
 
 
 def _why_corrupt(data: bytes) -> str | None:
-    """The tool's words, checked in its order; Java has no more than `null` for bytes that end too early."""
+    """Return the tool's message for an invalid snapshot, or None for a valid one.
+
+    The checks have the order of the tool. Its reason for bytes that end too early is only `null`.
+    """
     schema = "Snapshot failed schema validation: "
     version, crc, count = snapshot.HEADER.unpack(data[: snapshot.HEADER.size].ljust(10, b"\0"))
     left = len(data) - snapshot.HEADER.size

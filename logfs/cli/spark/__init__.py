@@ -1,4 +1,4 @@
-"""`logfs spark JOB`: the jobs of `logfs.spark.jobs`, one file each, with a session of their own."""
+"""`logfs spark JOB`: run a job of `logfs.spark.jobs`. Each job has a file here, and a Spark session of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the jobs share: their session, which topics, and a bar."""
+"""Code shared by the job commands: the Spark session, the topics, the progress bar."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _QUIET = {
         f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
     ),
 }
-# Servers of a session on one machine listen for that machine alone.
+# In a local session Spark's servers listen on the loopback interface only.
 _LOCAL = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -38,7 +38,7 @@ _LOCAL = {
 
 
 def add_session(parser: argparse.ArgumentParser) -> None:
-    """Where a job runs."""
+    """Add the options for the Spark session that a job runs in."""
     group = parser.add_argument_group("Spark")
     group.add_argument(
         "--master",
@@ -57,7 +57,10 @@ def add_session(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def session(arguments: argparse.Namespace, job: str) -> Iterator[SparkSession]:
-    """A session for one job. Raises `LogfsError` where something is missing, and says what to install."""
+    """Start a Spark session for one job, and stop it at the end.
+
+    Raises `LogfsError` if Spark or Java is missing, with a hint on what to install, and for a malformed `--conf`.
+    """
     if any(importlib.util.find_spec(name) is None for name in ("pyspark", "pyarrow")):
         raise LogfsError("Spark is not installed: pip install 'logfs[spark]'")
     if shutil.which("java") is None:
@@ -85,7 +88,7 @@ def session(arguments: argparse.Namespace, job: str) -> Iterator[SparkSession]:
 
 
 def add_topics(parser: argparse.ArgumentParser) -> None:
-    """Which topics a job is about."""
+    """Add the option for the topics of a job."""
     parser.add_argument(
         "--topics",
         type=lambda text: text.split(","),
@@ -96,7 +99,10 @@ def add_topics(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar in bytes, shown on a terminal as soon as the job says how many there are."""
+    """Show a progress bar in bytes on a terminal, and yield the callback that updates it.
+
+    The callback takes the bytes done and the total. The total is unknown until the first call.
+    """
     with progress_bar(title, None) as shown:
 
         def progress(done: int, total: int) -> None:
@@ -107,7 +113,7 @@ def bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def print_visits(visits: Iterable[Visited[_Result]], describe: Callable[[_Result], str]) -> int:
-    """Print what was done to each partition; how many there were to which nothing could be done."""
+    """Print what was done to each partition, and return the number of partitions that failed."""
     failed = 0
     for visit in visits:
         if visit.result is None:

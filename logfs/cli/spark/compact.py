@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Log directories, topics, and whether the newest records are to be compacted too."""
+    """Add the arguments: log directories, topics, whether to seal and compact active segments, and the session."""
     add_log_dirs(parser)
     add_topics(parser)
     parser.add_argument(
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compact, and say what each partition had and has; exit code 1 if one could not be compacted."""
+    """Compact, and print the size of each partition before and after; exit code 1 if one could not be compacted."""
     with session(arguments, "compact") as spark, bar("compacting") as progress:
         from logfs.spark.jobs import compact
 

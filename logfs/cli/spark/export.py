@@ -1,4 +1,4 @@
-"""`logfs spark export`: a log as Parquet or JSON files, by topic and date."""
+"""`logfs spark export`: write a log to Parquet or JSON files, by topic and date."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Log directories, where to, what, and as what."""
+    """Add the arguments: log directories, the target directory, what to export, the file format, and the session."""
     parser.add_argument(
         "words",
         nargs="+",
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the files, and say how many."""
+    """Write the files, and print the numbers of files, records and bytes."""
     *log_dirs, target = arguments.words
     if not log_dirs:
         raise InvalidSetting(

@@ -1,4 +1,4 @@
-"""`logfs spark import`: Parquet, JSON envelopes or lines of text into a log, all of it or nothing."""
+"""`logfs spark import`: append Parquet, JSON envelopes or lines of text to a log, all of it or nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Files, where to, and how their rows become records."""
+    """Add the arguments: files, log directories, how rows become records, and the session."""
     parser.add_argument(
         "words",
         nargs="+",
@@ -53,7 +53,7 @@ def _separator(text: str) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Append the rows, and print the offsets [first, next) that they got."""
+    """Append the rows, and print the offsets [first, next) of the new records in each partition."""
     *sources, log_dirs = arguments.words
     if not sources:
         raise InvalidSetting(f"{log_dirs}: give one source or more, and a log directory")

@@ -1,4 +1,4 @@
-"""`logfs spark reindex`: make all indexes anew, of many partitions at once."""
+"""`logfs spark reindex`: rebuild all indexes of many partitions at once."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Log directories and topics."""
+    """Add the arguments: log directories, topics, and the session."""
     add_log_dirs(parser)
     add_topics(parser)
     add_session(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Rebuild, and say what there is; exit code 1 if a partition could not be read or is damaged."""
+    """Rebuild the indexes, and print what each partition holds.
+
+    The exit code is 1 if a partition could not be read or is damaged.
+    """
     with session(arguments, "reindex") as spark, bar("reindexing") as progress:
         from logfs.spark.jobs import reindex
 

@@ -1,4 +1,4 @@
-"""`logfs spark stats`: records, bytes, keys, times and compression, as a table, as JSON and as a picture."""
+"""`logfs spark stats`: count records, bytes, keys, times and compression; print a table or JSON, draw a plot."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COLUMNS = [
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Log directories, topics, and what is made of the numbers."""
+    """Add the arguments: log directories, topics, the form of the output, and the session."""
     add_log_dirs(parser)
     add_topics(parser)
     parser.add_argument("-J", "--json", action="store_true", help="one JSON object a topic")
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Count, print, draw."""
+    """Count, print the numbers, and draw the plot if one is requested."""
     with session(arguments, "stats") as spark, bar("counting") as progress:
         from logfs.spark.jobs import plot, stats
 

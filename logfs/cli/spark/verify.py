@@ -1,4 +1,4 @@
-"""`logfs spark verify`: `logfs check` for many disks."""
+"""`logfs spark verify`: do the audit of `logfs check` on many disks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Log directories and topics."""
+    """Add the arguments: log directories, topics, and the session."""
     add_log_dirs(parser)
     add_topics(parser)
     add_session(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings and a summary; exit code 1 if there is an error among them."""
+    """Print the findings and a summary; exit code 1 if one of the findings is an error."""
     with session(arguments, "verify") as spark, bar("verifying") as progress:
         from logfs.spark.jobs import verify
 

@@ -1,5 +1,5 @@
-"""What every path of the mount means: one class for each kind of file, with no FUSE in it.
+"""The nodes of the mount: one class for each kind of file, without FUSE.
 
-`root` is where a path begins. A node answers synchronously; where it would have to wait for the disk in the thread
-that must not, it raises `WouldBlock` with nothing changed, and is asked again in another.
+Every path begins at the node of `root`. A node answers synchronously. If it would have to wait for the disk in the
+thread that must not wait, it raises `WouldBlock` with nothing changed, and the call is repeated in another thread.
 """

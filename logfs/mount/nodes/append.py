@@ -1,4 +1,4 @@
-"""`append` and `append.jsonl`: where records come in."""
+"""`append` and `append.jsonl`: the files that take new records."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ if TYPE_CHECKING:
     from logfs.log.reader import Reader
     from logfs.store.modes import Modes
 
-# Up to this size a write is encoded and handed to the kernel's page cache where it is, in less time than a hop to a
-# thread and back takes; more, or what has to be compressed, goes to a thread.
+# A write of up to this size is encoded and written to the kernel's page cache on the trio thread, which takes less
+# time than a switch to a worker thread and back. Larger writes go to a worker thread; for compressed topics the limit
+# is lower.
 INLINE_BYTES = 160 * 1024
 INLINE_COMPRESSED_BYTES = 4 * 1024
-# The writing processes whose last offset is remembered.
+# The number of writing processes whose last offset is remembered.
 _REMEMBERED = 10_000
 
 
 class AppendFile(PartitionAccess, File):
-    """A file that takes lines and reads as empty; `>` and `>>` do the same."""
+    """A file that takes lines and reads as empty. `>` and `>>` have the same effect."""
 
     framer = Framer
-    # Linux shows `user.` attributes only to those who may read the file: who writes must see his last offset.
+    # Linux shows `user.` attributes only to users who may read the file, and a writer must see its last offset.
     allowed_bits = READ_BITS | WRITE_BITS
     attr_timeout = 1.0
     entry_timeout = 1.0
@@ -65,14 +66,14 @@ class AppendFile(PartitionAccess, File):
         return AppendHandle(self, flags, process_of(caller.pid))
 
     def truncate(self, size: int) -> None:
-        """O_TRUNC comes with every `>`: there is nothing to cut, and nothing is cut."""
+        """Do nothing: every `>` sends O_TRUNC, and the file is empty."""
 
     def xattrs(self, caller: Caller) -> dict[str, bytes]:
         last = self._last_offsets.get(process_of(caller.pid))
         return {} if last is None else {"user.logfs.last_offset": b"%d" % last}
 
     def note_last_offset(self, process: int, offset: int) -> None:
-        """Remember what `user.logfs.last_offset` tells a process."""
+        """Store the value of `user.logfs.last_offset` for a process."""
         self._last_offsets[process] = offset
         self._last_offsets.move_to_end(process)
         if len(self._last_offsets) > _REMEMBERED:
@@ -80,16 +81,16 @@ class AppendFile(PartitionAccess, File):
 
 
 class EnvelopeAppendFile(AppendFile):
-    """A file that takes JSON envelopes, one a line."""
+    """A file that takes JSON envelopes, one per line."""
 
     framer = EnvelopeFramer
 
 
 class AppendHandle(Handle):
-    """One open of `append`: its unfinished line belongs to it alone.
+    """An open `append` file. Each handle has an unfinished line of its own.
 
-    The kernel sends the writes to one such file one after the other (it holds the inode's lock over a direct
-    write), so a handle is never in two calls at once.
+    The kernel sends the writes to one file one after the other (it holds the inode's lock during a direct write), so
+    a handle is never in two calls at the same time.
     """
 
     direct_io = True
@@ -100,7 +101,7 @@ class AppendHandle(Handle):
         self.appends_to = node.partition
         self._framer = node.framer(node.partition)
         self._process = process
-        # With direct_io the kernel sends no FSYNC for these: the flags are all there is to go by.
+        # With direct_io the kernel sends no FSYNC for O_SYNC and O_DSYNC: only the open flags show them.
         self._is_sync = bool(flags & (os.O_SYNC | os.O_DSYNC))
 
     def read(self, position: int, size: int) -> bytes:
@@ -119,7 +120,7 @@ class AppendHandle(Handle):
             self.file.note_last_offset(self._process, done.last_offset)
         if done.refused is not None and not done.taken:
             raise done.refused
-        # What stopped a write half-way is told when the caller comes again with the rest.
+        # After a partial write, the caller gets the error when it writes the rest.
         return done.taken
 
     def needs_sync(self) -> bool:
@@ -134,7 +135,7 @@ class AppendHandle(Handle):
 
 
 def process_of(thread: int) -> int:
-    """The process that a thread belongs to: FUSE tells the thread that made a call."""
+    """Return the process that a thread belongs to, or the thread if it is gone. FUSE reports the calling thread."""
     try:
         status = Path(f"/proc/{thread}/status").read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""The kinds of node, and what the protocol asks of them."""
+"""The base classes of nodes and handles: the interface that `logfs.mount.protocol` calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DIRECTORY_BITS = 0o555
 
 
 def first_found(store: Store) -> os.stat_result:
-    """The first log directory that works, as it is; where none does any more, the first as it was."""
+    """Return the status of the first working log directory; if none works, that of the first when it was opened."""
     for log_dir in store.log_dirs:
         with suppress(OSError):
             return log_dir.disk.stat(log_dir.path)
@@ -38,13 +38,13 @@ def first_found(store: Store) -> os.stat_result:
 
 
 def file_number_of(*identity: object) -> int:
-    """The `st_ino` of a file, made of what tells it from others; never one of the small numbers that nodes get."""
+    """Return the `st_ino` of a file, a hash of `identity`; it is never one of the small numbers of nodes."""
     digest = hashlib.blake2b(repr(identity).encode(), digest_size=7).digest()
     return 2**62 + int.from_bytes(digest, "big")
 
 
 class Stat(NamedTuple):
-    """What `stat` shows of a node; times in ns since the epoch."""
+    """The result of `stat` on a node; `mtime_ns` is in ns since the epoch."""
 
     mode: int
     uid: int
@@ -54,7 +54,7 @@ class Stat(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """Who asks: ids as the daemon's namespaces see them; `pid` may be a thread's."""
+    """The caller of a request: ids as seen in the daemon's namespaces; `pid` may be that of a thread."""
 
     uid: int
     gid: int
@@ -63,7 +63,7 @@ class Caller(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What all nodes of a mount share."""
+    """The state that all nodes of a mount share."""
 
     store: Store
     errors: ErrorLog
@@ -72,18 +72,18 @@ class Context(NamedTuple):
 
 
 class Node:
-    """Something that a path leads to.
+    """An object that a path leads to: a file, a directory or a symbolic link.
 
-    `inode` is the protocol's to give: the kernel names the node by it. It is the `st_ino` of a node without a
-    `file_number`; several nodes with one `file_number` are one file. A `parent` holds its nodes by name only as
-    long as somebody else holds them, so a tree of every offset there ever was costs nothing.
+    `inode` is assigned by the protocol, and identifies the node to the kernel. It is also the `st_ino` of a node
+    without a `file_number`. Several nodes with the same `file_number` are one file. A `parent` holds only weak
+    references to its nodes, so names that were looked up once cost no memory later.
     """
 
     inode: int = 0
     file_number: int = 0
-    # How long the kernel may keep the name and the attributes without asking, in seconds.
+    # The seconds for which the kernel may keep the name; `attr_timeout` is the same for the attributes.
     entry_timeout: float = 0
-    # One of very many names: the kernel is asked to forget those that were looked up longest ago.
+    # Whether there are very many such names: the kernel is asked to forget those that were looked up longest ago.
     is_fleeting = False
     attr_timeout: float = 0
 
@@ -94,88 +94,88 @@ class Node:
 
     @property
     def path(self) -> str:
-        """The path below the mount, for messages."""
+        """The path below the mount point, for messages."""
         if self.parent is None:
             return "/"
         return f"{self.parent.path.rstrip('/')}/{self.name}"
 
     def stat(self) -> Stat:
-        """Type, mode, owner, size and time."""
+        """Return type, mode, owner, size and time."""
         raise NotImplementedError
 
     def access(self) -> Access:
-        """Permission bits and owner, by default those of the store's first log directory."""
+        """Return permission bits and owner; by default those of the store's first log directory."""
         found = first_found(self.context.store)
         return Access(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
 
     def set_access(self, access: Access) -> None:
-        """Keep other permission bits or another owner; EPERM where there is nowhere to keep them."""
+        """Store new permission bits or a new owner. Raises EPERM for a node that cannot store them."""
         raise refuse(errno.EPERM, f"{self.path}: mode and owner cannot be changed here")
 
     def truncate(self, size: int) -> None:
-        """`truncate(2)`: the log is append-only."""
+        """Serve `truncate(2)`. Raises EPERM by default: the log is append-only."""
         raise refuse(errno.EPERM, f"{self.path}: the log is append-only")
 
     def xattrs(self, caller: Caller) -> dict[str, bytes]:
-        """The extended attributes that a caller sees."""
+        """Return the extended attributes that a caller sees, by name."""
         return {}
 
 
 class Handle:
-    """An open file. What it does not do, it refuses."""
+    """An open file. Operations that a subclass does not define are refused."""
 
-    # With direct_io the kernel asks for every read and write; without, it caches pages, and `keep_cache` lets
-    # those of earlier opens serve.
+    # With direct_io the kernel sends every read and write to the daemon. Without it the kernel caches pages, and
+    # `keep_cache` keeps the pages of earlier opens.
     direct_io = False
     keep_cache = False
-    # The partition that what was written has gone to: an fsync makes its end durable.
+    # The partition that writes were appended to; fsync makes that log durable up to its end.
     appends_to: Partition | None = None
 
     def __init__(self, node: File) -> None:
         self.node = node
 
     def read(self, position: int, size: int) -> bytes:
-        """Up to `size` bytes at a position, fewer at the end of the file."""
+        """Return up to `size` bytes at `position`; fewer only at the end of the file. Raises EBADF by default."""
         raise refuse(errno.EBADF, f"{self.node.path}: cannot be read")
 
     def write(self, data: bytes) -> int:
-        """Take bytes, at whatever position; how many were taken."""
+        """Take `data`, whatever its position, and return the number of bytes taken. Raises EBADF by default."""
         raise refuse(errno.EBADF, f"{self.node.path}: cannot be written")
 
     def grown(self) -> Sequence[Reader]:
-        """The logs that what was written has gone to: the kernel forgets what sizes it knows of them."""
+        """Return the logs that writes were appended to; the kernel then forgets the sizes it keeps of their files."""
         return ()
 
     def needs_sync(self) -> bool:
-        """Whether what the last write did must be durable before it is answered."""
+        """Whether the last write must be durable before it is answered."""
         return False
 
     def release(self) -> None:
-        """The last descriptor of this open file is gone."""
+        """End the handle: the last descriptor of this open file was closed."""
 
 
 class File(Node):
     """A regular file."""
 
     def open(self, flags: int, caller: Caller) -> Handle:
-        """Open it; EPERM for writing where the file is only ever read."""
+        """Open the file and return its handle. Raises EPERM for writing to a file that can only be read."""
         raise NotImplementedError
 
     def refuse_writing(self, flags: int) -> None:
-        """For the files that are views of the log."""
+        """Raise EPERM if `flags` ask for writing. For files that are views of the log."""
         if flags & (os.O_WRONLY | os.O_RDWR):
             raise refuse(errno.EPERM, f"{self.path}: is a view of the log; write to 'append'")
 
 
 class Symlink(Node):
-    """A symbolic link; its mtime is that of what it leads to."""
+    """A symbolic link. Its mtime is that of its target."""
 
     def timestamp(self) -> int:
-        """The time of what it leads to, in ms since the epoch."""
+        """Return the time of the target, in ms since the epoch."""
         raise NotImplementedError
 
     def target(self) -> str:
-        """Where it leads; ENOENT if nowhere."""
+        """Return the path of the target. Raises ENOENT if there is no target."""
         raise NotImplementedError
 
     def stat(self) -> Stat:
@@ -187,7 +187,8 @@ class Symlink(Node):
 class Directory(Node):
     """A directory, whose names are parsed rather than listed.
 
-    Its attributes may be a second old: permission to enter is asked of each directory on the way to every file.
+    The kernel may keep its attributes for a second: it checks the search permission of each directory on the path
+    to every file.
     """
 
     attr_timeout = 1.0
@@ -197,16 +198,19 @@ class Directory(Node):
         self._alive: WeakValueDictionary[str, Node] = WeakValueDictionary()
 
     def known(self, name: str) -> Node | None:
-        """The living node of a name; None if there is none, or it is not what the name means any more."""
+        """Return the live node of a name; None if there is none, or if the name no longer means that node."""
         alive = self._alive.get(name)
         return alive if alive is not None and self.is_current(alive) else None
 
     def find(self, name: str) -> Node | None:
-        """Make the node of a name; None if it means nothing. Changes nothing, so any thread may do it."""
+        """Make the node of a name; None for an unknown name. This changes nothing, so any thread may call it."""
         raise NotImplementedError
 
     def adopt(self, name: str, node: Node | None) -> Node:
-        """Keep what `find` made, unless somebody was quicker; ENOENT if it made nothing."""
+        """Store and return the node that `find` made, or return one that was stored meanwhile.
+
+        Raises ENOENT if `node` is None.
+        """
         if node is None:
             raise OSError(errno.ENOENT, f"{self.path.rstrip('/')}/{name}: no such file")
         known = self.known(name)
@@ -215,53 +219,54 @@ class Directory(Node):
         return self.renew(name, node)
 
     def renew(self, name: str, node: Node) -> Node:
-        """Have a name lead to another node from now on; those who have the old one keep it."""
+        """Make a name lead to `node` and return the node. Users of the old node keep it."""
         self._alive[name] = node
         return node
 
     def lookup(self, name: str) -> Node:
-        """The node of a name, the same one as long as it lives; ENOENT if the name means nothing."""
+        """Return the node of a name, the same one as long as it is live. Raises ENOENT for an unknown name."""
         return self.known(name) or self.adopt(name, self.find(name))
 
     def is_current(self, node: Node) -> bool:
-        """Whether a living node is still what its name means."""
+        """Whether the name of a live node still means this node."""
         return True
 
     def names(self) -> Iterator[str]:
-        """What `ls` shows: never more than a few names for each segment."""
+        """Yield the names that `ls` shows: at most a few for each segment."""
         raise NotImplementedError
 
     def disown(self, name: str) -> None:
-        """Let a name lead to a new node; who has the old one keeps it."""
+        """Forget the node of a name, so that the next lookup makes a new one. Users of the old node keep it."""
         self._alive.pop(name, None)
 
     def create(self, name: str, flags: int) -> Node:
-        """Make the node of a new file."""
+        """Make and return the node of a new file. Raises EPERM by default."""
         raise refuse(
             errno.EPERM, f"{self.path}: only partitions can be made here, by mkdir at the root"
         )
 
     def mkdir(self, name: str, mode: int, caller: Caller) -> None:
-        """Make a directory."""
+        """Make a directory. Raises EPERM by default."""
         raise refuse(
             errno.EPERM, f"{self.path}: directories are made at the root, one for each partition"
         )
 
     def rmdir(self, name: str) -> None:
-        """Remove a directory."""
+        """Remove a directory. Raises EPERM by default."""
         raise refuse(errno.EPERM, f"{self.path}/{name}: cannot be removed")
 
     def unlink(self, name: str) -> None:
-        """Remove a file."""
+        """Remove a file. Raises EPERM by default."""
         raise refuse(
             errno.EPERM, f"{self.path}/{name}: the log is append-only; nothing here can be removed"
         )
 
 
 class PartitionAccess(Node):
-    """Access of a node below a partition directory: kept with the partition, by the node's name there.
+    """A node of a partition, whose mode and owner are stored with the partition under `mode_name`.
 
-    The files inside `offsets/` and its like share what that directory has, and cannot have their own.
+    Files inside a subdirectory such as `offsets/` share the mode and owner of that subdirectory, and cannot have
+    their own. `allowed_bits` are the permission bits that the kind of file can have by default.
     """
 
     modes: Modes
@@ -269,14 +274,14 @@ class PartitionAccess(Node):
     allowed_bits: int
 
     def access(self) -> Access:
-        """What was set, or what follows from the partition directory."""
+        """Return the mode and owner that were set, or those derived from the partition directory."""
         found = self.modes.get(self.mode_name, self.allowed_bits)
         if self.mode_name == self.name:
             return found
         return found._replace(mode=found.mode & self.allowed_bits)
 
     def set_access(self, access: Access) -> None:
-        """Keep it durably; EPERM for a file inside a directory that has access of its own."""
+        """Store mode and owner durably. Raises EPERM for a file that shares those of its subdirectory."""
         if self.mode_name != self.name:
             super().set_access(access)
         self.modes.set(self.mode_name, access)

@@ -1,4 +1,4 @@
-"""`.logfs/commit`: a line of JSON that is written to it is a commit of staged batches (`logfs.store.door`)."""
+"""`.logfs/commit`: each line of JSON written to it commits staged batches (`logfs.store.door`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CommitFile(File):
-    """Takes commits. Only its owner may: whoever may write to it may write to every partition."""
+    """The file that takes commits. Only its owner has access: a commit can write to every partition."""
 
     def access(self) -> Access:
         access = super().access()
@@ -35,11 +35,11 @@ class CommitFile(File):
         return CommitHandle(self)
 
     def truncate(self, size: int) -> None:
-        """O_TRUNC comes with every `>`."""
+        """Do nothing: every `>` sends O_TRUNC."""
 
 
 class CommitHandle(Handle):
-    """One request: the writes up to a newline. What came of it is read from the same handle."""
+    """An open `commit` file. A request is the writes up to a newline; its answer is read from the same handle."""
 
     direct_io = True
 
@@ -48,20 +48,20 @@ class CommitHandle(Handle):
         self._store = node.context.store
         self._asked = b""
         self._answer = b""
-        # How much was written. Who reads on from there finds the answer behind it, who reads by position at 0.
+        # The bytes written. A sequential reader finds the answer after them; a reader by position finds it at 0.
         self._written = 0
         self._begins: int | None = None
         self._grown: Sequence[Reader] = ()
 
     def read(self, position: int, size: int) -> bytes:
-        """The answer, from where the writes have left the position of the descriptor, or from 0 on."""
+        """Return bytes of the answer, which begins at the descriptor's position after the writes, or else at 0."""
         if self._begins is None:
             self._begins = position if position >= self._written else 0
         position = max(position - self._begins, 0)
         return self._answer[position : position + size]
 
     def write(self, data: bytes) -> int:
-        """Take a part of a request; with its end, the commit is done before this returns, in a thread."""
+        """Take part of a request. The call that ends the request does the commit, in a worker thread."""
         asked = self._asked + data
         self._begins = None
         if asked.endswith(b"\n"):
@@ -71,7 +71,7 @@ class CommitHandle(Handle):
                 request = parse_request(asked)
                 known = self._store.partitions
                 names = {file.partition for file in request.staged}
-                # Even if it fails: what is decided then grows when it can.
+                # Also after a failure: a decided commit grows these logs as soon as it can be done.
                 self._grown = [known[name] for name in names if name in known]
                 done = serve(self._store, request)
             except Exception as error:

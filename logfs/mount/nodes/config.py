@@ -1,4 +1,4 @@
-"""`config/`: one file a setting. Reading gives the value in force, writing changes it, at once and for good."""
+"""`config/`: one file per setting. Reading returns the value in force; writing changes it at once and durably."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TopicConfigDirectory(PartitionFolder):
-    """The settings of the partition's topic; all its partitions share them. Its owner's w bit is for its files."""
+    """The settings of the partition's topic, shared by all its partitions. The owner's w bit applies to the files."""
 
     allowed_bits = 0o755
 
@@ -45,7 +45,7 @@ class TopicConfigDirectory(PartitionFolder):
 
 
 class BrokerConfigDirectory(Directory):
-    """The settings of the store, which topics fall back to; those a broker leaves unset are empty."""
+    """The broker-level settings, to which topics fall back. A setting without a value and a default is empty."""
 
     def stat(self) -> Stat:
         assert self.parent is not None

@@ -1,4 +1,4 @@
-"""A directory inside a partition directory."""
+"""The base class of the directories inside a partition directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class PartitionFolder(PartitionAccess, Directory):
-    """`offsets/`, `time/`, `segments/`, `config/` or `groups/` of one partition."""
+    """`offsets/`, `time/`, `keys/`, `segments/`, `config/` or `groups/` of one partition."""
 
     allowed_bits = DIRECTORY_BITS
     entry_timeout = 1.0

@@ -1,4 +1,4 @@
-"""Files whose bytes are made when somebody looks: status, metrics, settings."""
+"""Files whose content is generated on access: status, metrics, settings."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @cache
 def installed_ns() -> int:
-    """When this release was installed, in ns since the epoch: the time of what is the same as long as it runs."""
+    """Return when this release was installed, in ns since the epoch: the mtime of content that never changes."""
     return Path(logfs.__file__).stat().st_mtime_ns
 
 
 class GeneratedFile(File):
-    """A file whose content is made by a function, and stays what it is while somebody has it open.
+    """A file whose content is made by a function, and does not change while the file is open.
 
-    So the size that `stat` tells an opener is the size that he reads.
+    The size that `stat` shows to a process that has the file open is therefore the size that it reads.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class GeneratedFile(File):
         access: Callable[[], Access] | None = None,
         changed_ns: Callable[[], int] | None = None,
     ) -> None:
-        """`changed_ns` tells when the content was changed last; without it that is now, whenever somebody asks."""
+        """`changed_ns` returns the time of the content's last change in ns; without it, the mtime is always now."""
         super().__init__(context, name, parent)
         self._make = make
         self._write = write
@@ -51,7 +51,7 @@ class GeneratedFile(File):
         self._openers = 0
 
     def content(self) -> bytes:
-        """What the file shows now."""
+        """Return the present content. It is made again unless the file is open."""
         if self._content is None or not self._openers:
             self._content = self._make()
         return self._content
@@ -79,7 +79,7 @@ class GeneratedFile(File):
             super().truncate(size)
 
     def write_value(self, data: bytes) -> None:
-        """Take a new value, whole, as sysfs does: one write is one value."""
+        """Set a new value. One write is one whole value, as in sysfs. Raises EINVAL if it is not UTF-8."""
         assert self._write is not None
         try:
             text = data.decode()
@@ -89,14 +89,14 @@ class GeneratedFile(File):
         self._content = None
 
     def opened(self, by: int) -> None:
-        """Count the handles that rely on the content."""
+        """Add `by` to the number of handles that rely on the content."""
         self._openers += by
 
 
 class GeneratedHandle(Handle):
-    """An open generated file. Neither a write nor a read goes by what the kernel believes the file to hold.
+    """An open generated file. Reads and writes bypass the kernel's page cache and its size of the file.
 
-    Else a reader would find the file empty while a shell's `>` truncates it, and two readers share their pages.
+    Otherwise a reader would find the file empty while a shell's `>` truncates it, and two readers would share pages.
     """
 
     direct_io = True

@@ -1,4 +1,4 @@
-"""`groups/`: a file for each consumer group that has an offset committed for the partition."""
+"""`groups/`: one file for each consumer group that has a committed offset for the partition."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from logfs.store.modes import Access
 
 LAG = ".lag"
-# The longest name that a listing shows; what is longer resolves as far as the system lets it through.
+# The longest name that a listing shows. A longer name resolves if the system permits its length.
 _NAME_BYTES = 255
 
 
 class GroupsDirectory(PartitionFolder):
-    """Committed offsets by group. Who may write here may commit and forget; who may read may see."""
+    """Committed offsets by group. To commit or forget one needs write permission, to see one read permission."""
 
     allowed_bits = 0o777
 
@@ -44,24 +44,27 @@ class GroupsDirectory(PartitionFolder):
                 yield name
 
     def create(self, name: str, flags: int) -> Node:
-        """The file of a group that may have committed nothing yet, and has not until an offset is written."""
+        """Return the file of a group, which need not have an offset. This commits none: only a write does.
+
+        Raises EEXIST with O_EXCL if the group has a committed offset, EPERM for a lag, EINVAL for an invalid name.
+        """
         group = self._writable(name)
         if flags & os.O_EXCL and self.committed(group) is not None:
             raise refuse(errno.EEXIST, f"{self.path}/{name}: the group has an offset here")
         return GroupFile(self.context, name, self, group)
 
     def unlink(self, name: str) -> None:
-        """Forget what a group has committed."""
+        """Forget the committed offset of a group. Raises ENOENT if there is none."""
         group = self._writable(name)
         if not self.context.store.groups.forget(group, self.partition.name.directory):
             raise OSError(errno.ENOENT, f"{self.path}/{name}: no such group")
 
     def committed(self, group: str) -> OffsetCommit | None:
-        """What a group has committed for this partition."""
+        """Return the commit of a group for this partition, or None."""
         return self.context.store.groups.committed(group, self.partition.name.directory)
 
     def _writable(self, name: str) -> str:
-        """The group of a name that can be written to or removed."""
+        """Return the group of a name that can be written to or removed."""
         if name.endswith(LAG):
             raise refuse(errno.EPERM, f"{self.path}/{name}: a lag can only be read")
         group = _parse(name)
@@ -74,9 +77,9 @@ class GroupsDirectory(PartitionFolder):
 
 
 class GroupFile(File):
-    """A group's committed offset; writing another commits it. Its mtime is the time of the commit.
+    """A group's committed offset. Writing an offset commits it. The mtime is the time of the commit.
 
-    While somebody has it open, it may be there without an offset: it is being made.
+    A new file has no offset until one is written. Without an offset it exists only while it is open.
     """
 
     allowed_bits = READ_BITS | WRITE_BITS
@@ -85,22 +88,22 @@ class GroupFile(File):
         super().__init__(context, name, parent)
         self.folder = parent
         self.group = group
-        # A set, for a handle may be made in any thread, and these change it in one step.
+        # Handles are made in any thread. `add` and `discard` of a set are atomic.
         self.openers: set[GroupHandle] = set()
 
     def committed(self) -> OffsetCommit | None:
-        """What is committed; ENOENT if that is nothing, and nobody is about to change it."""
+        """Return the commit, or None. Raises ENOENT if there is none and the file is not open."""
         commit = self.folder.committed(self.group)
         if commit is None and not self.openers:
             raise OSError(errno.ENOENT, f"{self.path}: no such group")
         return commit
 
     def content(self, commit: OffsetCommit | None) -> bytes:
-        """What the file shows of a commit."""
+        """Return the content of the file for a commit."""
         return b"" if commit is None else b"%d\n" % self.number(commit)
 
     def number(self, commit: OffsetCommit) -> int:
-        """What is told of a commit."""
+        """Return the number that the file shows for a commit."""
         return commit.offset
 
     def access(self) -> Access:
@@ -119,7 +122,7 @@ class GroupFile(File):
         return GroupHandle(self, flags)
 
     def truncate(self, size: int) -> None:
-        """O_TRUNC comes with every `>`: the offset stays until another one is written."""
+        """Do nothing: every `>` sends O_TRUNC, and the offset stays until another one is written."""
 
     def xattrs(self, caller: Caller) -> dict[str, bytes]:
         commit = self.committed()
@@ -132,7 +135,7 @@ class GroupFile(File):
 
 
 class LagFile(GroupFile):
-    """How many offsets lie between what a group has committed and the log end."""
+    """The lag of a group: the log end offset minus the committed offset."""
 
     allowed_bits = READ_BITS
 
@@ -149,7 +152,10 @@ class LagFile(GroupFile):
 
 
 class GroupHandle(Handle):
-    """An open group: it reads what there was when it was opened, and one write(2) is one offset."""
+    """An open group file. One write(2) is one offset.
+
+    Reads return the content at the time of the open, or the offset that the handle has written last.
+    """
 
     direct_io = True
 
@@ -168,7 +174,7 @@ class GroupHandle(Handle):
         return self._bytes[position : position + size]
 
     def write(self, data: bytes) -> int:
-        """Commit the offset that the words mean; ERANGE for one outside the log."""
+        """Commit the offset that `data` stands for. Raises ERANGE for one outside the log."""
         partition = self._file.folder.partition
         groups = self._file.context.store.groups
         try:
@@ -193,7 +199,7 @@ class GroupHandle(Handle):
 
 
 def _parse(name: str) -> str | None:
-    """The group that a file's name stands for; None if it stands for none."""
+    """Return the group of a file name, or None if it is not the name of a group."""
     data = parse_file_name(name, (LAG,))
     try:
         return None if data is None else data.decode()

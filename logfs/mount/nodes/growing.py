@@ -1,4 +1,4 @@
-"""Files to whose end something is added while they are open, and in which nothing else changes."""
+"""Files that may grow at their end while they are open, and do not change otherwise."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 class GrowingFile(PartitionAccess, File):
     """A file that may grow with the log of a partition.
 
-    While it does, each open of it has a node of its own, and the kernel keeps no attributes of it (`attr_timeout` 0):
-    see `logfs.mount.growing_sizes`.
+    While it may grow, each open has a node of its own, and the kernel keeps no attributes from lookups
+    (`attr_timeout` 0): see `logfs.mount.growing_sizes`.
     """
 
-    # Whether only appends make it larger, so that its size may be kept until the next one.
+    # Whether the file grows by appends only, so that the kernel may keep its size until the next append.
     grows_by_appends = False
 
     def __init__(self, context: Context, name: str, parent: Directory, partition: Reader) -> None:
@@ -28,16 +28,16 @@ class GrowingFile(PartitionAccess, File):
 
     @property
     def is_growing(self) -> bool:
-        """Whether its size may still change."""
+        """Whether the size may still change."""
         raise NotImplementedError
 
     def byte_at(self, position: int) -> bytes:
-        """One byte of it."""
+        """Return the byte at `position`."""
         raise NotImplementedError
 
 
 class GrowingHandle(Handle):
-    """One open of a file that may grow; `opener` is the thread that opened it."""
+    """An open file that may grow; `opener` is the thread that opened it."""
 
     def __init__(self, node: GrowingFile, opener: int) -> None:
         super().__init__(node)

@@ -1,4 +1,4 @@
-"""`keys/`: every key is a link to its newest record; `ls` shows the keys that were written last."""
+"""`keys/`: each key is a link to its newest record; `ls` shows the keys that were written last."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from logfs.format.record import Record
     from logfs.store.modes import Access
 
-# So many keys are listed; all of them resolve.
+# The number of keys that are listed; every key resolves.
 _LISTED = 1000
-# The dot of this end is encoded in the names of keys: what has it is the link to an envelope.
+# The dot of this suffix is encoded in the names of keys, so a name with the suffix is the link to an envelope.
 _RESERVED = (JSON,)
 
 
 class KeysDirectory(PartitionFolder):
-    """The newest record of each key."""
+    """A directory with a link to the newest record of each key."""
 
     def find(self, name: str) -> Node | None:
         key = parse_file_name(name.removesuffix(JSON), _RESERVED)
@@ -35,7 +35,7 @@ class KeysDirectory(PartitionFolder):
         return None if record is None else KeyLink(self.context, name, self, key, record)
 
     def is_current(self, node: Node) -> bool:
-        # Where a key leads may change with every append.
+        # The target of a key may change with every append.
         return False
 
     def names(self) -> Iterator[str]:
@@ -47,7 +47,7 @@ class KeysDirectory(PartitionFolder):
 
 
 class KeyLink(Symlink):
-    """A link to the newest record with a key, asked for anew whenever the log has changed."""
+    """A link to the newest record with a key, which is looked up again whenever the log has changed."""
 
     is_fleeting = True
 
@@ -57,7 +57,7 @@ class KeyLink(Symlink):
         super().__init__(context, name, parent)
         self._folder = parent
         self._key = key
-        # Not the record itself: the kernel remembers names for as long as it has memory.
+        # Not the record itself: the kernel keeps names, and so their nodes, for as long as it has memory.
         self._found = _place_of(record), self._state()
 
     def access(self) -> Access:
@@ -71,7 +71,7 @@ class KeyLink(Symlink):
         return self._place().timestamp
 
     def _place(self) -> OffsetAndTimestamp:
-        """Of the newest record now; ENOENT if there is none any more."""
+        """Return offset and timestamp of the key's newest record now. Raises ENOENT if it has none any more."""
         self._folder.partition.refresh()
         place, state = self._found
         now = self._state()
@@ -84,7 +84,7 @@ class KeyLink(Symlink):
         return place
 
     def _state(self) -> tuple[int, int, int]:
-        """What changes with the log."""
+        """Return values that differ whenever the log has changed."""
         partition = self._folder.partition
         log = partition.log
         return log.generation, partition.log_start_offset, partition.log_end_offset

@@ -1,4 +1,4 @@
-"""`offsets/`: every offset and every range of offsets resolves; `ls` shows the ends and each segment's first."""
+"""`offsets/`: every offset and range of offsets resolves; `ls` shows the ends and the first of each segment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from logfs.log.reader import Reader
     from logfs.store.modes import Access, Modes
 
-# A record has one name: the canonical decimal of its offset.
+# A record has exactly one name: its offset in canonical decimal.
 _OFFSET = re.compile(r"(0|[1-9][0-9]{0,18})")
 _RANGE = re.compile(r"(-?(?:0|[1-9][0-9]{0,18}))?\.\.(0|[1-9][0-9]{0,18})?")
 
@@ -26,7 +26,7 @@ LATEST = "latest"
 
 
 class OffsetsDirectory(PartitionFolder):
-    """Records by offset."""
+    """A directory of records and ranges of records, by offset."""
 
     def find(self, name: str) -> Node | None:
         self.partition.refresh()
@@ -42,7 +42,7 @@ class OffsetsDirectory(PartitionFolder):
 
     def is_current(self, node: Node) -> bool:
         if isinstance(node, TextFile):
-            # What "the last ten" are changes with every append.
+            # The records of `-N..`, the last N, change with every append.
             return node.is_current and not node.name.startswith("-")
         if isinstance(node, RecordFile):
             return int(node.name.removesuffix(JSON)) >= self.partition.log_start_offset
@@ -83,7 +83,7 @@ class OffsetsDirectory(PartitionFolder):
 
 
 class EndLink(Symlink):
-    """`earliest` or `latest`: a link to the first readable or the last record."""
+    """`earliest` or `latest`: a link to the first or the last readable record."""
 
     def __init__(
         self, context: Context, name: str, parent: Directory, partition: Reader, modes: Modes
@@ -112,7 +112,7 @@ class EndLink(Symlink):
 
 
 def first_offsets(partition: Reader) -> Iterator[int]:
-    """The offset of each segment's first readable record."""
+    """Yield the offset of the first readable record of each segment."""
     last = -1
     for segment in partition.segments:
         start = max(segment.base_offset, partition.log_start_offset)

@@ -42,7 +42,7 @@ _COMMANDS = ("compact", "retain", "roll", "move LOGDIR", "pause", "resume")
 
 
 class PartitionDirectory(PartitionAccess, Directory):
-    """Everything of one partition. Its own mode and owner are what the files in it follow by default."""
+    """The directory of one partition. By default, the mode and owner of its files are derived from its own."""
 
     allowed_bits = 0o777
     mode_name = ""
@@ -54,7 +54,7 @@ class PartitionDirectory(PartitionAccess, Directory):
         super().__init__(context, name, parent)
         self.partition = partition
         self.modes = Modes(partition)
-        # One node each for as long as the partition lives, so that their inodes stay.
+        # One node per name as long as the directory exists, so that inodes stay the same.
         self._children: dict[str, Node] = {}
 
     def access(self) -> Access:
@@ -111,7 +111,7 @@ class PartitionDirectory(PartitionAccess, Directory):
         self.context.store.delete_records(self.partition.name.directory, offset)
 
     def _doing(self) -> bytes:
-        """What upkeep does with the partition, in words, a line each."""
+        """Return the state of the partition's upkeep in words, one line each."""
         store, name = self.context.store, self.name
         lines = ["paused" if self.partition.is_paused else "upkeep"]
         lines += [str(work) for work in list(store.background) if work.name == name]
@@ -132,7 +132,7 @@ class PartitionDirectory(PartitionAccess, Directory):
         return "".join(f"{line}\n" for line in lines).encode()
 
     def _command(self, text: str) -> None:
-        """Do what is written: `compact` and `move` go on in the background, the others are done when this returns."""
+        """Execute a command. `compact` and `move` go on in the background; the others are done when this returns."""
         self.partition.check_may_block()
         store = self.context.store
         self.partition.check_appendable()
@@ -155,7 +155,7 @@ class PartitionDirectory(PartitionAccess, Directory):
 
 
 class PartitionFile(PartitionAccess, GeneratedFile):
-    """A generated file of a partition, with mode and owner of its own."""
+    """A generated file in a partition directory, with its own mode and owner."""
 
     def __init__(
         self,

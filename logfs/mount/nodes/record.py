@@ -1,4 +1,4 @@
-"""One record as a file: its value's bytes, or its envelope."""
+"""One record as a file, which contains the record's value or its envelope."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ JSON = ".json"
 class RecordFile(PartitionAccess, File):
     """`offsets/N` or `offsets/N.json`. Its mtime is the record's timestamp.
 
-    The kernel remembers names for as long as it has memory, so a node keeps its record only until it was read.
+    The kernel keeps names, and so their nodes, for as long as it has memory. A node therefore keeps its record only
+    until the file is opened.
     """
 
     allowed_bits = READ_BITS
     attr_timeout = 3600.0
     is_fleeting = True
     entry_timeout = 1.0
-    # Whether the kernel was given the content with an open.
+    # Whether the content was already stored in the kernel's pages, at an open.
     is_handed_over = False
 
     def __init__(
@@ -58,21 +59,21 @@ class RecordFile(PartitionAccess, File):
         self._timestamp = -1 if record.timestamp is None else record.timestamp
 
     def content(self, record: Record) -> bytes:
-        """The bytes that the file shows."""
+        """Return the content of the file for `record`."""
         if self.name.endswith(JSON):
             return envelope.encode(record, envelope.prefix(self.partition.name))
         return record.value or b""
 
     @property
     def record(self) -> Record:
-        """The record, read again if need be; ENOENT once it has left the log."""
+        """The record, read again from the log if necessary. Raises ENOENT once it has left the log."""
         record = self._record or self.partition.record(self._offset)
         if record is None:
             raise OSError(errno.ENOENT, f"{self.path}: is not in the log any more")
         return record
 
     def forget_record(self) -> None:
-        """Let the record go; the next use reads it again."""
+        """Release the record; the next use reads it again."""
         self._record = None
 
     def stat(self) -> Stat:
@@ -105,7 +106,7 @@ class RecordFile(PartitionAccess, File):
 
 
 class RecordHandle(Handle):
-    """An open record, which never changes."""
+    """An open record file. Its content never changes."""
 
     keep_cache = True
 

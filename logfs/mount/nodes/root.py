@@ -1,4 +1,4 @@
-"""The root of the mount, and `.logfs/`, the filesystem about itself."""
+"""The root directory of the mount, and `.logfs/`, which describes and controls the filesystem itself."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _COMMANDS = ("compact", "retain", "checkpoint", "pause", "resume")
 
 
 class RootDirectory(Directory):
-    """The partitions, and `.logfs`. Its mode and owner are those of the first log directory."""
+    """The root directory: the partitions, and `.logfs`. Mode and owner are those of the first log directory."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context, "", None)
@@ -56,7 +56,7 @@ class RootDirectory(Directory):
             return super().known(name)
         known = self._partitions.get(name)
         if known is not None and known.partition is not self.context.store.partitions.get(name):
-            # Deleted, and perhaps made again.
+            # The partition was deleted, and perhaps created again.
             del self._partitions[name]
             return None
         return known
@@ -81,7 +81,7 @@ class RootDirectory(Directory):
         yield from sorted({*self.context.store.partitions, *self.context.store.offline})
 
     def mkdir(self, name: str, mode: int, caller: Caller) -> None:
-        """Create a partition, which belongs to who made it."""
+        """Create a partition. It belongs to the caller."""
         if name == SELF:
             raise refuse(errno.EEXIST, f"{self.path}{name}: is logfs' own")
         partition = self.context.store.create(name)
@@ -89,14 +89,14 @@ class RootDirectory(Directory):
         Modes(partition).set("", access)
 
     def rmdir(self, name: str) -> None:
-        """Delete a partition, as Kafka does."""
+        """Delete a partition, in the same way as Kafka does."""
         if name == SELF:
             raise refuse(errno.EPERM, f"{self.path}{name}: is logfs' own")
         self.context.store.delete(name)
 
 
 class OfflineDirectory(Directory):
-    """A partition that cannot be loaded, or whose log directory has failed: to be seen, and no more."""
+    """A partition that cannot be loaded, or whose log directory has failed. It is listed, but not readable."""
 
     def stat(self) -> Stat:
         assert self.parent is not None
@@ -110,7 +110,7 @@ class OfflineDirectory(Directory):
         raise self._reason()
 
     def _reason(self) -> OSError:
-        """EIO, whatever error has kept the partition from being loaded."""
+        """Return EIO, whatever error took the partition offline, or ESTALE if it is no longer offline."""
         reason = self.context.store.offline.get(self.name)
         if reason is None:
             return OSError(errno.ESTALE, f"{self.path}: is back; look it up again")
@@ -118,7 +118,7 @@ class OfflineDirectory(Directory):
 
 
 class SelfDirectory(Directory):
-    """`.logfs/`."""
+    """The directory `.logfs/`."""
 
     def stat(self) -> Stat:
         assert self.parent is not None
@@ -146,11 +146,11 @@ class SelfDirectory(Directory):
         yield from ("README", "commit", "config", "ctl", "errors", "metrics", "status.json")
 
     def _doing(self) -> bytes:
-        """What upkeep does, and what is due next, in words, a line each."""
+        """Return what upkeep does and what is due next, in words, one line each."""
         return upkeep_text(self.context.store).encode()
 
     def _command(self, text: str) -> None:
-        """Do what is written for all partitions; `compact` goes on in the background."""
+        """Execute a command for all partitions. `compact` continues in the background."""
         store = self.context.store
         store.disk.check_may_block()
         if store.read_only:

@@ -1,4 +1,4 @@
-"""`segments/`: the partition's real files, read-only, for cp, rsync and Kafka's own tools."""
+"""`segments/`: the real files of the partition, read-only, for cp, rsync and Kafka's own tools."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from logfs.log.files import File as DiskFile
     from logfs.log.segment import Segment
 
-# What stays ours: a crash leaves these, and no copy of the log needs them.
+# Suffixes of internal files: a crash leaves them behind, and a copy of the log does not need them.
 _HIDDEN = (
     ".tmp",
     names.DELETED,
@@ -39,7 +39,7 @@ _HIDDEN = (
 
 
 class SegmentsDirectory(PartitionFolder):
-    """The files of the partition directory under the names they have there."""
+    """The files of the partition directory, under their own names."""
 
     def find(self, name: str) -> Node | None:
         if name in self.names():
@@ -55,20 +55,20 @@ class SegmentsDirectory(PartitionFolder):
         return not isinstance(node, SegmentFile) or node.is_current
 
     def segment(self, name: str) -> Segment | None:
-        """The active segment, if the file is one of its; the files of the others are what they are."""
+        """Return the active segment if the file belongs to it, else None: the files of other segments do not grow."""
         active = self.partition.active
         return active if name.startswith(names.stem(active.base_offset) + ".") else None
 
 
 class SegmentFile(GrowingFile):
-    """One real file. Of an active segment's it shows what is written, not the room that is preallocated.
+    """One real file. A file of the active segment shows the bytes that are written, not the preallocated space.
 
-    The kernel is asked to cache no pages of a file that grows, which therefore cannot be mapped shared. Once it is
-    sealed its name leads to a new node.
+    A growing file is opened with direct_io, so the kernel caches none of its pages and it cannot be mapped shared.
+    Once the segment is sealed, the name leads to a new node.
     """
 
     allowed_bits = READ_BITS
-    # Nobody asks again for the name of a segment that is gone.
+    # The name of a deleted segment is never looked up again, so the kernel has to be asked to forget it.
     is_fleeting = True
 
     def __init__(self, context: Context, name: str, parent: SegmentsDirectory) -> None:
@@ -91,7 +91,7 @@ class SegmentFile(GrowingFile):
         raise OSError(errno.ENOENT, f"{self.path}: nobody has it open any more")
 
     def _opened(self) -> Iterator[DiskFile]:
-        """What those who read it have opened: they see that file, whatever its name leads to now."""
+        """Yield the files that the handles have open: their readers see these, whatever the name leads to now."""
         return (each.file for each in [*self.handles] if isinstance(each, SegmentHandle))
 
     @property
@@ -100,19 +100,19 @@ class SegmentFile(GrowingFile):
 
     @property
     def is_current(self) -> bool:
-        """Whether the name still leads to this node: it does not once the file was replaced or sealed."""
+        """Whether the name still leads to this node. It does not once the file is replaced or its segment sealed."""
         return self._is_in_place and self._grows == (self._folder.segment(self.name) is not None)
 
     @property
     def _is_in_place(self) -> bool:
-        """Whether the name still leads to this file: compaction puts another one in its place."""
+        """Whether the name still leads to this file. Compaction puts another file in its place."""
         try:
             return self._disk.stat(self._real).st_ino == self._inode
         except FileNotFoundError:
             return False
 
     def size(self) -> int:
-        """The bytes that make sense to a reader now."""
+        """Return the number of bytes that are valid for a reader now."""
         if not self._is_in_place:
             for file in self._opened():
                 return self._disk.size(file)
@@ -138,7 +138,7 @@ class SegmentFile(GrowingFile):
         file = self._disk.open(self._real)
         found = self._disk.stat_file(file).st_ino
         if found != self._inode and self.handles:
-            # Replaced since the name was looked up, while somebody else reads what it was.
+            # The file was replaced since the lookup, while other handles have the former file open.
             return OtherHandle(self, file, self._disk)
         self._inode = found
         self.file_number = file_number_of(self._folder.inode, found)
@@ -146,7 +146,7 @@ class SegmentFile(GrowingFile):
 
 
 class OtherHandle(Handle):
-    """An open real file other than the one whose pages the kernel has: it asks for every read of this one."""
+    """An open real file other than the one whose pages the kernel has. The daemon gets every read of it."""
 
     direct_io = True
 
@@ -163,9 +163,10 @@ class OtherHandle(Handle):
 
 
 class SegmentHandle(GrowingHandle):
-    """An open real file; the descriptor outlives the file's deletion by retention.
+    """An open real file. Its descriptor stays valid after retention has deleted the file.
 
-    It is closed with the last reference: another thread may ask for the file's size while this is released.
+    The descriptor is closed with its last reference, not by `release`: another thread may ask for the file's size
+    during `release`.
     """
 
     def __init__(self, node: SegmentFile, opener: int, file: DiskFile, disk: Disk) -> None:

@@ -1,4 +1,4 @@
-"""Files that are the text of many records: `records`, `records.jsonl`, and ranges of offsets or times."""
+"""Files with the text of many records: `records`, `records.jsonl`, and ranges of offsets or times."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ JSONL = ".jsonl"
 
 
 def view_of(name: str) -> View:
-    """Which text a file's name asks for."""
+    """Return the kind of text that a file name selects."""
     return View.ENVELOPES if name.endswith(JSONL) else View.LINES
 
 
 class TextFile(GrowingFile):
-    """The text of the records [start, end) of a partition; without an end it grows with the log.
+    """The text of the records [start, end) of a partition. Without `end` it grows with the log.
 
     All nodes of one name and one generation of the log are one file with one `file_number`. A file of an older
-    generation lives on under its open handles, and its name leads to a new one.
+    generation remains readable through its open handles, and its name leads to a new file.
     """
 
     allowed_bits = READ_BITS
@@ -56,7 +56,7 @@ class TextFile(GrowingFile):
         super().__init__(context, name, parent, partition)
         self.modes = modes
         self.mode_name = mode_name
-        # There are two texts of a partition, and any number of ranges.
+        # A partition has only two text views, but any number of ranges.
         self.is_fleeting = name != mode_name
         self.view = partition.text(view_of(name), start, end)
         self.file_number = file_number_of(parent.inode, name, self.view.generation)
@@ -71,7 +71,7 @@ class TextFile(GrowingFile):
 
     @property
     def is_current(self) -> bool:
-        """Whether a new file of this name would show the same."""
+        """Whether a new file of this name would have the same content."""
         return self.view.generation == self.partition.generation and self.view.is_whole
 
     def stat(self) -> Stat:
@@ -87,13 +87,13 @@ class TextFile(GrowingFile):
         self.refuse_writing(flags)
         handle = TextHandle(self, caller.pid)
         if not self.view.is_whole:
-            # Looked up before those who read it passed what has left the log since.
+            # Since the lookup, the beginning has left the log, and the readers of this view have passed it.
             handle.release()
             raise OSError(errno.ESTALE, f"{self.path}: begins elsewhere by now; look it up again")
         return handle
 
     def let_go(self) -> None:
-        """Have the view keep no more of what left the log than its slowest reader may want."""
+        """Let the view release the segments that have left the log and that the slowest reader has passed."""
         self.view.let_go(
             min(
                 (handle.position for handle in [*self.handles] if isinstance(handle, TextHandle)),
@@ -103,15 +103,15 @@ class TextFile(GrowingFile):
 
 
 class TextHandle(GrowingHandle):
-    """An open text file. What was shown once never changes, so the kernel's pages stay good.
+    """An open text file. Bytes that were shown once never change, so the kernel's pages remain valid.
 
-    If this process cannot watch the thread that opened it, the kernel keeps no pages.
+    The kernel keeps no pages of a growing file if this process cannot watch the thread that opened it.
     """
 
     keep_cache = True
 
     def __init__(self, node: TextFile, opener: int) -> None:
-        # Where the last read began that the kernel had to ask for.
+        # The position of the last read that the kernel could not answer from its pages.
         self.position = 0
         super().__init__(node, opener)
         self.direct_io = node.is_growing and not sharers.is_visible(opener)

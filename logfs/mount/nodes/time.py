@@ -1,4 +1,4 @@
-"""`time/`: every timestamp is a link to the first record at or after it, and every range of times a text."""
+"""`time/`: a timestamp is a link to the first record at or after it; a range of times is a text view."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TimeDirectory(PartitionFolder):
-    """Records by time."""
+    """A directory of links to records and of ranges of records, by time."""
 
     def find(self, name: str) -> Node | None:
         self.partition.refresh()
@@ -36,13 +36,13 @@ class TimeDirectory(PartitionFolder):
         return self._range(name, start, end)
 
     def is_current(self, node: Node) -> bool:
-        # Where a time leads, and where a range ends, may change with every append.
+        # The target of a time and the end of a range may change with every append.
         return False
 
     def names(self) -> Iterator[str]:
         records = map(self.partition.record, first_offsets(self.partition))
         times = [record.timestamp for record in records if record is not None]
-        # Segments may begin with the same time.
+        # Several segments may begin with the same timestamp.
         yield from dict.fromkeys(str(time) for time in times if time is not None and time >= 0)
 
     def _link(self, name: str, timestamp: int) -> Node | None:
@@ -61,7 +61,7 @@ class TimeDirectory(PartitionFolder):
 
 
 class TimeLink(Symlink):
-    """A link to the record that a time stands for: the first of all, so no later record can take its place."""
+    """A link to the first record at or after a time. Later appends cannot change its target."""
 
     is_fleeting = True
     entry_timeout = 1.0

@@ -1,6 +1,6 @@
-"""What one machine cannot do in an afternoon, as Spark jobs: each a function here, and a command `logfs spark`.
+"""Spark jobs for work that takes too long on one machine. Each job is a function here and a `logfs spark` command.
 
-The tasks read and write the log directories themselves, so these lie under the same path on all machines.
+The tasks read and write the log directories themselves, so these must have the same path on all machines.
 """
 
 from __future__ import annotations

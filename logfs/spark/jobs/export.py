@@ -1,9 +1,9 @@
-"""A log as files for others: Parquet, or JSON envelopes, in folders of topic and date as Hive and Spark lay them out.
+"""The job that exports a log to Parquet files or JSON envelopes, in folders by topic and date as in Hive and Spark.
 
     target/topic=orders/date=2021-11-28/part-00000-00000000000000000000.parquet
 
-Tasks write under `_temporary`, where no reader looks, and the driver moves what those have written that count; the
-last file is `_SUCCESS`. A job that fails leaves nothing of its own.
+Tasks write under `_temporary`, which readers ignore. The driver moves the files of the successful attempts to their
+places, and writes `_SUCCESS` last. A job that fails leaves no files of its own.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _TEMPORARY = "_temporary"
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export wrote."""
+    """The result of an export: the number of files, records and bytes that it wrote."""
 
     files: int
     records: int
@@ -72,12 +72,14 @@ def export(
     """Write the records of log directories to files below `target`, by topic and UTC date.
 
     `format` is "parquet" (the columns of `format("logfs")` with headers; the topic is in the path) or "json"
-    (envelopes, one a line). `options` are those of a read: where it starts and ends, `isolationLevel`, `assign` or
-    `subscribePattern` instead of `topics`. `compression`: zstd (usual for Parquet), none (for JSON), gzip, and for
-    Parquet snappy and lz4. With `mode` "append", files of an earlier export stay; with "overwrite" its folders
-    `topic=…` are replaced when all else is done. `progress` is told (bytes of logs that are done, bytes in all).
+    (envelopes, one per line). `options` are those of a read: start and end, `isolationLevel`, and `assign` or
+    `subscribePattern` instead of `topics`. `compression` is zstd (the default for Parquet), none (the default for
+    JSON), gzip, or for Parquet also snappy and lz4. With `mode` "append", files of an earlier export stay. With
+    "overwrite", its folders `topic=…` are replaced when all files are written. `progress` is called with (bytes of
+    logs done, bytes in all).
 
-    Raises `InvalidSetting` for what cannot be asked for, `FileExistsError`, `DataLoss`, and `JobFailed`.
+    Blocks until the job has ended. Raises `InvalidSetting` for wrong arguments and options, `FileExistsError` if the
+    target is not empty or has one of the files already, `DataLoss`, and `JobFailed`.
     """
     form = form_of(format, compression)
     folder = _folder(target, mode)
@@ -98,7 +100,7 @@ def export(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         with suppress(OSError):
-            # Another export into the same folder is still at work.
+            # The folder is not empty while another export into the same target runs.
             temporary.parent.rmdir()
     return Exported(
         len(written),
@@ -108,7 +110,7 @@ def export(
 
 
 def _folder(target: str | os.PathLike[str], mode: str) -> Path:
-    """The target, if it can be written to in that mode."""
+    """Return the target as a path. Raises `InvalidSetting`, and `FileExistsError` if `mode` forbids its contents."""
     if mode not in MODES:
         raise InvalidSetting(f"mode {mode!r}: give one of {', '.join(MODES)}")
     text = str(target).removeprefix("file://")
@@ -137,7 +139,7 @@ def _read_options(
 
 @dataclass(frozen=True)
 class _Task:
-    """Writes the records of a part of a log."""
+    """The function of a task: write the records of a part of a log, and return the files."""
 
     directory: str
     form: Form
@@ -157,7 +159,10 @@ class _Task:
 def _publish(
     folder: Path, temporary: Path, written: Sequence[WrittenFile], *, replaces: bool
 ) -> None:
-    """Move what was written to its place; if that cannot be done, all is as it was."""
+    """Move the written files to their places, then write `_SUCCESS`.
+
+    If a move fails, the moves before it are undone. A `_SUCCESS` of an earlier export stays removed in that case.
+    """
     disk = Disk()
     moved: list[tuple[Path, Path]] = []
 

@@ -1,4 +1,4 @@
-"""The files that a task of an export writes: one for each date, in Parquet or as JSON envelopes."""
+"""The files that a task of an export writes: one for each date, as Parquet or as JSON envelopes."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from logfs.format.columns import Columns
     from logfs.format.names import TopicPartition
 
-# What Hive, and Spark, call the value of a partition column that is null.
+# The name that Hive and Spark give to a null value of a partition column.
 NO_DATE = "__HIVE_DEFAULT_PARTITION__"
 _DAY_MS = 86_400_000
-# 9999-12-31: later ones are dates for nobody.
+# 9999-12-31, the last date that readers of the files support.
 _LAST_DAY = 2_932_896
-# So much is held back for each file, to become one row group, and so much for all files of a task.
+# The bytes that are buffered for one file, to become one row group, and for all files of a task.
 _ROW_GROUP_BYTES = 64 << 20
 _HELD_BYTES = 256 << 20
-# A log whose dates go back and forth must not open a file for each of them at once.
+# The most files that are open at once, for logs whose dates go back and forth.
 _OPEN_FILES = 64
 
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file of an export: where a task has written it, and its place below the target."""
+    """A file of an export: the path at which a task wrote it, and its final place, relative to the target."""
 
     path: str
     place: str
@@ -49,14 +49,14 @@ class WrittenFile:
 
 @dataclass(frozen=True)
 class Form:
-    """What the files hold, "parquet" or "json", and by which codec, or "none"."""
+    """The format of the files, "parquet" or "json", and the name of their codec, or "none"."""
 
     format: str
     compression: str
 
     @property
     def suffix(self) -> str:
-        """How the names of the files end."""
+        """The suffix of the file names."""
         if self.format == "parquet":
             return ".parquet"
         return ".jsonl" + _JSON_SUFFIXES[self.compression]
@@ -70,7 +70,7 @@ _COMPRESSIONS = {
 
 
 def form_of(format: str, compression: str | None) -> Form:
-    """The form of that name; without a compression, the usual one. Raises `InvalidSetting`."""
+    """Return the form for a format and a compression; None stands for the default. Raises `InvalidSetting`."""
     known = _COMPRESSIONS.get(format)
     if known is None:
         raise InvalidSetting(f"format {format!r}: give one of {', '.join(_COMPRESSIONS)}")
@@ -81,7 +81,7 @@ def form_of(format: str, compression: str | None) -> Form:
 
 
 def parquet_schema() -> pa.Schema:
-    """The columns of `format("logfs")` with headers, less the topic; timestamps in ms, as the log has them."""
+    """Return the columns of `format("logfs")` with headers, without the topic; timestamps are in ms as in the log."""
     schema = arrow_schema(kafka_schema(headers=True))
     schema = schema.remove(schema.get_field_index("topic"))
     at = schema.get_field_index("timestamp")
@@ -89,7 +89,7 @@ def parquet_schema() -> pa.Schema:
 
 
 def by_date(columns: Columns) -> Iterator[tuple[str, Columns]]:
-    """The records of each UTC date, in order; those without a timestamp, or beyond the year 9999, of `NO_DATE`."""
+    """Yield each UTC date with its records, in order; those without a timestamp or after 9999 are under `NO_DATE`."""
     days = columns.timestamps // _DAY_MS
     days[(days < 0) | (days > _LAST_DAY)] = -1
     if (days == days[0]).all():
@@ -106,10 +106,13 @@ def _date(day: np.int64) -> str:
 
 
 class Files:
-    """What a task writes of one partition: under names that no other attempt has, until the driver moves them."""
+    """The files that a task writes for one partition.
+
+    Until the driver moves the files, their names are unique to the attempt of the task.
+    """
 
     def __init__(self, directory: Path, form: Form, name: TopicPartition) -> None:
-        """`directory` is there, and is this job's alone."""
+        """Take the directory for the files, which must exist and belong to this job alone."""
         self._directory = directory
         self._form = form
         self._name = name
@@ -128,13 +131,13 @@ class Files:
                 file.flush()
 
     def close(self) -> list[WrittenFile]:
-        """Make all files durable, and tell of them."""
+        """Finish all files, make them durable, and return them. Raises `OSError`."""
         self._close_all()
         return self._written
 
     def _make(self, date: str, first_offset: int) -> _OpenFile:
         path = self._directory / uuid.uuid4().hex
-        # By what it holds: a task that runs again gives the same name to the same records.
+        # The name depends only on the contents: a task that runs again gives the same name to the same records.
         name = f"part-{self._name.partition:05}-{first_offset:020}{self._form.suffix}"
         place = f"topic={self._name.topic}/date={date}/{name}"
         kind = _ParquetFile if self._form.format == "parquet" else _JsonFile
@@ -146,7 +149,7 @@ class Files:
 
 
 class _OpenFile(ABC):
-    # What is not in the file yet.
+    # The bytes that are buffered and not in the file yet.
     held_bytes = 0
 
     def __init__(self, path: Path, place: str, compression: str, name: TopicPartition) -> None:
@@ -167,7 +170,7 @@ class _OpenFile(ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Write what is held back."""
+        """Write the buffered records."""
 
     def write(self, columns: Columns) -> None:
         """Add records."""
@@ -175,7 +178,7 @@ class _OpenFile(ABC):
         self._records += len(columns)
 
     def close(self) -> WrittenFile:
-        """Make it durable, and tell of it."""
+        """Finish the file, make it durable, and return it."""
         self._end()
         disk = Disk()
         file = disk.open(self._path)
@@ -186,13 +189,14 @@ class _OpenFile(ABC):
 
 
 class _ParquetFile(_OpenFile):
-    """A row group at a time, straight from the columns of the log."""
+    """A Parquet file, written one row group at a time directly from the columns of the log."""
 
     def _begin(self, compression: str) -> None:
         schema = parquet_schema()
         self._maker = BatchMaker(schema)
         self._batches: list[pa.RecordBatch] = []
-        # Offsets and times grow by small steps; no two values are alike, and nobody asks for the smallest of them.
+        # Offsets and timestamps grow by small steps, which delta encoding suits. Values have no dictionary, because
+        # they rarely repeat, and no statistics, because queries do not ask for their minimum.
         self._writer = pq.ParquetWriter(
             self._path,
             schema,
@@ -221,7 +225,7 @@ class _ParquetFile(_OpenFile):
 
 
 class _JsonFile(_OpenFile):
-    """Envelopes, one a line."""
+    """A file of JSON envelopes, one per line."""
 
     def _begin(self, compression: str) -> None:
         self._prefix = envelope.prefix(self._name)

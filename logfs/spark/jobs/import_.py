@@ -1,6 +1,7 @@
-"""Files into a log: Parquet, JSON envelopes or lines of text, keyed and partitioned, all of it or nothing.
+"""The job that imports files into a log: Parquet, JSON envelopes or lines of text, with keys and partitions.
 
-Tasks read the files and stage batches as the sink's do (`logfs.spark.sink`); the driver commits them once.
+Tasks read the files and stage batches, as the tasks of the sink do (`logfs.spark.sink`). The driver commits all of
+them once, so an import appends all rows or none.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ _FORMS: dict[str, type[Form]] = {"parquet": ParquetForm, "json": EnvelopeForm, "
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import wrote: `offsets` are those given, as partition -> (first, behind the last)."""
+    """The result of an import: the number of files and records, and the offsets that the records got.
+
+    `offsets` maps the name of each partition to its range: the first offset and the offset after the last.
+    """
 
     files: int
     records: int
@@ -68,18 +72,20 @@ def import_(
     repartition: bool = False,
     progress: Progress | None = None,
 ) -> Imported:
-    """Append the rows of files to log directories, in one commit: all of them, or none.
+    """Append the rows of files to log directories in one commit: all of them, or none.
 
     `sources` are files, directories and globs. `format` is "parquet" (the columns of `format("logfs")`; `key` and
-    `value` name others), "json" (envelopes), or "text" (a line is a value; `key_separator` stands behind its key, or
-    `key` names a field of lines that are JSON). `topic` goes before what the files say. The files' partition is
-    kept, unless `repartition`; without one, a key goes where Kafka's default partitioner puts it, and records
-    without keys go round. With `partitions`, topics that are not there are made with so many, or more where the files
-    name a higher one. `progress` is told (bytes that are done, bytes in all) of files that are looked at, and read.
+    `value` name other columns), "json" (envelopes), or "text" (a line is a value; `key_separator` follows its key, or
+    `key` names a field of lines that are JSON). `topic` takes precedence over the topics in the files. The partitions
+    in the files are kept unless `repartition` is true. A row without a partition goes where Kafka's default
+    partitioner puts its key; rows without keys go to the partitions in turn. With `partitions`, missing topics are
+    created with that many partitions, or more if the files name a higher partition. `progress` is called with (bytes
+    done, bytes in all), which include the bytes that are read to plan the import.
 
-    Rows keep their order within a file; files that tell partitions and offsets, as an export's do, go in by offset.
-    Raises `InvalidSetting` for what cannot be asked for, `FileNotFoundError`, `JobFailed` with the file and the line
-    or row that is wrong, and what `logfs.store.door.commit` raises.
+    Rows keep their order within a file. Files that specify partitions and offsets, as those of an export do, are
+    imported in the order of the offsets. Blocks until the job has ended. Raises `InvalidSetting` for wrong arguments,
+    `FileNotFoundError`, `JobFailed` that names the file (or the first and the last of several files) and for a
+    malformed line its number, and the errors of `logfs.store.door.commit`.
     """
     options = ImportOptions(format, topic, key, value, key_separator, repartition)
     if partitions is not None and partitions < 1:
@@ -113,7 +119,7 @@ def import_(
 
 
 def _told(progress: Progress | None, before: int, total: int) -> Progress | None:
-    """The progress of a part of the work, as one of all of it."""
+    """Return a callback that adds `before` to the bytes done in one phase, and reports `total` as bytes in all."""
     if progress is None:
         return None
     return lambda done, _: progress(before + done, total)
@@ -129,7 +135,10 @@ def _check_topics(
     found: Sequence[Portion],
     partitions: int | None,
 ) -> None:
-    """See that there is a topic for all, and make those that are missing where that is asked for."""
+    """Check that every row has a topic, and create the missing topics if `partitions` is given.
+
+    Raises `InvalidSetting` for a row without a topic, and for a missing topic without `partitions`.
+    """
     there = partitions_in(Path(path) for path in directories if Path(path).is_dir())
     wanted: dict[str, int] = {}
     for portion in found:
@@ -154,7 +163,11 @@ def _check_topics(
 
 @dataclass(frozen=True)
 class _Stage:
-    """Stages portions, one group after the other."""
+    """The function of a task: stage groups of portions, one after the other.
+
+    Errors in the contents (`LogfsError` except `NotOnHost`, `ValueError`, `pa.ArrowException`) become `InvalidRecord`
+    with the name of the file, or with the first and the last name of several files.
+    """
 
     form: Form
     log_dirs: Sequence[str]
@@ -185,12 +198,15 @@ class _Stage:
 def _commit(
     directories: Sequence[str], writer: str, staged: Sequence[tuple[str, StagedFile]]
 ) -> Committed:
-    """Commit files, of which each comes with the host that staged it."""
+    """Commit the staged files, each of which is paired with the host that staged it.
+
+    If the commit fails before it is decided, the files are removed.
+    """
     files = [file for _, file in staged]
     try:
         return door.commit(directories, writer, 0, files)
     except CommitPending:
-        # It is decided: what is staged is needed.
+        # The commit is decided, so the staged files are still needed.
         raise
     except BaseException:
         try:
@@ -202,7 +218,7 @@ def _commit(
 
 
 def _remove_staged(directories: Sequence[str], writer: str) -> None:
-    """Remove what the tasks of an import have staged that is never going to be committed."""
+    """Remove the files that the tasks of a failed import staged. No commit will use them."""
     disk = Disk()
     known = {writer: commits.Writer(0, 0)}
     for numbers in partitions_in(Path(path) for path in directories).values():

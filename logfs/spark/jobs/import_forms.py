@@ -1,4 +1,4 @@
-"""What the files of an import hold, and how the rows in it become the columns that the sink takes."""
+"""The options of an import, and the base class that turns the rows of files into the columns of the sink."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("parquet", "json", "text")
 
-# What every form makes of its rows. A null timestamp is the time of the import, a null partition the key's.
+# The schema of the batches that every form yields. A null timestamp stands for the time of the import, a null
+# partition for the partition of the key.
 SCHEMA = pa.schema(
     {
         "topic": pa.string(),
@@ -31,17 +32,17 @@ SCHEMA = pa.schema(
         "offset": pa.int64(),
     }
 )
-# Enough that a batch's own cost is nothing.
+# Large enough that the fixed cost of a batch is negligible.
 BATCH_ROWS = 30_000
 BATCH_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """How rows are taken; None where an option is not given.
+    """The options of an import that apply to rows; None stands for an option that is not given.
 
-    `key` and `value` name columns of Parquet, `key` also a field of lines that are JSON. `key_separator` stands
-    between key and value in a line of text. With `repartition`, what a file says of partitions does not count.
+    `key` and `value` name columns of Parquet, `key` also a field of lines that are JSON. `key_separator` separates
+    key and value in a line of text. With `repartition`, the partitions in the files are ignored.
     """
 
     format: str = "parquet"
@@ -52,7 +53,7 @@ class ImportOptions:
     repartition: bool = False
 
     def __post_init__(self) -> None:
-        """Raises `InvalidSetting` for options that do not go together."""
+        """Raise `InvalidSetting` for an unknown format and for options that contradict each other."""
         if self.format not in FORMATS:
             raise InvalidSetting(f"format {self.format!r}: give one of {', '.join(FORMATS)}")
         if self.format == "json" and self.key is not None:
@@ -70,30 +71,33 @@ class ImportOptions:
 
 
 class Form(ABC):
-    """Reads portions of files of one format; goes to the tasks."""
+    """Reads portions of files of one format. The object is pickled and sent to the tasks."""
 
     def __init__(self, options: ImportOptions) -> None:
         self.options = options
 
     @abstractmethod
     def cut(self, path: str) -> list[Portion]:
-        """A file in portions, without opening it."""
+        """Return the portions of a file, without opening it. Raises `OSError`."""
 
     @abstractmethod
     def look_bytes(self, portion: Portion) -> int:
-        """About how many bytes `look` has to read."""
+        """Return the approximate number of bytes that `look` reads."""
 
     @abstractmethod
     def look(self, portion: Portion) -> list[Portion]:
-        """The same rows in portions that tell their names and offsets. Raises `InvalidRecord`, `OSError`."""
+        """Return the same rows as portions with names and, if they are known, offsets.
+
+        Raises `InvalidRecord`, `NotOnHost`, `OSError`.
+        """
 
     @abstractmethod
     def read(self, portion: Portion) -> Iterator[pa.RecordBatch]:
-        """The rows of a portion, in order, by `SCHEMA`. Raises `InvalidRecord`, `OSError`."""
+        """Yield the rows of a portion, in order, with `SCHEMA`. Raises `InvalidRecord`, `NotOnHost`, `OSError`."""
 
 
 def batch_of(count: int, **columns: Any) -> pa.RecordBatch:
-    """A batch by `SCHEMA`, of so many rows; columns that are not given are null."""
+    """Return a batch of `count` rows with `SCHEMA`. Columns that are not given are null."""
     arrays = [
         columns[field.name] if field.name in columns else pa.nulls(count, field.type)
         for field in SCHEMA

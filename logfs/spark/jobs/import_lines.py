@@ -1,4 +1,4 @@
-"""Lines of text for an import: the values themselves, or JSON envelopes. Large files are cut where a line begins."""
+"""Files of lines for an import: a line is a value or a JSON envelope. Large files are cut where a line begins."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from logfs.spark.jobs.portions import Name
 
 _BLOCK_BYTES = 4 << 20
-# A file without newlines is not text; no record is as long.
+# The limit for a line, in bytes. No record is as long, and a file without newlines is not text.
 _LONGEST_LINE = 1 << 30
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".lz4": "lz4", ".bz2": "bz2"}
-# What the envelopes of an export begin with; it is the same for all of a partition.
+# The beginning of an envelope of an export. The first group is the same for all envelopes of a partition.
 _PREFIX = re.compile(
     rb'(\{"topic":"([a-zA-Z0-9._-]+)","partition":(0|[1-9][0-9]{0,8}),"offset":)([0-9]{1,18}),'
 )
 
 
 class LinesForm(Form):
-    """What both forms of lines share."""
+    """The common base of the forms whose files consist of lines."""
 
     def cut(self, path: str) -> list[Portion]:
         size = Path(path).stat().st_size
@@ -59,11 +59,14 @@ class LinesForm(Form):
 
     @abstractmethod
     def _rows(self, portion: Portion, position: int, block: bytes) -> Iterator[pa.RecordBatch]:
-        """The rows of whole lines, which begin at a byte of the file."""
+        """Yield the rows of a block of whole lines, which begins at `position` in the file."""
 
 
 class TextForm(LinesForm):
-    """A line is a value, as it is; its key is what stands before a separator, or a field of the JSON that it is."""
+    """The form in which a line is a value.
+
+    The key is the text before the first separator, or a field of the line, which must then be JSON.
+    """
 
     def look_bytes(self, portion: Portion) -> int:
         return 0
@@ -93,7 +96,10 @@ class TextForm(LinesForm):
         yield batch_of(len(starts), key=keys.cast(kind), value=values.cast(kind))
 
     def _fields(self, portion: Portion, position: int, lines: Sequence[bytes]) -> list[Any]:
-        """The field of each line that is its key: strings as they are, all else as JSON."""
+        """Return the key of each line, from its field: a string as it is, another value as JSON, null as None.
+
+        A field that is absent counts as null. Raises `InvalidRecord` for a line that is not a JSON object.
+        """
         found = []
         for number, line in enumerate(lines):
             try:
@@ -110,13 +116,17 @@ class TextForm(LinesForm):
 
 
 class EnvelopeForm(LinesForm):
-    """A line is a JSON envelope, as an export, `records.jsonl` and `append.jsonl` have them."""
+    """The form in which a line is a JSON envelope, as in an export, `records.jsonl` and `append.jsonl`."""
 
     def look_bytes(self, portion: Portion) -> int:
         return portion.size_bytes
 
     def look(self, portion: Portion) -> list[Portion]:
-        """As long as all lines begin as an export's do, with the same partition, none but two are parsed."""
+        """Return the portion with names and offsets, or no portion if no line begins in it.
+
+        If all lines of a block begin as those of an export do, with the same partition, only the beginnings of the
+        first and the last line are parsed.
+        """
         names: set[Name] = set()
         offsets: list[int | None] = []
         for position, block in blocks(portion):
@@ -131,7 +141,7 @@ class EnvelopeForm(LinesForm):
             known = [offset for offset in here if offset is not None]
             offsets += [known[0], max(known)] if len(known) == len(here) else [None]
         if not names:
-            # All of it is the inside of one line.
+            # The whole portion is inside a line that began before it.
             return []
         alone = len(names) == 1 and None not in {partition for _, partition in names}
         bounds = None
@@ -154,7 +164,7 @@ class EnvelopeForm(LinesForm):
             yield self._batch(placed[start : start + BATCH_ROWS])
 
     def _canonical(self, topic: str, partition: int, found: Envelopes) -> pa.RecordBatch:
-        """What an export wrote, straight from the columns."""
+        """Return a batch of envelopes as an export writes them, made directly from their columns."""
         count = len(found.offsets)
 
         def gathered(starts: NDArray[np.int64], lengths: NDArray[np.int32], kind: Any) -> pa.Array:
@@ -210,7 +220,7 @@ class EnvelopeForm(LinesForm):
 def _array(name: str, column: list[Any]) -> pa.Array:
     kind = SCHEMA.field(name).type
     if name == "headers":
-        # Names are bytes in a log; Arrow's strings take them from bytes as they are.
+        # Header names are bytes in a log, and may not be UTF-8. The unsafe cast to strings does not check them.
         pairs = pa.struct([("key", pa.binary()), ("value", pa.binary())])
         return pa.array(column, pa.list_(pairs)).cast(kind, safe=False)
     if name == "timestamp":
@@ -219,7 +229,10 @@ def _array(name: str, column: list[Any]) -> pa.Array:
 
 
 def _same_prefix(block: bytes) -> tuple[Name, tuple[int, int]] | None:
-    """The partition of envelopes that all begin alike, and the offsets of the first and the last of them."""
+    """Return the partition of a block of envelopes, and the offsets of the first and the last one.
+
+    Return None unless all lines begin as those of an export do, with the same partition.
+    """
     head = _PREFIX.match(block)
     last = block.rfind(b"\n", 0, len(block) - 1) + 1
     tail = _PREFIX.match(block, last)
@@ -234,10 +247,10 @@ def _same_prefix(block: bytes) -> tuple[Name, tuple[int, int]] | None:
 
 
 def blocks(portion: Portion) -> Iterator[tuple[int, bytes]]:
-    """The lines that begin in a portion, in blocks of whole lines, and the byte that each block begins at.
+    """Yield the lines that begin in a portion, in blocks of whole lines, each with the position at which it begins.
 
-    Bytes of a compressed file are those that were packed. The last newline of a file may be missing. Raises
-    `InvalidRecord`, `NotOnHost`, `OSError`.
+    Positions in a compressed file count uncompressed bytes. The last newline of a file may be missing; the block has
+    it. Raises `InvalidRecord`, `NotOnHost`, `OSError`.
     """
     portion.check_here()
     with _open(portion.path) as file:
@@ -245,7 +258,8 @@ def blocks(portion: Portion) -> Iterator[tuple[int, bytes]]:
         end = portion.end
         if position:
             file.seek(position)
-        # A line that began before is another portion's: it ends at the first newline from the byte before on.
+        # A line that begins before the portion belongs to an earlier portion. It ends at the first newline, searched
+        # from the byte before this portion on.
         skips = portion.start > 0
         rest = b""
         while end is None or position < end:
@@ -291,12 +305,12 @@ def _read(portion: Portion, file: BinaryIO, size: int) -> bytes:
     try:
         return file.read(size)
     except (pa.ArrowException, OSError) as error:
-        # What unpacks tells no name.
+        # Errors of the decompressor do not name the file.
         raise InvalidRecord(f"{portion.path}: {error}") from None
 
 
 def _refuse(portion: Portion, position: int, number: int, why: str) -> NoReturn:
-    """Name the line: the `number`-th behind a byte of the file."""
+    """Raise `InvalidRecord` with the number of the line that is `number` lines after the one at `position`."""
     before = 0
     with _open(portion.path) as file:
         while position > 0 and (data := file.read(min(_BLOCK_BYTES, position))):

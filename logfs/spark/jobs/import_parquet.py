@@ -1,4 +1,4 @@
-"""Rows of Parquet files for an import: planned by their footers, read by row groups."""
+"""Parquet files for an import: portions are planned from the footers, and read by row groups."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ if TYPE_CHECKING:
 
     from logfs.spark.jobs.portions import Name
 
-# A file that is no more than this is read whole and closed: many may be merged at once.
+# A portion with at most this many bytes is read whole and its file closed, because many may be merged at once.
 _SMALL_BYTES = 4 << 20
-# What opening a file costs, as if it were bytes.
+# The cost of opening a file, expressed in bytes.
 _FOOTER_BYTES = 1 << 20
 
 
 class ParquetForm(Form):
-    """Columns by the names of `format("logfs")`, or those that the options name; folders `topic=…`, too."""
+    """The form for Parquet files, whose columns have the names of `format("logfs")` or those in the options.
+
+    Folders `topic=…` and `partition=…` in the path also specify the topic and the partition.
+    """
 
     def cut(self, path: str) -> list[Portion]:
         size = Path(path).stat().st_size
@@ -71,11 +74,11 @@ class ParquetForm(Form):
                 yield self._conformed(batch, constants)
 
     def _source(self, column: str) -> str:
-        """The column of the file for one of ours."""
+        """Return the name of the file's column for a column of `SCHEMA`."""
         return {"key": self.options.key, "value": self.options.value}.get(column) or column
 
     def _check(self, path: str, schema: pa.Schema) -> list[str]:
-        """The columns of a file that are read; `InvalidRecord` if one is missing that must be there."""
+        """Return the names of the columns to read. Raises `InvalidRecord` if a required column is missing."""
         held = [self._source(name) for name in SCHEMA.names if self._source(name) in schema.names]
         for name in ("value", *(["key"] if self.options.key else [])):
             if self._source(name) not in held:
@@ -97,7 +100,7 @@ class ParquetForm(Form):
             elif source in batch.schema.names:
                 kind = batch.schema.field(source).type
                 if field.name == "offset" and not pa.types.is_integer(kind):
-                    # It only tells an order, and this is something else of that name.
+                    # The offset is used only for the order. A column of another type is something else.
                     continue
                 try:
                     columns[field.name] = _cast(batch.column(source), field)
@@ -126,7 +129,10 @@ class ParquetForm(Form):
     def _names(
         self, path: str, file: pq.ParquetFile, number: int, columns: dict[str, Any]
     ) -> frozenset[Name]:
-        """The topics and partitions of a row group: from the path, the footer, or else the columns themselves."""
+        """Return the topics and partitions of a row group: from the path, the footer, or else the columns themselves.
+
+        The option `topic` takes precedence.
+        """
         known: dict[str, str | None] = {
             "topic": self.options.topic or from_path(path, "topic"),
             "partition": from_path(path, "partition"),
@@ -153,7 +159,7 @@ def _name(topic: str | None, partition: object) -> Name:
 
 
 def _bounds(column: Any) -> tuple[Any, Any] | None:
-    """The least and the greatest value of a column of a row group, if the footer tells them and none is null."""
+    """Return the least and the greatest value of a row group's column; None if the footer lacks them or has nulls."""
     statistics = None if column is None else column.statistics
     if statistics is None or not statistics.has_min_max or statistics.null_count:
         return None
@@ -161,7 +167,7 @@ def _bounds(column: Any) -> tuple[Any, Any] | None:
 
 
 def _joined(portions: list[Portion]) -> Iterator[Portion]:
-    """Neighbours as one, as long as they are of the same names and not too large."""
+    """Join neighbouring portions that have the same names and together are not too large for one task."""
     held: Portion | None = None
     for portion in portions:
         if held is not None and _belong_together(held, portion):
@@ -187,7 +193,10 @@ def _belong_together(first: Portion, second: Portion) -> bool:
 
 
 def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
-    """A column as the sink takes it; numbers and dates as keys and values are their text."""
+    """Cast a column to the type that the sink takes; keys and values that are numbers or dates become text.
+
+    Raises `pa.ArrowException` if the cast is impossible.
+    """
     kind = column.type
     if field.name in ("key", "value"):
         if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
@@ -198,7 +207,7 @@ def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
             )
         return column.cast(pa.large_binary())
     if field.name == "timestamp" and pa.types.is_timestamp(kind):
-        # Nanoseconds and microseconds are cut; what is too large for milliseconds is an error.
+        # Nanoseconds and microseconds are truncated to ms. Seconds that do not fit an int64 in ms are an error.
         return column.cast(field.type, safe=kind.unit == "s")
     if field.name == "timestamp":
         return pc.cast(column, pa.int64()).cast(field.type)

@@ -1,4 +1,4 @@
-"""Partitions that tasks work on, each on one, while the driver holds the locks of their log directories."""
+"""Leases partitions to tasks, which change them while the driver holds the locks of their log directories."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _Result = TypeVar("_Result")
 
 
 class Visited(NamedTuple, Generic[_Result]):
-    """What was done to a partition, or why it could not be."""
+    """The result of the work on a partition, or the reason why it could not be done; the other is None."""
 
     name: str
     result: _Result | None
@@ -42,9 +42,10 @@ class Visited(NamedTuple, Generic[_Result]):
 
 @dataclass(frozen=True)
 class _Loan:
-    """A lease, and what a task must find in the partition's directory to be sure that it is the lender's.
+    """A lease, and what identifies the partition's directory, so that a task can check that it sees the driver's.
 
-    `inode` is that of the directory; `files` are the names, inode numbers and sizes of the .log files.
+    `inode` is the inode number of the directory. `files` are the names, inode numbers and sizes (bytes) of the .log
+    files.
     """
 
     lease: Lease
@@ -53,7 +54,7 @@ class _Loan:
 
     @classmethod
     def of(cls, lease: Lease) -> _Loan:
-        """With the directory as it is on this machine. Raises `OSError`."""
+        """Return a loan with the current state of the directory on this machine. Raises `OSError`."""
         directory = cls._directory(lease)
         files = []
         for path in sorted(directory.glob("*" + names.LOG)):
@@ -66,9 +67,10 @@ class _Loan:
         return Path(lease.log_dir, lease.partition.directory)
 
     def check_here(self, *, is_first: bool) -> None:
-        """Raise `NotOnHost` unless this machine has what was lent; what has no log would be made an empty one.
+        """Raise `NotOnHost` unless this machine has the leased directory and its files.
 
-        An attempt that is not the first one may find what another attempt has done: it looks at the directory alone.
+        Without the check, a partition without .log files would be opened as an empty log. Only the first attempt of a
+        task checks the files, because a later attempt may find the changes of an earlier one.
         """
         directory = self._directory(self.lease)
         self._check(directory, self.inode)
@@ -92,14 +94,14 @@ class _Loan:
 
 
 class Lending:
-    """Log directories that are locked here, and their partitions, which others work on.
+    """Log directories that this process has locked, and their partitions, which tasks work on.
 
-    Until all who did have come back without an error, the directories count as not cleanly closed, so that a driver
-    that is killed leaves what any crash leaves.
+    Until all tasks have returned without an error, the directories count as not cleanly shut down. So a driver that
+    is killed leaves the state that any crash leaves.
     """
 
     def __init__(self, store: Store, topics: Iterable[str] | None) -> None:
-        """Of a store that has loaded nothing."""
+        """Select the partitions of a store, which must have none loaded. Raises `UnknownPartition`."""
         chosen = None if topics is None else list(topics)
         wanted = of_topics(chosen)
         self.store = store
@@ -116,9 +118,10 @@ class Lending:
         recover: bool = False,
         progress: Progress | None = None,
     ) -> list[Visited[_Result]]:
-        """What `do(store, name)` gives, in a task for each of the partitions; `recover` as in `Store`.
+        """Call `do(store, name)` in tasks, once for each wanted partition, and return the results in the same order.
 
-        `do` can be pickled. What stops it for one partition does not stop it for the others.
+        `store` contains that partition alone, and is opened with `recover`, as in `Store`. `do` must be picklable.
+        Blocks until the job has ended. An error for one partition does not stop the others.
         """
         works = []
         for name in wanted:
@@ -140,7 +143,10 @@ class Lending:
         return [Visited(name, result, reason) for name, result, reason, _ in visits]
 
     def allow_gaps(self, wanted: Iterable[str]) -> None:
-        """Have it known that offsets may be missing in partitions, before any of them is compacted."""
+        """Record in the cleaner checkpoints that the partitions may have gaps in their offsets.
+
+        Call this before any of them is compacted.
+        """
         for log_dir in self.store.log_dirs:
             here = [
                 names.parse_directory(name) for name in wanted if self.store.homes[name] is log_dir
@@ -165,16 +171,16 @@ class Lending:
 
 @contextmanager
 def lent(paths: Paths, topics: Iterable[str] | None) -> Iterator[Lending]:
-    """Lock log directories, and lend their partitions.
+    """Lock log directories while the context is open, and yield a `Lending` of their partitions.
 
-    Raises as opening a store does, `StoreLocked` where a mount or a broker has them, and `UnknownPartition` for a
-    topic that is not there.
+    Raises the errors of opening a store, `StoreLocked` if a mount or a broker holds the directories,
+    `UnknownPartition` for a topic that does not exist, and `InvalidStore` if a decided commit cannot be finished.
     """
     directories = [Path(path) for path in log_dirs(paths)]
     check_there(directories)
     waiting = held_up(directories)
     if waiting:
-        # A commit that is decided is done by who loads its partitions, before anybody works on them.
+        # Loading the partitions of a decided commit finishes the commit, which must precede other work on them.
         Store(directories, only=waiting.__contains__).close()
     with Store(directories, only="") as store:
         if store.commits.pending():
@@ -187,7 +193,10 @@ def lent(paths: Paths, topics: Iterable[str] | None) -> Iterator[Lending]:
 
 @dataclass(frozen=True)
 class _Task(Generic[_Result]):
-    """What a task does with a partition that it is lent."""
+    """The function that a task calls for each partition that is leased to it.
+
+    It returns the name of the partition, the result, the reason of a failure, and the values for the checkpoints.
+    """
 
     do: Callable[[Store, str], _Result]
     recover: bool

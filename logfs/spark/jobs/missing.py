@@ -1,7 +1,8 @@
-"""Segments that a task of a job could not find on its machine: the driver decides what that means.
+"""Segments that a task of a job did not find on its machine, and the driver's decision whether that is an error.
 
-A mount or a broker may go on while a job reads, so a segment that was planned may have left the log by the time its
-task comes to it: then there is nothing to read. If the log still has it, the task's machine does not see the log.
+A mount or a broker may change the log while a job reads it. So a planned segment may have left the log before its
+task opens it: then there is nothing to read. If the log still has the segment, the task's machine does not see the
+log.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
     from logfs.spark.jobs.selection import Paths
 
 
-# So many segments are named in one error.
+# The number of segments that one error names.
 _TOLD = 3
 
 
 class Missing(NamedTuple):
-    """A planned file that a task did not find, the host of the task, and what the task found instead."""
+    """A planned file that a task did not find, the host of the task, and the text of the error that it met."""
 
     file: PlannedFile
     host: str
@@ -33,7 +34,7 @@ class Missing(NamedTuple):
 
     @classmethod
     def here(cls, file: PlannedFile, error: Exception) -> Missing:
-        """In a task: `error` is what opening or reading the file raised."""
+        """In a task: return the entry for this host; `error` is the error that opening or reading the file raised."""
         return cls(file, workers.host(), str(error))
 
     def __str__(self) -> str:
@@ -41,22 +42,22 @@ class Missing(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The same for readers who know the path."""
+        """The same text without the path of the file, for messages that name the path already."""
         reason = self.reason.removeprefix(f"{self.file.path}: ")
         return str(workers.NotOnHost.because(reason, self.host))
 
 
 def failure(missing: Sequence[Missing]) -> JobFailed:
-    """The error for segments that are still in the log, of which there is at least one."""
+    """Return the error for the missing segments that are still in the log; there must be at least one."""
     more = len(missing) - _TOLD
     rest = f"; and {more} more segments" if more > 0 else ""
     return JobFailed("; ".join(map(str, missing[:_TOLD])) + rest)
 
 
 def still_in_log(paths: Paths, missing: Iterable[Missing]) -> list[Missing]:
-    """In the driver: those that the log has not left behind since the plan; each of them is an error.
+    """In the driver: return the missing segments that the log still has. Each of them is an error.
 
-    Raises what opening a store read-only raises.
+    Raises the errors of opening a store read-only.
     """
     found: list[Missing] = []
     asked = list(missing)
@@ -71,7 +72,7 @@ def still_in_log(paths: Paths, missing: Iterable[Missing]) -> list[Missing]:
                     found.append(each)
                 continue
             with suppress(FileNotFoundError):
-                # Deleted at this moment.
+                # `FileNotFoundError` means that the partition is being deleted.
                 if not each.file.has_left(partition):
                     found.append(each)
     return found

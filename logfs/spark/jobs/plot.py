@@ -1,4 +1,4 @@
-"""A picture of `stats`: records over time, and the bytes of each topic with and without compression."""
+"""Plots the result of `stats`: records over time, and the bytes of each topic with and without compression."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
     from logfs.spark.jobs.stats import Stats, TopicStats
 
-# More than these nobody could tell apart: of the others, only the bytes are drawn.
+# More topics than this could not be told apart in the plot of records. The others appear only in the plot of bytes.
 _MOST_TOPICS = 8
-# Midnight after the last day that has a date.
+# The midnight after the last day that `datetime` can represent.
 _END_MS = 253_402_300_800_000
 _UNITS = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1000, "second"))
 
 
 def plot(found: Stats, path: str | os.PathLike[str]) -> None:
-    """Write the picture; its format is that of the file's name: .png, .svg, .pdf.
+    """Write the plot to a file. The suffix of its name selects the format: .png, .svg, .pdf.
 
-    Raises `LogfsError` for another, or where matplotlib is missing, and `OSError`.
+    Raises `LogfsError` for another suffix or if matplotlib is missing, and `OSError`.
     """
     try:
         from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
@@ -40,7 +40,7 @@ def plot(found: Stats, path: str | os.PathLike[str]) -> None:
     above.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
     _draw_bytes(below, topics)
     for axes in (above, below) if topics else ():
-        # Above the bars, where it hides none.
+        # The legend is above the bars, so that it hides none.
         axes.legend(
             loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize="small", frameon=False
         )
@@ -51,9 +51,9 @@ def plot(found: Stats, path: str | os.PathLike[str]) -> None:
 
 
 def _draw_times(axes: Axes, found: Stats, topics: list[TopicStats]) -> None:
-    """Bars upon bars, the topic with the most records at the bottom."""
+    """Draw stacked bars, with the topic that has the most records at the bottom."""
     drawn = topics[:_MOST_TOPICS]
-    # The axis has the dates of the years 1970 to 9999.
+    # The axis can show dates of the years 1970 to 9999.
     times = sorted({time for each in drawn for time in each.counts.times if 0 <= time < _END_MS})
     moments = [datetime.fromtimestamp(time / 1000, UTC) for time in times]
     width_days = found.bucket_ms / 86_400_000
@@ -90,7 +90,7 @@ def _draw_bytes(axes: Axes, topics: list[TopicStats]) -> None:
 
 
 def _duration(ms: int) -> str:
-    """A length of time in words: minute, 10 minutes."""
+    """Return a length of time in words, such as "minute" or "10 minutes"."""
     for unit_ms, name in _UNITS:
         if ms % unit_ms == 0:
             number = ms // unit_ms

@@ -1,4 +1,7 @@
-"""The files of an import: found, cut into portions for the tasks, and put into the order in which they go in."""
+"""The files of an import: finding them, the portions in which tasks read them, and the order of the portions.
+
+A `Portion` is a run of consecutive rows of one file.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +24,18 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    # A topic and a partition; None for what a file does not say.
+    # A topic and a partition. Either is None if the file does not specify it.
     Name = tuple[str | None, int | None]
 
 
 @dataclass(frozen=True)
 class Portion:
-    """Rows of a file that stand one behind the other.
+    """A run of consecutive rows of a file.
 
-    `start` and `end` are bytes of a text, where lines begin that are meant, or numbers of row groups; `end` is None
-    where the file is not cut. `names` are those of all its rows, and `offsets` the first and the last, where that is
-    known and the rows are of one partition. `file_bytes` is the size of the whole file when it was planned.
+    In a file of lines, `start` and `end` are positions: the portion has the lines that begin in [start, end). In a
+    Parquet file, they are a range of row group numbers. `end` is None if the file is not cut. `names` are the topics
+    and partitions of all its rows. `offsets` are the first and the last offset, if they are known and all rows are of
+    one partition. `file_bytes` is the size of the whole file when it was planned.
     """
 
     path: str
@@ -43,7 +47,7 @@ class Portion:
     file_bytes: int = 0
 
     def check_here(self) -> None:
-        """Raise `NotOnHost` where the file is not there, or is shorter than planned, on this machine; `OSError`."""
+        """Raise `NotOnHost` if the file is missing or shorter than planned on this machine. Raises `OSError`."""
         try:
             size = os.stat(self.path).st_size
         except (FileNotFoundError, NotADirectoryError):
@@ -53,10 +57,11 @@ class Portion:
 
 
 def find_files(sources: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """The files that are meant, in the order of their names: files, directories with all below them, or globs.
+    """Return the absolute paths of the files in `sources`: files, directories with all below them, and globs.
 
-    Names that begin with `_` or `.` are hidden, as for Spark, below a directory. Raises `FileNotFoundError`, and
-    `InvalidSetting` where there is nothing in what is named.
+    The files of a directory or a glob are in the order of their names. As in Spark, files and folders below a
+    directory are hidden if their names begin with `_` or `.`. Raises `FileNotFoundError` for a source that does not
+    exist, and `InvalidSetting` if the sources contain no files.
     """
     found: dict[str, None] = {}
     texts = [os.fspath(source) for source in sources]
@@ -80,7 +85,7 @@ def _below(directory: Path) -> Iterator[str]:
 
 
 def from_path(path: str, column: str) -> str | None:
-    """What a folder `column=value` above a file says, as Hive writes it."""
+    """Return the value from the nearest folder `column=value` above a file, as Hive writes it; None without one."""
     for folder in reversed(Path(path).parent.parts):
         name, equals, value = folder.partition("=")
         if equals and name == column:
@@ -92,10 +97,11 @@ def from_path(path: str, column: str) -> str | None:
 
 
 def in_order(portions: Sequence[Portion]) -> list[list[Portion]]:
-    """Portions as they go in, one behind the other; those that go in together are to be merged by offset.
+    """Return the portions in the order of import, in groups; the portions of a group must be merged by offset.
 
-    By offset if all tell theirs, as the files of an export do, where the dates of a partition may be interleaved;
-    otherwise in the order of the files' names.
+    The order is by offset if all portions have offsets that ascend within each file, as in the files of an export,
+    where the dates of a partition may be interleaved. Otherwise the given order stays, which is that of the files'
+    names.
     """
     if not all(portion.offsets for portion in portions) or not _ascend(portions):
         return [[portion] for portion in portions]
@@ -135,7 +141,7 @@ def _ascend(portions: Sequence[Portion]) -> bool:
 
 
 class _Head(NamedTuple):
-    """Rows of a stream that are not merged yet, and the greatest offset up to each of them."""
+    """Rows of a stream that are not merged yet, and for each row the greatest offset up to and including it."""
 
     rows: pa.RecordBatch
     offsets: NDArray[np.int64]
@@ -144,9 +150,9 @@ class _Head(NamedTuple):
 def merged(
     portions: Sequence[Portion], read: Callable[[Portion], Iterator[pa.RecordBatch]]
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of portions by their column `offset`; those of a portion never change their order.
+    """Yield the rows of portions, merged by the column `offset`. The rows of a portion keep their order.
 
-    A portion is opened when its turn comes, by the first offset that it tells.
+    A portion is opened only when the merge reaches its first offset.
     """
     if len(portions) == 1:
         yield from read(portions[0])

@@ -1,6 +1,6 @@
-"""Work that is divided among the tasks of a Spark job: what each has to do goes out, and what it found comes back.
+"""Runs work as a Spark job: sends work items to tasks, and returns their results.
 
-The bytes of the logs are read and written by the tasks themselves, and never pass through the JVM.
+The tasks read and write the bytes of the logs themselves. These bytes never pass through the JVM.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from pyspark import Accumulator
     from pyspark.sql import SparkSession
 
-    # Told how many bytes are done, and how many there are.
+    # Called with the number of bytes done and the number of bytes in all.
     Progress = Callable[[int, int], object]
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-# A task costs as much as reading some MB; of a directory of many small files it gets so many together.
+# The bytes of work that small work items share in one task, because a task costs as much as reading some MB.
 TASK_BYTES = 128 << 20
 _LOOK_SECONDS = 0.2
 
 
 class JobFailed(LogfsError):
-    """Some tasks of a job met an error; what the others did is done."""
+    """Some tasks of a job met an error. The work of the other tasks is done and stays."""
 
 
 class Work(NamedTuple, Generic[_Item]):
-    """Something for a task to do, and about how many bytes it has to read or write for it."""
+    """A work item for a task, and the approximate number of bytes to read or write for it."""
 
     item: _Item
     size_bytes: int
@@ -52,11 +52,12 @@ def run(
     do: Callable[[_Item], _Result],
     progress: Progress | None = None,
 ) -> list[_Result]:
-    """What `do` gives for each work, in their order; small ones share a task.
+    """Call `do` in tasks for each work item, and return the results in the order of the items.
 
-    `do` runs in Spark's workers, so it and what it takes and gives can be pickled; it may run more than once for the
-    same work, and at the same time. `progress` is told, here, how many bytes are done of how many. When all that
-    could be done is done, raises `JobFailed` if `do` raised `LogfsError` or `OSError` anywhere.
+    Small items share a task. `do` runs in Spark's Python workers, so `do`, its argument and its result must be
+    picklable. It may run more than once for the same item, even at the same time. `progress` is called in the calling
+    thread with (bytes done, bytes in all). Blocks until the job has ended. If `do` raised `LogfsError` or `OSError`
+    for an item, the other items are done, and then `JobFailed` is raised.
     """
     if not works:
         return []
@@ -83,7 +84,7 @@ def run(
     while thread.is_alive():
         thread.join(_LOOK_SECONDS)
         if progress is not None:
-            # A task that was run twice counts twice.
+            # The accumulator counts a task that ran twice two times.
             progress(min(done.value, total), total)
     if failure:
         raise failure[0]
@@ -95,7 +96,7 @@ def run(
 
 
 class _Task(Generic[_Item, _Result]):
-    """What a worker runs for each group."""
+    """The function that a Python worker runs for each group of work items."""
 
     def __init__(self, do: Callable[[_Item], _Result], done: Accumulator[int]) -> None:
         self._do = do

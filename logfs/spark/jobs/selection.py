@@ -1,4 +1,4 @@
-"""What a job is about: log directories, and topics in them."""
+"""The selection of a job: log directories, and topics in them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ if TYPE_CHECKING:
 
 
 def log_dirs(paths: Paths) -> list[str]:
-    """The log directories that paths mean; of a mountpoint of logfs, those that are mounted there."""
+    """Return the log directories for paths; a mount point of logfs stands for the directories mounted there."""
     named = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     return log_dirs_of(named)
 
 
 def of_topics(topics: Iterable[str] | None) -> Callable[[str], bool]:
-    """Whether a partition, by the name of its directory, is of one of the topics; without topics, all are."""
+    """Return a predicate that takes the name of a partition directory: whether the partition is of one of the topics.
+
+    Without topics, it is true for every name.
+    """
     wanted = None if topics is None else frozenset(topics)
 
     def says(directory: str) -> bool:
@@ -36,7 +39,7 @@ def of_topics(topics: Iterable[str] | None) -> Callable[[str], bool]:
 
 
 def check_topics(topics: Iterable[str] | None, directories: Iterable[str], store: Store) -> None:
-    """Raise `UnknownPartition` for a topic that none of the partitions is of."""
+    """Raise `UnknownPartition` for a topic without a partition among `directories`."""
     there = {names.parse_directory(name).topic for name in directories}
     for topic in topics or ():
         if topic not in there:
@@ -47,7 +50,10 @@ def check_topics(topics: Iterable[str] | None, directories: Iterable[str], store
 
 
 def opened(paths: Paths, topics: Iterable[str] | None) -> Store:
-    """A store that reads what a job is about. Raises `UnknownPartition` for a topic that is not there."""
+    """Open the selection of a job as a read-only store, which the caller closes.
+
+    Raises `UnknownPartition` for a topic that does not exist, and the errors of opening a store read-only.
+    """
     wanted = None if topics is None else list(topics)
     store = Store(log_dirs(paths), read_only=True, only=of_topics(wanted))
     try:

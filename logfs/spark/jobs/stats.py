@@ -1,4 +1,7 @@
-"""What is in log directories, counted a segment a piece of work: records, bytes, keys, times, compression."""
+"""The job that counts the contents of log directories: records, bytes, keys, times and the gain of compression.
+
+There is one work item per segment.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,13 @@ if TYPE_CHECKING:
 _SECOND = 1000
 _MINUTE, _HOUR, _DAY = 60 * _SECOND, 3600 * _SECOND, 86_400 * _SECOND
 _WIDTHS_MS = (_SECOND, 10 * _SECOND, _MINUTE, 10 * _MINUTE, _HOUR, 6 * _HOUR, _DAY, 7 * _DAY)
-# So many bars still have room beside each other.
+# The number of bars that a picture has room for.
 _MOST_BUCKETS = 200
 
 
 @dataclass(frozen=True)
 class TopicStats:
-    """A topic: how many partitions and segments it has, and what is in them."""
+    """The counts of one topic: its partitions, its segments, and their contents."""
 
     topic: str
     partitions: int
@@ -42,19 +45,22 @@ class TopicStats:
 
     @property
     def keys(self) -> int:
-        """About how many different keys there are: within 1 % as good as always."""
+        """The estimated number of different keys; the standard error of the `KeySketch` is 0.8 %."""
         return self.counts.keys.count()
 
     @property
     def compression(self) -> float:
-        """How many times larger the logs would be without compression; 1.0 for none."""
+        """The size of the logs without compression divided by their actual size; 1.0 for logs without bytes."""
         counts = self.counts
         return counts.plain_bytes / counts.log_bytes if counts.log_bytes else 1.0
 
 
 @dataclass(frozen=True)
 class Stats:
-    """What was counted: the topics by name, and how many ms each of `Counts.times` is about."""
+    """The result of a count: the topics in the order of their names.
+
+    `bucket_ms` is the length of the time buckets of `Counts.times`.
+    """
 
     topics: tuple[TopicStats, ...]
     bucket_ms: int
@@ -68,12 +74,13 @@ def stats(
     bucket_ms: int | None = None,
     progress: Progress | None = None,
 ) -> Stats:
-    """Count what log directories hold; nothing is changed, and a mount or a broker may go on.
+    """Count the contents of log directories.
 
-    `bucket_ms` is how long the stretches of time are in which records are counted; without it, as many as make a
-    good picture. `topics` leaves the others out, `progress` is told (bytes of logs that are done, bytes in all).
-    Raises what opening a store read-only raises, the error that keeps a partition offline, and `JobFailed`, also for
-    a segment that the log has, and a task's machine has not.
+    Nothing is changed, and a mount or a broker may use the directories meanwhile. `bucket_ms` is the length of the
+    time buckets in which records are counted; without it, a length is chosen that gives a readable picture. `topics`
+    limits the count to these topics. `progress` is called with (bytes of logs done, bytes in all). Blocks until the
+    job has ended. Raises the errors of opening a store read-only, the error that keeps a partition offline, and
+    `JobFailed`, also for a segment that is in the log but missing on a task's machine.
     """
     with opened(paths, topics) as store:
         for reason in store.offline.values():
@@ -96,7 +103,7 @@ def stats(
         raise failure(missing)
     counts = {topic: Counts() for topic in sorted(partitions)}
     for work, counted in zip(works, found, strict=True):
-        # What retention or compaction took meanwhile is not there any more, and is not counted.
+        # Segments that retention or compaction has removed since the plan are not counted.
         if not isinstance(counted, Missing):
             counts[topic_of[work.item.partition]].merge(counted)
     return Stats(
@@ -120,11 +127,14 @@ def _count(plan: PlannedSegment, *, bucket_ms: int) -> Counts | Missing:
 
 
 def _width_ms(partitions: list[Partition]) -> int:
-    """A good length for the stretches of time, by the first batches and by the time indexes."""
+    """Choose the length of the time buckets by the span of the timestamps.
+
+    The span begins at the first batches of the partitions, and ends at the last entries of the time indexes.
+    """
     first: list[int] = []
     last: list[int] = []
     for partition in partitions:
-        # A segment that leaves the log at this moment does not matter for a good length.
+        # A segment that is leaving the log does not matter for the choice.
         with suppress(FileNotFoundError, Gone):
             header = partition.segments[0].header(0)
             if header is not None and header.base_timestamp >= 0:

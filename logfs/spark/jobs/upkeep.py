@@ -1,4 +1,7 @@
-"""Rebuilding indexes and compacting, a partition a task: `logfs reindex` and `logfs compact` for many disks."""
+"""The jobs that rebuild indexes and compact, with one work item per partition.
+
+They do the same as `logfs reindex` and `logfs compact`, for many disks.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ if TYPE_CHECKING:
 
 
 class Reindexed(NamedTuple):
-    """A partition whose indexes were made anew: its segments, where it ends, and how many segments are damaged."""
+    """The result of rebuilding a partition's indexes.
+
+    `segments` is the number of its segments, `damaged` the number of those that are damaged.
+    """
 
     segments: int
     log_end_offset: int
@@ -36,11 +42,12 @@ def reindex(
     topics: Iterable[str] | None = None,
     progress: Progress | None = None,
 ) -> list[Visited[Reindexed]]:
-    """Make all indexes of every partition anew from its log, as `logfs reindex` does.
+    """Rebuild all indexes of every partition from its log, as `logfs reindex` does.
 
-    Nobody else may have the log directories. `topics` leaves the others out, `progress` is told (bytes of logs that
-    are done, bytes in all). What cannot be read is told in what comes back, and the others are done. Raises
-    `StoreLocked`, `UnknownPartition`, and what opening a store raises.
+    No other process may hold the log directories. `topics` limits the job to these topics. `progress` is called with
+    (bytes of logs done, bytes in all). Blocks until the job has ended. The `Visited` of a partition that cannot be
+    read has the reason, and the others are done. Raises `StoreLocked`, `UnknownPartition`, and the errors of opening
+    a store.
     """
     with lent(paths, topics) as lending:
         return lending.visit(
@@ -56,11 +63,11 @@ def compact(
     roll: bool = False,
     progress: Progress | None = None,
 ) -> list[Visited[Cleaned]]:
-    """Keep only the newest record of each key, in every partition whose `cleanup.policy` says `compact`.
+    """Keep only the newest record of each key, in every partition whose `cleanup.policy` includes `compact`.
 
-    As `logfs compact`: `roll` seals the active segments first, so that they are compacted too; each task takes as
-    much memory as `log.cleaner.dedupe.buffer.size` says, and keeps to `log.cleaner.io.max.bytes.per.second`.
-    Otherwise as `reindex`.
+    This does the same as `logfs compact`. `roll` seals the active segments first, so that they are compacted too.
+    Each task uses as much memory as `log.cleaner.dedupe.buffer.size` specifies, and observes
+    `log.cleaner.io.max.bytes.per.second`. Locking, `topics`, `progress` and errors are as in `reindex`.
     """
     with lent(paths, topics) as lending:
         settings = lending.store.settings
@@ -77,7 +84,7 @@ def compact(
 
 def _reindex(store: Store, name: str) -> Reindexed:
     partition = store[name]
-    # What the key maps knew is made anew by the next who asks for a key.
+    # The key maps are rebuilt by the next lookup of a key.
     key_map.forget(partition)
     damaged = sum(bool(segment.damaged) for segment in partition.segments)
     return Reindexed(len(partition.segments), partition.log_end_offset, damaged)

@@ -1,4 +1,4 @@
-"""Auditing whole log directories: every batch and every index entry, a segment a piece of work."""
+"""The job that audits whole log directories: every batch and every index entry, with one work item per segment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """What an audit read, and what it found: by partition, in the order of their names."""
+    """The result of an audit: what was read, and the findings, by partition in the order of the names."""
 
     findings: tuple[Finding, ...]
     partitions: int
@@ -37,7 +37,7 @@ class Report:
 
     @property
     def errors(self) -> list[Finding]:
-        """Those that tell of something lost or wrong."""
+        """The findings that report something lost or wrong."""
         return [found for found in self.findings if found.severity is Severity.ERROR]
 
 
@@ -48,12 +48,13 @@ def verify(
     topics: Iterable[str] | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Audit log directories as `logfs check` does, but for the maps of `keys/`; nothing is changed.
+    """Audit log directories as `logfs check` does, except for the maps of `keys/`, and return the findings.
 
-    It may run beside a broker or a mount; what those take away meanwhile is only noted. A segment that the log has,
-    and a task's machine has not, is an error that names the host. `topics` leaves the others out. `progress` is told
-    (bytes of logs that are done, bytes in all). Raises what opening a store read-only raises, and `JobFailed` where a
-    log could not be read at all.
+    Nothing is changed. A broker or a mount may use the directories meanwhile; a segment that leaves the log during
+    the audit is reported as a note. A segment that is in the log but missing on a task's machine is an error that
+    names the host. `topics` limits the audit to these topics. `progress` is called with (bytes of logs done, bytes
+    in all). Blocks until the job has ended. Raises the errors of opening a store read-only, and `JobFailed` if a log
+    could not be read at all.
     """
     with opened(paths, topics) as store:
         findings = list(check_log_dirs(store))
@@ -71,7 +72,8 @@ def verify(
         name = work.item.segment.partition
         if isinstance(outcome, Missing):
             of_logs[name].append(_of_missing(outcome, is_error=outcome in missing))
-            # Its offsets are not missing in the log: the next segment begins after a gap that is known.
+            # The segment was not audited, but its offsets are not missing in the log. An account that allows gaps
+            # keeps `settle` from reporting them.
             file = outcome.file
             accounts[name].append(
                 Account(file.path, file.path, file.base_offset, True, file.next_offset)
@@ -94,7 +96,7 @@ def verify(
 
 @dataclass(frozen=True)
 class Subject:
-    """A segment to audit in another process, and what `audit` must be told; it can be pickled."""
+    """A segment to audit in another process, with the arguments of `audit`. It can be pickled."""
 
     segment: PlannedSegment
     epochs: tuple[tuple[int, int], ...]
@@ -103,9 +105,9 @@ class Subject:
     log_start_offset: int
 
     def audit(self) -> tuple[list[Finding], Account | None]:
-        """What `audit` finds.
+        """Audit the segment, and return the findings and the segment's account.
 
-        Raises `Gone` or `FileNotFoundError` where the planned segment is not there, and `OSError`.
+        Raises `Gone` or `FileNotFoundError` if the planned segment is not there, and `OSError`.
         """
         segment = self.segment.open()
         findings: list[Finding] = []
@@ -125,7 +127,8 @@ class Subject:
         finally:
             segment.close()
         if findings:
-            # Compaction replaces the .log file and its indexes together: those of another log prove nothing.
+            # Compaction replaces the .log file and its indexes together. Findings that compare the planned file with
+            # the indexes of its replacement would prove nothing.
             self.segment.file.check_in_place()
         return findings, account
 
@@ -145,7 +148,7 @@ def _of_missing(missing: Missing, *, is_error: bool) -> Finding:
 
 
 def subjects(store: Store, partition: Partition) -> list[Subject]:
-    """The segments of a partition, as what a task needs to audit each."""
+    """Return a `Subject` for each segment of a partition, in order. Raises `Gone`, `OSError`."""
     epochs, start = tuple(partition.epochs.entries), partition.log_start_offset
     live = store.homes[partition.name.directory].live
     return [

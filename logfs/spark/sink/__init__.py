@@ -1,1 +1,1 @@
-"""The sink: tasks stage batches beside the log, and the driver commits them all by one step, and once."""
+"""The sink: tasks stage batches beside the log, and the driver commits all of them in one step and only once."""

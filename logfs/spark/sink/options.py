@@ -1,4 +1,4 @@
-"""What the options and the columns of a write say, checked as Spark's Kafka sink checks them."""
+"""The options and the columns of a write, checked as Spark's Kafka sink checks them."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# In the order in which Spark's own sink checks them.
+# The types of the columns, in the order in which Spark's own sink checks them.
 _TYPES = {
     "topic": ("string",),
     "key": ("string", "binary"),
     "value": ("string", "binary"),
     "headers": ("array<struct<key:string,value:binary>>",),
     "partition": ("int",),
-    # Our own: Kafka's sink lets the producer take the time.
+    # Kafka's sink does not have this column: its producer sets the timestamp.
     "timestamp": ("timestamp",),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
-    """What the options of a write say. `topic` is that of all records; None for that of the column.
+    """The options of a write. `topic` is the topic of all records, or None if the column `topic` has it.
 
-    `transaction` is the id and the version of a write that is to be made once, however often it is sent.
+    `transaction` is the id (txnAppId) and the version (txnVersion) of a write that must be applied once, however
+    often it is sent; None without these options.
     """
 
     paths: tuple[str, ...]
@@ -40,7 +41,7 @@ class WriteOptions:
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
-    """The options of a write. Raises `ValueError`."""
+    """Return the options of a write. Raises `ValueError` for a wrong or missing option."""
     for name in options:
         if name.startswith("kafka."):
             logger.warning(
@@ -64,11 +65,14 @@ def _transaction(options: Mapping[str, str]) -> tuple[str, int] | None:
 
 
 def check_write_schema(schema: StructType, options: WriteOptions) -> None:
-    """Raise `ValueError` unless the columns are those of Kafka's sink, and `timestamp`; it ignores all others."""
-    # What Spark's own sink compares too: whether a column may be null says nothing.
+    """Raise `ValueError` if a required column is missing or a column has a wrong type.
+
+    The columns are those of Kafka's sink, and `timestamp`. All others are ignored.
+    """
+    # Types are compared as in Spark's own sink: whether a column may be null does not matter.
     found = {field.name: field.dataType.simpleString() for field in schema}
     if options.topic is not None:
-        # Goes before the column, whatever that is.
+        # The option takes precedence over the column, so the column's type does not matter.
         found.pop("topic", None)
     elif "topic" not in found:
         raise ValueError(

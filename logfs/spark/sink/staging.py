@@ -1,4 +1,4 @@
-"""What a task does: rows in Arrow's columns go to their partitions, and are staged as sealed batches."""
+"""The tasks of a write: they assign rows in Arrow columns to partitions, and stage them as sealed batches."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 
     from logfs.format.commits import StagedFile
 
-    # By topic and number, the path and the inode number of each partition's directory.
+    # The path and the inode number of each partition directory, by topic and partition number.
     PlannedPartitions = Mapping[str, Mapping[int, tuple[str, int]]]
 
 _Item = TypeVar("_Item", bound=np.generic)
 
-# So much is taken together for each partition, so that they get batches of a good size, but not more in all than
-# memory is cheap for.
+# Rows are staged in chunks. The size of a chunk grows with the number of partitions, so that each partition gets
+# batches of a good size; the second constant limits it, to save memory.
 _CHUNK_BYTES_EACH = 1 << 20
 _CHUNK_BYTES = 32 << 20
-# Records without a key go to one partition after the other, so many at a time.
+# Records without a key go to the partitions in turn, this many at a time.
 _STICKY_ROWS = 1024
 _PER_MS = {"ms": 1, "us": 1000}
-# How often a task looks for a partition that is not there, and how long it waits in between.
+# How often a task looks for a missing partition, and how long it waits between looks.
 _LOOKS = 5
 _LOOK_SECONDS = 0.1
 
 
 class Task:
-    """Stages the rows of one task for a writer's commit."""
+    """Stages the rows of one task for the commit `sequence` of a `writer`."""
 
     def __init__(
         self,
@@ -56,9 +56,11 @@ class Task:
         sequence: int,
         turn: int,
     ) -> None:
-        """`turn` says with which partition records without keys begin.
+        """Look up the planned partitions on this machine.
 
-        Raises `NotOnHost` where this machine does not have the planned partitions, `LogfsError`, and `OSError`.
+        `topic` is the topic of all rows, or None if the column `topic` has it. `turn` selects the partition that gets
+        the first records without keys. Raises `NotOnHost` if this machine does not have the planned partitions,
+        `LogfsError`, and `OSError`.
         """
         self._disk = Disk()
         self._topic = topic
@@ -73,10 +75,10 @@ class Task:
         self._open: dict[str, StagedWriter] = {}
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> list[StagedFile]:
-        """Stage all rows; what was staged of them goes if that fails.
+        """Stage all rows and return the staged files, which are durable. If that fails, the files are removed.
 
-        Raises `ValueError` for what Kafka's sink refuses, `UnknownPartition`, `RecordTooLarge`, `InvalidRecord` and
-        `OSError`.
+        Raises `ValueError` for rows that Kafka's sink refuses, `UnknownPartition`, `RecordTooLarge`, `InvalidRecord`
+        and `OSError`.
         """
         try:
             for chunk in _chunks(batches, self._chunk_bytes):
@@ -92,11 +94,11 @@ class Task:
         rows = _rows(chunk, now_ms)
         for topic, of_topic in self._by_topic(chunk):
             numbers = self._numbers(chunk, rows, topic, of_topic)
-            # Stable: the rows of a partition keep their order.
+            # A stable sort: the rows of a partition keep their order.
             order = np.argsort(numbers, kind="stable")
             cuts = np.flatnonzero(np.diff(numbers[order])) + 1
             config = self._settings.log_config(topic)
-            # The log stamps LogAppendTime at the commit.
+            # For a topic with LogAppendTime, the commit sets the timestamp.
             form = batch_format(config)._replace(timestamp_type=TimestampType.CREATE_TIME)
             for part in np.split(order, cuts):
                 if not len(part):
@@ -111,7 +113,7 @@ class Task:
                     self._open[name].write(batch)
 
     def _by_topic(self, chunk: pa.RecordBatch) -> Iterator[tuple[str, NDArray[np.int64]]]:
-        """Each topic, and which rows go to it."""
+        """Yield each topic and the numbers of its rows. Raises `ValueError` for a row without a topic."""
         if self._topic is not None:
             yield self._topic, np.arange(len(chunk))
             return
@@ -128,7 +130,11 @@ class Task:
     def _numbers(
         self, chunk: pa.RecordBatch, rows: Rows, topic: str, of_topic: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """The partition of each row of a topic: its own word, or its key's hash, or the next one's turn."""
+        """Return the partition number of each row of a topic.
+
+        It comes from the column `partition`, else from the hash of the key, else from the turn of the partitions.
+        Raises `UnknownPartition`.
+        """
         known = self._partitions.get(topic)
         if not known:
             raise UnknownPartition(
@@ -156,7 +162,7 @@ class Task:
 
 
 def planned_partitions(log_dirs: Iterable[str], topic: str | None) -> PlannedPartitions:
-    """In the driver: the partitions that a write of a topic, or of any topic, may go to. Raises `OSError`."""
+    """In the driver: return the partitions of a topic, or of all topics if it is None. Raises `OSError`."""
     return {
         name: {number: (str(path), path.stat().st_ino) for number, path in numbers.items()}
         for name, numbers in partitions_in(map(Path, log_dirs)).items()
@@ -165,9 +171,9 @@ def planned_partitions(log_dirs: Iterable[str], topic: str | None) -> PlannedPar
 
 
 def check_staged(log_dirs: Iterable[str], staged: Iterable[tuple[str, StagedFile]]) -> None:
-    """In the driver, when a commit has failed: raise `NotOnHost` for a staged file that is not there.
+    """In the driver, after a failed commit: raise `NotOnHost` for a staged file that is missing.
 
-    `staged` are the files with the host of the task that made each.
+    `staged` has each file with the name of the host whose task staged it.
     """
     found = partitions_in(map(Path, log_dirs))
     for host, file in staged:
@@ -178,9 +184,10 @@ def check_staged(log_dirs: Iterable[str], staged: Iterable[tuple[str, StagedFile
 
 
 def _found_here(log_dirs: Sequence[Path], planned: PlannedPartitions) -> dict[str, dict[int, Path]]:
-    """In a task: the partitions in log directories, all planned ones among them.
+    """In a task: return the partitions in the log directories, by topic and number.
 
-    With fewer partitions a key would go to another partition than in other tasks. Raises `NotOnHost`, `OSError`.
+    All planned partitions are among them: with fewer partitions, a key would go to another partition than in other
+    tasks. Raises `NotOnHost` if a planned partition is missing or is another directory than planned, and `OSError`.
     """
     for left in reversed(range(_LOOKS)):
         try:
@@ -188,7 +195,7 @@ def _found_here(log_dirs: Sequence[Path], planned: PlannedPartitions) -> dict[st
         except NotOnHost:
             if not left:
                 raise
-        # A partition that moves to another log directory is in neither of them for a moment.
+        # A partition that is being moved is in neither log directory for a moment.
         time.sleep(_LOOK_SECONDS)
     raise AssertionError("the last look returns or raises")
 
@@ -209,7 +216,7 @@ def _look_here(log_dirs: Sequence[Path], planned: PlannedPartitions) -> dict[str
 
 
 def partitions_in(log_dirs: Iterable[Path]) -> dict[str, dict[int, Path]]:
-    """The partitions in log directories, by topic and number."""
+    """Return the directories of the partitions in the log directories, by topic and number. Raises `OSError`."""
     found: dict[str, dict[int, Path]] = {}
     for log_dir in log_dirs:
         for path in log_dir.iterdir():
@@ -223,7 +230,7 @@ def partitions_in(log_dirs: Iterable[Path]) -> dict[str, dict[int, Path]]:
 
 
 def _chunks(batches: Iterable[pa.RecordBatch], chunk_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The rows in larger pieces."""
+    """Yield the rows in batches of at least `chunk_bytes`; the last batch may be smaller."""
     held: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -236,7 +243,8 @@ def _chunks(batches: Iterable[pa.RecordBatch], chunk_bytes: int) -> Iterator[pa.
         yield pa.concat_batches(held)
 
 
-# Columns of Arrow as the kernels want them: all of one kind, for each kind would be compiled for itself.
+# Arrow columns in the form that the kernels require: always with the same array types, because each combination of
+# types would be compiled separately.
 
 
 def _rows(chunk: pa.RecordBatch, now_ms: int) -> Rows:
@@ -263,7 +271,7 @@ def _rows(chunk: pa.RecordBatch, now_ms: int) -> Rows:
 
 
 def _binary(column: pa.Array) -> Binary:
-    """A column of strings or bytes; nothing but the offsets is copied."""
+    """Return a column of strings or bytes in the form of the kernels. Only its offsets are copied."""
     plain = column.cast(pa.binary()) if pa.types.is_string(column.type) else column
     large = plain.cast(pa.large_binary())
     _, offsets, data = large.buffers()
@@ -280,7 +288,7 @@ def _nulls(count: int) -> Binary:
 
 
 def _fixed(array: NDArray[_Item]) -> NDArray[_Item]:
-    """The array, read-only and in one piece."""
+    """Return the array as a contiguous, read-only array."""
     plain = np.ascontiguousarray(array).view()
     plain.flags.writeable = False
     return plain

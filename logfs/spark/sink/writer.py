@@ -1,7 +1,8 @@
-"""The two ends of a write: `write` runs in tasks and stages, `commit` in the driver and decides.
+"""The writers of batches and streams: `write` stages records in tasks, and `commit` commits them in the driver.
 
-What two attempts of a task, or two runs of a batch, have staged is two sets of files; the driver names those that
-count, and of each query's batch, or each batch write, the log takes one commit (`logfs.store.commit`).
+Two attempts of a task, or two runs of a micro-batch, stage two separate sets of files. The driver commits the files
+of the successful attempts, and the log accepts one commit for each micro-batch of a query and for each batch write
+(`logfs.store.commit`).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _BATCH_ID = "streaming.sql.batchId"
 
 @dataclass(frozen=True)
 class Staged(WriterCommitMessage):
-    """What a task has staged, for whose commit, and on which host."""
+    """The commit message of a task: the files that it staged, the writer of their commit, and the task's host."""
 
     writer: str
     host: str
@@ -49,13 +50,17 @@ class Staged(WriterCommitMessage):
 
 
 class _Sink:
-    """What writing a batch and writing a stream have in common."""
+    """The common base of the batch writer and the stream writer. It is pickled and sent to the tasks."""
 
     def __init__(self, schema: StructType, options: WriteOptions) -> None:
-        """Raises `ValueError` as `check_write_schema`."""
+        """Resolve the log directories and plan the partitions.
+
+        Raises `ValueError` as `check_write_schema`, `InvalidStore` for a path that is not a log directory, and
+        `OSError`.
+        """
         check_write_schema(schema, options)
         self.options = options
-        # Of the driver: a mountpoint need not be there on the machines of the tasks.
+        # Resolved in the driver: a mount point need not exist on the machines of the tasks.
         self.log_dirs = door.log_dirs_of(options.paths)
         door.check_there(map(Path, self.log_dirs))
         self.planned = planned_partitions(self.log_dirs, options.topic)
@@ -72,7 +77,7 @@ class _Sink:
     def _commit(
         self, messages: Sequence[WriterCommitMessage | None], writer: str, sequence: int
     ) -> None:
-        # In the order of Spark's partitions, so that a sorted frame is appended as it is sorted.
+        # The files are in the order of Spark's partitions, so a sorted DataFrame is appended in its order.
         try:
             done = door.commit(self.log_dirs, writer, sequence, _files(messages))
         except CommitPending:
@@ -87,7 +92,7 @@ class _Sink:
             logger.warning("commit %d of %s was made before: nothing is written", sequence, writer)
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Remove what was staged, unless a commit is decided that needs it; what is left, upkeep removes."""
+        """Remove the staged files, except those that a decided commit needs. Upkeep removes any that are left."""
         try:
             door.discard(self.log_dirs, _files(messages))
         except (LogfsError, OSError) as error:
@@ -99,31 +104,43 @@ def _files(messages: Sequence[WriterCommitMessage | None]) -> list[StagedFile]:
 
 
 class BatchWriter(_Sink, DataSourceArrowWriter):
-    """`df.write.format("logfs").mode("append")`: one commit, by txnAppId and txnVersion where they are given."""
+    """The writer of `df.write.format("logfs").mode("append")`, which makes one commit.
+
+    txnAppId and txnVersion, if they are given, identify the commit.
+    """
 
     def __init__(self, schema: StructType, options: WriteOptions) -> None:
         super().__init__(schema, options)
-        # The same object goes to the tasks and to the commit.
+        # Spark uses copies of this object for the tasks and for the commit, so both have this id.
         self._id = options.transaction or (str(uuid.uuid4()), 0)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """In a task: stage its rows."""
+        """In a task: stage its rows and return the commit message. Raises as `Task` and `Task.stage`."""
         return self._stage(iterator, *self._id)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """In the driver: append what was staged, all at once."""
+        """In the driver: append all staged records atomically.
+
+        Raises `NotOnHost` for a staged file that is missing, and as `logfs.store.door.commit`.
+        """
         self._commit(messages, *self._id)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """In the driver, when a task or the commit has failed."""
+        """In the driver, after a task or the commit has failed: remove the staged files."""
         self._abort(messages)
 
 
 class StreamWriter(_Sink, DataSourceStreamArrowWriter):
-    """`df.writeStream.format("logfs")`: exactly once for each batch of a query, which its checkpoint names."""
+    """The writer of `df.writeStream.format("logfs")`, which writes each micro-batch of a query exactly once.
+
+    The query id, which the checkpoint holds, and the batch id identify the commit.
+    """
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """In a task: stage its rows."""
+        """In a task: stage its rows and return the commit message.
+
+        Raises `RuntimeError` outside of a streaming query, and as `Task` and `Task.stage`.
+        """
         context = TaskContext.get()
         query = context.getLocalProperty(_QUERY_ID) if context is not None else None
         batch = context.getLocalProperty(_BATCH_ID) if context is not None else None
@@ -134,11 +151,14 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):
         return self._stage(iterator, query, int(batch))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """In the driver: append what was staged, all at once, unless the batch was committed before."""
+        """In the driver: append all staged records atomically, unless the micro-batch was committed before.
+
+        Raises `NotOnHost` for a staged file that is missing, and as `logfs.store.door.commit`.
+        """
         writers = {message.writer for message in messages if isinstance(message, Staged)}
         for writer in writers:
             self._commit(messages, writer, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """In the driver, when a task or the commit has failed."""
+        """In the driver, after a task or the commit has failed: remove the staged files."""
         self._abort(messages)

@@ -1,4 +1,6 @@
-"""What Spark finds by itself: the `DefaultSource` of a top-level module whose name begins with `pyspark_`.
+"""The module by which Spark discovers the data source.
+
+Spark registers the `DefaultSource` of each top-level module whose name begins with `pyspark_`.
 
 pyproject.toml installs this folder as the package `pyspark_logfs`, beside `logfs`.
 """
