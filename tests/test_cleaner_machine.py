@@ -15,6 +15,7 @@ from logfs.store.store import Store
 from tests.conftest import Clock, assert_clean
 from tests.crashdisk import fast_directory
 from tests.test_cleaner_transactions import Producer
+from tests.test_pieces import by_pieces
 
 if TYPE_CHECKING:
     from logfs.log.partition import Partition
@@ -119,6 +120,8 @@ class Machine:
     def check(self) -> None:
         log = self.log
         shown = {record.offset: (record.key, record.value) for record in log.committed.read()}
+        pieces = by_pieces(log.committed, self.random.choice([1, 300, 1 << 20]))
+        assert {record.offset: (record.key, record.value) for record in pieces} == shown
         start, stable = log.log_start_offset, log.last_stable_offset
         for offset, pair in shown.items():
             assert self.sent.get(offset) == pair

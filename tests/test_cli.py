@@ -184,6 +184,13 @@ def test_create_errors(orders: Path, tmp_path: Path) -> None:
     assert "NAME=VALUE" in fails("create", tmp_path / "log/x-0", "-c", "retention.ms")
     assert "no.such" in fails("create", tmp_path / "log/x-0", "-c", "no.such=1")
     assert not (tmp_path / "log/x-0").exists()
+    # The good setting beside a bad one is not set, and no log directory is made.
+    both = ("-c", "retention.ms=77", "-c", "no.such=1")
+    assert "no.such" in fails("create", tmp_path / "log/x-0", *both)
+    assert "retention.ms=77" not in ok("config", orders.parent, "--topic", "orders")
+    assert not [*orders.parent.glob("*x*")]
+    assert "no.such" in fails("create", "-p", tmp_path / "new/x-0", *both)
+    assert not (tmp_path / "new").exists()
 
 
 def test_delete(orders: Path, log_dir: Path) -> None:

@@ -15,6 +15,7 @@ from logfs.log.committed import Isolation
 from logfs.store.store import Store
 
 from .conftest import wait_for
+from .test_pieces import by_pieces
 from .test_producers import NOW, batch
 
 if TYPE_CHECKING:
@@ -150,6 +151,8 @@ def test_against_a_plain_model(log_dir: Path, seed: int) -> None:
             shown = {o: v for o, v in model.items() if o < stable and o not in aborted}
             assert {r.offset: r.value for r in orders.committed.read()} == shown
             assert orders.committed.columns().offsets.tolist() == sorted(shown)
+            pieces = by_pieces(orders.committed, chance.choice([1, 300, 1 << 20]))
+            assert {r.offset: r.value for r in pieces} == shown
             whole = b"".join(shown[offset] + b"\n" for offset in sorted(shown))
             assert lines(orders) == whole
             assert whole.startswith(seen)

@@ -104,6 +104,32 @@ def test_all_that_a_partition_is_moves(log_dirs: list[Path], clock: Clock) -> No
             assert store[NAME].log_start_offset == 13
 
 
+def test_large_files_beside_the_segments_move_too(log_dirs: list[Path], clock: Clock) -> None:
+    """Staged batches and the bytes of a torn tail may be as large as a segment."""
+    size = 65 << 20
+    with Store(log_dirs, clock=clock) as store:
+        partition = fill(store)
+        for name in ("writer-0.staged", "00000000000000000000.700.torn"):
+            with (partition.directory / name).open("wb") as file:
+                file.truncate(size)
+                file.write(b"begin")
+                file.seek(size - 3)
+                file.write(b"end")
+        moved = 0
+
+        def count(done: int) -> None:
+            nonlocal moved
+            moved += done
+
+        log_bytes = partition.size_bytes
+        store.mover.move(NAME, log_dirs[1], count)
+        assert moved == log_bytes
+        for name in ("writer-0.staged", "00000000000000000000.700.torn"):
+            with (log_dirs[1] / NAME / name).open("rb") as file:
+                data = file.read()
+            assert (len(data), data[:5], data[-3:]) == (size, b"begin", b"end")
+
+
 def test_a_move_there_and_back_again_and_an_empty_partition(
     log_dirs: list[Path], clock: Clock
 ) -> None:

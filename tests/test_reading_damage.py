@@ -13,9 +13,10 @@ from crc32c import crc32c
 from logfs.cli import main
 from logfs.errors import Corrupt
 from logfs.format.batch import HEADER_SIZE, LENGTH_OVERHEAD
+from logfs.format.columns import Columns
 from logfs.format.compression import Codec
 from logfs.format.text import View
-from logfs.log import text_cache
+from logfs.log import pieces, text_cache
 from logfs.store.check import Severity, check
 from logfs.store.store import Store
 from tests.legacy_encoder import Old, message, wrapper
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from logfs.log.walk import DamagedRange
     from tests.conftest import Clock
 
 NAME = "orders-0"
@@ -135,6 +137,15 @@ def test_every_good_record_is_printed_once(
             (1, True),
             *([(0, False)] if is_there else []),
         ), form
+    with Store(log_dir, read_only=True) as store:
+        orders = store[NAME]
+        split: list[Columns | DamagedRange] = []
+        for piece in pieces.plan(orders, 0, COUNT, piece_bytes=200):
+            split += pieces.read(piece)
+    of_pieces = [each for each in split if isinstance(each, Columns)]
+    values = [record.value.decode() for each in of_pieces for record in each.records()]
+    assert values == wanted
+    assert len(of_pieces) < len(split) or is_there
     for number in range(COUNT):
         code = main(["cat", "-o", str(number), str(log_dir / NAME)])
         shown = capsys.readouterr()

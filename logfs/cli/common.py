@@ -1,4 +1,4 @@
-"""What several commands share: targets, stores, ranges, progress, output."""
+"""Code shared by several commands: targets, stores, ranges, progress bars."""
 
 from __future__ import annotations
 
@@ -22,26 +22,29 @@ if TYPE_CHECKING:
 
 
 class Target(NamedTuple):
-    """A partition and where to look for it."""
+    """A partition's name, and the log directories to look for it in."""
 
     log_dirs: Sequence[Path]
     name: str
 
 
 def path_argument(text: str) -> Path:
-    """A path in an argument. An empty one, of a variable that is not set, would be the working directory."""
+    """Return an argument as a path; `ArgumentTypeError` for an empty one.
+
+    An empty argument, usually an unset variable of a shell, would mean the working directory.
+    """
     return Path(not_empty(text))
 
 
 def not_empty(text: str) -> str:
-    """An argument that says something."""
+    """Return an argument unchanged; `ArgumentTypeError` for an empty one."""
     if not text:
         raise argparse.ArgumentTypeError("it is empty; is a variable not set?")
     return text
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
-    """Let a command take a TARGET."""
+    """Add the TARGET argument."""
     parser.add_argument(
         "target",
         nargs="+",
@@ -52,7 +55,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 
 def add_isolation(parser: argparse.ArgumentParser) -> None:
-    """Let a command take an isolation level."""
+    """Add the option for the isolation level."""
     parser.add_argument(
         "--isolation",
         metavar="LEVEL",
@@ -62,7 +65,7 @@ def add_isolation(parser: argparse.ArgumentParser) -> None:
 
 
 def isolation_level(text: str) -> Isolation:
-    """The isolation level of that name; `InvalidSetting` for another."""
+    """Return the isolation level with that name; `InvalidSetting` for an unknown name."""
     from logfs.log.committed import Isolation
 
     try:
@@ -73,17 +76,17 @@ def isolation_level(text: str) -> Isolation:
 
 
 def add_log_dirs(parser: argparse.ArgumentParser) -> None:
-    """Let a command take log directories."""
+    """Add the argument for log directories."""
     parser.add_argument(
         "log_dirs", nargs="+", type=path_argument, metavar="LOGDIR", help="a log directory"
     )
 
 
 def log_dirs_of(words: Iterable[str | Path], *, may_be_empty: bool = False) -> list[Path]:
-    """The log directories that words mean: of a mountpoint, those mounted there.
+    """Return the log directories that `words` name. A mountpoint stands for the log directories mounted there.
 
-    `InvalidStore` says what a path is that is no log directory. With `may_be_empty` an empty directory is taken, too:
-    it becomes one.
+    Raises `InvalidStore` for a path that is not a log directory; the message describes the path. With `may_be_empty`
+    an empty directory is accepted, too: it becomes a log directory.
     """
     from logfs.store import door
 
@@ -93,9 +96,10 @@ def log_dirs_of(words: Iterable[str | Path], *, may_be_empty: bool = False) -> l
 
 
 def target(words: Sequence[str], *, may_be_empty: bool = False) -> Target:
-    """The partition that the words of a TARGET name; below a mountpoint it is that of a log directory there.
+    """Return the partition that the words of a TARGET name.
 
-    Raises as `log_dirs_of`, and `InvalidStore` for a log directory in the place of a partition.
+    A partition below a mountpoint is the one in the log directories mounted there. Raises as `log_dirs_of`, and
+    `InvalidStore` if a log directory is named instead of a partition.
     """
     *log_dirs, name = words
     if not log_dirs:
@@ -106,7 +110,7 @@ def target(words: Sequence[str], *, may_be_empty: bool = False) -> Target:
 
 
 def _check_no_log_dir(path: Path) -> None:
-    """Raise `InvalidStore` where a TARGET is a log directory, or a mountpoint: the partition in it is missing."""
+    """Raise `InvalidStore` if a TARGET is a log directory or a mountpoint, and so does not name a partition."""
     from logfs.store.recognition import Kind, recognise
 
     found = recognise(path)
@@ -120,9 +124,10 @@ def _check_no_log_dir(path: Path) -> None:
 def open_for_writing(
     words: Sequence[str], *, alone: bool = True, recover: bool = False
 ) -> tuple[Store, Partition]:
-    """The partition of a TARGET in a store that this process has for itself.
+    """Open a store for writing, and return it with the partition of a TARGET.
 
-    With `alone` no other partition is loaded; with `recover` it is recovered from its beginning.
+    The store locks the log directories, so no other process can write to them. With `alone` no other partition is
+    loaded; with `recover` the partition is recovered from its beginning. Raises as `target` and `open_target`.
     """
     return open_target(target(words), alone=alone, recover=recover)
 
@@ -130,7 +135,10 @@ def open_for_writing(
 def open_target(
     wanted: Target, *, alone: bool = True, recover: bool = False
 ) -> tuple[Store, Partition]:
-    """The same for a TARGET that was parsed already."""
+    """Do the same as `open_for_writing` for a TARGET that is already parsed.
+
+    Raises as `check_there`, `partition` and `Store`.
+    """
     from logfs.store.store import Store
 
     check_there(wanted)
@@ -146,21 +154,25 @@ def open_target(
 
 
 def partition(store: Store, wanted: Target) -> Partition:
-    """The partition of a target; `UnknownPartition` says where it was looked for."""
+    """Return the partition of a target.
+
+    Raises `UnknownPartition`, with the log directories searched, or the error that keeps the partition offline.
+    """
     if wanted.name not in store and wanted.name not in store.offline:
         raise _unknown(wanted)
     return store[wanted.name]
 
 
 def check_there(wanted: Target) -> None:
-    """Raise `UnknownPartition` where no log directory has the partition, `OSError` where one cannot be looked at.
+    """Raise `UnknownPartition` if no log directory has the partition, or `OSError` if one cannot be read.
 
-    Then nothing there needs to change: a writable opening would write the clean-shutdown marker anew.
+    This check comes before the store is opened for writing, which would rewrite the clean-shutdown marker: if the
+    partition is missing, nothing in the directories changes.
     """
     error = None
     for path in wanted.log_dirs:
         try:
-            # A `.UUID-stray` of a move that was cut short counts.
+            # A `.UUID-stray` directory, left by an interrupted move, counts as the partition.
             left = any(entry.startswith(f"{wanted.name}.") for entry in os.listdir(path))
             if left or (path / wanted.name).is_dir():
                 return
@@ -178,7 +190,11 @@ _NUMBER = re.compile(r"[0-9]{1,19}")
 
 
 def offset_range(text: str) -> tuple[int | None, int | None]:
-    """N (that record), A..B, A.., ..B, -N or -N.. (the last N, as a negative start): (start, end)."""
+    """Parse a range of offsets and return (start, end); None stands for an open side.
+
+    The forms are N (that record), A..B, A.., ..B, and -N or -N.. for the last N records, which gives the negative
+    start -N. Raises `InvalidName` for any other text.
+    """
     first, dots, last = text.partition("..")
     if not dots and _NUMBER.fullmatch(text):
         return int(text), int(text) + 1
@@ -190,7 +206,11 @@ def offset_range(text: str) -> tuple[int | None, int | None]:
 
 
 def time_range(text: str, partition: Reader) -> tuple[int | None, int | None]:
-    """The offsets of a time (from it on) or of a range of times A..B."""
+    """Parse a time, which means from that time on, or a range of times A..B, and return the offsets (start, end).
+
+    None stands for an open side, the log end offset for a time after all records. Raises `InvalidName` for text that
+    is not a time.
+    """
     from logfs.format.times import parse_time
 
     first, _, last = text.partition("..")
@@ -208,7 +228,10 @@ def time_range(text: str, partition: Reader) -> tuple[int | None, int | None]:
 
 
 def recovery_progress() -> Callable[[str, int, int], None]:
-    """A progress bar on a terminal for what a store does while it opens; silence elsewhere."""
+    """Return a callback that shows the progress of a store's recovery while the store opens.
+
+    The bar is on standard error, and only if that is a terminal.
+    """
     bar: Any = None
 
     def report(name: str, done: int, total: int) -> None:
@@ -226,11 +249,22 @@ def recovery_progress() -> Callable[[str, int, int], None]:
     return report
 
 
+def check_changes(changes: Iterable[str], *, of_topic: bool) -> None:
+    """Raise `InvalidSetting` for a NAME=VALUE that no setting has; an empty VALUE stands for the default."""
+    from logfs.setting import broker_setting, topic_setting
+
+    for change in changes:
+        name, _, value = change.partition("=")
+        known = topic_setting(name) if of_topic else broker_setting(name)
+        if value.strip():
+            known.parse(value)
+
+
 def progress_bar(title: str, total_bytes: int | None) -> Any:
-    """A bar in bytes on standard error: shown on a terminal, nothing in a pipe."""
+    """Return a progress bar in bytes on standard error, shown on a terminal and not in a pipe."""
     from tqdm import tqdm
 
-    # No thread that watches the bar, and no lock between processes: where memory runs out, both may never start.
+    # Use no monitor thread and no lock between processes: when memory runs out, either may never start.
     tqdm.monitor_interval = 0
     tqdm.set_lock(threading.RLock())
     return tqdm(

@@ -1,4 +1,4 @@
-"""`logfs compact`: keep only the newest record of each key, now, however little there is to gain."""
+"""`logfs compact`: keep only the newest record of each key. Compact now, however small the gain is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """TARGET, and whether the newest records are to be compacted too."""
+    """Add the arguments: TARGET, and whether to seal and compact the active segment, too."""
     add_target(parser)
     parser.add_argument(
         "--roll", action="store_true", help="seal the active segment first, so that it is compacted"
@@ -19,15 +19,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compact, with a bar on a terminal; say what it had and what it has."""
+    """Compact the partition, with a progress bar on a terminal, and print its size before and after."""
     store, partition = open_for_writing(arguments.target)
     with store:
         name = partition.name.directory
         plan = store.compactor.plan(name)
-        rolled_bytes = partition.segments[-1].size_bytes if arguments.roll else 0
-        # The dirty part is read twice, and the new segments are written.
-        total_bytes = plan.clean_bytes + 2 * (plan.cleanable_bytes + rolled_bytes)
-        with progress_bar(f"compacting {name}", total_bytes) as bar:
+        if arguments.roll:
+            rolled_bytes = partition.segments[-1].size_bytes
+            plan = plan._replace(cleanable_bytes=plan.cleanable_bytes + rolled_bytes)
+        with progress_bar(f"compacting {name}", plan.work_bytes) as bar:
             done = store.compactor.compact(name, roll=arguments.roll, progress=bar.update)
         print(
             f"{name}: {done.bytes_before} bytes in {done.segments_before} segments became "

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Log directory, topic, and what to show or set."""
+    """Add the arguments: log directories, a topic, and the settings to show or set."""
     parser.add_argument(
         "log_dir", type=path_argument, metavar="LOGDIR[,LOGDIR…]", help="the log directories"
     )
@@ -28,22 +28,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show what is in force and where it comes from, or change it."""
-    from logfs.setting import broker_setting, topic_setting
+    """Show the values in force and where they come from, or change settings."""
+    from logfs.cli.common import check_changes
     from logfs.store.store import Store
 
     changes = [word for word in arguments.settings if "=" in word]
-    for change in changes:
-        # Before an empty directory becomes a store.
-        name, _, value = change.partition("=")
-        known = topic_setting(name) if arguments.topic else broker_setting(name)
-        if value.strip():
-            known.parse(value)
+    # Before an empty directory becomes a store.
+    check_changes(changes, of_topic=bool(arguments.topic))
     log_dirs = log_dirs_of(
         str(arguments.log_dir).split(","), may_be_empty=bool(changes) and not arguments.topic
     )
     if arguments.topic:
-        # Where there is no such topic, nothing is touched.
+        # Check the topic first: if it does not exist, nothing is changed.
         with Store(log_dirs, read_only=True, only="") as store:
             _check_topic(store, arguments.topic)
     with Store(log_dirs, read_only=not changes, only="", create=False) as store:
@@ -60,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_topic(store: Store, topic: str) -> None:
-    """Raise `UnknownPartition` for a topic that has neither a partition nor settings of its own."""
+    """Raise `UnknownPartition` for a topic that has neither partitions nor its own settings."""
     from logfs.format import names
 
     there = {names.parse_directory(name).topic for name in store.homes}

@@ -1,4 +1,4 @@
-"""`logfs create`: make a partition."""
+"""`logfs create`: create a partition."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """TARGET and settings."""
+    """Add the arguments: TARGET, settings, and whether to create missing log directories."""
     add_target(parser)
     parser.add_argument(
         "-c",
@@ -33,11 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make it, with its topic's settings."""
-    from logfs.cli.common import recovery_progress
+    """Create the partition, and set the settings of its topic."""
+    from logfs.cli.common import check_changes, recovery_progress
     from logfs.format import names
     from logfs.store.store import Store
 
+    for setting in arguments.config:
+        if "=" not in setting:
+            raise InvalidSetting(f"{setting!r}: give a setting as NAME=VALUE")
+    check_changes(arguments.config, of_topic=True)
     if arguments.parents:
         _make_log_dirs(arguments.target)
     wanted = target(arguments.target, may_be_empty=True)
@@ -45,12 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
     progress = recovery_progress()
     with Store(wanted.log_dirs, only=wanted.name, progress=progress, create=False) as store:
         if wanted.name in store or wanted.name in store.offline:
-            # Said before anything is changed: the settings are the whole topic's.
+            # Check this before any setting changes: the settings apply to the whole topic.
             raise PartitionExists(f"{wanted.name}: the partition exists")
         for setting in arguments.config:
-            name, equals, value = setting.partition("=")
-            if not equals:
-                raise InvalidSetting(f"{setting!r}: give a setting as NAME=VALUE")
+            name, _, value = setting.partition("=")
             store.settings.set_topic(topic, name, value)
         partition = store.create(wanted.name)
         print(partition.directory)
@@ -58,7 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _make_log_dirs(words: Sequence[str]) -> None:
-    """Make those log directories of a TARGET that are missing, unless they would lie in another one or in a mount."""
+    """Create the missing log directories of a TARGET, except in a mount.
+
+    Raises `InvalidStore` for one that would lie in another log directory or in a partition.
+    """
     from logfs.log.files import DIRECTORY_MODE
     from logfs.store.recognition import Kind, check_place, recognise
 

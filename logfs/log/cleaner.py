@@ -1,8 +1,8 @@
-"""One round of compaction of one partition: of each key, the newest record stays (kafka-storage 8.3 to 8.8).
+"""One round of compaction of one partition: keep the newest record of each key (kafka-storage 8.3 to 8.8).
 
-The round notes where each key of the dirty part was seen last, and then writes the log anew from its start up to
-there, several segments into one, and each such segment takes the place of the old ones by renames that recovery can
-finish or undo at any point. Readers and appenders go on meanwhile.
+A round first notes the last offset of each key in the dirty part, in a map of bounded size. It then rewrites the log
+from its start up to the end of the map, several segments into one. Each new segment replaces its old segments by
+renames, which recovery can finish or undo at any point. Readers and appends go on meanwhile.
 """
 
 from __future__ import annotations
@@ -46,11 +46,17 @@ def clean(
     spend: Spend = lambda _: None,
     begin: Callable[[str], None] = lambda _: None,
 ) -> Cleaned:
-    """Clean a log as far as its keys go into a map of so many bytes, of which a share is used.
+    """Run one round of compaction and return its result.
 
-    `spend` is told every number of bytes that is read or written, may wait, and may raise to end the round: what was
-    replaced until then is good. `begin` is told what comes next, in words. Raises `CleaningAborted`, `Corrupt` for
-    damage, `Unsupported` for a log of old formats, `PartitionFailed` after a failed fsync or rename, and `OSError`.
+    The map of keys takes `memory_bytes`, of which the share `load_factor` is used. If the map fills up, the round
+    cleans the log only up to there.
+
+    `spend` is called with the number of bytes of each read and write. It may wait, and may raise to end the round;
+    the segments that were replaced before that stay valid. `begin` is called with the name of each phase as it
+    begins.
+
+    Raises `CleaningAborted`, `Corrupt` for damage, `Unsupported` for a log of old formats, `PartitionFailed` after a
+    failed fsync or rename, and `OSError`.
     """
     most_keys = max(dirty.first_uncleanable - dirty.first_dirty, 0)
     known = OffsetMap(memory_bytes, load_factor, most_keys)
@@ -75,7 +81,7 @@ class _Round:
         self.begin = begin
         self.config = partition.config
         if partition.recovery_point < dirty.first_uncleanable:
-            # A record that only the page cache holds must not take the place of one that is on the disk.
+            # A record that is only in the page cache must not replace one that is on the disk.
             partition.flush()
         self.segments = [
             segment
@@ -90,7 +96,7 @@ class _Round:
         except (CleaningAborted, PartitionFailed):
             raise
         except (LogfsError, OSError):
-            # Of a log that is gone, files are missing and bytes are odd: that is no error.
+            # If the log was changed or deleted meanwhile, missing files and odd bytes are no errors.
             self._check(self.segments)
             raise
 
@@ -123,7 +129,7 @@ class _Round:
         )
 
     def _check(self, segments: Sequence[Segment]) -> None:
-        """Raise `CleaningAborted` unless these are still what they were when the round began."""
+        """Raise `CleaningAborted` unless the segments are unchanged since the round began, and still in the log."""
         if any(segment.content is not self.contents[segment] for segment in segments):
             raise CleaningAborted(f"{self.partition.directory}: was truncated while it was cleaned")
         if not self.partition.holds(segments):
@@ -132,7 +138,7 @@ class _Round:
             )
 
     def _read(self, segment: Segment) -> Iterator[Stretch]:
-        """All batches of a segment; `Corrupt` where it is damaged."""
+        """Yield all batches of a segment. Raises `Corrupt` at damage."""
         for found in spans.stretches(segment, 0, segment.base_offset):
             self._check([segment])
             if isinstance(found, Damage):
@@ -144,18 +150,17 @@ class _Round:
                         f"{segment.path}: holds messages of magic {batch.header.magic}, which are read but not "
                         "compacted"
                     )
-                rows, _ = spans.scan(batch.data, batch.header.base_offset, gaps=True)
-                found = Stretch(position, batch.data, rows)
+                found = spans.scan_one(position, batch)
             self.spend(len(found.data))
             yield found
 
     # The map (kafka-storage 8.3).
 
     def _fill(self) -> int:
-        """Note the keys of the dirty part; the offset that the map ends at."""
+        """Note the keys of the dirty part, and return the offset at which the map ends."""
         transactions = self._transactions()
         known = self.known
-        # With nothing dirty at all, tombstones whose time has come still go.
+        # Even if nothing is dirty, the round drops tombstones whose delete horizon has passed.
         known.latest_offset = self.dirty.first_dirty - 1
         for segment in self.segments:
             if segment.next_offset <= self.dirty.first_dirty:
@@ -167,7 +172,7 @@ class _Round:
         return known.latest_offset + 1
 
     def _put(self, stretch: Stretch, transactions: Transactions) -> bool:
-        """Note the keys of a stretch; whether all of them found room."""
+        """Note the keys of a run of batches, and return whether all of them fitted into the map."""
         rows = stretch.rows
         first_dirty = self.dirty.first_dirty
         wanted = ~transactions.discarded(stretch) & (rows[:, ATTRIBUTES] & CONTROL_BIT == 0)
@@ -206,10 +211,10 @@ class _Round:
             partition.replace(group, new, lambda: self._check(group))
             self.segments = self.segments[len(group) :]
         except PartitionFailed:
-            # Some of its files have their new names: recovery finishes that.
+            # Some of the files have their new names already: recovery finishes the exchange.
             raise
         except BaseException:
-            # Once its files are being renamed, they are the records: recovery finishes that, too.
+            # Once the renames have begun, the new files hold the records: recovery finishes the exchange here too.
             if new.path.suffix == names.CLEANED:
                 self._discard(new)
             raise
@@ -251,7 +256,7 @@ class _Round:
 def groups(
     segments: Sequence[Segment], config: LogConfig, first_uncleanable: int
 ) -> Iterator[list[Segment]]:
-    """Which neighbours become one segment: as many as the topic's limits allow (kafka-storage 8.4)."""
+    """Group neighbours that become one segment, as many as the topic's limits allow (kafka-storage 8.4)."""
     limits = (config.segment_bytes, config.segment_index_bytes, config.segment_index_bytes)
     ends = [segment.base_offset for segment in segments[1:]] + [first_uncleanable][: len(segments)]
     group: list[Segment] = []
@@ -269,6 +274,6 @@ def groups(
 
 
 def _sizes(segment: Segment) -> tuple[int, int, int]:
-    """Bytes of the log, and of the entries of the indexes that Kafka has."""
+    """Return the bytes of the .log file, and of the entries of the offset index and the time index."""
     offset_index, time_index, _ = segment.indexes
     return segment.size_bytes, offset_index.size_bytes, time_index.size_bytes

@@ -1,7 +1,7 @@
-"""A copy of a partition in another directory, made while the log goes on, which then takes its place.
+"""A copy of a partition in another directory, made while the log is in use, which then replaces the original.
 
-Sealed segments never change (rule 4) and an active one only grows, so all of it is copied without a lock, and what
-retention, compaction or a truncation did meanwhile is made good by copying again what is not the same any more.
+Sealed segments never change (rule 4) and the active segment only grows, so everything is copied without a lock.
+Whatever retention, compaction or a truncation has changed meanwhile is copied again.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from logfs.log.snapshots import Snapshots
 from logfs.log.text_index import TextIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
-    from logfs.log.files import Disk
+    from logfs.log.files import Disk, File
     from logfs.log.index import SparseIndex
     from logfs.log.partition import Partition
     from logfs.log.txn_index import TransactionIndex
 
-# In a copy that is complete, and until the original is on its way out: the unique part of both directories' names.
+# The name of a file in a complete copy, kept until the original is about to be removed. It holds the unique part of
+# both directories' names.
 MOVED = "logfs.moved"
 
 _CHUNK_BYTES = 1024 * 1024
-# Segments are copied by themselves; caches, and what a crash or compaction leaves, are not.
+# Segments are copied separately. Caches, and files that a crash or a compaction left, are not copied.
 _NOT_COPIED = (
     *(names.LOG, names.OFFSET_INDEX, names.TIME_INDEX, names.TXN_INDEX, names.TEXT_INDEX),
     *(names.DELETED, names.CLEANED, names.SWAP, ".tmp"),
@@ -42,7 +43,7 @@ _NOT_COPIED = (
 
 @dataclass(slots=True, eq=False)
 class _Copied:
-    """What there is of a segment: so many bytes of its .log file, or, if it is `whole`, all of its files."""
+    """The copied part of a segment: `size_bytes` of its .log file, or all of its files if it is `whole`."""
 
     segment: Segment
     content: object
@@ -51,26 +52,28 @@ class _Copied:
 
 
 class Copy:
-    """A copy under way: `catch_up`, again and again; then `complete`, `take_over`; or at any time `discard`.
+    """A copy in progress.
 
-    One thread. `spend` is told the bytes of .log files as they are copied, and may raise.
+    Call `catch_up` any number of times, then `complete` and `take_over`; or `discard` at any time. Only one thread
+    may use it. `spend` is called with the bytes of .log files as they are copied, and may raise.
     """
 
     def __init__(
         self, partition: Partition, disk: Disk, directory: Path, spend: Callable[[int], object]
     ) -> None:
-        """Make the directory, behind the door `disk`."""
+        """Create the directory of the copy, through `disk`."""
         self.directory = directory
-        # Whether it is the only one by now, and not to be discarded.
+        # Whether the copy has become the partition, and must not be discarded.
         self.is_needed = False
         self._partition = partition
         self._disk = disk
         self._spend = spend
         self._copied: dict[int, _Copied] = {}
-        # By their names, the inode numbers, sizes and times of the other files that were copied, if they tell enough.
-        self._small: dict[str, tuple[int, int, int] | None] = {}
+        # By name, the inode number, size and mtime of each other file that was copied; None if these may miss a
+        # change.
+        self._others: dict[str, tuple[int, int, int] | None] = {}
         self._segments: list[Segment] = []
-        # Once it has taken over: the segments of the original, and their copies.
+        # After `take_over`: the segments of the original, each with its copy.
         self.twins: dict[Segment, Segment] = {}
         self._snapshots: Snapshots | None = None
         mode = stat.S_IMODE(partition.disk.stat(partition.directory).st_mode)
@@ -78,7 +81,7 @@ class Copy:
 
     @property
     def missing_bytes(self) -> int:
-        """How much of the .log files has not been copied yet."""
+        """The bytes of .log files that have not been copied yet."""
         return sum(
             segment.size_bytes - copied.size_bytes
             if (copied := self._copied.get(segment.base_offset)) and self._is_same(copied, segment)
@@ -91,7 +94,7 @@ class Copy:
         return copied.segment is segment and segment.content is copied.content
 
     def catch_up(self) -> None:
-        """Copy what the log has and the copy has not, and remove what has left the log. May take long."""
+        """Copy what the copy lacks, and remove from it what has left the log. May take long."""
         segments = self._partition.segments
         known = {segment.base_offset: segment for segment in segments}
         for base_offset, copied in list(self._copied.items()):
@@ -105,28 +108,28 @@ class Copy:
             except FileNotFoundError:
                 if any(each is segment for each in self._partition.segments):
                     raise
-        self._copy_small_files()
+        self._copy_other_files()
 
-    def _copy_small_files(self) -> None:
-        """Copy what else there is, above all the snapshot of each segment, unless it was copied before."""
+    def _copy_other_files(self) -> None:
+        """Copy the other files that have changed since they were copied, above all the snapshot of each segment."""
         source, directory = self._partition.disk, self._partition.directory
         found = {
             entry.name
             for entry in source.scan(directory)
             if entry.is_file(follow_symlinks=False) and not entry.name.endswith(_NOT_COPIED)
         }
-        for name in self._small.keys() - found:
-            del self._small[name]
+        for name in self._others.keys() - found:
+            del self._others[name]
             self._disk.unlink(self.directory / name)
         for name in sorted(found):
             with suppress(FileNotFoundError):
                 status = source.stat(directory / name)
                 seen = status.st_ino, status.st_size, status.st_mtime_ns
-                if self._small.get(name) == seen:
+                if self._others.get(name) == seen:
                     continue
-                # Not believed a second time if it may still be written without its time telling of it.
-                self._small[name] = seen if source.is_settled(status) else None
-                self._put(name, source.read_file(directory / name))
+                # A file that may still be changed without a new mtime is copied again the next time.
+                self._others[name] = seen if source.is_settled(status) else None
+                self._copy_file(name)
 
     def _copy(self, segment: Segment, *, is_sealed: bool) -> None:
         copied = self._copied.get(segment.base_offset)
@@ -148,28 +151,48 @@ class Copy:
         return self.directory / (names.stem(segment.base_offset) + suffix)
 
     def _copy_log(self, copied: _Copied) -> None:
-        """Go on with the .log file up to where it ends now, durably. A truncation may end it sooner."""
+        """Copy the rest of the .log file up to its current end, durably. A truncation may end the copy sooner."""
         source, segment = self._partition.disk, copied.segment
         end = segment.size_bytes
         with source.naming:
             old = source.open(segment.path)
         new = self._disk.open(self._path(segment, names.LOG), write=True, create=True)
         try:
-            while copied.size_bytes < end:
-                size = min(_CHUNK_BYTES, end - copied.size_bytes)
-                data = source.read(old, copied.size_bytes, size)
-                if not data:
-                    break
-                self._disk.write(new, copied.size_bytes, data)
-                copied.size_bytes += len(data)
-                self._spend(len(data))
+            for count in self._copy_bytes(old, new, copied.size_bytes, end):
+                copied.size_bytes += count
+                self._spend(count)
+            self._disk.sync(new)
+        finally:
+            old.close()
+            new.close()
+
+    def _copy_bytes(self, old: File, new: File, position: int, end: int) -> Iterator[int]:
+        """Copy bytes [position, end) of a file in chunks, fewer if it has become shorter; yield each chunk's size."""
+        while position < end:
+            data = self._partition.disk.read(old, position, min(_CHUNK_BYTES, end - position))
+            if not data:
+                return
+            self._disk.write(new, position, data)
+            position += len(data)
+            yield len(data)
+
+    def _copy_file(self, name: str) -> None:
+        """Copy a file that belongs to no segment. Staged batches and torn tails may be large."""
+        source = self._partition.disk
+        old = source.open(self._partition.directory / name)
+        new = self._disk.open(self.directory / name, write=True, create=True)
+        try:
+            self._disk.truncate(new, 0)
+            for _ in self._copy_bytes(old, new, 0, source.size(old)):
+                # The bytes to move are those of the segments.
+                self._spend(0)
             self._disk.sync(new)
         finally:
             old.close()
             new.close()
 
     def _copy_index(self, segment: Segment, part: SparseIndex | TransactionIndex) -> None:
-        """Copy one index of a sealed segment; a text index only if it is finished, for it can be made anew."""
+        """Copy one index of a sealed segment; a text index only if it is complete, for it can be rebuilt."""
         source = self._partition.disk
         with source.naming:
             path = part.path
@@ -184,7 +207,7 @@ class Copy:
         self._put(names.stem(segment.base_offset) + "." + kind, data)
 
     def _put(self, name: str, data: bytes) -> None:
-        """A small file, durable but for its name."""
+        """Write a small file. Its content is durable, its name is not."""
         file = self._disk.open(self.directory / name, write=True, create=True)
         try:
             self._disk.truncate(file, 0)
@@ -193,13 +216,13 @@ class Copy:
         finally:
             file.close()
 
-    # While everything that changes the partition is held up.
+    # While all changes of the partition are blocked.
 
     def complete(self, unique: str, now_ms: int) -> None:
-        """Copy what is left and make all of it durable; the source is left as it is.
+        """Copy the rest and make the whole copy durable; the original stays as it is.
 
-        The active segment becomes a sealed one, and a new one begins behind it: so whoever reads the old one finds
-        its way to the new one as at any other roll.
+        The copy of the active segment is sealed, and a new active segment begins after it. Readers of the old segment
+        therefore find the new one as after any other roll. Raises `Corrupt` if a .log file has become shorter.
         """
         self.catch_up()
         if self.missing_bytes:
@@ -221,7 +244,7 @@ class Copy:
         self._disk.sync_directory(self.directory)
 
     def _twin(self, segment: Segment) -> Segment:
-        """A segment whose files are copies of a sealed one's."""
+        """Return a segment whose files are copies of a sealed segment's."""
         twin = Segment(self._disk, self.directory, segment.base_offset)
         twin.next_base, twin.gaps = segment.next_base, segment.gaps
         twin.content, twin.damaged = segment.content, segment.damaged
@@ -229,7 +252,7 @@ class Copy:
         return twin
 
     def _seal(self, active: Segment, now_ms: int) -> Segment:
-        """The active segment's copy, sealed."""
+        """Return the copy of the active segment, sealed."""
         for index in active.indexes:
             self._put(index.path.name, index.to_bytes())
         with suppress(FileNotFoundError):
@@ -242,14 +265,14 @@ class Copy:
         return sealed
 
     def take_over(self, directory: Path) -> list[Segment]:
-        """Have the partition go on with the copy, whose directory has got this name; the segments that it leaves."""
+        """Let the partition continue with the copy, now at `directory`, and return the segments that it leaves."""
         partition = self._partition
         assert self._snapshots is not None, "complete"
         old = partition.segments
         end = partition.log_end_offset
         relocate(self._segments, directory)
         left = partition.move(self._disk, directory, self._segments, self._snapshots.offsets)
-        # Who reads the old one to its end goes on with the new one from here.
+        # Readers of the old last segment continue with the new one at this offset.
         old[-1].next_base = end
         self.twins = dict(zip(old, self._segments, strict=False))
         key_map.forget(partition)
@@ -261,9 +284,10 @@ class Copy:
 
 
 def remove_directory(disk: Disk, path: Path, kept: Collection[int] = ()) -> bool:
-    """Remove a partition's directory, if it is there, one level deep: partitions have no subdirectories.
+    """Remove a partition's directory if it exists, and return whether it is gone.
 
-    The segments with base offsets among `kept` stay, and with them the directory; whether it is gone.
+    Only files are removed: partitions have no subdirectories. The segments with base offsets in `kept` stay, and the
+    directory with them.
     """
     if not disk.exists(path):
         return True

@@ -1,14 +1,15 @@
-"""Where the newest record of each key is: what `keys/` and `newest` answer from.
+"""The key map: the offset of the newest record of each key. `keys/` and `newest` use it.
 
-Two tables of hashes: one in a file, which covers the log up to some offset, and one in memory for what came after.
-The file is written whole and renamed into place (`logfs.log.key_table`), and never changed; a new one takes its place
-when the log has grown by as much as writing it costs. So a crash leaves a good file, and to open a log again means to
-read no more than what came after it. In the partition directory it is `logfs.keys`; a store that only reads keeps its
-own in the user's cache directory.
+A key map has two tables of hashes. One is in a file and covers the log up to some offset; the other is in memory and
+covers what came after. The file is written whole and renamed into place (`logfs.log.key_table`), and never changed. A
+new file replaces it when the log has grown by as much as writing it costs. A crash therefore leaves a valid file, and
+when a log is opened again, only the part after it has to be read. The file is `logfs.keys` in the partition
+directory; a store that only reads keeps its own in the user's cache directory.
 
-What makes it right: every block read is checked; the last batch that a table covers must still be where it was, so a
-log that was truncated, or another log, is told; and the record that a table leads to must have the key. Where one of
-these fails, the map is made anew. Compaction keeps the newest record of each key, so it does the map no harm.
+Three checks keep the answers right. Every block of the file is checked when it is read. The last batch that a table
+covers must still be where it was, which reveals a truncated log or another log. The record that a table leads to must
+have the key. If a check fails, the map is rebuilt. Compaction keeps the newest record of each key, so it does not
+invalidate the map.
 """
 
 from __future__ import annotations
@@ -48,15 +49,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# So much of the log is read where the caller is, on a mount without a hop to a thread.
+# Up to this much of the log is read in the calling thread; on a mount, without a switch to a worker thread.
 INLINE_BYTES = 256 << 10
-# A smaller piece of log is read again sooner than a file is written for it.
+# A file is written only for at least this much of the log; less is read again.
 SMALLEST_BYTES = 16 << 20
-# With so many keys a table in memory, which takes 48 MiB then, becomes one in a file.
+# With this many keys, the table in memory takes 48 MiB and is written to a file.
 MEMORY_KEYS = 1_350_000
-# Of all files in the cache directory: of about 100 million keys.
+# The limit for all files in the cache directory, enough for about 100 million keys.
 CACHE_BYTES = 4 << 30
-# A map that nobody has asked for so long is not kept up any more; the next who asks waits for it.
+# A map that was not used for this long is not kept up to date any more; its next user waits for it.
 IDLE_MS = 3_600_000
 
 _NULL_BIT = 1 << 63
@@ -65,39 +66,39 @@ _TRIES = 5
 
 
 class KeyMap:
-    """The newest record of each key, as readers of one isolation level see it. Any thread may ask.
+    """The newest record of each key, as readers of one isolation level see it.
 
-    Nothing is read or kept before the first question.
+    Any thread may use it. Nothing is read or kept before the first lookup.
     """
 
     def __init__(self, reader: Reader, *, is_kept: bool = True) -> None:
-        """The map of what a reader sees; one that is not kept writes no file."""
+        """Make the map of the records that `reader` sees. Unless `is_kept`, it writes no file."""
         self._reader = reader
         self._isolation = int(reader is not reader.log)
         self._lock = threading.Lock()
         self._base: FileTable | None = None
         self._tail: MemoryTable | None = None
-        # The first offset that is not covered, the last batch before it, and the generation that this holds for.
+        # The first offset that is not covered, the last batch before it, and the generation that both hold for.
         self._end = 0
         self._anchor = _NOTHING
         self._generation = -1
         self._secret = secrets.token_bytes(16)
-        # The secrets of files that were found to be wrong.
+        # The secrets of files that turned out to be wrong.
         self._distrusted: set[bytes] = set()
-        # Bytes of log in the table in memory.
+        # The bytes of log that the table in memory covers.
         self._tail_bytes = 0
         self._is_kept = is_kept
         self._was_asked = False
         self._asked_ms: int | None = None
-        # While much is read: bytes done, bytes in all. `on_progress` is told the same.
+        # During a long read: bytes done and bytes in all. `on_progress` is called with the same numbers.
         self.progress: tuple[int, int] | None = None
         self.on_progress: Callable[[int, int], None] = lambda done, total: None
 
     def newest(self, key: bytes) -> Record | None:
-        """The newest record with a key; None if there is none, it has no value, or it has left the log.
+        """Return the newest record with a key; None if there is none, its value is null, or it has left the log.
 
-        Costs the same however long the log is, once the map is made. Raises `Corrupt` for a record that lies in a
-        damaged range, `WouldBlock` where there is more to read than the calling thread may wait for, `OSError`.
+        Once the map is made, the cost does not depend on the length of the log. Raises `Corrupt` for a record in a
+        damaged range, `WouldBlock` if there is more to read than the calling thread may wait for, and `OSError`.
         """
         self._was_asked = True
         for left in reversed(range(_TRIES)):
@@ -114,12 +115,12 @@ class KeyMap:
             if record is not None and record.key == key:
                 return record
             if self._reader.log_end_offset == end:
-                # No newer record has taken its place.
+                # The log has not grown, so no newer record has taken its place.
                 self._start_anew(f"offset {offset} does not hold the key that it should")
         raise Corrupt(f"{self._reader.log.directory}: its keys cannot be told; run 'logfs check'")
 
     def keep_up(self, now_ms: int) -> None:
-        """Take in what the log has gained, if anybody has asked lately; may take long."""
+        """Cover what the log has gained, if the map was used in the last `IDLE_MS`. May take long."""
         if self._was_asked:
             self._was_asked, self._asked_ms = False, now_ms
         if self._asked_ms is not None and now_ms - self._asked_ms < IDLE_MS:
@@ -127,12 +128,15 @@ class KeyMap:
                 self._bring_up()
 
     def drop(self) -> None:
-        """Leave the place to a new map: the log is not what it was."""
+        """Detach the map from its reader because the log has changed. The next use makes a new map."""
         self._is_kept = False
         self._reader.__dict__.pop("keys", None)
 
     def _find(self, key: bytes) -> tuple[int | None, int]:
-        """The offset that the tables give for a key, None if none or without a value; where they ended then."""
+        """Return the offset that the tables have for a key, and the end of the log that they cover.
+
+        The offset is None if the key has no record, or its newest value is null.
+        """
         from logfs.log.key_table import hash_key
 
         disk = self._reader.disk
@@ -149,10 +153,10 @@ class KeyMap:
                     continue
                 return None if not word or word & _NULL_BIT else word - 1, self._end
 
-    # Being up to date. All of it under the lock.
+    # Catching up, always under the lock.
 
     def _bring_up(self) -> None:
-        """Cover the log up to its end. The next call goes on with what was stopped."""
+        """Cover the log up to its end. A later call continues one that was interrupted."""
         log = self._reader.log
         while True:
             generation = log.generation
@@ -168,7 +172,7 @@ class KeyMap:
                     self._catch_up(end)
                 except Corrupt as error:
                     if self._base is None:
-                        # It is a file of the log that is damaged: no other map would go past it.
+                        # The damage is in the log itself, so another map would not get past it.
                         raise
                     self._reset(error)
                     continue
@@ -176,7 +180,7 @@ class KeyMap:
                 return
 
     def _load(self) -> None:
-        """Begin with what is kept in a file, or with nothing."""
+        """Begin with the table in a file, or with nothing if there is none."""
         from logfs.log.key_table import FileTable, MemoryTable, warm_up
 
         warm_up()
@@ -205,7 +209,7 @@ class KeyMap:
         self._tail = MemoryTable(self._secret)
 
     def _sources(self) -> Iterator[tuple[Path, Disk]]:
-        """Where files may be, and the door to each."""
+        """Yield the paths where a file may be, each with the `Disk` for it."""
         log = self._reader.log
         yield file_path(self._reader), log.disk
         if not log.disk.writable and self._is_kept:
@@ -214,7 +218,7 @@ class KeyMap:
                 yield cached, Disk()
 
     def _cached_path(self) -> Path | None:
-        """The file in the user's cache directory; None where there is none."""
+        """Return the path of the file in the user's cache directory; None if there is no such directory."""
         home = text_cache.directory("keys")
         log = self._reader.log
         try:
@@ -226,12 +230,12 @@ class KeyMap:
         return None if home is None else home / digest[:40]
 
     def _reset(self, why: object) -> None:
-        """Forget everything, the files included."""
+        """Forget everything, and remove the files."""
         log = self._reader.log
         log.check_may_block()
         logger.warning("%s: the key map is made anew: %s", log.directory, why)
         if self._base is not None:
-            # One that another process wrote cannot be removed, and is not to be taken again.
+            # A file that another process wrote cannot be removed, and must not be used again.
             self._distrusted.add(self._base.header.secret)
         self._secret = secrets.token_bytes(16)
         self._tail = None
@@ -245,10 +249,10 @@ class KeyMap:
             self._reset(why)
 
     def _is_anchored(self, anchor: Anchor) -> bool:
-        """Whether the log still has a batch where it was, so that nothing up to there was truncated."""
+        """Return whether the log still has this batch where it was, so that nothing up to there was truncated."""
         log = self._reader.log
         if anchor.last_offset < log.log_start_offset:
-            # Nothing that was noted can be read any more.
+            # All offsets that were noted are below the log start.
             return True
         if anchor.last_offset >= log.log_end_offset:
             return False
@@ -259,7 +263,7 @@ class KeyMap:
         return batch is not None and anchor_of(batch.header) == anchor
 
     def _catch_up(self, end: int) -> None:
-        """Take in the log from where the tables end up to an offset."""
+        """Cover the log from the end of the tables up to an offset."""
         log = self._reader.log
         start = max(self._end, log.log_start_offset)
         segments = log.segments
@@ -292,7 +296,10 @@ class KeyMap:
     def _take(
         self, segment: Segment, position: int, end: int, shows: Shows
     ) -> Iterator[tuple[int, Header | None]]:
-        """Put the keys of a segment from a position on; the bytes of each piece, and its last batch if it has any."""
+        """Put the keys of a segment from a position on into the table in memory.
+
+        Yields for each part of the segment its size in bytes, and the header of its last batch or None.
+        """
         from logfs.format.kernels import NEXT_OFFSET, POSITION, SIZE, SPAN_BASE_OFFSET
         from logfs.log import spans
 
@@ -311,8 +318,7 @@ class KeyMap:
                     self._put_old(batch)
                     yield batch.header.size_bytes, batch.header
                     continue
-                rows, _ = spans.scan(batch.data, batch.header.base_offset, gaps=True)
-                found = spans.Stretch(found[0], batch.data, rows)
+                found = spans.scan_one(found[0], batch)
             rows = found.rows
             rows = rows[(rows[:, SPAN_BASE_OFFSET] < end) & (rows[:, NEXT_OFFSET] > self._end)]
             last = None
@@ -324,7 +330,7 @@ class KeyMap:
                 return
 
     def _put(self, stretch: Stretch, shows: Shows) -> None:
-        """Put the keys of scanned batches; a batch that cannot be decoded is passed over."""
+        """Put the keys of scanned batches into the table; a batch that cannot be decoded is skipped."""
         from logfs.format.kernels import ATTRIBUTES, POSITION
         from logfs.log import sifter
 
@@ -346,7 +352,7 @@ class KeyMap:
                 self._put(stretch._replace(rows=rows[number : number + 1]), shows)
 
     def _put_old(self, batch: Batch) -> None:
-        """Put the keys of messages of an old format; what cannot be decoded is passed over."""
+        """Put the keys of messages of an old format into the table; what cannot be decoded is skipped."""
         try:
             for record in batch.records():
                 if record.key is not None and record.offset >= self._end:
@@ -356,14 +362,14 @@ class KeyMap:
 
     @property
     def _memory(self) -> MemoryTable:
-        """The table in memory, once there is one."""
+        """The table in memory, which must exist."""
         assert self._tail is not None
         return self._tail
 
-    # Keeping it.
+    # Writing the file.
 
     def _write(self) -> None:
-        """Make a file of both tables, and go on with an empty one in memory; or with this one where that fails."""
+        """Write both tables to a file and begin an empty one in memory. If that fails, keep the one in memory."""
         from logfs.log.key_table import Coverage, MemoryTable, write_table
 
         log = self._reader.log
@@ -375,7 +381,7 @@ class KeyMap:
             if cached is None:
                 self._is_kept = False
                 return
-            # Others may be writing the same: there is no lock.
+            # Other processes may write the same file, for it has no lock.
             disk, path = Disk(), cached
             temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         base, tail = self._base, self._memory
@@ -398,12 +404,12 @@ class KeyMap:
     # For the audit.
 
     def audit(self) -> str | None:
-        """What is wrong with the file: what it says is held against the whole log. None where there is nothing."""
+        """Compare the file with the whole log, and return what is wrong with it; None if nothing is."""
         import numpy as np
 
         words = self._words()
         if self._base is None:
-            # It belongs to another log, and is not used.
+            # The file belongs to another log, and is not used.
             return None
         whole = KeyMap(self._reader, is_kept=False)
         whole._secret = self._secret
@@ -412,7 +418,7 @@ class KeyMap:
         return None if same else "does not agree with the log; run 'logfs reindex'"
 
     def _words(self) -> NDArray[np.uint64]:
-        """What can be found, in the order of the hashes: uint64[keys, 3]."""
+        """Return what can be found, in the order of the offsets: uint64[keys, 3], hash (two words) and offset + 1."""
         import numpy as np
 
         from logfs.log.key_table import MemoryTable
@@ -429,20 +435,23 @@ class KeyMap:
 
 
 def file_path(reader: Reader) -> Path:
-    """Where the file of a reader's key map is, if there is one."""
+    """Return the path of the file of a reader's key map, whether it exists or not."""
     is_all = reader is reader.log
     return reader.log.directory / (names.KEY_MAP if is_all else names.COMMITTED_KEY_MAP)
 
 
 def in_use(log: Reader) -> Iterator[KeyMap]:
-    """The key maps of a log that somebody has asked for."""
+    """Yield the key maps of a log that have been used."""
     for reader in (log, log.__dict__.get("committed")):
         if reader is not None and "keys" in reader.__dict__:
             yield reader.keys
 
 
 def forget(log: Reader) -> None:
-    """Drop the key maps of a log, and their files: its end is about to go back, or it is indexed anew."""
+    """Drop the key maps of a log, and remove their files.
+
+    This is done before the log end goes back, when the log is reindexed, and when the partition has moved.
+    """
     for keys in list(in_use(log)):
         keys.drop()
     for name in (names.KEY_MAP, names.COMMITTED_KEY_MAP):
@@ -451,9 +460,9 @@ def forget(log: Reader) -> None:
 
 
 def audit(reader: Reader) -> str | None:
-    """What is wrong with the file of a key map; None where all is well, or there is no file.
+    """Return what is wrong with the file of a key map; None if nothing is, or if there is no file.
 
-    Raises `Corrupt` for a file that is damaged, `OSError`.
+    Raises `Corrupt` for a damaged file, and `OSError`.
     """
     from logfs.log.key_table import FileTable
 
@@ -466,7 +475,7 @@ def audit(reader: Reader) -> str | None:
 
 
 def _places(segments: Sequence[Segment], start: int, end: int) -> Iterator[tuple[Segment, int]]:
-    """The segments with offsets in [start, end), and at which byte of each to begin."""
+    """Yield the segments with offsets in [start, end), each with the position at which to begin."""
     for segment in segments:
         if segment.base_offset >= end:
             return

@@ -1,7 +1,7 @@
-"""A log in pieces, for readers in other processes: who plans knows the log, who reads needs only files.
+"""A log in pieces, for readers in other processes: the planner knows the log, a reader needs only files.
 
-A piece says which records are wanted of one segment, and where in the file they begin. It is small, can be pickled,
-and its bytes are read by nobody but its reader.
+A piece names the wanted records of one segment, and the position in the file at which they begin. It is small and
+can be pickled. Only the process that reads a piece reads its bytes.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from logfs.format.batch import CONTROL_BIT, MAGIC, TRANSACTIONAL_BIT
-from logfs.format.text import NO_TEXT
+from logfs.errors import Corrupt
+from logfs.format.batch import CONTROL_BIT, MAGIC, TRANSACTIONAL_BIT, Batch
 from logfs.log import spans
 from logfs.log.files import Gone
-from logfs.log.index import TimeEntry
-from logfs.log.planned import PlannedFile, planned_files
-from logfs.log.segment import Segment, Tip
-from logfs.log.walk import Damage, DamagedRange
+from logfs.log.planned import PlannedSegment, planned_files
+from logfs.log.walk import Damage, DamagedRange, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,9 +25,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from logfs.format.columns import Columns
+    from logfs.log.planned import PlannedFile
     from logfs.log.reader import Reader
+    from logfs.log.segment import Segment
 
-    # Each producer's aborted transactions: (first offset, offset of the marker), in order.
+    # Each producer's aborted transactions in order: (first offset, offset of the marker).
     Aborted = Mapping[int, Sequence[tuple[int, int]]]
 
 
@@ -37,31 +37,29 @@ if TYPE_CHECKING:
 class Piece:
     """The records [first_offset, end_offset) of a segment, from byte `position` of its file on.
 
-    `bytes` is about how much there is to read.
+    `bytes` is the approximate number of bytes to read.
     """
 
-    file: PlannedFile
+    segment: PlannedSegment
     position: int
     first_offset: int
     end_offset: int
     bytes: int
     aborted: Aborted
 
-    def open(self) -> Segment:
-        """The segment as it was planned. Raises as `PlannedFile.open`."""
-        segment = self.file.open()
-        segment.gaps = True
-        segment.resume(Tip(self.file.size_bytes, self.end_offset, NO_TEXT), TimeEntry(-1, 0))
-        return segment
+    @property
+    def file(self) -> PlannedFile:
+        """The .log file of the segment."""
+        return self.segment.file
 
 
 def plan(
     reader: Reader, first_offset: int, end_offset: int, *, piece_bytes: int
 ) -> Iterator[Piece]:
-    """The records [first_offset, end_offset) in pieces of about so many bytes, cut at entries of the offset index.
+    """Yield the records [first_offset, end_offset) in pieces of about `piece_bytes`.
 
-    Together they are exactly those records, in order. `reader` decides what is seen of transactions. Raises `Gone`
-    where a file leaves the log meanwhile: plan again.
+    The pieces are cut at entries of the offset index. Together they are exactly those records, in order. `reader`
+    decides which transactions are visible. Raises `Gone` if a file leaves the log meanwhile: plan again.
     """
     segments = reader.segments
     aborted = reader.aborted(segments)
@@ -74,15 +72,16 @@ def plan(
         first = max(first_offset, segment.base_offset)
         end = min(end_offset, segment.next_offset)
         size = file.size_bytes
-        if first >= end or not size:
+        if first >= end:
             continue
+        planned = PlannedSegment(file, segment is segments[-1], segment.gaps)
         cuts = [(first, segment.position_of(first)), *_cuts(segment, first, end, piece_bytes)]
         stop = size if end == segment.next_offset else _position_behind(segment, end)
         for (offset, position), (next_offset, next_position) in zip(
             cuts, [*cuts[1:], (end, stop)], strict=True
         ):
             yield Piece(
-                file=file,
+                segment=planned,
                 position=position,
                 first_offset=offset,
                 end_offset=next_offset,
@@ -92,10 +91,10 @@ def plan(
 
 
 def as_late_as(reader: Reader, timestamp: int) -> list[tuple[int, int]]:
-    """The ranges of offsets, in order, outside of which no record has a timestamp (ms) that late.
+    """Return the ranges of offsets, in order, outside of which all records are earlier than `timestamp` (ms).
 
-    By the time indexes. Timestamps need not rise with the offsets, so each segment is asked by itself, and nothing is
-    said of how early its records may be.
+    The ranges come from the time indexes. Timestamps need not rise with the offsets, so each segment is looked up
+    separately, and the ranges may contain earlier records too.
     """
     found: list[tuple[int, int]] = []
     for segment in reader.segments:
@@ -108,10 +107,11 @@ def as_late_as(reader: Reader, timestamp: int) -> list[tuple[int, int]]:
 
 
 def _first_as_late_as(segment: Segment, timestamp: int) -> int:
-    """An offset before which no record of a segment is that late; behind the last where none is."""
+    """Return an offset below which all records of a segment are earlier than `timestamp`; its end if all are."""
     index = segment.time_index
     try:
-        # Of one that is being written the last entry is not of all records, and some may be from before a truncation.
+        # While a segment is written, its last entry does not cover all records, and an entry may predate a
+        # truncation.
         if not segment.is_active and not index.is_growing:
             if index.last.timestamp < timestamp and segment.has(index.last):
                 return segment.next_offset
@@ -119,14 +119,14 @@ def _first_as_late_as(segment: Segment, timestamp: int) -> int:
             if segment.has(entry):
                 return entry.offset + 1
     except (Gone, FileNotFoundError):
-        # Who reads it will see.
+        # The process that reads the segment reports the missing file.
         pass
     return segment.base_offset
 
 
 def split(piece: Piece, records: int) -> Iterator[Piece]:
-    """A piece in pieces of at most so many offsets; they begin to read at the same byte, or a little later."""
-    segment = piece.open()
+    """Split a piece into pieces of at most `records` offsets, which begin at the same byte or a little later."""
+    segment = piece.segment.open()
     count = max(piece.end_offset - piece.first_offset, 1)
     for first in range(piece.first_offset, piece.end_offset, records):
         end = min(first + records, piece.end_offset)
@@ -137,7 +137,7 @@ def split(piece: Piece, records: int) -> Iterator[Piece]:
 
 
 def _cuts(segment: Segment, first: int, end: int, piece_bytes: int) -> Iterator[tuple[int, int]]:
-    """Base offsets and positions of batches between two offsets, about so many bytes apart."""
+    """Yield base offsets and positions of batches between two offsets, about `piece_bytes` apart."""
     index = segment.offset_index
     count = len(index)
     position = segment.position_of(first)
@@ -151,7 +151,7 @@ def _cuts(segment: Segment, first: int, end: int, piece_bytes: int) -> Iterator[
         if position >= segment.size_bytes:
             return
         header = segment.header(position)
-        # An entry of a file that somebody else writes is believed where the log agrees.
+        # An entry of a file that another process writes is used only if the log agrees.
         if (
             header is not None
             and header.magic == MAGIC
@@ -162,7 +162,7 @@ def _cuts(segment: Segment, first: int, end: int, piece_bytes: int) -> Iterator[
 
 
 def _between(aborted: Aborted, first: int, end: int) -> Aborted:
-    """Those that have records between two offsets."""
+    """Return the aborted transactions that have records between two offsets."""
     found = {
         producer: [each for each in ranges if each[0] < end and each[1] > first]
         for producer, ranges in aborted.items()
@@ -171,7 +171,7 @@ def _between(aborted: Aborted, first: int, end: int) -> Aborted:
 
 
 def _position_behind(segment: Segment, offset: int) -> int:
-    """A position at or behind the batch that holds an offset, by the index."""
+    """Return a position at or after the start of the batch that holds an offset, by the index."""
     index = segment.offset_index
     number = bisect_right(range(len(index)), offset, key=lambda n: index[n].offset)
     return (
@@ -182,51 +182,87 @@ def _position_behind(segment: Segment, offset: int) -> int:
 
 
 def read(piece: Piece, since: int | None = None) -> Iterator[Columns | DamagedRange]:
-    """The records of a piece as columns, in order, and what is damaged among them as the error that tells of it.
+    """Return an iterator over the records of a piece: columns, in order, and a `DamagedRange` for each damage.
 
-    Control records and aborted transactions are left out, and batches in which no record has a timestamp (ms) as late
-    as `since`. Raises `Gone` now, if at all.
+    Control records and aborted transactions are left out, and batches in which no record has a timestamp (ms) of
+    `since` or later. `Gone` is raised by this call, never by the iterator.
     """
-    return _read(piece.open(), piece, since)
+    return _read(piece.segment.open(), piece, since)
 
 
 def _read(segment: Segment, piece: Piece, since: int | None) -> Iterator[Columns | DamagedRange]:
-    from logfs.format.kernels import ATTRIBUTES, MAX_TIMESTAMP, NEXT_OFFSET, SPAN_BASE_OFFSET
+    from logfs.format.kernels import NEXT_OFFSET
 
     try:
-        head = segment.header(piece.position)
-        first = segment.base_offset if head is None else head.base_offset
-        for found in spans.stretches(segment, piece.position, first):
+        for found in spans.stretches(segment, *_start(segment, piece)):
             if isinstance(found, Damage):
                 if found.first_offset >= piece.end_offset:
                     return
                 if found.next_offset > piece.first_offset:
                     yield found.error(segment.path)
-                continue
-            if not isinstance(found, spans.Stretch):
-                batch = found[1]
-                if batch.header.base_offset >= piece.end_offset:
+            elif isinstance(found, spans.Stretch) or found[1].header.magic == MAGIC:
+                run = found if isinstance(found, spans.Stretch) else spans.scan_one(*found)
+                yield from _scanned(segment, run, piece, since)
+                if run.rows[-1, NEXT_OFFSET] >= piece.end_offset:
                     return
-                if not batch.header.is_control:
-                    yield from _inside(batch.columns(), piece)
-                continue
-            rows = found.rows
-            wanted = rows[:, ATTRIBUTES] & CONTROL_BIT == 0
-            wanted &= rows[:, NEXT_OFFSET] > piece.first_offset
-            wanted &= rows[:, SPAN_BASE_OFFSET] < piece.end_offset
-            wanted &= ~_aborted(rows, piece.aborted)
-            if since is not None:
-                wanted &= rows[:, MAX_TIMESTAMP] >= since
-            for columns in spans.decode(found.data, rows[wanted]):
-                yield from _inside(columns, piece)
-            if rows[-1, NEXT_OFFSET] >= piece.end_offset:
+            elif found[1].header.base_offset >= piece.end_offset:
                 return
+            else:
+                yield from _legacy(segment, *found, piece)
     finally:
         segment.close()
 
 
+def _start(segment: Segment, piece: Piece) -> tuple[int, int]:
+    """Return the position to read from and the offset expected there: those of the segment if no batch fits there."""
+    head = segment.header(piece.position) if piece.position else None
+    if head is not None and segment.base_offset <= head.base_offset <= piece.first_offset:
+        return piece.position, head.base_offset
+    return 0, segment.base_offset
+
+
+def _scanned(
+    segment: Segment, run: spans.Stretch, piece: Piece, since: int | None
+) -> Iterator[Columns | DamagedRange]:
+    """Yield the records of scanned batches that belong to the piece, and batches with malformed records as errors."""
+    from logfs.format.kernels import (
+        ATTRIBUTES,
+        MAX_TIMESTAMP,
+        NEXT_OFFSET,
+        POSITION,
+        SPAN_BASE_OFFSET,
+    )
+
+    rows = run.rows
+    wanted = rows[:, ATTRIBUTES] & CONTROL_BIT == 0
+    wanted &= rows[:, NEXT_OFFSET] > piece.first_offset
+    wanted &= rows[:, SPAN_BASE_OFFSET] < piece.end_offset
+    wanted &= ~_aborted(rows, piece.aborted)
+    if since is not None:
+        wanted &= rows[:, MAX_TIMESTAMP] >= since
+    for columns, group in spans.decode_each(run.data, rows[wanted]):
+        if isinstance(columns, Corrupt):
+            start = int(group[0, POSITION])
+            batch = Batch.parse(run.data, start)
+            yield unreadable(run.position + start, batch, columns).error(segment.path)
+        else:
+            yield from _inside(columns, piece)
+
+
+def _legacy(
+    segment: Segment, position: int, batch: Batch, piece: Piece
+) -> Iterator[Columns | DamagedRange]:
+    """Yield the records of a batch of an old format that belong to the piece, or the error that tells of them."""
+    try:
+        columns = batch.columns()
+    except Corrupt as error:
+        yield unreadable(position, batch, error).error(segment.path)
+    else:
+        yield from _inside(columns, piece)
+
+
 def _inside(columns: Columns, piece: Piece) -> Iterator[Columns]:
-    """The rows that the piece is about, if there are any."""
+    """Yield the rows that belong to the piece, if there are any."""
     offsets = columns.offsets
     if not len(offsets):
         return
@@ -237,7 +273,7 @@ def _inside(columns: Columns, piece: Piece) -> Iterator[Columns]:
 
 
 def _aborted(rows: NDArray[np.int64], aborted: Aborted) -> NDArray[np.bool_]:
-    """Which batches belong to aborted transactions."""
+    """Return which batches belong to aborted transactions, as bool[rows]."""
     from logfs.format.kernels import ATTRIBUTES, PRODUCER_ID, SPAN_BASE_OFFSET
 
     found = np.zeros(len(rows), np.bool_)

@@ -1,7 +1,7 @@
-"""Many batches at once: the walk of `logfs.log.walk` for the case that nothing is wrong, at kernel speed.
+"""Many batches at once: a version of `logfs.log.walk` in compiled kernels, for data in which nothing is wrong.
 
-A service that writes one line at a time leaves hundreds of batches in a block of the log; a Python step for each
-field of each of them would cost more than all the reading.
+A service that appends one line at a time leaves hundreds of batches in a block of the log. A Python step for each
+field of each batch would cost more than reading the block.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from logfs.log.segment import Segment
 
 _CHUNK_BYTES = 1 << 20
-# A 32-bit length never says more.
+# The greatest size of a batch that a 32-bit length can express.
 _MOST_BYTES = 2**31 + 12
 
 
 class BatchInfo(NamedTuple):
-    """What an index wants to know of a batch."""
+    """The facts about a batch that the indexes need."""
 
     position: int
     size_bytes: int
@@ -45,7 +45,7 @@ class BatchInfo(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Scanned batches: the bytes from a position of the file on, and the rows that `scan` made of them."""
+    """A run of scanned batches: the bytes from a position of the file on, and the rows that `scan` made of them."""
 
     position: int
     data: memoryview
@@ -53,10 +53,10 @@ class Stretch(NamedTuple):
 
 
 def scan(data: memoryview, first_offset: int, *, gaps: bool) -> tuple[NDArray[np.int64], int]:
-    """The valid batches at the start of `data` as rows of `kernels.scan_batches`, and where they end.
+    """Return the valid batches at the start of `data`, as rows of `kernels.scan_batches`, and where they end.
 
-    `first_offset` is the lowest that the first may have, and without `gaps` the one it must have. What stopped
-    the scan may be the end of `data` or anything that is not right: who must know takes the careful walk.
+    `first_offset` is the lowest base offset that the first batch may have; without `gaps`, the one that it must have.
+    The scan stops at the end of `data` or at anything invalid. The careful walk (`logfs.log.walk`) tells which.
     """
     from logfs.format import kernels
 
@@ -68,27 +68,36 @@ def scan(data: memoryview, first_offset: int, *, gaps: bool) -> tuple[NDArray[np
     return rows[:count], end
 
 
+def scan_one(position: int, batch: Batch) -> Stretch:
+    """Return a valid batch of magic 2, which begins at `position` of its file, as a scanned run of one."""
+    rows, _ = scan(batch.data, batch.header.base_offset, gaps=True)
+    return Stretch(position, batch.data, rows)
+
+
 def are_compressed(rows: NDArray[np.int64]) -> bool:
-    """Whether any of scanned batches has to be unpacked."""
+    """Return whether any of the scanned batches is compressed."""
     from logfs.format import kernels
 
     return bool((rows[:, kernels.ATTRIBUTES] & CODEC_MASK).any())
 
 
 def decode(data: memoryview, rows: NDArray[np.int64]) -> Iterator[Columns]:
-    """The records of scanned batches as columns, in order; neighbours that need no unpacking in one go.
+    """Yield the records of scanned batches as columns, in order.
 
-    Control batches are left out. `Corrupt` as `Batch.columns`.
+    Neighbours without compression come together. Control batches are left out. Raises `Corrupt` as `Batch.columns`.
     """
     for columns, _ in decode_groups(data, rows):
         yield columns
 
 
 def render_lines(data: memoryview, rows: NDArray[np.int64], size: int) -> memoryview | None:
-    """The lines of scanned batches that need no unpacking, in one pass; None if they do, or are not of that size."""
+    """Return the lines of scanned batches, made in one pass.
+
+    Returns None if any of the batches has attributes set, or if the lines do not have exactly `size` bytes.
+    """
     from logfs.format import kernels
 
-    # A record is longer than its line: an index that tells of more is wrong, and not to be allocated for.
+    # A record is longer than its line, so a greater size comes from a wrong index: do not allocate it.
     if rows[:, kernels.ATTRIBUTES].any() or not 0 <= size <= len(data):
         return None
     out = np.empty(size, np.uint8)
@@ -97,7 +106,7 @@ def render_lines(data: memoryview, rows: NDArray[np.int64], size: int) -> memory
 
 
 def _spans(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What `decode_columns` wants of rows; contiguous, for numba compiles anew for every layout."""
+    """Return the columns that `decode_columns` needs; contiguous, for numba compiles again for every layout."""
     from logfs.format import kernels
 
     return np.ascontiguousarray(rows[:, kernels.SPAN_START :])
@@ -106,7 +115,7 @@ def _spans(rows: NDArray[np.int64]) -> NDArray[np.int64]:
 def decode_groups(
     data: memoryview, rows: NDArray[np.int64]
 ) -> Iterator[tuple[Columns, NDArray[np.int64]]]:
-    """As `decode`, each with the rows that it is made of."""
+    """Yield the same as `decode`, each with the rows that it was made from."""
     for group in _groups(rows):
         yield _columns(data, group), group
 
@@ -114,9 +123,9 @@ def decode_groups(
 def decode_each(
     data: memoryview, rows: NDArray[np.int64]
 ) -> Iterator[tuple[Columns | Corrupt, NDArray[np.int64]]]:
-    """As `decode_groups`, but a batch whose records are malformed comes alone, with what is wrong with it.
+    """Yield the same as `decode_groups`, but each batch with malformed records alone, as its error and its row.
 
-    One group is decoded at a time: all batches of a stretch together may unpack to gigabytes.
+    One group is decoded at a time: all batches of a `Stretch` together may decompress to gigabytes.
     """
     for group in _groups(rows):
         try:
@@ -133,7 +142,7 @@ def decode_each(
 
 
 def _groups(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Neighbours that need no unpacking in one group, every other batch alone; control batches are left out."""
+    """Yield neighbours without attributes as one group, every other batch alone, and control batches not at all."""
     from logfs.format import kernels
 
     simple = rows[:, kernels.ATTRIBUTES] == 0
@@ -150,7 +159,7 @@ def _groups(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
 
 
 def _columns(data: memoryview, group: NDArray[np.int64]) -> Columns:
-    """The records of one of `_groups`. Raises `Corrupt`."""
+    """Return the records of one of the groups of `_groups`. Raises `Corrupt`."""
     from logfs.format import kernels
 
     if group[0, kernels.ATTRIBUTES] == 0:
@@ -159,7 +168,7 @@ def _columns(data: memoryview, group: NDArray[np.int64]) -> Columns:
 
 
 def survey(segment: Segment, position: int, first_offset: int) -> Iterator[BatchInfo | Damage]:
-    """Every batch of a segment from a position on, with damage told apart as `Segment.walk` does."""
+    """Yield the `BatchInfo` of every batch of a segment from a position on, and `Damage` as `Segment.walk` does."""
     for found in stretches(segment, position, first_offset):
         if isinstance(found, Stretch):
             yield from infos(found)
@@ -170,7 +179,7 @@ def survey(segment: Segment, position: int, first_offset: int) -> Iterator[Batch
 
 
 def producers_batches(segment: Segment) -> Iterator[Batch]:
-    """The batches of a segment whose producer has an id; what is damaged is left out."""
+    """Yield the batches of a segment that have a producer id. Damage is skipped."""
     from logfs.format import kernels
 
     for found in stretches(segment, 0, segment.base_offset):
@@ -186,7 +195,10 @@ def producers_batches(segment: Segment) -> Iterator[Batch]:
 def stretches(
     segment: Segment, position: int, first_offset: int
 ) -> Iterator[Stretch | tuple[int, Batch] | Damage]:
-    """All of a segment from a position on: what is right by stretches, and what is not as the careful walk says."""
+    """Yield all of a segment from a position on: valid batches in `Stretch`es, the rest as by the careful walk.
+
+    The rest are single batches with their positions, and `Damage`. `first_offset` is as for `scan`.
+    """
     from logfs.format import kernels
 
     size = segment.size_bytes
@@ -195,7 +207,7 @@ def stretches(
         data = segment.read(position, _CHUNK_BYTES)
         rows, end = scan(data, expected, gaps=segment.gaps)
         if not len(rows) and len(data) < size - position:
-            # One batch that is larger than the chunk, or nothing that is right.
+            # Either one batch is larger than the chunk, or nothing here is valid.
             length = int.from_bytes(data[8:12], "big") + 12 if len(data) >= HEADER_SIZE else 0
             if _CHUNK_BYTES < length <= min(size - position, _MOST_BYTES):
                 data = segment.read(position, length)
@@ -205,11 +217,11 @@ def stretches(
             yield Stretch(position, data, rows)
             position, expected = position + end, int(rows[-1, kernels.NEXT_OFFSET])
             continue
-        # The careful walk says what is wrong here and where it goes on, or takes what has an old format.
+        # The careful walk finds what is wrong here and where batches go on, or reads messages of an old format.
         for found in segment.walk_unknown_end(position, expected):
             yield found
             if isinstance(found, Damage):
-                # No CRC covers the offset of the batch after it: the careful walk looks at its successor, too.
+                # No CRC covers the offset of the next batch: the careful walk checks it against its successor, too.
                 position, expected = found.end, found.next_offset
                 continue
             position = found[0] + found[1].header.size_bytes
@@ -221,7 +233,7 @@ def stretches(
 
 
 def _below(rows: NDArray[np.int64], end: int, limit_offset: int) -> tuple[NDArray[np.int64], int]:
-    """The batches before the first one that reaches beyond what a segment can hold."""
+    """Return the batches before the first that reaches beyond what a segment can hold, and where they end."""
     from logfs.format import kernels
 
     is_beyond = rows[:, kernels.NEXT_OFFSET] > limit_offset
@@ -234,7 +246,10 @@ def _below(rows: NDArray[np.int64], end: int, limit_offset: int) -> tuple[NDArra
 def _without_doubtful_end(
     rows: NDArray[np.int64], end: int, expected: int
 ) -> tuple[NDArray[np.int64], int]:
-    """Leave the last batch to the next look if it stands behind a gap: no CRC covers its offset, only who follows."""
+    """Return the batches without the last one if that follows a gap, and where they end.
+
+    No CRC covers its offset and only its successor can confirm it, so it is left to the next scan.
+    """
     from logfs.format import kernels
 
     if len(rows):
@@ -259,7 +274,7 @@ def _careful_info(position: int, batch: Batch) -> BatchInfo:
 
 
 def infos(stretch: Stretch) -> Iterator[BatchInfo]:
-    """What an index wants to know of scanned batches."""
+    """Yield the `BatchInfo` of each scanned batch."""
     from logfs.format import kernels
 
     start, data, rows = stretch
@@ -280,10 +295,10 @@ def infos(stretch: Stretch) -> Iterator[BatchInfo]:
 def measured(
     data: memoryview, rows: NDArray[np.int64]
 ) -> Iterator[tuple[Columns | Corrupt, NDArray[np.int64], NDArray[np.int64]]]:
-    """The records of scanned batches as `decode` gives them, the rows that they are of, and the text of each row.
+    """Yield the records of scanned batches as `decode` does, with their rows and the text size of each row.
 
-    A text is records, bytes of lines, bytes of envelopes. A batch with a good CRC and records that are none comes
-    alone, with what is wrong with it. Control batches are left out: they have no text.
+    The text sizes are int64[rows, 3]: records, bytes of lines, bytes of envelopes. A batch with a good CRC and
+    malformed records comes alone, with its error. Control batches are left out, for they have no text.
     """
     from logfs.format import kernels
 
@@ -296,7 +311,7 @@ def measured(
 
 
 def _text_sizes(data: memoryview, rows: NDArray[np.int64]) -> list[list[int]]:
-    """The text of each scanned batch: records, bytes of lines, bytes of envelopes."""
+    """Return the text size of each scanned batch: records, bytes of lines, bytes of envelopes."""
     from logfs.format import kernels
 
     sizes = np.zeros((len(rows), 3), np.int64)
@@ -307,7 +322,7 @@ def _text_sizes(data: memoryview, rows: NDArray[np.int64]) -> list[list[int]]:
 
 
 def _texts(columns: Columns, group: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The text of each batch whose records these are."""
+    """Return the text size of each batch of a group, whose records are `columns`: int64[batches, 3]."""
     from logfs.format import kernels
 
     counts = group[:, kernels.SPAN_COUNT]
@@ -317,13 +332,17 @@ def _texts(columns: Columns, group: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _sums(values: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The sums of consecutive runs of values, each of which ends before ends[i]."""
+    """Return the sums of consecutive runs of values; run i ends before ends[i]."""
     running = np.concatenate(([0], np.cumsum(values)))[np.concatenate(([0], ends))]
     return np.diff(running)
 
 
 def text_size(found: Batch | Damage) -> TextSize:
-    """The text of a batch; a damaged range is as long in the views as in the file, for readers to go past it."""
+    """Return the text size of a batch or of damage.
+
+    Damage is as long in the views as in the file, so that readers can go past it. A batch whose records cannot be
+    decoded counts as damage.
+    """
     if isinstance(found, Damage):
         return TextSize(0, found.end - found.start, found.end - found.start)
     try:

@@ -1,4 +1,4 @@
-"""Compaction at work: the rounds that are due or asked for, one at a time (Kafka's LogCleaner and its manager)."""
+"""Execution of compaction: due and requested rounds, one at a time (Kafka's LogCleaner and its manager)."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A wait that is shorter is put off, and comes with the next.
+# A shorter wait is postponed, and added to the next one.
 _LEAST_WAIT_SECONDS = 0.05
 
 
 class Throttle:
-    """Keeps what goes through it, reads and writes together, to so many bytes a second, by waiting."""
+    """A limit of `bytes_per_second` for reads and writes together; `spend` waits where they exceed it."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Throttle:
         self._paid_until = clock()
 
     def spend(self, size: int) -> None:
-        """Let so many bytes through, and wait for as long as they are worth."""
+        """Count `size` bytes as read or written, and wait until the limit allows them."""
         now = self._clock()
         self._paid_until = max(self._paid_until, now) + size / self._bytes_per_second
         if self._paid_until - now >= _LEAST_WAIT_SECONDS:
@@ -54,7 +54,7 @@ class Throttle:
 
 
 class Result(NamedTuple):
-    """What a round did: when it ended (ms since the epoch), how long it took, and how many bytes it read."""
+    """The result of a round: its end (ms since the epoch), duration, bytes read, and what it changed in the log."""
 
     when_ms: int
     seconds: float
@@ -63,49 +63,52 @@ class Result(NamedTuple):
 
 
 class Compactor:
-    """Compacts the logs of a store. Any thread may ask; one round runs at a time, in the thread that calls."""
+    """The compactor of a store's logs. Any thread may call it; one round runs at a time, in the calling thread."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.running = threading.Lock()
         self._stopped = threading.Event()
-        # Since when the logs wait to be looked at.
+        # The time of the last search for logs that are due, and the wait until the next one.
         self.timer = Timer(store.opened_ms, 0)
-        # Since the store was opened: rounds, what the last one of each log did, and whether an error ended `run_due`.
+        # Totals since the store was opened, the last round of each log, and whether an error ended the last run.
         self.rounds = 0
         self.aborted = 0
         self.bytes_read = 0
         self.bytes_written = 0
         self.last: dict[str, Result] = {}
         self.is_dead = False
-        # Asked for, and whether the active segment is to be rolled before.
+        # The requested logs, and whether to roll the active segment of each before.
         self._wanted: dict[str, bool] = {}
-        # Called, from any thread, when something was asked for: who calls `run_due` now and then may do so at once.
+        # Called, in any thread, after a request: the periodic caller of `run_due` may then call it at once.
         self.wake: Callable[[], None] = lambda: None
 
     def stop(self) -> None:
-        """End the round that is running, if one is, and begin no other."""
+        """End the running round, if there is one, and begin no other."""
         self._stopped.set()
 
     def request(self, name: str, *, roll: bool = False) -> None:
-        """Have a log compacted at the next `run_due`, whatever its dirty ratio; raises as `compact`."""
+        """Request that the next `run_due` compacts a log, whatever its dirty ratio.
+
+        Raises as `compact` for a log that is unknown or offline, or whose `cleanup.policy` has no `compact`.
+        """
         self._check(name)
         self._wanted[name] = roll
         self.wake()
 
     def request_all(self) -> None:
-        """Have every log compacted whose `cleanup.policy` says so."""
+        """Request the compaction of each log that has `compact` in its `cleanup.policy` and has not failed."""
         for name, partition in list(self._store.partitions.items()):
             if partition.config.is_compacted and partition.failure is None:
                 self._wanted.setdefault(name, False)
         self.wake()
 
     def is_requested(self, name: str) -> bool:
-        """Whether a log waits for what `request` asked."""
+        """Whether a log waits for a requested compaction."""
         return name in self._wanted
 
     def plan(self, name: str) -> Plan:
-        """How dirty a log is now."""
+        """Return how dirty a log is now."""
         partition = self._store[name]
         log = compaction.Log(
             partition.segments,
@@ -117,9 +120,9 @@ class Compactor:
         return compaction.plan(log, self._store.clock())
 
     def run_due(self) -> None:
-        """Do what was asked for, and then, every `log.cleaner.backoff.ms`, the dirtiest logs until none is due.
+        """Compact the requested logs, and then, every `log.cleaner.backoff.ms`, the dirtiest logs until none is due.
 
-        While upkeep is paused, only what was asked for.
+        While upkeep is paused, or without `log.cleaner.enable`, only the requested logs are compacted.
         """
         try:
             self._run_due()
@@ -144,7 +147,7 @@ class Compactor:
             dirtiest = self._dirtiest(passed)
             if dirtiest is None:
                 break
-            # Each log once: a round that could not get on would otherwise be chosen again at once.
+            # Each log only once: a log whose round makes no progress would otherwise be chosen again at once.
             passed.add(dirtiest)
             self._try(dirtiest, partial(self._round, dirtiest))
         self.timer = Timer(store.clock())
@@ -152,10 +155,11 @@ class Compactor:
     def compact(
         self, name: str, *, roll: bool = False, progress: Progress | None = None
     ) -> Cleaned:
-        """Compact a log now, in as many rounds as its keys need, whatever its dirty ratio.
+        """Compact a log now, whatever its dirty ratio, in as many rounds as its keys need; return the overall result.
 
-        With `roll` the active segment is sealed before, so that it is compacted too. `progress` is told the bytes
-        that are read and written. Raises `InvalidSetting` where `cleanup.policy` has no `compact`, and as `clean`.
+        With `roll` the active segment is sealed before, so that it is compacted, too. `progress` is called with each
+        number of bytes that is read or written. Raises `InvalidSetting` if `cleanup.policy` has no `compact`, and the
+        errors of `logfs.log.cleaner.clean`.
         """
         self._check(name)
         partition = self._store[name]
@@ -198,7 +202,10 @@ class Compactor:
         return compaction.choose(plans, configs)
 
     def _try(self, name: str, work: Callable[[], object]) -> None:
-        """Do something to one log; what goes wrong with it does not keep the others from being compacted."""
+        """Call `work` for one log. An error is logged, and does not keep the other logs from being compacted.
+
+        Unless the round was aborted or the error is one of `EXHAUSTED`, the log then counts as uncleanable.
+        """
         partition = self._store.partitions.get(name)
         reason: LogfsError | OSError
         try:
@@ -224,18 +231,16 @@ class Compactor:
             store.commits.give_up_place(name)
             plan = self.plan(name)
             if store.cleaner_offset(name) is None:
-                # Before offsets are missing for the first time: it is by this that loading knows.
+                # Before offsets are first missing: loading expects gaps only in a log that has a checkpoint.
                 store.set_cleaner_offset(partition, plan.dirty.first_dirty)
             began = time.monotonic()
-            # What is read: the dirty part for its keys, then all of it; what is written may be as much.
-            total = 2 * plan.clean_bytes + 3 * plan.cleanable_bytes
-            with store.keeper.doing("compacting", name, total) as work:
+            with store.keeper.doing("compacting", name, plan.work_bytes) as work:
                 try:
                     cleaned = self._clean(partition, plan, work, progress)
                 except CleaningAborted:
                     self.aborted += 1
                     raise
-                # Who sees no round going on sees what the last one has done.
+                # Within `doing`: once the round is not shown as running any more, its checkpoint is there.
                 store.set_cleaner_offset(partition, cleaned.first_dirty)
             partition.uncleanable = None
             partition.cleaned_ms = store.clock()

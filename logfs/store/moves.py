@@ -1,7 +1,7 @@
-"""What a crash left of moves between log directories: finished, or undone, before anything is loaded.
+"""Moves between log directories that a crash interrupted: they are finished or undone before partitions are loaded.
 
-A copy is called `<name>.<uuid>-future`. It is the partition from the moment on when the original is called
-`<name>.<uuid>-stray`, with the same uuid; before that it is nothing.
+A copy is named `<name>.<uuid>-future`. It becomes the partition when the original is renamed to
+`<name>.<uuid>-stray`, with the same uuid; before that it does not count.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Found(NamedTuple):
-    """The directories of partitions in a log directory, by their kind; those that are used with inode numbers."""
+    """The partition directories in a log directory, by kind; `partitions` also have inode numbers."""
 
     partitions: list[tuple[TopicPartition, Path, int]]
     futures: list[tuple[TopicPartition, Path]]
@@ -35,7 +35,7 @@ class Found(NamedTuple):
 
 
 def futures(log_dir: LogDir) -> Iterator[tuple[TopicPartition, int]]:
-    """The partitions that are being moved into a log directory, with the bytes of .log files that are there."""
+    """Yield the partitions that are being moved into a log directory, with the bytes of their .log files there."""
     if log_dir.failure is not None:
         return
     for entry in log_dir.disk.scan(log_dir.path):
@@ -48,7 +48,10 @@ def futures(log_dir: LogDir) -> Iterator[tuple[TopicPartition, int]]:
 
 
 def settle(store: Store, found: dict[LogDir, Found], wanted: Callable[[str], bool]) -> None:
-    """Finish or undo the moves of partitions that are wanted; what cannot be is offline, and says why."""
+    """Finish or undo the moves of the partitions that `wanted` selects, and schedule originals for removal.
+
+    A partition for which that fails is offline, with the reason. `found` gets the copies that are partitions now.
+    """
     homes = {name: log_dir for log_dir, each in found.items() for name, *_ in each.partitions}
     strays = {path: log_dir for log_dir, each in found.items() for path in each.strays}
     names_of_strays = {path.name for path in strays}
@@ -80,9 +83,10 @@ def settle(store: Store, found: dict[LogDir, Found], wanted: Callable[[str], boo
 def _settle(
     store: Store, log_dir: LogDir, path: Path, *, is_there: bool, has_left: bool
 ) -> Path | None:
-    """Finish or undo one move; where the partition is if the copy is the partition now.
+    """Finish or undo one move. Return the partition's directory if the copy is the partition now, and None if not.
 
-    A store that only reads takes the copy as it lies.
+    A read-only store uses the copy under its present name. Raises `InvalidStore` for a move that can be neither
+    finished nor undone.
     """
     if is_there and has_left:
         raise InvalidStore(
@@ -95,11 +99,11 @@ def _settle(
             remove_directory(log_dir.disk, path)
         return None
     if log_dir.live:
-        # Somebody else is at it: the next look will find it done.
+        # Another process is doing the move: the next look will find it done.
         return None
     if not has_left:
         raise InvalidStore(
-            f"{path}: a move into this log directory is not finished; open the store with all of its log "
+            "a move into this log directory is not finished; open the store with all of its log "
             "directories. Should the one that it came from be lost for good, rename this to "
             f"{path.name.rpartition('.')[0]}"
         )
@@ -112,7 +116,7 @@ def _settle(
 
 
 def _is_noted(log_dir: LogDir, directory: Path, other: Path) -> bool:
-    """Whether a complete copy is in a directory, made by the move whose UUID is in the other's name."""
+    """Whether `directory` holds a complete copy, made by the move whose UUID is in the name of `other`."""
     note = directory / MOVED
     if not log_dir.disk.exists(note):
         return False
@@ -122,7 +126,7 @@ def _is_noted(log_dir: LogDir, directory: Path, other: Path) -> bool:
 def _remove_original(
     store: Store, log_dir: LogDir, path: Path, home: LogDir, name: TopicPartition
 ) -> None:
-    """Have a stray directory removed if it is known that a copy took its place; a broker's own are left alone."""
+    """Schedule a stray directory for removal if a copy took its place; a broker's strays are left alone."""
     final = home.path / name.directory
     try:
         if _is_noted(home, final, path):

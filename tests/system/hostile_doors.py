@@ -19,6 +19,7 @@ from logfs.format import envelope
 from logfs.format.batch import HEADER_SIZE, parse_header
 from logfs.format.legacy import LegacyBatch, is_legacy
 from logfs.format.text import View
+from logfs.log import pieces
 from logfs.log.walk import DamagedRange
 from logfs.store.status import partition_status, store_status
 from logfs.store.store import Store
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from logfs.format.record import Record
     from logfs.log.partition import Partition
     from logfs.log.reader import Reader
 
@@ -221,6 +223,8 @@ class Doors:
             made = b"".join((value or b"") + b"\n" for value in records)
             if made != whole:
                 self.findings.add("lines differ from records", f"{door}\n{made!r}\n{whole!r}")
+        with self._guarded(f"{door}: pieces"):
+            self._pieces(self.chance.choice((partition, partition.committed)), door)
         if self.chance.random() < 0.5:
             self._lookups(self.chance.choice((partition, partition.committed)), door)
 
@@ -250,6 +254,25 @@ class Doors:
                 self.findings.add("columns differ from records", f"{door}\n{found}\n{values}")
             return values
         return None
+
+    def _pieces(self, reader: Reader, door: str) -> None:
+        """As a task of Spark reads: the same records, or the damage among them."""
+        name = reader.name.directory
+        first, end = reader.log_start_offset, reader.log_end_offset
+        found: list[Record] = []
+        is_whole = True
+        for piece in pieces.plan(reader, first, end, piece_bytes=self.chance.choice((1, 1 << 20))):
+            for columns in pieces.read(piece):
+                if isinstance(columns, DamagedRange):
+                    is_whole = False
+                else:
+                    found += columns.records()
+        for record in found:
+            self._check(name, record.offset, seen(record), "pieces")
+        if is_whole and name not in self.forged:
+            records = list(reader.read(first))
+            if found != records:
+                self.findings.add("pieces differ", f"{door}\n{found}\n{records}")
 
     def _texts(self, partition: Partition, door: str) -> bytes | None:
         """The lines, if there is no damage."""
