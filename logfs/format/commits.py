@@ -22,8 +22,14 @@ NO_APPEND_TIME = -1
 # The base offset of a part that has no place in its log. Only its skipped batches are in the log.
 NO_PLACE = -1
 
-# The integer fields that have fewer than 64 bits in a log.
-_BITS = {"leader_epoch": 32}
+# The least values of integer fields, and the greatest of those with fewer than 64 bits in a log.
+_LEAST = {
+    **dict.fromkeys(("size_bytes", "record_count", "segment", "position", "skip"), 0),
+    "base_offset": NO_PLACE,
+    "leader_epoch": -1,
+    "append_time": NO_APPEND_TIME,
+}
+_GREATEST = {"leader_epoch": 2**31 - 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +140,15 @@ def _pending(told: dict[str, Any]) -> Pending:
 def typed(made: _Made) -> _Made:
     """Return `made` if its fields have the types of its class. Raises `TypeError` or `ValueError` if not."""
     for each in fields(made):
-        checked(str(each.type), getattr(made, each.name), bits=_BITS.get(each.name, 64))
+        value = checked(str(each.type), getattr(made, each.name))
+        least, greatest = _LEAST.get(each.name), _GREATEST.get(each.name)
+        if (least is not None and value < least) or (greatest is not None and value > greatest):
+            raise ValueError(f"{each.name}: {value} is out of range")
     return made
 
 
-def checked(kind: str, value: Any, bits: int = 64) -> Any:
-    """Return `value` if it has the type `kind`: an "int" of at most `bits` bits, a "str" or a "bool".
+def checked(kind: str, value: Any) -> Any:
+    """Return `value` if it has the type `kind`: an "int" of at most 64 bits, a "str" or a "bool".
 
     Raises `TypeError` for another type and `ValueError` for an integer out of range. A value of any other `kind` is
     returned unchecked.
@@ -148,8 +157,8 @@ def checked(kind: str, value: Any, bits: int = 64) -> Any:
         # A bool is also an int.
         if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError(f"{value!r} is no whole number")
-        if not -(1 << bits - 1) <= value < 1 << bits - 1:
-            raise ValueError(f"{value} is not a number in {bits} bits")
+        if not -(2**63) <= value < 2**63:
+            raise ValueError(f"{value} is not a number in 64 bits")
     elif not isinstance(value, {"str": str, "bool": bool}.get(kind, object)):
         raise TypeError(f"{value!r} is no {kind}")
     return value
