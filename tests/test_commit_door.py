@@ -160,10 +160,10 @@ def test_what_a_mount_refuses_is_told_with_its_reason(mount: Mount) -> None:
     with pytest.raises(OSError, match="Invalid argument"):
         os.write(fd := os.open(mount.path / ".logfs/commit", os.O_WRONLY), b"{}\n")
     os.close(fd)
-    assert "asks for no commit" in mount.errors()
+    assert "not a commit request" in mount.errors()
     (log_dir / "outside.staged").write_bytes((log_dir / "a-0" / staged[0].name).read_bytes())
     for name in ("../outside.staged", str(log_dir / "outside.staged"), f"{0:020}.log", "\0.staged"):
-        with pytest.raises(InvalidRecord, match="is no name of a staged file"):
+        with pytest.raises(InvalidRecord, match="is not the name of a staged file"):
             door.commit(log_dir, "q", 0, [replace(staged[0], name=name)])
     (log_dir / "outside.staged").unlink()
     with pytest.raises(InvalidRecord, match="a number in"):
@@ -209,6 +209,28 @@ def test_mounts_come_and_go_between_commits(make_mount: Callable[..., Mount]) ->
     assert read(log_dir, "a-0") == wanted
 
 
+def test_an_answer_counts_if_the_mount_goes_away_after_it(
+    make_mount: Callable[..., Mount], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon that is killed before its client closes the file has made the commit all the same."""
+    mount = make_mount()
+    mount.partition("a-0")
+    log_dir = mount.log_dirs[0]
+    ask = door._ask
+
+    def ask_and_kill(fd: int, request: bytes) -> object:
+        answer = ask(fd, request)
+        mount.kill()
+        return answer
+
+    monkeypatch.setattr(door, "_ask", ask_and_kill)
+    done = door.commit(log_dir, "q", 0, put(log_dir, "q", 0, {"a-0": [b"x"]}))
+    assert done.offsets == {"a-0": (0, 1)}
+    mount.start()
+    mount.stop()
+    assert read(log_dir, "a-0") == [b"x"]
+
+
 def _restart(mount: Mount) -> None:
     """Mount again; a commit may have the lock at that moment."""
     for _ in range(50):
@@ -245,7 +267,7 @@ def test_another_process_that_holds_the_directory_is_named(log_dir: Path) -> Non
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
         staged = put(log_dir, "q", 0, {"a-0": [b"x"]})
-        with pytest.raises(StoreLocked, match=f"process {other.pid}.*broker takes none"):
+        with pytest.raises(StoreLocked, match=f"process {other.pid}.*broker accepts none"):
             door.commit(log_dir, "q", 0, staged, seconds=0.1)
         other.communicate()
     assert not door.commit(log_dir, "q", 0, staged).already

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -67,7 +68,7 @@ def announce(log_dirs: Sequence[LogDir], mountpoint: Path) -> None:
         try:
             log_dir.disk.replace_file(log_dir.path / MOUNT_FILE, told)
         except (LogfsError, OSError) as error:
-            logger.warning("nobody who asks for %s is told of the mount: %s", log_dir.path, error)
+            logger.warning("%s: the mountpoint could not be recorded: %s", log_dir.path, error)
 
 
 def withdraw(log_dirs: Sequence[LogDir]) -> None:
@@ -158,7 +159,7 @@ def parse_request(line: bytes) -> Request:
         writer, sequence = checked("str", told["writer"]), checked("int", told["sequence"])
         return Request(writer, sequence, staged, checked("bool", told.get("discards", False)))
     except (ValueError, KeyError, TypeError) as error:
-        raise errors.InvalidRecord(f"this asks for no commit: {error}") from None
+        raise errors.InvalidRecord(f"not a commit request: {error}") from None
 
 
 def serve(store: Store, request: Request) -> Committed:
@@ -277,7 +278,7 @@ def _through_whoever(
             if time.monotonic() + pause > end or (isinstance(error, CommitPending) and pause > 0.1):
                 if isinstance(error, StoreLocked):
                     raise StoreLocked(
-                        f"{error}. Commits go through a mount of logfs, or need nobody else: a broker takes none"
+                        f"{error}. Commits go through a logfs mount, or need exclusive access: a broker accepts none"
                     ) from None
                 if isinstance(error, _NoAnswer):
                     raise StoreLocked(f"{paths[0]}: its mount does not answer: {error}") from None
@@ -326,7 +327,9 @@ def _send_through(door: Path, request: bytes) -> Committed:
     try:
         return _ask(fd, request)
     finally:
-        os.close(fd)
+        with suppress(OSError):
+            # A mount that has gone away since fails the flush of a close; the answer counts.
+            os.close(fd)
 
 
 def _ask(fd: int, request: bytes) -> Committed:
@@ -346,5 +349,5 @@ def _ask(fd: int, request: bytes) -> Committed:
     if answer.endswith(b"\n"):
         return parse_answer(answer)
     if failure is None or failure.errno in _NO_MOUNT:
-        raise _NoAnswer(failure or "it was read to its end")
+        raise _NoAnswer(failure or "end of file before a complete answer")
     raise failure
