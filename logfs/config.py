@@ -108,7 +108,7 @@ def _check_together(values: Mapping[str, Any]) -> None:
     if "compact" in values["cleanup.policy"]:
         raise InvalidSetting(
             "cleanup.policy: a tiered topic cannot be compacted;"
-            " take compact out, or set remote.storage.enable to false"
+            " remove compact, or set remote.storage.enable to false"
         )
     for name in ("retention.bytes", RETENTION_MS):
         total, local = values[name], values[f"local.{name}"]

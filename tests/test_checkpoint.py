@@ -107,11 +107,11 @@ def test_lines_and_fields_end_as_in_java() -> None:
         (b"1\n0\n", "line 1: version '1'"),
         (b"\n", "line 1: version ''"),
         (b"0\nx\n", "line 2: entry count 'x'"),
-        (b"0\n2\na 0 1\n", "line 2: 2 entries announced, and 1 follow"),
-        (b"0\n0\na 0 1\n", "line 2: 0 entries announced, and 1 follow"),
-        (b"0\n1\na 0\n", "line 3: 'a 0' is not 3 fields"),
-        (b"0\n1\n a 0 1\n", "line 3: ' a 0 1' is not 3 fields"),
-        (b"0\n1\na 0 1\n\n", "line 4: '' is not 3 fields"),
+        (b"0\n2\na 0 1\n", "line 2: 2 entries announced, but 1 follow"),
+        (b"0\n0\na 0 1\n", "line 2: 0 entries announced, but 1 follow"),
+        (b"0\n1\na 0\n", "line 3: 'a 0' does not have 3 fields"),
+        (b"0\n1\n a 0 1\n", "line 3: ' a 0 1' does not have 3 fields"),
+        (b"0\n1\na 0 1\n\n", "line 4: '' does not have 3 fields"),
         (b"0\n1\na -1 1\n", "line 3: partition '-1'"),
         (b"0\n1\na 2147483648 1\n", "line 3: partition '2147483648'"),
         (b"0\n1\na 0 9223372036854775808\n", "line 3: offset '9223372036854775808'"),
@@ -120,7 +120,7 @@ def test_lines_and_fields_end_as_in_java() -> None:
         (b"0\n1\na 0 " + b"1" * 5000, "line 3: offset '111"),
         (b"0\n1\n\xff 0 1\n", "line 3: not UTF-8"),
         (b"0\n1\n" + bytes(1 << 24), "line 3: zero bytes"),
-        ("0\n1\na\u00a00 1\n".encode(), "is not 3 fields"),
+        ("0\n1\na\u00a00 1\n".encode(), "does not have 3 fields"),
     ],
 )
 def test_damaged_checkpoints_are_corrupt(data: bytes, reason: str) -> None:
@@ -132,7 +132,7 @@ def test_damaged_checkpoints_are_corrupt(data: bytes, reason: str) -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"0\n1\n0 0 0\n", "line 3: '0 0 0' is not 2 fields"),
+        (b"0\n1\n0 0 0\n", "line 3: '0 0 0' does not have 2 fields"),
         (b"0\n1\n2147483648 0\n", "line 3: epoch"),
         (b"0\n1\n0 -1\n", "line 3: start offset '-1'"),
     ],

@@ -143,8 +143,9 @@ def test_wrong_usage(words: tuple[str, ...]) -> None:
 
 def test_create(log_dir: Path) -> None:
     """`logfs create` makes a partition, with `-p` the log directory, too, with the topic's settings."""
-    assert f"does not exist; a new log directory begins as an empty one: mkdir -p {log_dir}" in (
-        fails("create", log_dir / "orders-0")
+    assert (
+        f"does not exist; a new log directory starts as an empty directory: mkdir -p {log_dir}"
+        in (fails("create", log_dir / "orders-0"))
     )
     settings = ("-c", "compression.type=zstd", "-c", "retention.ms=5")
     printed = ok("create", "-p", log_dir / "orders-0", *settings)
@@ -259,14 +260,14 @@ def test_append_errors(orders: Path, tmp_path: Path) -> None:
     done = call("append", orders, "--jsonl", stdin=b'{"value":"a"}\n{"value":1}\n{"value":"b"}\n')
     assert done.returncode == 1
     assert done.stdout == b"orders-0: 10..11\n"
-    assert b'"value" is a string' in done.stderr
+    assert b'"value" must be a string' in done.stderr
     done = call("append", orders, stdin=b"b\n" + b"x" * 2_000_000 + b"\n")
     assert done.returncode == 1
     assert done.stdout == b"orders-0: 11..12\n"
     assert b"max.message.bytes" in done.stderr
     assert ok("tail", orders, "-n", "2") == "a\nb\n"
     assert str(tmp_path / "none") in fails("append", orders, "-f", tmp_path / "none")
-    assert "'logfs create' makes one" in fails("append", orders.with_name("users-0"))
+    assert "'logfs create' creates one" in fails("append", orders.with_name("users-0"))
     assert "nowhere does not exist" in fails("append", tmp_path / "nowhere/users-0")
     assert ok("append", orders, stdin=b"") == ""
 
@@ -330,7 +331,7 @@ def test_cat(orders: Path, words: tuple[str, ...], expected: list[int]) -> None:
 
 
 def test_cat_json(orders: Path) -> None:
-    """--json prints envelopes, one a line."""
+    """--json prints envelopes, one per line."""
     envelopes = [
         orjson.loads(line) for line in ok("cat", orders, "-o", "6..8", "--json").splitlines()
     ]
@@ -371,8 +372,8 @@ def test_cat_errors(orders: Path, log_dir: Path, tmp_path: Path) -> None:
     assert "offset 10" in fails("cat", orders, "-o", "10") or "ends at 9" in fails(
         "cat", orders, "-o", "10"
     )
-    assert "'x' is no offset" in fails("cat", orders, "-o", "x")
-    assert "'noon' is no time" in fails("cat", orders, "-t", "noon")
+    assert "'x' is not an offset" in fails("cat", orders, "-o", "x")
+    assert "'noon' is not a time" in fails("cat", orders, "-t", "noon")
     assert "users-0" in fails("cat", log_dir / "users-0")
     assert "users-0" in fails("cat", log_dir, "users-0")
     assert str(tmp_path / "nowhere") in fails("cat", tmp_path / "nowhere/orders-0")
@@ -779,7 +780,7 @@ def test_a_mountpoint_stands_for_what_is_mounted_there(mount: Mount) -> None:
         ("reindex", folder),
         ("retain", mount.path),
     ):
-        assert f"work with the files at {mount.path}" in fails(*words), words
+        assert f"it is mounted at {mount.path}" in fails(*words), words
     assert (folder / "records").read_bytes() == b"a\nb\n"
     for read_only in (True, False):
         with pytest.raises(InvalidStore, match="is where logfs is mounted"):
@@ -861,11 +862,10 @@ def test_a_file_in_a_log_directory_is_no_partition(orders: Path) -> None:
 
 def test_status_and_umount_errors(tmp_path: Path) -> None:
     """What is not mounted has no status, and cannot be unmounted."""
-    assert (
-        f"{tmp_path} holds no partitions: the directory is empty; nothing of ours is mounted"
-        in (fails("status", tmp_path))
+    assert f"{tmp_path} holds no partitions: the directory is empty; no logfs is mounted" in (
+        fails("status", tmp_path)
     )
-    assert f"{tmp_path}: nothing of ours is mounted here" in fails("umount", tmp_path)
+    assert f"{tmp_path}: no logfs is mounted here" in fails("umount", tmp_path)
 
 
 def test_status_of_an_offline_partition(
@@ -910,7 +910,7 @@ def test_an_empty_path_is_no_mountpoint(tmp_path: Path) -> None:
     """As of a variable that is not set: the current directory is not covered."""
     done = call("mount", tmp_path / "log", "", cwd=tmp_path)
     assert done.returncode == 2
-    assert b"it is empty; is a variable not set" in done.stderr
+    assert b"the value is empty; is a variable unset" in done.stderr
     assert os.listdir(tmp_path) == []
 
 

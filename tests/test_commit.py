@@ -442,6 +442,6 @@ def test_a_file_of_commits_that_is_damaged_stops_commits_alone(log_dir: Path, cl
     assert any(commits.FILE_NAME in str(finding) for finding in check(log_dir))
     with Store(log_dir, clock=clock) as store:
         assert values(store, "a-0") == [b"x"]
-        with pytest.raises(Corrupt, match="restore it"):
+        with pytest.raises(Corrupt, match="restore the file"):
             store.commit("q", 1, staging(store, "q", 1, {"a-0": [b"y"]}))
     path.write_bytes(good)

@@ -268,7 +268,7 @@ def test_an_aborted_transaction_is_hidden_before_the_index_tells_of_it(
 
 
 def test_a_roll_does_not_wait_for_the_transaction_index(log_dir: Path, tmp_path: Path) -> None:
-    """What stands behind a marker without a transaction is shown, though its segment is not looked at again."""
+    """What follows a marker without a transaction is shown, though its segment is not looked at again."""
     away = tmp_path / "away"
     with Store(log_dir, clock=lambda: NOW) as store, Store(log_dir, read_only=True) as beside:
         orders = store.create(NAME)

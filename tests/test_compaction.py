@@ -484,4 +484,4 @@ def test_ctl(make_mount: Callable[..., Mount]) -> None:
     ctl.write_text("retain")
     with pytest.raises(OSError, match="Invalid argument"):
         ctl.write_text("dance")
-    assert "is no command: write one of compact" in mount.errors()
+    assert "is not a command; use one of compact" in mount.errors()

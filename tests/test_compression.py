@@ -332,7 +332,7 @@ def test_codecs_have_kafkas_numbers_and_names() -> None:
     names = ["none", "gzip", "snappy", "lz4", "zstd"]
     assert [codec.kafka_name for codec in sorted(Codec)] == names
     assert [Codec.named(name) for name in names] == [0, 1, 2, 3, 4]
-    with pytest.raises(InvalidSetting, match="'brotli' is no compression codec"):
+    with pytest.raises(InvalidSetting, match="'brotli' is not a compression codec"):
         Codec.named("brotli")
 
 

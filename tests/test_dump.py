@@ -203,7 +203,7 @@ def test_damage(tmp_path: Path) -> None:
     assert (code, lines[1].rsplit(" ", 3)[1:], err) == (1, ["1", "isvalid:", "false"], [])
     code, lines, err = printed(tmp_path, LOG, batch(RECORDS, attributes=6) + PLAIN)
     assert (code, lines[1]) == (1, BATCH.split(" position")[0])
-    assert err == [f"logfs: {LOG}: batch 0: no codec 6"]
+    assert err == [f"logfs: {LOG}: batch 0: unknown codec 6"]
     code, lines, err = printed(tmp_path, LOG, patched(TWO, 57, ">i", 3), DEEP)
     assert (code, len(lines), len(err)) == (1, 4, 1)
 

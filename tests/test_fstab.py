@@ -179,7 +179,7 @@ def test_what_cannot_change_is_refused_with_the_reason(machine: Machine, tmp_pat
         assert reason in refused.stderr
     assert (machine.flags(mnt), machine.flags(closed)) == before
     none = machine.call(*LOGFS, "mount", "-o", "remount,ro", tmp_path)
-    assert "nothing of ours is mounted here" in none.stderr
+    assert "no logfs is mounted here" in none.stderr
     machine.umount(mnt)
     machine.umount(closed)
 

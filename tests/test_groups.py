@@ -204,7 +204,7 @@ def test_every_version_is_read_and_what_is_no_commit_is_skipped(
     log.append([logfs.Record(b"", key("broken")), logfs.Record(value(1), b"\0\1nonsense")])
     log.append([logfs.Record(b"\0\x09", key("newer"))])
     assert offsets(store) == {f"v{n}": n for n in range(5)} | {"old": 5}
-    assert [record.message.split(" is left out")[0] for record in caplog.records] == [
+    assert [record.message.split(" is skipped")[0] for record in caplog.records] == [
         f"groups: {log.directory}: offset {offset}" for offset in (9, 10, 11)
     ]
 
@@ -610,9 +610,9 @@ def test_what_is_refused_changes_nothing(mount: Mount, groups: Path) -> None:
     (groups / "old").write_text("3")
     for words, number, reason in (
         (b"21\n", errno.ERANGE, "orders-0: offset 21 is not in [0, 20]; nothing is committed"),
-        (b"-1\n", errno.EINVAL, "'-1' is no offset: give a number, earliest"),
-        (b"\n", errno.EINVAL, "'' is no offset"),
-        (b"1\n2\n", errno.EINVAL, "is no offset"),
+        (b"-1\n", errno.EINVAL, "'-1' is not an offset: give a number, earliest"),
+        (b"\n", errno.EINVAL, "'' is not an offset"),
+        (b"1\n2\n", errno.EINVAL, "is not an offset"),
         (b"\xff\n", errno.EINVAL, "is not UTF-8"),
     ):
         for name in ("old", "new"):
@@ -631,7 +631,7 @@ def test_a_lag_can_only_be_read(mount: Mount, groups: Path) -> None:
             (groups / name).write_text("3")
     with pytest.raises(PermissionError):
         (groups / "g.lag").unlink()
-    assert "a lag can only be read" in mount.errors()
+    assert "lag files are read-only" in mount.errors()
     assert (groups / "g").read_text() == "3\n"
 
 
@@ -694,7 +694,7 @@ def test_names_that_no_group_has(mount: Mount, groups: Path) -> None:
     for name, right in ((".swp", "%2Eswp"), ("50%", "50%25"), ("%41", "%2541"), ("%2f", "%252f")):
         with pytest.raises(OSError, match="Invalid argument"):
             (groups / name).write_text("3")
-        assert f"is no group's name; if it is meant so: {right} (" in mount.errors()
+        assert f"is not a valid group name; did you mean {right}? (" in mount.errors()
     assert os.listdir(groups) == []
 
 
@@ -859,10 +859,11 @@ def test_logfs_groups(log_dir: Path) -> None:
     }
     assert (
         ok("groups", log_dir, "--commit", "new", "orders-1", "latest")
-        == "new is at 9 of orders-1\n"
+        == "committed offset 9 of new for orders-1\n"
     )
     assert (
-        ok("groups", log_dir, "--forget", "audit", "orders-0") == "audit is forgotten in orders-0\n"
+        ok("groups", log_dir, "--forget", "audit", "orders-0")
+        == "deleted the offset of audit for orders-0\n"
     )
     rows = [line.split() for line in ok("groups", log_dir).splitlines()[1:]]
     assert rows == [*expected[2:], ["new", "orders", "1", "9", "9", "0"]]
@@ -885,7 +886,7 @@ def test_logfs_groups_errors(log_dir: Path, tmp_path: Path) -> None:
     assert "none does not exist" in fails("groups", tmp_path / "none")
     assert "no such partition" in fails("groups", log_dir, "none-0")
     assert "not in [0, 9]" in fails("groups", log_dir, "--commit", "g", "orders-0", "10")
-    assert "'ten' is no offset" in fails("groups", log_dir, "--commit", "g", "orders-0", "ten")
+    assert "'ten' is not an offset" in fails("groups", log_dir, "--commit", "g", "orders-0", "ten")
     done = call("groups", log_dir, "--forget", "g", "orders-0")
     assert (done.returncode, done.stderr) == (1, b"")
     assert done.stdout == b"g has no offset committed for orders-0\n"

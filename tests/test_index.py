@@ -355,7 +355,7 @@ def test_an_entry_at_the_base_is_sane(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [OffsetIndex, TimeIndex, TextIndex])
 def test_a_file_of_broken_length_is_insane(tmp_path: Path, kind: type[SparseIndex]) -> None:
-    """A length that is no whole number of entries is detected (kafka-storage 3.8)."""
+    """A length that is no multiple of the size of an entry is detected (kafka-storage 3.8)."""
     path = tmp_path / "index"
     path.write_bytes(bytes(kind.entry.size + 1))
     with pytest.raises(Corrupt, match="not a whole number"):

@@ -645,7 +645,7 @@ def test_cat_by_key(log_dir: Path) -> None:
         assert (done.returncode, done.stdout) == (1, "")
         assert (
             done.stderr
-            == f"logfs: {NAME}: no record has the key '{key}', or the newest of them deletes it\n"
+            == f"logfs: {NAME}: no record has the key '{key}', or its newest record is a tombstone\n"
         )
 
 

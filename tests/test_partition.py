@@ -127,7 +127,7 @@ def test_the_files_are_the_batches_and_nothing_else(orders: Partition) -> None:
 def test_what_is_no_record_is_told_by_its_type(orders: Partition, wrong: Any) -> None:
     end = orders.log_end_offset
     with pytest.raises(
-        TypeError, match=r"a record is bytes or a logfs\.Record, not (int|str|NoneType)"
+        TypeError, match=r"a record must be bytes or a logfs\.Record, not (int|str|NoneType)"
     ):
         orders.append(wrong)
     assert orders.log_end_offset == end

@@ -89,7 +89,9 @@ def test_a_new_epoch_begins_at_zero_and_an_old_one_is_fenced(orders: Partition) 
     with pytest.raises(errors.OutOfOrderSequence):
         orders.append_batch(batch(1, 1, b"x", epoch=4))
     orders.append_batch(batch(1, 0, b"b", epoch=4))
-    with pytest.raises(errors.InvalidProducerEpoch, match="epoch 3 is over since epoch 4"):
+    with pytest.raises(
+        errors.InvalidProducerEpoch, match="epoch 3 is older than the current epoch 4"
+    ):
         orders.append_batch(batch(1, 1, b"x", epoch=3))
 
 

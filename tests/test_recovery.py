@@ -403,7 +403,7 @@ def test_a_log_start_behind_the_end_takes_nothing(log_dir: Path, clock: Clock, s
     path = log_dir / "log-start-offset-checkpoint"
     path.write_text(f"0\n1\norders 0 {start}\n")
     (error,) = errors_of(log_dir)
-    assert f"was to start at offset {start}" in error
+    assert f"should start at offset {start}" in error
     for read_only in (True, False):
         with Store(log_dir, clock=clock, read_only=read_only) as store:
             hold(store[NAME])

@@ -342,12 +342,12 @@ def test_a_dry_run_tells_what_would_go_and_why_the_next_stays(
     lines = run.stdout.splitlines()
     assert lines[0] == NAME
     assert "00000000000000000000.log (0..10, " in lines[1]
-    assert "would go: its newest record, of 2023-11-14T22:13:20.000Z, is older" in lines[1]
+    assert "would be dropped: its newest record, of 2023-11-14T22:13:20.000Z, is older" in lines[1]
     assert logs(orders) == ["00.log", "10.log", "20.log", "30.log"]
     with Store(log_dir, clock=clock) as again:
         plan = again.retention_plan(NAME)
     assert not plan
-    assert "may go after 2023-11-21T22:13:20.000Z (retention.ms=604800000)" in plan.stays
+    assert "may be deleted after 2023-11-21T22:13:20.000Z (retention.ms=604800000)" in plan.stays
 
 
 def test_commands_drop_segments_and_records(log_dir: Path, store: Store, orders: Partition) -> None:

@@ -69,15 +69,18 @@ ELSEWHERE = {"mount", "umount", "dump", "spark"}
 WRONG = {
     "partition": ("data/orders-0", "is a partition, not a log directory; did you mean {}/data?"),
     "empty partition": ("data/new-0", "is a partition, not a log directory; did you mean {}/data?"),
-    "renamed partition": ("copy", "holds the files of a partition, and is no log directory"),
+    "renamed partition": ("copy", "holds the files of a partition, so it is not a log directory"),
     "file": (f"data/orders-0/{0:020}.log", "is a file, not a log directory; did you mean"),
-    "unrelated": ("home", "is no log directory: it has files, but no partitions"),
-    "versions": ("programs", "is no log directory: it has files, but no partitions"),
+    "unrelated": ("home", "is not a log directory: it has files, but no partitions"),
+    "versions": ("programs", "is not a log directory: it has files, but no partitions"),
     "one level too high": (
         "disk",
         "but no partitions; did you mean {0}/disk/kafka {0}/disk/spare?",
     ),
-    "inside": ("data/lost+found", "lies in a log directory, and is none; did you mean {}/data?"),
+    "inside": (
+        "data/lost+found",
+        "is inside a log directory, but is not one itself; did you mean {}/data?",
+    ),
     "missing": ("nowhere", "does not exist"),
     "misspelt": ("dtaa", "does not exist; did you mean {}/data?"),
     "missing parent": ("no/where", "does not exist, nor does {}/no"),
@@ -104,7 +107,7 @@ def tree(root: Path) -> dict[str, tuple[object, ...]]:
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a log directory `data`, and all that is no log directory."""
+    """A directory with a log directory `data`, and all that is not a log directory."""
     root = tmp_path_factory.mktemp("places")
     with Store(root / "data") as store:
         store.create("orders-0").append([b"one", b"two"])
@@ -212,7 +215,7 @@ def test_a_command_refuses_an_empty_path(
     with pytest.raises(SystemExit) as ended:
         main([each.replace("MNT", f"{places}/mnt") for each in words])
     assert ended.value.code == 2
-    assert "it is empty; is a variable not set" in capsys.readouterr().err
+    assert "the value is empty; is a variable unset" in capsys.readouterr().err
     assert tree(places) == before
 
 
@@ -258,7 +261,7 @@ def test_mount_refuses_a_wrong_path(kind: str, places: Path) -> None:
         "files": (
             "data",
             "home",
-            "is not empty, and a mount would hide what is in it; mount on an empty directory, or",
+            "is not empty, and a mount would hide its content; mount on an empty directory, or",
         ),
         "partition below": ("new", "data/orders-0", "is a partition, and a mount would hide it"),
     }.get(kind) or (WRONG[kind][0], "mnt", WRONG[kind][1])
@@ -293,7 +296,7 @@ def test_a_mount_over_files_is_made_where_it_is_asked_for(
 
 
 def test_paths_in_a_mount(mount: Mount, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """What lies in a mount is no log directory: the mount, or what is mounted there, is named instead."""
+    """What lies in a mount is not a log directory: the mount, or what is mounted there, is named instead."""
     folder = mount.partition("orders-0")
     (folder / "append").write_bytes(b"a\n")
     (log_dir,) = mount.log_dirs
@@ -316,7 +319,7 @@ def test_paths_in_a_mount(mount: Mount, capsys: pytest.CaptureFixture[str], tmp_
             Store(path)
     # What was copied out of a mount is no mountpoint: else the original would be taken for it.
     assert main(["recover", str(tmp_path / "copied")]) == 1
-    assert "is no log directory" in capsys.readouterr().err
+    assert "is not a log directory" in capsys.readouterr().err
     # On another mount, or in it, nothing is mounted.
     other = subprocess.run(
         [sys.executable, "-m", "logfs", "mount", mount.path, tmp_path / "new"],
@@ -446,5 +449,5 @@ def test_a_dead_mount_stays_where_the_log_directory_is_wrong(
     done = subprocess.run(
         [*command, tmp_path / "home", mount.path], capture_output=True, check=False
     )
-    assert b"is no log directory" in done.stderr
+    assert b"is not a log directory" in done.stderr
     assert is_mounted(mount.path)

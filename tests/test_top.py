@@ -113,7 +113,7 @@ def test_a_log_directory_that_somebody_else_writes(filled: Mount) -> None:
     assert found["large-0"]["MB/S OUT"] == "-"
     status = call("status", log_dir)
     assert status.returncode == 0
-    assert f"{log_dir}: a log directory, looked at from outside" in status.stdout
+    assert f"{log_dir}: a log directory, opened read-only" in status.stdout
     assert orjson.loads(call("status", "--json", log_dir).stdout)["partitions"] == 3
 
 
@@ -145,7 +145,7 @@ def test_wrong_options_say_what_to_give(tmp_path: Path, words: list[str], reason
 
 
 def test_nothing_to_look_at(tmp_path: Path) -> None:
-    assert "nothing of ours is mounted there" in call("top", tmp_path).stderr
+    assert "no logfs is mounted there" in call("top", tmp_path).stderr
     assert "nowhere does not exist" in call("top", tmp_path / "nowhere").stderr
 
 
@@ -237,7 +237,7 @@ def test_status_of_a_mount_that_does_not_answer(
     finally:
         mount.process.send_signal(signal.SIGCONT)
     assert capsys.readouterr().out == (
-        f"{mount.path}: does not answer; its daemon is stopped, or waits for its disk\n"
+        f"{mount.path}: does not respond; its daemon is stopped or waiting for its disk\n"
     )
     assert main(["status", str(mount.path)]) == 0
 

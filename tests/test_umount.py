@@ -48,7 +48,7 @@ def test_a_copy_in_another_namespace(make_mount: Callable[..., Mount]) -> None:
         done = umount(mount.path)
         assert done.returncode == SERVED_ELSEWHERE
         assert done.stderr.count("\n") == 1
-        assert f"{mount.path}: unmounted here, and still mounted at {mount.path}" in done.stderr
+        assert f"{mount.path}: unmounted here, but still mounted at {mount.path}" in done.stderr
         assert f" for process {other.pid}: " in done.stderr
         assert mount.process is not None
         assert f"process {mount.process.pid} serves it" in done.stderr
@@ -100,7 +100,7 @@ def test_a_mount_whose_daemon_is_stopped(make_mount: Callable[..., Mount], is_la
                 assert not is_mounted(mount.path)
             else:
                 # The first line comes while it waits.
-                assert "its daemon does not answer" in process.stderr.readline()
+                assert "its daemon does not respond" in process.stderr.readline()
                 assert process.poll() is None
         finally:
             mount.process.send_signal(signal.SIGCONT)
@@ -119,7 +119,7 @@ def test_mounting_over_a_mount_whose_daemon_is_stopped(
     assert mount.process is not None
     mount.process.send_signal(signal.SIGSTOP)
     try:
-        with pytest.raises(InvalidStore, match="a logfs is mounted here"):
+        with pytest.raises(InvalidStore, match="logfs is already mounted here"):
             check_paths(Options(log_dirs=[tmp_path / "other"], mountpoint=mount.path))
     finally:
         mount.process.send_signal(signal.SIGCONT)

@@ -108,7 +108,7 @@ def test_a_partition_that_fails_holds_up_nobody(
     failed = [message for message in caplog.messages if "failed" in message]
     assert len(failed) == 1
     assert failed[0].startswith(
-        "upkeep: retention of orders-1 failed, and is tried again in 1 s: [Errno 5]"
+        "upkeep: retention of orders-1 failed, and is retried in 1 s: [Errno 5]"
     )
     store.upkeep()
     assert store.keeper.failures == 1, "it waits"
@@ -372,4 +372,4 @@ def test_ctl_of_the_whole_store(make_mount: Callable[..., Mount]) -> None:
     assert ctl.read_text().startswith("upkeep\n")
     with pytest.raises(OSError, match="Invalid argument"):
         ctl.write_text("dance")
-    assert "write one of compact, retain, checkpoint, pause, resume" in mount.errors()
+    assert "use one of compact, retain, checkpoint, pause, resume" in mount.errors()

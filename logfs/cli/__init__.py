@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 COMMANDS = {
     "mount": "mount log directories as a filesystem",
     "umount": "unmount, and wait until everything is safely closed",
-    "status": "what a mount or a log directory is doing",
+    "status": "show the state of mounts or of a log directory",
     "top": "a live table of partitions",
-    "create": "make a partition",
+    "create": "create a partition",
     "delete": "delete a partition",
     "delete-records": "make the records below an offset unreadable",
-    "retain": "drop the segments that have had their time, or tell which and why",
+    "retain": "drop the segments eligible for deletion, or list them with the reasons",
     "compact": "keep only the newest record of each key",
-    "move": "take a partition to another log directory",
+    "move": "move a partition to another log directory",
     "describe": "sizes and offsets of partitions",
     "append": "append lines or JSON envelopes",
     "cat": "print records by offset, time, range or key",
     "tail": "print the last records, and follow",
-    "dump": "print what is in .log, .snapshot and index files, as kafka-dump-log does",
+    "dump": "print the contents of .log, .snapshot and index files, as kafka-dump-log does",
     "check": "audit everything, and change nothing",
-    "recover": "check and repair what a crash left, now",
-    "reindex": "make all indexes of a partition anew",
+    "recover": "check and repair now, as after a crash",
+    "reindex": "rebuild all indexes of a partition",
     "config": "show or change settings",
     "spark": "verify, rebuild, compact, export, import and count with Spark",
-    "groups": "what consumer groups have committed, and how far behind they are",
+    "groups": "show the committed offsets and the lag of consumer groups",
 }
 
 # Commands that do not write to log directories. Ctrl-C may kill them at once: they need no orderly shutdown.
@@ -57,7 +57,7 @@ _PRINTABLE = "logfs.printable"
 
 _EPILOG = """\
 A TARGET is a partition: its directory (LOGDIR/orders-0), or LOGDIR… and its name. Reading commands work beside a
-mount or a broker; the others need the directory for themselves. 'logfs COMMAND --help' tells more.
+mount or a broker; the others need exclusive access to the directory. 'logfs COMMAND --help' shows details.
 """
 
 
@@ -140,7 +140,7 @@ def _choose(
             for word in words[1:]:
                 if word.startswith("-") and word.endswith("=--"):
                     # argparse would read it as an option without a value, and store an empty list.
-                    parser.error(f"argument {word.removesuffix('=--')}: '--' is no value")
+                    parser.error(f"argument {word.removesuffix('=--')}: '--' is not a value")
             parsed = parser.parse_intermixed_args(words[1:])
             if name in _LOOKING:
                 return _run(module, parsed)

@@ -30,14 +30,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
-        "-o", "--offset", metavar="N|A..B", help="one record, a range (A.. and ..B too), or -N"
+        "-o",
+        "--offset",
+        metavar="N|A..B",
+        help="one record, a range (also A.. or ..B), or the last N (-N)",
     )
     what.add_argument(
         "-t",
         "--time",
         type=not_empty,
         metavar="T|A..B",
-        help="from a time on, or between two: ms or ISO 8601",
+        help="from a time on, or between two times: ms or ISO 8601",
     )
     what.add_argument("-k", "--key", metavar="KEY", help="the newest record with that key")
     add_isolation(parser)
@@ -66,7 +69,7 @@ def _range(reader: Reader, arguments: argparse.Namespace) -> tuple[int, int | No
         start, end = offset_range(arguments.offset)
         if start is not None and end == start + 1 and reader.record(start) is None:
             raise OffsetOutOfRange(
-                f"{reader.name.directory}: offset {start} was compacted away, or is no record"
+                f"{reader.name.directory}: offset {start} was compacted away, or is not the offset of a record"
             )
     elif arguments.time is not None:
         start, end = time_range(arguments.time, reader)
@@ -97,8 +100,8 @@ def _print_newest(log: OpenTarget, arguments: argparse.Namespace) -> int:
         print_record(record, log.reader, arguments)
         return 0
     print(
-        f"logfs: {log.reader.name.directory}: no record has the key {arguments.key!r}, or the newest of them "
-        "deletes it",
+        f"logfs: {log.reader.name.directory}: no record has the key {arguments.key!r}, or its newest record "
+        "is a tombstone",
         file=sys.stderr,
     )
     return 1

@@ -39,7 +39,7 @@ def path_argument(text: str) -> Path:
 def not_empty(text: str) -> str:
     """Return an argument unchanged; `ArgumentTypeError` for an empty one."""
     if not text:
-        raise argparse.ArgumentTypeError("it is empty; is a variable not set?")
+        raise argparse.ArgumentTypeError("the value is empty; is a variable unset?")
     return text
 
 
@@ -115,9 +115,9 @@ def _check_no_log_dir(path: Path) -> None:
 
     found = recognise(path)
     if found.kind in (Kind.LOG_DIR, Kind.MOUNTPOINT):
-        what = "a log directory" if found.kind is Kind.LOG_DIR else "where logfs is mounted"
+        what = "a log directory" if found.kind is Kind.LOG_DIR else "a mountpoint of logfs"
         raise InvalidStore(
-            f"{path} is {what}, not a partition: name one that is in it, {path}/TOPIC-NUMBER"
+            f"{path} is {what}, not a partition: name a partition in it, {path}/TOPIC-NUMBER"
         )
 
 
@@ -183,7 +183,9 @@ def check_there(wanted: Target) -> None:
 
 def _unknown(wanted: Target) -> UnknownPartition:
     where = ", ".join(str(path) for path in wanted.log_dirs)
-    return UnknownPartition(f"{where}: has no partition {wanted.name!r}; 'logfs create' makes one")
+    return UnknownPartition(
+        f"{where}: has no partition {wanted.name!r}; 'logfs create' creates one"
+    )
 
 
 _NUMBER = re.compile(r"[0-9]{1,19}")
@@ -202,7 +204,7 @@ def offset_range(text: str) -> tuple[int | None, int | None]:
         return int(first), None
     if dots and all(not part or _NUMBER.fullmatch(part) for part in (first, last)):
         return int(first) if first else None, int(last) if last else None
-    raise InvalidName(f"{text!r} is no offset: give N, A..B, A.., ..B or -N for the last N")
+    raise InvalidName(f"{text!r} is not an offset: give N, A..B, A.., ..B or -N for the last N")
 
 
 def time_range(text: str, partition: Reader) -> tuple[int | None, int | None]:
@@ -218,7 +220,7 @@ def time_range(text: str, partition: Reader) -> tuple[int | None, int | None]:
     for part in (first, last):
         timestamp = parse_time(part) if part else None
         if part and timestamp is None:
-            raise InvalidName(f"{part!r} is no time: give ms since 1970, or ISO 8601")
+            raise InvalidName(f"{part!r} is not a time: give ms since 1970, or ISO 8601")
         found = None if timestamp is None else partition.offset_for_time(timestamp, shown=True)
         if part and found is None:
             bounds.append(partition.log_end_offset)

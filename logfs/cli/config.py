@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "settings",
         nargs="*",
         metavar="NAME[=VALUE]",
-        help="show NAME, or set it; an empty VALUE goes back to the default. Without any, show all",
+        help="show NAME, or set it; an empty VALUE restores the default; without any NAME, show all",
     )
 
 
@@ -63,7 +63,7 @@ def _check_topic(store: Store, topic: str) -> None:
     if topic not in there and not store.settings.topic_overrides(topic):
         where = ", ".join(str(log_dir.path) for log_dir in store.log_dirs)
         raise UnknownPartition(
-            f"{where}: has no topic {topic!r}; 'logfs describe' lists what there is"
+            f"{where}: has no topic {topic!r}; 'logfs describe' lists the partitions"
         )
 
 

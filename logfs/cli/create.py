@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-p",
         "--parents",
         action="store_true",
-        help="make the log directory, too, if it is missing; without it, only an empty one becomes a new store",
+        help="create the log directory, too, if missing; without -p only an empty directory becomes a new store",
     )
 
 

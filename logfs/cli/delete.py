@@ -24,5 +24,5 @@ def run(arguments: argparse.Namespace) -> int:
     store, partition = open_for_writing(arguments.target, alone=False)
     with store:
         store.delete(partition.name.directory)
-        print(f"{partition.directory}: removed once file.delete.delay.ms have passed")
+        print(f"{partition.directory}: will be removed after file.delete.delay.ms")
     return 0

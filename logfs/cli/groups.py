@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "log_dirs", type=not_empty, metavar="LOGDIR[,LOGDIR…]", help="the log directories"
     )
     parser.add_argument("partition", nargs="?", metavar="PARTITION", help="this partition only")
-    parser.add_argument("--json", action="store_true", help="a JSON object a line")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
     change = parser.add_mutually_exclusive_group()
     change.add_argument(
         "--commit",
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="commit a number, earliest, latest, or the first offset at or after a time, @2021-11-28T11:53:20Z",
     )
     change.add_argument(
-        "--forget", nargs=2, metavar=("GROUP", "PARTITION"), help="forget what is committed"
+        "--forget", nargs=2, metavar=("GROUP", "PARTITION"), help="delete the committed offset"
     )
 
 
@@ -62,7 +62,7 @@ def _commit(store: Store, group: str, name: str, words: str) -> int:
     from logfs.store.groups import resolve_offset
 
     commit = store.groups.commit(group, name, resolve_offset(store[name], words))
-    print(f"{group} is at {commit.offset} of {name}")
+    print(f"committed offset {commit.offset} of {group} for {name}")
     return 0
 
 
@@ -70,7 +70,7 @@ def _forget(store: Store, group: str, name: str) -> int:
     if not store.groups.forget(group, name):
         print(f"{group} has no offset committed for {name}")
         return 1
-    print(f"{group} is forgotten in {name}")
+    print(f"deleted the offset of {group} for {name}")
     return 0
 
 

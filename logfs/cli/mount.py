@@ -62,21 +62,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OPTION,…",
         dest="options",
         help=(
-            "allow_other (other users see the mount: mode bits decide), ro, noexec, "
+            "allow_other (other users can access the mount; mode bits control permissions), "
             "isolation=read_committed (hide aborted and open transactions), "
-            "nonempty (hide what is in the MOUNTPOINT), "
-            "remount (change ro, rw, noexec or access times of a mount that is there)"
+            "nonempty (hide the contents of the MOUNTPOINT), "
+            "remount (change ro, rw, noexec or access times of an existing mount); "
+            "and as in mount(8): ro, rw, exec, noexec, sync, dirsync, atime, noatime, diratime, nodiratime, "
+            "relatime, norelatime, strictatime"
         ),
     )
     parser.add_argument(
-        "--read-only", action="store_true", help="write, lock and repair nothing below"
+        "--read-only", action="store_true", help="do not write, lock or repair the log directories"
     )
     parser.add_argument(
         "-f", "--foreground", action="store_true", help="do not go to the background"
     )
     # The source to show in the mount table, for an fstab line that names several log directories.
     parser.add_argument("--source", help=argparse.SUPPRESS)
-    parser.add_argument("--log-file", type=Path, help="where the daemon's own messages go")
+    parser.add_argument("--log-file", type=Path, help="the file for the daemon's log messages")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -175,8 +177,8 @@ def _who_may_enter(log_dir: Path) -> str:
         # The mount will create the directory, without access for other users.
         is_open = False
     if is_open:
-        return "every user may enter; mode bits decide what they can do"
-    return f"other users may enter once they may enter the log directory: chmod 755 {log_dir}"
+        return "all users can access the mount; mode bits control permissions"
+    return f"other users can access the mount only if they can enter the log directory: chmod 755 {log_dir}"
 
 
 def _in_background(options: Options) -> int:

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         type=path_argument,
         metavar="LOGDIR",
-        help="the log directory it is to be in",
+        help="the destination log directory",
     )
 
 

@@ -36,7 +36,7 @@ FORMAT_HELP = (
 def add_form(parser: argparse.ArgumentParser) -> None:
     """Add the options for the form in which records are printed."""
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("-J", "--json", action="store_true", help="JSON envelopes, one a line")
+    form.add_argument("-J", "--json", action="store_true", help="JSON envelopes, one per line")
     form.add_argument("-F", "--format", metavar="FORMAT", help=FORMAT_HELP)
 
 

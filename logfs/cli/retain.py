@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _explain(store: Store, name: str, *, dry_run: bool) -> None:
     plan = store.retention_plan(name)
-    word = "would go" if dry_run else "goes"
+    word = "would be dropped" if dry_run else "is dropped"
     print(name)
     for segment, _, reason in plan.expired:
         offsets = f"{segment.base_offset}..{segment.next_offset}"

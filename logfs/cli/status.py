@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help="a mount or a log directory; without it, all mounts",
     )
-    parser.add_argument("--json", action="store_true", help="the status.json of each")
+    parser.add_argument("--json", action="store_true", help="print the status.json of each")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -55,11 +55,11 @@ def _print(source: Source, *, json: bool) -> int:
         if not is_mount:
             raise
         if isinstance(error, PermissionError):
-            print(f"{path}: somebody else's ({error.strerror})")
+            print(f"{path}: owned by another user ({error.strerror})")
         elif isinstance(error, TimeoutError):
             print(f"{path}: {error.strerror}")
         else:
-            print(f"{path}: dead ({error.strerror}); 'logfs umount {path}' clears it away")
+            print(f"{path}: dead ({error.strerror}); 'logfs umount {path}' removes it")
         return 1
     status = look.status
     if json:
@@ -68,7 +68,7 @@ def _print(source: Source, *, json: bool) -> int:
     if is_mount:
         print(f"{path}: logfs {status['version']}, pid {status['pid']}")
     else:
-        print(f"{path}: a log directory, looked at from outside")
+        print(f"{path}: a log directory, opened read-only")
     dirs = ", ".join(status["log_dirs"])
     print(f"  log dirs    {dirs}{' (read-only)' if status['read_only'] else ''}")
     if is_mount:
@@ -102,7 +102,7 @@ def _print_upkeep(status: Mapping[str, Any]) -> None:
     )
     print(f"  upkeep      {'paused' if upkeep['paused'] else due}")
     for piece in upkeep["waiting_after_errors"]:
-        print(f"  failed      {piece}; is tried again (see the daemon's log)")
+        print(f"  failed      {piece}; will be retried (see the daemon's log)")
     for name, done in upkeep["last_retention"].items():
         print(
             f"  retention   {name}: {done['segments']} segments, {done['bytes']} bytes dropped "

@@ -21,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n", "--lines", type=int, default=10, metavar="N", help="the last N records (10)"
     )
-    parser.add_argument("-f", "--follow", action="store_true", help="go on with what is appended")
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="continue with records as they are appended"
+    )
     add_isolation(parser)
     add_form(parser)
 

@@ -77,14 +77,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     keys = ", ".join(f"{name} ({letter})" for name, (letter, _) in SORTS.items())
     parser.add_argument(
-        "--sort", default="in", metavar="KEY", help=f"{keys}; the letter does it live"
+        "--sort", default="in", metavar="KEY", help=f"{keys}; in the live table press the letter"
     )
     parser.add_argument("-n", "--rows", type=int, metavar="N", help="show the first N partitions")
     parser.add_argument(
-        "--interval", type=float, default=2.0, metavar="SECONDS", help="how often to look (2)"
+        "--interval", type=float, default=2.0, metavar="SECONDS", help="time between updates (2)"
     )
     parser.add_argument(
-        "--once", action="store_true", help="print one plain table, as in a pipe, and end"
+        "--once", action="store_true", help="print one plain table, as in a pipe, and exit"
     )
 
 

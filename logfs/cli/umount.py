@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: the mountpoint, and whether to unmount lazily."""
     parser.add_argument("mountpoint", type=path_argument)
     parser.add_argument(
-        "-l", "--lazy", action="store_true", help="take the name away now, even if it is busy"
+        "-l", "--lazy", action="store_true", help="detach the mountpoint now, even if it is busy"
     )
 
 
@@ -56,13 +56,13 @@ def run(arguments: argparse.Namespace) -> int:
     mountpoint = Path(os.path.abspath(arguments.mountpoint))
     mount = logfs_mounts().get(str(mountpoint))
     if mount is None:
-        raise InvalidStore(f"{mountpoint}: nothing of ours is mounted here")
+        raise InvalidStore(f"{mountpoint}: no logfs is mounted here")
     if arguments.lazy:
         # Do not ask the daemon for its status: it may be stopped.
         unmount(mountpoint, lazy=True)
         return 0
     with _telling(
-        f"{mountpoint}: its daemon does not answer: it is stopped, or waits for its disk; still waiting"
+        f"{mountpoint}: its daemon does not respond: it is stopped or waiting for its disk; still waiting"
     ):
         status = _status(mountpoint)
         pid = status.get("pid")
@@ -112,8 +112,8 @@ def _check_closed(status: dict[str, Any]) -> int:
     left = [path for path in status["log_dirs"] if not os.path.exists(f"{path}/{CLEAN_SHUTDOWN}")]
     for path in left:
         print(
-            f"logfs: {path}: unmounted, and could not be closed properly: nothing that was fsynced is lost, and the "
-            "next mount recovers it; look whether the disk is full or has failed, or a partition is offline",
+            f"logfs: {path}: unmounted, but could not be closed properly: no fsynced data is lost, and the next "
+            "mount recovers the directory; check whether the disk is full or has failed, or a partition is offline",
             file=sys.stderr,
         )
     return 1 if left else 0
@@ -155,9 +155,9 @@ def _tell(mountpoint: str, daemon: int, others: dict[str, list[int]]) -> None:
         more = f" and {len(pids) - _MOST_PIDS} more" if len(pids) > _MOST_PIDS else ""
         word = "process" if len(pids) == 1 else "processes"
         places.append(f"at {path} for {word} {some}{more}" if pids else f"at {path}")
-    where = "; ".join(places) or "in a mount namespace that cannot be looked into from here"
+    where = "; ".join(places) or "in a mount namespace that is not accessible from here"
     print(
-        f"logfs: {mountpoint}: unmounted here, and still mounted {where}: process {daemon} serves it, and keeps the "
-        "log directories locked, until it is unmounted there, too",
+        f"logfs: {mountpoint}: unmounted here, but still mounted {where}: process {daemon} serves it and keeps the "
+        "log directories locked until it is unmounted there, too",
         file=sys.stderr,
     )

@@ -68,7 +68,7 @@ class Mount:
         try:
             return within(PATIENCE_SECONDS, self._look)
         except TimeoutError:
-            words = "does not answer; its daemon is stopped, or waits for its disk"
+            words = "does not respond; its daemon is stopped or waiting for its disk"
             raise TimeoutError(errno.ETIMEDOUT, words, self.name) from None
 
     def _look(self) -> Look:
@@ -129,8 +129,8 @@ def source(path: Path | None) -> Source:
     if path is None:
         found = mounts()
         if len(found) != 1:
-            which = ", ".join(found) or "none is mounted"
-            raise InvalidStore(f"which mount? name it, or a log directory ({which})")
+            which = ", ".join(found) or "none"
+            raise InvalidStore(f"give a mount or a log directory (mounted: {which})")
         return Mount(found[0])
     # Compare the unresolved path first: resolving a mountpoint asks its daemon, which may be stopped.
     for resolve in (os.path.abspath, os.path.realpath):
@@ -140,7 +140,7 @@ def source(path: Path | None) -> Source:
     found_kind = recognise(path)
     if found_kind.kind is Kind.EMPTY:
         # The directory may be a mountpoint with nothing mounted on it.
-        raise found_kind.error("; nothing of ours is mounted there")
+        raise found_kind.error("; no logfs is mounted there")
     if found_kind.kind not in (Kind.LOG_DIR, Kind.UNKNOWN):
         raise found_kind.error()
     return LogDir(Path(path).absolute())

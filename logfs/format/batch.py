@@ -112,7 +112,9 @@ class Header(NamedTuple):
         try:
             return Codec(self.attributes & CODEC_MASK)
         except ValueError:
-            raise Corrupt(f"batch {self.base_offset}: no codec {self.attributes & 7}") from None
+            raise Corrupt(
+                f"batch {self.base_offset}: unknown codec {self.attributes & 7}"
+            ) from None
 
     @property
     def timestamp_type(self) -> TimestampType:
@@ -180,7 +182,7 @@ class Batch:
     def parse(cls, data: bytes | bytearray | memoryview, position: int = 0) -> Batch:
         """Return the batch at `position` of a buffer. Raises `Corrupt` if the buffer does not hold all of it."""
         if len(data) - position < HEADER_SIZE:
-            raise Corrupt(f"{len(data) - position} bytes are no batch")
+            raise Corrupt(f"{len(data) - position} bytes are too few for a batch")
         header = parse_header(data, position)
         size = header.size_bytes
         if size < HEADER_SIZE or size > len(data) - position:
@@ -217,7 +219,7 @@ class Batch:
             )
         if count > MOST_RECORDS:
             raise Corrupt(
-                f"batch {header.base_offset}: {count} records are more than the {MOST_RECORDS} that are read"
+                f"batch {header.base_offset}: {count} records exceed the limit of {MOST_RECORDS}"
             )
         return payload
 

@@ -383,8 +383,8 @@ def _label_growth(form: BatchFormat) -> int:
 def too_large(size: int, form: BatchFormat) -> RecordTooLarge:
     """Return the error for a record whose batch is larger than the topic allows."""
     return RecordTooLarge(
-        f"a batch of this record alone has {size} bytes, and max.message.bytes or segment.bytes "
-        f"allow {form.limit_bytes}: raise the setting, or send less"
+        f"a batch of this record alone has {size} bytes, but max.message.bytes or segment.bytes "
+        f"allows {form.limit_bytes}: raise the setting, or send less"
     )
 
 

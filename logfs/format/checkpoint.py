@@ -110,7 +110,7 @@ def _format_entries(entries: Iterable[str]) -> bytes:
 def _parse_entries(data: bytes, *, fields: int, parse: Callable[[list[str], int], T]) -> list[T]:
     lines = _lines(data)
     if lines and lines[0] != str(VERSION):
-        raise Corrupt(f"line 1: version {lines[0][:30]!r}, of which only {VERSION} is known")
+        raise Corrupt(f"line 1: version {lines[0][:30]!r} is not supported; only {VERSION} is")
     # Kafka creates the file before it has any entries, so a missing count is not damage.
     if len(lines) < 2:
         return []
@@ -119,10 +119,10 @@ def _parse_entries(data: bytes, *, fields: int, parse: Callable[[list[str], int]
     for number, line in enumerate(lines[2:], start=3):
         words = BLANKS.split(line)
         if len(words) != fields or not all(words):
-            raise Corrupt(f"line {number}: {line[:300]!r} is not {fields} fields")
+            raise Corrupt(f"line {number}: {line[:300]!r} does not have {fields} fields")
         entries.append(parse(words, number))
     if len(entries) != count:
-        raise Corrupt(f"line 2: {count} entries announced, and {len(entries)} follow")
+        raise Corrupt(f"line 2: {count} entries announced, but {len(entries)} follow")
     return entries
 
 
@@ -131,7 +131,7 @@ def _parse_entries(data: bytes, *, fields: int, parse: Callable[[list[str], int]
 ZERO_ID = uuid.UUID(int=0)
 METADATA_TOPIC_ID = uuid.UUID(int=1)
 RESERVED_IDS = 100
-"""Ids 0..99 name no topic and no directory of ours: Kafka keeps them for meanings of its own."""
+"""Kafka reserves the ids 0..99 for its own purposes: they identify no topic and no log directory."""
 
 UUID_TEXT = re.compile(r"[A-Za-z0-9_-]{22}(==)?")
 

@@ -113,7 +113,7 @@ def parse_commits(data: bytes) -> CommitLog:
     """Return the content of a file of commits. Raises `Corrupt` if the bytes are not a whole and valid one."""
     body, _, rest = data.partition(b"\n")
     if rest != b"crc32c %08x\n" % crc32c(body):
-        raise Corrupt("its checksum does not match what it says")
+        raise Corrupt("the checksum does not match the content")
     try:
         told = orjson.loads(body)
         if told["version"] != VERSION:
@@ -121,7 +121,7 @@ def parse_commits(data: bytes) -> CommitLog:
         writers = {name: _writer(*writer) for name, writer in told["writers"].items()}
         pending = None if told["pending"] is None else _pending(told["pending"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Corrupt(f"it cannot be read: {error!r}") from None
+        raise Corrupt(f"malformed content: {error!r}") from None
     return CommitLog(writers, pending)
 
 
@@ -156,11 +156,11 @@ def checked(kind: str, value: Any) -> Any:
     if kind == "int":
         # A bool is also an int.
         if not isinstance(value, int) or isinstance(value, bool):
-            raise TypeError(f"{value!r} is no whole number")
+            raise TypeError(f"{value!r} is not an integer")
         if not -(2**63) <= value < 2**63:
-            raise ValueError(f"{value} is not a number in 64 bits")
+            raise ValueError(f"{value} does not fit in 64 bits")
     elif not isinstance(value, {"str": str, "bool": bool}.get(kind, object)):
-        raise TypeError(f"{value!r} is no {kind}")
+        raise TypeError(f"{value!r} is not a {kind}")
     return value
 
 

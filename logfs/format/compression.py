@@ -66,7 +66,7 @@ class Codec(enum.IntEnum):
             if codec.kafka_name == kafka_name:
                 return codec
         names = ", ".join(codec.kafka_name for codec in cls)
-        raise InvalidSetting(f"{kafka_name!r} is no compression codec; choose one of {names}")
+        raise InvalidSetting(f"{kafka_name!r} is not a compression codec; choose one of {names}")
 
 
 LEVELS: dict[Codec, tuple[range, int]] = {
@@ -74,7 +74,7 @@ LEVELS: dict[Codec, tuple[range, int]] = {
     Codec.LZ4: (range(1, 18), KAFKA_LZ4_DEFAULT_LEVEL),
     Codec.ZSTD: (range(-131072, 23), 3),
 }
-"""For each codec that has levels: those that Kafka allows, and the default, allowed as well."""
+"""For each codec with levels: the levels that Kafka allows, and the default level, which is also allowed."""
 
 
 def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
@@ -365,10 +365,12 @@ def _snappy_blocks(view: memoryview, output: _Output) -> Iterator[memoryview]:
             continue
         start = position + BLOCK_LENGTH.size
         if start > len(view):
-            raise output.malformed(f"no room for a block's length at byte {position}")
+            raise output.malformed(f"the block length at byte {position} is cut short")
         (length,) = BLOCK_LENGTH.unpack_from(view, position)
         if not 0 < length <= len(view) - start:
-            raise output.malformed(f"a block of {length} bytes at byte {start} of {len(view)}")
+            raise output.malformed(
+                f"a block of {length} bytes at byte {start} does not fit in {len(view)} bytes"
+            )
         position = start + length
         yield view[start:position]
 
@@ -379,7 +381,7 @@ def _after_snappy_header(view: memoryview, position: int, output: _Output) -> in
         raise output.malformed(f"the stream header at byte {position} is cut short")
     _, version, _ = SNAPPY_HEADER.unpack_from(view, position)
     if version < SNAPPY_VERSION:
-        raise output.malformed(f"version {version} in the stream header at byte {position}")
+        raise output.malformed(f"unknown version {version} in the stream header at byte {position}")
     return end
 
 
@@ -393,4 +395,4 @@ def _snappy_length(block: memoryview, output: _Output) -> int:
         length |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
             return length
-    raise output.malformed("a block without its uncompressed length")
+    raise output.malformed("a block has no valid uncompressed length")

@@ -125,8 +125,8 @@ def _unpack(layout: struct.Struct, data: Buffer, what: str) -> tuple[int, int]:
     """
     view = memoryview(data).cast("B")
     if len(view) < layout.size:
-        raise Corrupt(f"{what}: {len(view)} bytes, of at least {layout.size}")
+        raise Corrupt(f"{what}: {len(view)} bytes, but at least {layout.size} are needed")
     version, field = layout.unpack_from(view)
     if version < 0:
-        raise Corrupt(f"{what}: version {version}")
+        raise Corrupt(f"{what}: invalid version {version}")
     return version, field

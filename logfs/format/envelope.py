@@ -91,7 +91,7 @@ def decode_placed(line: bytes | memoryview) -> Placed:
     envelope = _parse(line)
     topic = envelope.get("topic")
     if topic is not None and not isinstance(topic, str):
-        raise InvalidEnvelope(f'"topic" is a string, not {topic!r}')
+        raise InvalidEnvelope(f'"topic" must be a string, not {topic!r}')
     partition = _number(envelope, "partition", _PARTITIONS)
     return Placed(topic, partition, _number(envelope, "offset", _OFFSETS), _record(envelope))
 
@@ -102,11 +102,11 @@ def _parse(line: bytes | memoryview) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise InvalidEnvelope(f"not JSON: {error}") from None
     if not isinstance(envelope, dict):
-        raise InvalidEnvelope("an envelope is one JSON object a line")
+        raise InvalidEnvelope("an envelope must be one JSON object on one line")
     if not envelope.keys() <= _FIELDS:
         unknown = envelope.keys() - _FIELDS
         raise InvalidEnvelope(
-            f"unknown field {min(unknown)!r}; an envelope has {', '.join(_ORDER)}"
+            f"unknown field {min(unknown)!r}; the fields of an envelope are {', '.join(_ORDER)}"
         )
     if "value" not in envelope:
         raise InvalidEnvelope('"value" is missing; write null for a tombstone')
@@ -116,7 +116,7 @@ def _parse(line: bytes | memoryview) -> dict[str, Any]:
 def _record(envelope: dict[str, Any]) -> Record:
     timestamp = envelope.get("timestamp")
     if timestamp is not None and (type(timestamp) is not int or timestamp not in _INT64):
-        raise InvalidEnvelope(f'"timestamp" is ms since the epoch, not {timestamp!r}')
+        raise InvalidEnvelope(f'"timestamp" must be ms since the epoch, not {timestamp!r}')
     return Record(
         _bytes(envelope["value"], "value"),
         _bytes(envelope.get("key"), "key"),
@@ -128,7 +128,7 @@ def _record(envelope: dict[str, Any]) -> Record:
 def _number(envelope: dict[str, Any], field: str, allowed: range) -> int | None:
     number: Any = envelope.get(field)
     if number is not None and (type(number) is not int or number not in allowed):
-        raise InvalidEnvelope(f'"{field}" is a number from 0 on, not {number!r}')
+        raise InvalidEnvelope(f'"{field}" must be a number of 0 or more, not {number!r}')
     return number
 
 
@@ -145,19 +145,19 @@ def _bytes(value: Any, field: str) -> bytes | None:
         try:
             return base64.b64decode(value["base64"], validate=True)
         except ValueError as error:  # binascii.Error, or text that is not ASCII
-            raise InvalidEnvelope(f'"{field}" has bad base64: {error}') from None
-    raise InvalidEnvelope(f'"{field}" is a string, null or {{"base64": "…"}}')
+            raise InvalidEnvelope(f'"{field}" has invalid base64: {error}') from None
+    raise InvalidEnvelope(f'"{field}" must be a string, null or {{"base64": "…"}}')
 
 
 def _headers(headers: Any) -> tuple[tuple[str, bytes | None], ...]:
     if headers is None:
         return ()
     if not isinstance(headers, list):
-        raise InvalidEnvelope('"headers" is an array of [name, value] pairs')
+        raise InvalidEnvelope('"headers" must be an array of [name, value] pairs')
     pairs = []
     for header in headers:
         if not isinstance(header, list) or len(header) != 2:
-            raise InvalidEnvelope("a header is a pair: [name, value]")
+            raise InvalidEnvelope("a header must be a pair: [name, value]")
         name = _bytes(header[0], "header name")
         if name is None:
             raise InvalidEnvelope("a header's name cannot be null")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 LEGACY_OFFSET_COMMIT = 0
 OFFSET_COMMIT = 1
-"""The key type of offset commits as they are written; type 0 is the same, and older."""
+"""The key type of offset commits that are written now; the older type 0 has the same fields."""
 GROUP_METADATA = 2
 
 KEY = "group record's key"

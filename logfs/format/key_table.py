@@ -88,14 +88,16 @@ def parse_header(data: Buffer, size_bytes: int) -> TableHeader:
     """
     view = memoryview(data)
     if len(view) < _HEAD.size + _CRC.size or view[: len(_MAGIC)] != _MAGIC:
-        raise Corrupt("is no key map")
+        raise Corrupt("is not a key map")
     _, version, isolation, slots, used, covered, secret, *rest = _HEAD.unpack_from(view)
     if version != _VERSION:
-        raise Corrupt(f"is a key map of version {version}, and this release knows {_VERSION}")
+        raise Corrupt(f"is a key map of version {version}, but this release supports {_VERSION}")
     if _CRC.unpack_from(view, _HEAD.size)[0] != crc32c(view[: _HEAD.size]):
         raise Corrupt("the header's checksum is wrong")
     if slots % BLOCK_SLOTS or not used < slots or size_bytes != file_bytes(slots):
-        raise Corrupt(f"{slots} slots, {used} of them used, are not in {size_bytes} bytes")
+        raise Corrupt(
+            f"{slots} slots, {used} of them in use, do not match a file of {size_bytes} bytes"
+        )
     return TableHeader(isolation, slots, used, covered, secret, Anchor(*rest[:5]))
 
 
@@ -106,7 +108,7 @@ def parse_crcs(head: Buffer, crcs: Buffer) -> Sequence[int]:
     """
     view = memoryview(crcs)
     if _HEAD.unpack_from(head)[-1] != crc32c(view):
-        raise Corrupt("the checksum of the checksums is wrong")
+        raise Corrupt("the checksum of the block checksums is wrong")
     return struct.unpack(f">{len(view) // 4}I", view)
 
 

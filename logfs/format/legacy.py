@@ -78,12 +78,12 @@ def parse_message(data: bytes | memoryview, position: int = 0) -> Message:
     """
     left = len(data) - position - LENGTH_OVERHEAD
     if left < _LEAST[0]:
-        raise Corrupt(f"{len(data) - position} bytes are no message")
+        raise Corrupt(f"{len(data) - position} bytes are too few for a message")
     offset, size, crc, magic, attributes = _HEAD.unpack_from(data, position)
     if magic not in MAGICS:
         raise Corrupt(f"message {offset}: magic {magic} is neither 0 nor 1")
     if not _LEAST[magic] <= size <= left:
-        raise Corrupt(f"message {offset}: {size} bytes, with {left} left")
+        raise Corrupt(f"message {offset}: size {size} is invalid with {left} bytes left")
     start, end = position + MAGIC_AT, position + LENGTH_OVERHEAD + size
     is_valid = zlib.crc32(data[start:end]) == crc
     at, timestamp = position + _HEAD.size, NO_TIMESTAMP
@@ -224,14 +224,16 @@ def _inner_messages(outer: Message, unpacked: bytes) -> Iterator[Message]:
         message = parse_message(unpacked, position)
         if not message.is_valid or message.magic != outer.magic or message.attributes & CODEC_MASK:
             raise Corrupt(
-                f"message {outer.offset}: at byte {position} of what it holds is no plain and valid "
-                f"message of magic {outer.magic}"
+                f"message {outer.offset}: the inner message at byte {position} is compressed, damaged or "
+                f"not of magic {outer.magic}"
             )
         yield message
         position += message.size_bytes
         count += 1
         if count > _MOST_MESSAGES:
-            raise Corrupt(f"message {outer.offset}: it holds more than {_MOST_MESSAGES} messages")
+            raise Corrupt(
+                f"message {outer.offset}: it contains more than {_MOST_MESSAGES} messages"
+            )
 
 
 def _settle(outer: Message, inner: list[Message]) -> tuple[Message, ...]:
@@ -255,7 +257,7 @@ def _settle(outer: Message, inner: list[Message]) -> tuple[Message, ...]:
     rising = all(before.offset < after.offset for before, after in pairwise(settled))
     fits = base >= 0 if outer.magic else base == 0
     if not fits or not rising or settled[0].offset < 0:
-        raise Corrupt(f"message {outer.offset}: the offsets of the messages in it do not fit")
+        raise Corrupt(f"message {outer.offset}: the offsets of the inner messages are invalid")
     return settled
 
 

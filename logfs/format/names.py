@@ -15,10 +15,10 @@ OFFSET_INDEX = ".index"
 TIME_INDEX = ".timeindex"
 TXN_INDEX = ".txnindex"
 TEXT_INDEX = ".textindex"
-"""Ours alone: a third sparse index. Kafka ignores files with suffixes that it does not know."""
+"""A third sparse index, specific to logfs. Kafka ignores files with suffixes that it does not know."""
 SNAPSHOT = ".snapshot"
 SEGMENT_FILES = (LOG, OFFSET_INDEX, TIME_INDEX, TXN_INDEX, TEXT_INDEX)
-"""Those of one segment."""
+"""The suffixes of the files of a segment."""
 # A position is an int32 in the indexes, and Kafka does not open a .log that is longer (kafka-storage 1.1).
 MAX_SEGMENT_BYTES = 2**31 - 1
 
@@ -98,11 +98,11 @@ def check_topic(name: str) -> None:
         raise InvalidName(f"a topic's name may not be {name!r}")
     if len(name) > TOPIC_LENGTH:
         raise InvalidName(
-            f"a topic's name may have {TOPIC_LENGTH} characters; {name[:20]!r}... has {len(name)}"
+            f"a topic's name may have at most {TOPIC_LENGTH} characters; {name[:20]!r}... has {len(name)}"
         )
     if wrong := NOT_IN_TOPIC.search(name):
         raise InvalidName(
-            f"the topic name {name!r} has {wrong[0]!r} in it; "
+            f"the topic name {name!r} contains {wrong[0]!r}; "
             "only ASCII letters, digits, '.', '_' and '-' are allowed"
         )
 

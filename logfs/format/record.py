@@ -63,7 +63,7 @@ def as_record(item: object) -> Record:
         return Record(item)
     if isinstance(item, Record):
         return item
-    raise TypeError(f"a record is bytes or a logfs.Record, not {type(item).__name__}")
+    raise TypeError(f"a record must be bytes or a logfs.Record, not {type(item).__name__}")
 
 
 def encode_record(record: Record, *, offset_delta: int, timestamp_delta: int) -> bytes:
@@ -98,7 +98,7 @@ def decode_record(
     value, position = _get_bytes(body, position, "value")
     headers, position = decode_headers(body, position)
     if position != end:
-        raise Corrupt(f"a record of {size} bytes holds {end - position} bytes more than its fields")
+        raise Corrupt(f"a record of {size} bytes has {end - position} bytes after its last field")
     record = Record(
         value,
         key,

@@ -190,7 +190,7 @@ def settle(accounts: Iterable[Account], log_start_offset: int) -> Iterator[Findi
     open_since: dict[int, int] = {}
     for account in accounts:
         if expected is not None and account.base_offset != expected and not account.gaps:
-            what = "are missing" if account.base_offset > expected else "are there twice"
+            what = "are missing" if account.base_offset > expected else "appear twice"
             low, high = sorted((expected, account.base_offset))
             yield error(account.path, f"offsets {low} to {high - 1} {what}")
         expected = None if account.gaps else account.end_offset
@@ -210,7 +210,7 @@ def settle(accounts: Iterable[Account], log_start_offset: int) -> Iterator[Findi
             if transaction.first_offset >= log_start_offset:
                 yield error(
                     account.txn_index,
-                    f"the transaction of producer {transaction.producer_id} that was aborted at "
+                    f"the index entry of producer {transaction.producer_id}'s transaction that was aborted at "
                     f"{transaction.last_offset} is missing; run 'logfs reindex'",
                 )
 
@@ -300,7 +300,7 @@ def _check_epochs(segment: Segment, batches: _Batches, epochs: Epochs) -> Iterat
         yield error(
             segment.path,
             f"batch {batches.first_offsets[number]} at byte {batches.positions[number]}: leader epoch "
-            f"{found[number]}, and the epoch file says {expected[number]}",
+            f"{found[number]}, but the epoch file has {expected[number]}",
         )
 
 
@@ -333,7 +333,7 @@ class _Index:
         """Yield the first entry that goes back. It and those after it are of no use, and are ignored."""
         back = np.flatnonzero(np.diff(self._keys, prepend=self.before_first) <= 0)
         if len(back):
-            yield self._wrong(f"entry {back[0]} goes back; run 'logfs reindex'")
+            yield self._wrong(f"entry {back[0]} is out of order; run 'logfs reindex'")
             self._keep(int(back[0]))
 
     def hold_against(self, batches: _Batches, text: TextSize) -> Iterator[Finding]:
@@ -421,14 +421,14 @@ class _Times(_Index):
         told = int(self.entries["timestamp"][-1]) if len(self.entries) else -1
         if not self._is_cut_short and not self.live and told < self._largest:
             yield self._wrong(
-                f"its last entry is of {told}, and the latest time is {self._largest}; run 'logfs reindex'"
+                f"its last timestamp is {told}, but the latest in the log is {self._largest}; run 'logfs reindex'"
             )
 
     def _check(self, entries: NDArray[np.void], expected: NDArray[np.int64]) -> Iterator[Finding]:
         for number in np.flatnonzero(entries["timestamp"] != expected)[:1]:
             offset, timestamp = entries[number]["offset"], entries[number]["timestamp"]
             yield self._wrong(
-                f"the latest time up to offset {self.base_offset + int(offset)} is {expected[number]}, and not "
+                f"the latest timestamp up to offset {self.base_offset + int(offset)} is {expected[number]}, not "
                 f"{timestamp}; run 'logfs reindex'"
             )
             self._is_cut_short = True
@@ -479,7 +479,7 @@ def _sound_indexes(segment: Segment, *, live: bool) -> Generator[Finding, None, 
             yield error(index.path, str(why).partition(": ")[2])
             continue
         if not index.exists():
-            yield note(index.path, "missing; it is made anew when it is needed")
+            yield note(index.path, "missing; it is rebuilt when it is needed")
             continue
         held = kind(segment, index.path, index.file_bytes(), live=live)
         if live or isinstance(held, _Texts):
@@ -576,7 +576,7 @@ class _Transactions:
         for producer_id, offset in sorted(wrong)[:1]:
             yield error(
                 index.path,
-                f"the entry of producer {producer_id} that ends at offset {offset} is of no abort in the log; run "
+                f"the entry of producer {producer_id} that ends at offset {offset} matches no abort in the log; run "
                 "'logfs reindex'",
             )
         account.missing += [

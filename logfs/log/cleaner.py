@@ -147,8 +147,8 @@ class _Round:
                 position, batch = found
                 if batch.header.magic != MAGIC:
                     raise Unsupported(
-                        f"{segment.path}: holds messages of magic {batch.header.magic}, which are read but not "
-                        "compacted"
+                        f"{segment.path}: contains messages of magic {batch.header.magic}, which can be read but "
+                        "not compacted"
                     )
                 found = spans.scan_one(position, batch)
             self.spend(len(found.data))
@@ -233,7 +233,7 @@ class _Round:
                 for left in sieve.sift(stretch):
                     length = memoryview(left).nbytes
                     if size + length > names.MAX_SEGMENT_BYTES:
-                        raise Unsupported(f"{new.path}: would be larger than a segment can be")
+                        raise Unsupported(f"{new.path}: would exceed the maximum size of a segment")
                     if length:
                         disk.write(file, size, left)
                         self.spend(length)

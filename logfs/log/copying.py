@@ -226,7 +226,7 @@ class Copy:
         """
         self.catch_up()
         if self.missing_bytes:
-            raise Corrupt(f"{self._partition.directory}: a .log file is shorter than it was")
+            raise Corrupt(f"{self._partition.directory}: a .log file has become shorter")
         partition = self._partition
         active, end = partition.active, partition.log_end_offset
         self._segments = [self._twin(segment) for segment in partition.segments[:-1]]

@@ -54,8 +54,8 @@ def _check_size(disk: Disk, path: Path) -> None:
     size = disk.stat(path).st_size
     if size > names.MAX_SEGMENT_BYTES:
         raise Corrupt(
-            f"{path}: is {size} bytes long, and a segment is {names.MAX_SEGMENT_BYTES} at most; move it out of the "
-            "partition, or cut off what does not belong to it"
+            f"{path}: is {size} bytes long, but a segment has at most {names.MAX_SEGMENT_BYTES}; move it out of "
+            "the partition, or cut off the bytes that do not belong to it"
         )
 
 
@@ -75,6 +75,6 @@ def _check_swap(disk: Disk, directory: Path, base_offset: int, bases: set[int]) 
             hides |= not isinstance(found, Damage) and found[1].header.last_offset >= base_offset
     if hides:
         raise Corrupt(
-            f"{swap.path}: no compaction has left this; what it would take the place of is good, so move it out of "
-            "the partition"
+            f"{swap.path}: compaction did not write this; it would replace good records, so move it out of the "
+            "partition"
         )

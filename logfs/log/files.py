@@ -284,7 +284,7 @@ class Disk:
         size = self.size(file)
         if size > _MOST_BYTES:
             raise Corrupt(
-                f"{file.path}: is {size} bytes long, and such a file is {_MOST_BYTES} at most"
+                f"{file.path}: is {size} bytes long, but such a file has at most {_MOST_BYTES}"
             )
         return self._read_fully(file, 0, size)
 

@@ -172,7 +172,7 @@ class FollowedPartition(Partition):
             try:
                 return self._catch_up()
             except (FileNotFoundError, Gone) as error:
-                logger.debug("%s: changed under a look at it: %s", self.directory, error)
+                logger.debug("%s: changed while it was refreshed: %s", self.directory, error)
                 self._seen_directory = self._seen_log = None
                 return False
 
@@ -267,7 +267,11 @@ class FollowedPartition(Partition):
         try:
             self.epochs = LeaderEpochs(self.disk, self.directory)
         except (Corrupt, OSError) as error:
-            logger.warning("%s: the leader epochs stay what they were: %s", self.directory, error)
+            logger.warning(
+                "%s: the leader epochs cannot be reloaded; the previous ones are used: %s",
+                self.directory,
+                error,
+            )
 
     # Reading: a reader that finds a file gone looks at the directory again and starts over.
 

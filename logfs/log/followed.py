@@ -128,7 +128,7 @@ class FollowedSegment(Segment):
         return data
 
     def _cut(self) -> Gone:
-        return Gone(f"{self.path}: was cut while it was read; read again")
+        return Gone(f"{self.path}: was truncated while it was read; read again")
 
     # Growing.
 

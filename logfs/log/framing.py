@@ -95,8 +95,8 @@ class Framer:
     def _give_up_line(self) -> RecordTooLarge:
         self.carry = b""
         self.skipped = RecordTooLarge(
-            f"{self.partition.name.directory}: a line of more than {self.limit} bytes, which is what "
-            "max.message.bytes or segment.bytes allow; the line is refused up to its newline"
+            f"{self.partition.name.directory}: a line exceeds {self.limit} bytes, the limit of "
+            "max.message.bytes or segment.bytes; the line is refused up to its newline"
         )
         return self.skipped
 

@@ -270,7 +270,7 @@ class SparseIndex:
             raise Corrupt(f"{self.path}: not a whole number of {self.entry.size}-byte entries")
         if size > _MOST_BYTES:
             raise Corrupt(
-                f"{self.path}: is {size} bytes long, and no index is longer than {_MOST_BYTES}"
+                f"{self.path}: is {size} bytes long, but an index has at most {_MOST_BYTES}"
             )
 
     def _open(self) -> None:
@@ -373,7 +373,7 @@ class SparseIndex:
         assert file is not None
         read = self._disk.read(file, at, self.entry.size)
         if len(read) < self.entry.size:
-            raise Gone(f"{self.path}: was cut while it was read; read again")
+            raise Gone(f"{self.path}: was truncated while it was read; read again")
         return self.entry.unpack(read)
 
     def _relative(self, offset: int) -> int:

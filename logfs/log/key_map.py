@@ -116,8 +116,10 @@ class KeyMap:
                 return record
             if self._reader.log_end_offset == end:
                 # The log has not grown, so no newer record has taken its place.
-                self._start_anew(f"offset {offset} does not hold the key that it should")
-        raise Corrupt(f"{self._reader.log.directory}: its keys cannot be told; run 'logfs check'")
+                self._start_anew(f"offset {offset} has no record with the expected key")
+        raise Corrupt(
+            f"{self._reader.log.directory}: its keys cannot be determined; run 'logfs check'"
+        )
 
     def keep_up(self, now_ms: int) -> None:
         """Cover what the log has gained, if the map was used in the last `IDLE_MS`. May take long."""
@@ -191,11 +193,11 @@ class KeyMap:
             except FileNotFoundError:
                 continue
             except (Corrupt, OSError) as error:
-                logger.warning("%s: is not used, and made anew: %s", path, error)
+                logger.warning("%s: is not used and is rebuilt: %s", path, error)
                 continue
             header = found.header
             if header.isolation != self._isolation or not self._is_anchored(header.anchor):
-                logger.info("%s: belongs to another log, or to what was truncated", path)
+                logger.info("%s: belongs to another log, or to records that were truncated", path)
             elif header.secret not in self._distrusted and (
                 self._base is None or header.covered > self._base.header.covered
             ):
@@ -233,7 +235,7 @@ class KeyMap:
         """Forget everything, and remove the files."""
         log = self._reader.log
         log.check_may_block()
-        logger.warning("%s: the key map is made anew: %s", log.directory, why)
+        logger.warning("%s: the key map is rebuilt: %s", log.directory, why)
         if self._base is not None:
             # A file that another process wrote cannot be removed, and must not be used again.
             self._distrusted.add(self._base.header.secret)
@@ -395,7 +397,7 @@ class KeyMap:
             if not log.disk.writable:
                 text_cache.remove_oldest(disk, path.parent, CACHE_BYTES)
         except OSError as error:
-            logger.warning("%s: the key map is kept in memory alone: %s", path, error)
+            logger.warning("%s: the key map is kept in memory only: %s", path, error)
             self._is_kept = False
             return
         self._tail_bytes = 0

@@ -101,7 +101,7 @@ def _moved(old: NDArray[np.uint64], slots: NDArray[np.uint64], used: int) -> int
     """
     added = int(sieve.move_slots(old, slots, used))
     if added < 0:
-        raise Corrupt("a key map has more keys than its header says")
+        raise Corrupt("a key map has more keys than its header states")
     return added
 
 
@@ -161,7 +161,7 @@ class FileTable:
             if len(ends):
                 return int(words[ends[0], 2])
             at = (number + 1) * BLOCK_SLOTS % count
-        raise self._damaged(Corrupt("no slot of it is empty"))
+        raise self._damaged(Corrupt("the table has no empty slot"))
 
     def chunks(self) -> Iterator[NDArray[np.uint64]]:
         """Yield the whole table in order, checked, as uint64[n, 3] arrays. Raises `Corrupt` and `OSError`."""

@@ -100,4 +100,4 @@ def open_by_inode(disk: Disk, path: Path, inode: int | None) -> File:
             continue
         if inode is None or disk.stat_file(file).st_ino == inode:
             return file
-    raise Gone(f"{path}: has left the log since the directory was looked at; read again")
+    raise Gone(f"{path}: has left the log since the directory was listed; read again")

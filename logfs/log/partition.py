@@ -332,8 +332,8 @@ class Partition(Reader):
             self.failure = self.disk.failure
             return self.failure
         self.failure = PartitionFailed(
-            f"{self.directory}: {what} ({error}); what was fsynced before is safe, and nothing more is "
-            "taken until the store is unmounted and mounted again, which recovers it"
+            f"{self.directory}: {what} ({error}); records fsynced before are safe, and appends are "
+            "refused until the store is unmounted and mounted again, which recovers it"
         )
         self.failure.__cause__ = error
         return self.failure
@@ -567,7 +567,7 @@ class Partition(Reader):
                 new.move("")
                 self.disk.sync_directory(self.directory)
             except OSError as error:
-                raise self.fail("a cleaned segment could not take its place", error) from error
+                raise self.fail("a cleaned segment could not be put in place", error) from error
             after = self.segments[number + len(old) :]
             self.segments = (*self.segments[:number], new, *after)
             self.generation += 1

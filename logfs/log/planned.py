@@ -71,13 +71,15 @@ class PlannedFile:
             raise Gone(self._why_gone(disk)) from None
         if size < self.size_bytes:
             segment.close()
-            raise Gone(f"{self.path}: has {size} bytes, and {self.size_bytes} when it was planned")
+            raise Gone(
+                f"{self.path}: has {size} bytes, but had {self.size_bytes} when it was planned"
+            )
         return segment
 
     def _why_gone(self, disk: ReadOnlyDisk) -> str:
         found = _inode_of(disk, self.path)
         if found is None:
-            return f"{self.path}: the planned segment file is not there"
+            return f"{self.path}: the planned segment file does not exist"
         return f"{self.path}: is not the planned segment file (inode {found}, planned {self.inode})"
 
     def check_in_place(self) -> None:
@@ -139,7 +141,7 @@ class _FoundSegment(Segment):
             if self._inode in (None, self._disk.stat_file(file).st_ino):
                 return file
             file.close()
-        raise Gone(f"{self.path}: the planned segment file is not there")
+        raise Gone(f"{self.path}: the planned segment file does not exist")
 
 
 def _inode_of(disk: Disk, path: Path) -> int | None:

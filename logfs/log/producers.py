@@ -183,7 +183,7 @@ class Producers:
             self._check_sequence(producer, header)
         if producer.transaction_start is not None and not header.is_transactional:
             raise InvalidTransactionState(
-                f"producer {header.producer_id}: a batch outside the transaction that it has open "
+                f"producer {header.producer_id}: a batch outside the transaction that is open "
                 f"since offset {producer.transaction_start}; end the transaction first"
             )
         return None
@@ -198,7 +198,7 @@ class Producers:
             raise OutOfOrderSequence(
                 f"producer {header.producer_id}: sequence {header.base_sequence} of epoch "
                 f"{header.producer_epoch} does not follow {producer.last_sequence} of epoch "
-                f"{producer.epoch}; send what is missing first"
+                f"{producer.epoch}; send the missing batches first"
             )
 
     def check_marker(self, producer_id: int, producer_epoch: int, coordinator_epoch: int) -> None:
@@ -207,16 +207,16 @@ class Producers:
         self._check_epoch(producer, producer_epoch)
         if coordinator_epoch < producer.coordinator_epoch:
             raise CoordinatorFenced(
-                f"producer {producer_id}: a marker of coordinator epoch {coordinator_epoch}, and "
-                f"epoch {producer.coordinator_epoch} has been at work since"
+                f"producer {producer_id}: a marker of coordinator epoch {coordinator_epoch}, which is "
+                f"older than the current epoch {producer.coordinator_epoch}"
             )
 
     @staticmethod
     def _check_epoch(producer: Producer, epoch: int) -> None:
         if epoch < producer.epoch:
             raise InvalidProducerEpoch(
-                f"producer {producer.producer_id}: epoch {epoch} is over since epoch "
-                f"{producer.epoch}; a newer instance of the producer is at work"
+                f"producer {producer.producer_id}: epoch {epoch} is older than the current "
+                f"epoch {producer.epoch}; a newer instance of the producer is active"
             )
 
     # Noting the batches of the log, in order.
@@ -235,7 +235,7 @@ class Producers:
         try:
             marker = end_of_transaction(batch)
         except Corrupt as error:
-            logger.warning("control batch %d: %s; it is passed over", header.base_offset, error)
+            logger.warning("control batch %d: %s; it is skipped", header.base_offset, error)
             return None
         return None if marker is None else self._note_marker(header, marker)
 

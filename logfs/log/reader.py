@@ -376,7 +376,9 @@ class Reader:
         if timestamp == MAX_TIMESTAMP:
             return self._offset_of_max_timestamp()
         if timestamp < 0:
-            raise InvalidRecord(f"{timestamp} is no timestamp: ms since the epoch, -1, -2 or -3")
+            raise InvalidRecord(
+                f"{timestamp} is not a timestamp: give ms since the epoch, -1, -2 or -3"
+            )
         segments = self.segments
         shows = self.shown(segments) if shown else _is_any
         # Records below the log start are not readable, even while their files exist: they were deleted by offset, and

@@ -92,11 +92,11 @@ class Loaded:
     epochs: LeaderEpochs
     snapshots: Snapshots
     producers: Producers | None
-    """Of the log end; None in a read-only store, where they are looked for by who needs them."""
+    """The producers at the log end; None in a read-only store, which loads them on demand."""
     last_timestamp: int = -1
     torn: list[str] = field(default_factory=list)
     unsynced: list[Segment] = field(default_factory=list)
-    """Those whose files were changed: whoever vouches for them has to flush them first."""
+    """The segments whose files were changed: flush them before relying on their durability."""
 
 
 def _is_whole(segment: Segment, position: int) -> bool:
@@ -168,7 +168,7 @@ class _Loader:
         deleted = self.start.log_start_offset
         if segments and log_end_offset < deleted:
             if self.start.clean:
-                what = "%s: log start offset %d of the checkpoint is not in the log, which ends at %d: ignored"
+                what = "%s: log start offset %d of the checkpoint is beyond the log end %d: ignored"
                 logger.error(what, self.directory, deleted, log_end_offset)
                 deleted = 0
             else:
@@ -306,7 +306,7 @@ class _Loader:
             with suppress(FileNotFoundError):
                 is_empty = not self.disk.stat(segment.path).st_size
                 if is_empty and self._ends_behind(before.base_offset, segment.base_offset):
-                    what = "%s: empty, and ignored: %s has its offsets"
+                    what = "%s: is empty and ignored: %s contains its base offset"
                     logger.error(what, segment.path, before.path.name)
                     continue
             kept.append(segment)
@@ -342,7 +342,9 @@ class _Loader:
             if size:
                 self._cut(last, Damage(0, size, last.base_offset, last.base_offset, "no batch"))
             logger.warning(
-                "%s: holds no batch, and %s ends before it: dropped", last.path, before.path.name
+                "%s: contains no batch, and %s ends before its base offset: dropped",
+                last.path,
+                before.path.name,
             )
             segments.pop()
             before.next_base = None
@@ -428,7 +430,7 @@ class _Loader:
         try:
             segment.txn_index.check_sane(segment.base_offset)
         except Corrupt as error:
-            logger.warning("%s; making the indexes of its segment anew", error)
+            logger.warning("%s; rebuilding the indexes of its segment", error)
             return False
         return True
 
@@ -440,7 +442,7 @@ class _Loader:
                 index.check_sane()
             segment.txn_index.check_sane(segment.base_offset)
         except Corrupt as error:
-            logger.warning("%s; making the indexes of its segment anew", error)
+            logger.warning("%s; rebuilding the indexes of its segment", error)
             return False
         files = self.listing[segment.base_offset]
         if size and not (names.OFFSET_INDEX in files and names.TIME_INDEX in files):

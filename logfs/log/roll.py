@@ -35,6 +35,6 @@ def begin_next(partition: Partition, now_ms: int) -> Segment:
         except LogDirFailed:
             raise
         except OSError as second:
-            raise OSError(errno.EIO, f"a roll that failed could not be undone: {second}") from None
+            raise OSError(errno.EIO, f"a failed roll could not be undone: {second}") from None
         raise
     return segment

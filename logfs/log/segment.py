@@ -99,7 +99,7 @@ class Segment(SegmentFiles):
         with self._rebuilding:
             if self._lookups is None:
                 level = logging.WARNING if self._disk.writable else logging.INFO
-                logger.log(level, "%s: made again from the log", self.indexes[number].path)
+                logger.log(level, "%s: is rebuilt from the log", self.indexes[number].path)
                 self._lookups = rebuild_lookups(self)
                 # The other index has a new file, too.
                 self.indexes[1 - number].release()

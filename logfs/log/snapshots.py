@@ -101,7 +101,7 @@ class Snapshots:
                 self.offsets.remove(offset)
             except Corrupt as error:
                 logger.warning(
-                    "%s: %s; an older one, or the log, will do", self.path(offset), error
+                    "%s: %s; an older snapshot or the log is used", self.path(offset), error
                 )
                 self.drop(offset)
         return self.floor, Producers()

@@ -107,11 +107,15 @@ def read_staged(
                     data = disk.read(file, position, size)
                     rows, end = scan(data, offset, gaps=False)
             if not len(rows):
-                raise Corrupt(f"{file.path}: no batch at byte {position}: it is damaged")
+                raise Corrupt(
+                    f"{file.path}: no valid batch at byte {position}: the file is damaged"
+                )
             yield data, rows
             position, offset = position + end, int(rows[-1, kernels.NEXT_OFFSET])
         if offset != staged.record_count or disk.size(file) != staged.size_bytes:
-            raise Corrupt(f"{file.path}: {offset} records where there were {staged.record_count}")
+            raise Corrupt(
+                f"{file.path}: contains {offset} records, but {staged.record_count} were staged"
+            )
     finally:
         file.close()
 
@@ -306,7 +310,7 @@ class Landing:
                 for segment in new:
                     partition.snapshots.take(segment.base_offset, partition.producers)
         except OSError as error:
-            raise partition.fail("a commit could not be shown", error) from error
+            raise partition.fail("a commit could not be made visible", error) from error
         sizes, counts, _ = self._measures
         timestamp = last.batches[-1].max_timestamp
         partition.segments = segments
@@ -438,7 +442,7 @@ class _Standing:
                 found.position < part.position < found.position + found.size_bytes
             ):
                 raise Corrupt(
-                    f"{segment.path}: a commit is to begin at byte {part.position}, which is within a batch"
+                    f"{segment.path}: a commit would begin at byte {part.position}, which is within a batch"
                 )
 
     def cut(self, part: Part) -> None:

@@ -63,7 +63,7 @@ def load(disk: Disk, log: File, index: TextIndex) -> bool:
         return False
     entries, trailer = data[: -_TRAILER.size], data[-_TRAILER.size :]
     if _TRAILER.pack(zlib.crc32(entries)) != trailer or len(entries) % index.entry.size:
-        logger.warning("%s: damaged, and made anew", path)
+        logger.warning("%s: is damaged, and will be rebuilt", path)
         return False
     index.take_file(file, len(entries) // index.entry.size)
     return True
@@ -83,7 +83,7 @@ def save(disk: Disk, log: File, index: TextIndex) -> None:
         # From here on the entries are read when they are needed, and take no memory.
         index.take_file(own.open(path), len(entries) // index.entry.size)
     except OSError as error:
-        logger.info("%s: the text index is not kept: %s", path, error)
+        logger.info("%s: the text index is not cached: %s", path, error)
 
 
 def _path(disk: Disk, log: File, index: TextIndex) -> Path | None:

@@ -59,7 +59,7 @@ class TransactionIndex:
         for entry in self.entries:
             if entry.last_offset <= before:
                 raise Corrupt(
-                    f"{self.path}: a transaction that ends at {entry.last_offset} stands behind {before}"
+                    f"{self.path}: a transaction that ends at offset {entry.last_offset} follows offset {before}"
                 )
             before = entry.last_offset
 

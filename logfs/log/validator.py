@@ -94,7 +94,7 @@ def check_batch(batch: Batch, config: LogConfig, now_ms: int, *, trusted: bool) 
     header = batch.header
     if header.magic != MAGIC:
         raise Unsupported(
-            f"a batch of magic {header.magic}: this log takes magic {MAGIC}, so send with a newer client"
+            f"a batch of magic {header.magic}: this log accepts magic {MAGIC}; send with a newer client"
         )
     _check_size(len(batch.data), config)
     batch.check()
@@ -120,12 +120,12 @@ def check_staged(batch: Batch, config: LogConfig, now_ms: int) -> None:
     _check_size(len(batch.data), config)
     refused = _check_header(header._replace(base_offset=0), trusted=False)
     if refused is None and header.producer_id >= 0:
-        refused = InvalidRecord("a batch with a producer id: what is staged has none")
+        refused = InvalidRecord("a batch with a producer id: staged batches must not have one")
     codec = batch_format(config).codec
     if refused is None and config.compression_type != "producer" and header.codec is not codec:
         refused = InvalidRecord(
-            f"a batch with codec {header.codec.name.lower()}, and compression.type is "
-            f"{config.compression_type}: it was changed meanwhile, so stage the batch again"
+            f"a batch with codec {header.codec.name.lower()}, but compression.type is "
+            f"{config.compression_type}: the setting was changed after staging; stage the batch again"
         )
     refused = refused or _check_columns(batch.columns(), config, now_ms)
     if refused is not None:
@@ -136,7 +136,7 @@ def _check_size(size: int, config: LogConfig) -> None:
     limit = min(config.max_message_bytes, config.segment_bytes)
     if size > limit:
         raise RecordTooLarge(
-            f"a batch of {size} bytes, and max.message.bytes or segment.bytes allow {limit}: raise the "
+            f"a batch of {size} bytes, but max.message.bytes or segment.bytes allows {limit}: raise the "
             "setting, or send less at once"
         )
 
@@ -146,15 +146,15 @@ def _check_header(header: Header, *, trusted: bool) -> InvalidRecord | None:
     if header.is_control:
         return InvalidRecord("a control batch: end a transaction with 'end_transaction'")
     if header.base_offset != 0:
-        return InvalidRecord(f"base offset {header.base_offset}: it is the log that gives offsets")
+        return InvalidRecord(f"base offset {header.base_offset} is not 0: the log assigns offsets")
     if not 0 < header.record_count == header.last_offset_delta + 1:
         return InvalidRecord(
             f"{header.record_count} records for {header.last_offset_delta + 1} offsets"
         )
     if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
-        return InvalidRecord("LogAppendTime: only the log itself can say so")
+        return InvalidRecord("timestamp type LogAppendTime: only the log sets it")
     if header.delete_horizon_ms is not None:
-        return InvalidRecord("a delete horizon: only a log's own cleaner sets one")
+        return InvalidRecord("a delete horizon: only the log cleaner sets one")
     if header.is_transactional and header.producer_id < 0:
         return InvalidRecord("a transactional batch without a producer id")
     sequenced = header.base_sequence >= 0 or trusted

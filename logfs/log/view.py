@@ -238,8 +238,8 @@ class TextView:
             number = bisect_right(segments, at, key=lambda pair: pair[0]) - 1
             if number < 0:
                 raise OffsetOutOfRange(
-                    f"{self.log.name.directory}: byte {at - self._origin} of this view was read and has left "
-                    "the log since; open the file anew"
+                    f"{self.log.name.directory}: byte {at - self._origin} of this view has left the log since "
+                    "it was read; open the file again"
                 )
             start, segment = segments[number]
             piece = self._piece(segment, at - start)

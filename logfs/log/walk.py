@@ -56,7 +56,7 @@ class Damage(NamedTuple):
             what = f"there is damage before offset {self.first_offset}"
         return DamagedRange(
             self,
-            f"{path}: {what} ({where}: {self.reason}); restore the file from a copy, or read on behind it",
+            f"{path}: {what} ({where}: {self.reason}); restore the file from a copy, or continue reading after it",
         )
 
 
@@ -158,7 +158,7 @@ class _Window:
         if is_legacy(head):
             size = _size_at(head)
             if not SMALLEST_BYTES <= size <= left:
-                raise Corrupt(f"a message of {size} bytes, with {left} left")
+                raise Corrupt(f"message size {size} is invalid with {left} bytes left")
             return LegacyBatch.parse(self.get(position, size))
         if left < HEADER_SIZE:
             raise Corrupt(f"{left} bytes are too few for a batch")
@@ -166,7 +166,7 @@ class _Window:
         if header.magic != MAGIC:
             raise Corrupt(f"magic {header.magic} is not {MAGIC}")
         if not HEADER_SIZE <= header.size_bytes <= left:
-            raise Corrupt(f"a batch of {header.size_bytes} bytes, with {left} left")
+            raise Corrupt(f"batch size {header.size_bytes} is invalid with {left} bytes left")
         return Batch(header, self.get(position, header.size_bytes))
 
     def base_offset(self, position: int) -> int | None:
@@ -191,7 +191,7 @@ def _valid_batch(window: _Window, position: int, expected: int, what: Walk, know
     header = batch.header
     if not expected <= header.base_offset <= header.last_offset < what.limit_offset:
         raise Corrupt(
-            f"offsets {header.base_offset} to {header.last_offset}, not from {expected} on"
+            f"offsets {header.base_offset} to {header.last_offset} are outside the range that begins at {expected}"
         )
     batch.check()
     if not (known and header.base_offset == expected):
@@ -201,7 +201,7 @@ def _valid_batch(window: _Window, position: int, expected: int, what: Walk, know
         behind = _plausible(window, position + header.size_bytes, what.base_offset, what)
         if behind is not None and behind.base_offset < header.next_offset:
             raise Corrupt(
-                f"offsets {header.base_offset} to {header.last_offset}, and the batch behind begins at "
+                f"offsets {header.base_offset} to {header.last_offset} overlap the next batch, which begins at "
                 f"{behind.base_offset}"
             )
     return batch
@@ -223,7 +223,9 @@ def _check_successor(
         # A successor that is damaged itself is no evidence against this batch.
         leads = _plausible(window, after, what.base_offset, what) is None
     if not leads:
-        raise Corrupt(f"offsets {header.base_offset} to {header.last_offset} fit neither neighbour")
+        raise Corrupt(
+            f"offsets {header.base_offset} to {header.last_offset} fit neither neighbouring batch"
+        )
 
 
 def _resynchronise(window: _Window, start: int, expected: int, what: Walk, reason: str) -> Damage:

@@ -60,7 +60,7 @@ class WatchedDisk(Disk):
         """Refuse every call from now on, and return the error that says why. Only the first call sets the reason."""
         if self.failure is None:
             self.failure = LogDirFailed(
-                f"{self._log_dir}: the log directory is offline: {reason}; mend the disk, then close the store (or "
+                f"{self._log_dir}: the log directory is offline: {reason}; repair the disk, then close the store (or "
                 "unmount) and open it again, which recovers what was fsynced"
             )
             logger.error("%s", self.failure)
@@ -74,8 +74,8 @@ class WatchedDisk(Disk):
         self.naming = threading.RLock()
         if self.failure is None:
             self.failure = LogDirFailed(
-                f"{self._log_dir}: process {owner} has opened it and forked this one, which does not have its lock; "
-                "open the store here anew"
+                f"{self._log_dir}: process {owner} opened it and forked this process, which does not have its lock; "
+                "open the store again in this process"
             )
         self._failed()
 

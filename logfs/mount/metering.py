@@ -37,7 +37,7 @@ def families(errors: ErrorLog) -> Iterator[Family]:
             for number, count in list(requests.errors.items())
         ],
     )
-    text = "Errors given to callers, as .logfs/errors has them: without plain ENOENT."
+    text = "Errors returned to callers and recorded in .logfs/errors: all except ENOENT and ESTALE."
     yield Family("logfs_errors_total", COUNTER, text, [Sample(errors.count)])
     text = "Files that are open on the mount."
     yield Family("logfs_open_handles", GAUGE, text, [Sample(_open_handles())])

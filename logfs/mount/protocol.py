@@ -377,14 +377,15 @@ class Operations(pyfuse3.Operations):
     ) -> pyfuse3.EntryAttributes:
         directory = self._directory(parent_inode)
         raise refuse(
-            errno.EPERM, f"{directory.path}: only partitions can be made here, by mkdir at the root"
+            errno.EPERM,
+            f"{directory.path}: files cannot be created here; mkdir at the root creates a partition",
         )
 
     async def symlink(
         self, parent_inode: int, name: bytes, target: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         directory = self._directory(parent_inode)
-        raise refuse(errno.EPERM, f"{directory.path}: links cannot be made here")
+        raise refuse(errno.EPERM, f"{directory.path}: links cannot be created here")
 
     async def link(
         self,
@@ -393,7 +394,7 @@ class Operations(pyfuse3.Operations):
         new_name: bytes,
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
-        raise refuse(errno.EPERM, f"{self._node(inode).path}: links cannot be made here")
+        raise refuse(errno.EPERM, f"{self._node(inode).path}: links cannot be created here")
 
     async def rename(
         self,
@@ -537,10 +538,10 @@ class Operations(pyfuse3.Operations):
     async def setxattr(
         self, inode: int, name: bytes, value: bytes, ctx: pyfuse3.RequestContext
     ) -> None:
-        raise refuse(errno.EPERM, f"{self._node(inode).path}: attributes are the record's own")
+        raise refuse(errno.EPERM, f"{self._node(inode).path}: attributes cannot be changed")
 
     async def removexattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
-        raise refuse(errno.EPERM, f"{self._node(inode).path}: attributes are the record's own")
+        raise refuse(errno.EPERM, f"{self._node(inode).path}: attributes cannot be changed")
 
 
 _READS = frozenset({"lookup", "getattr", "open", "read", "readlink"})
@@ -566,4 +567,4 @@ def _text(name: bytes, directory: Directory) -> str:
     try:
         return name.decode()
     except UnicodeDecodeError:
-        raise OSError(errno.ENOENT, f"{directory.path}: no name that is not UTF-8") from None
+        raise OSError(errno.ENOENT, f"{directory.path}: names must be UTF-8") from None

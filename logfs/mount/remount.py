@@ -55,7 +55,7 @@ def remount(mountpoint: Path, words: Iterable[str]) -> None:
     path = os.path.realpath(mountpoint)
     mount = logfs_mounts().get(path)
     if mount is None:
-        raise InvalidStore(f"{mountpoint}: nothing of ours is mounted here")
+        raise InvalidStore(f"{mountpoint}: no logfs is mounted here")
     status = _status(path)
     in_force = mount.options | mount.flags | {f"isolation={status.get('isolation')}"}
     flags = set(mount.flags & _FLAGS.keys())

@@ -125,7 +125,7 @@ def check_paths(options: Options) -> Path:
     found = mounted_at(mountpoint)
     if found is Mounted.LIVE:
         raise InvalidStore(
-            f"{mountpoint}: a logfs is mounted here; 'logfs umount {mountpoint}' first"
+            f"{mountpoint}: logfs is already mounted here; run 'logfs umount {mountpoint}' first"
         )
     if found is Mounted.NOTHING:
         _check_mountpoint(mountpoint, options)
@@ -144,7 +144,7 @@ def _check_mountpoint(mountpoint: Path, options: Options) -> None:
     if not mountpoint.is_dir():
         if mountpoint.exists():
             raise InvalidStore(f"{mountpoint}: the mountpoint is not a directory")
-        raise InvalidStore(f"{mountpoint}: there is no such directory to mount on; make it first")
+        raise InvalidStore(f"{mountpoint}: the mountpoint does not exist; create it first")
     for log_dir in options.log_dirs:
         path = Path(os.path.realpath(log_dir))
         real = Path(os.path.realpath(mountpoint))
@@ -156,8 +156,8 @@ def _check_mountpoint(mountpoint: Path, options: Options) -> None:
     if kind in (Kind.LOG_DIR, Kind.PARTITION):
         what = "a log directory" if kind is Kind.LOG_DIR else "a partition"
         raise InvalidStore(
-            f"{mountpoint} is {what}, and a mount would hide it: the LOGDIR comes first, and last an empty directory "
-            "to mount on"
+            f"{mountpoint} is {what}, and a mount would hide it: give the LOGDIR first, and an empty directory to "
+            "mount on last"
         )
     if kind is Kind.IN_MOUNT:
         raise InvalidStore(
@@ -165,7 +165,7 @@ def _check_mountpoint(mountpoint: Path, options: Options) -> None:
         )
     if not options.nonempty and any(os.scandir(mountpoint)):
         raise InvalidStore(
-            f"{mountpoint}: is not empty, and a mount would hide what is in it; mount on an empty directory, or give "
+            f"{mountpoint}: is not empty, and a mount would hide its content; mount on an empty directory, or give "
             "-o nonempty"
         )
 
@@ -252,8 +252,8 @@ def _mounted(operations: Operations, mountpoint: Path, options: Options) -> Iter
     except RuntimeError as error:
         raise OSError(
             errno.EPERM,
-            f"cannot mount ({error}); is fuse3 installed, /dev/fuse there, and allow_other allowed to "
-            "users in /etc/fuse.conf if you asked for it?",
+            f"cannot mount ({error}); is fuse3 installed, does /dev/fuse exist, and does /etc/fuse.conf "
+            "let users set allow_other if you asked for it?",
             str(mountpoint),
         ) from None
     try:

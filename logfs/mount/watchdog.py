@@ -49,7 +49,10 @@ def watchdog() -> Iterator[Callable[[Path], None]]:
         if not child:
             _run(daemon, reader)
     except OSError as error:
-        logger.warning("the mount may hang if its daemon is killed: nobody watches it: %s", error)
+        logger.warning(
+            "the watchdog cannot be started, so the mount may hang if its daemon is killed: %s",
+            error,
+        )
     os.close(reader)
     try:
         yield lambda mountpoint: _tell(writer, mountpoint)

@@ -129,12 +129,12 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     for name in _OF_THE_NETWORK:
         if name in options:
             logger.warning(
-                "option %s has no meaning for logfs, which asks no broker: ignored", name
+                "option %s has no meaning for logfs, which uses no broker; ignored", name
             )
     for name in _NOT_SUPPORTED:
         if f"kafka.{name}" in options:
             raise ValueError(
-                f"Kafka option '{name}' is not supported: where a read begins is said by startingOffsets, and keys "
+                f"Kafka option '{name}' is not supported: use startingOffsets to set where a read begins; keys "
                 "and values are bytes"
             )
     if streaming:
@@ -256,7 +256,9 @@ def _selection(options: Mapping[str, str]) -> Selection:
     try:
         re.compile(text)
     except re.error as error:
-        raise ValueError(f"option subscribePattern: {text!r} is no pattern: {error}") from None
+        raise ValueError(
+            f"option subscribePattern: {text!r} is not a valid pattern: {error}"
+        ) from None
     return Selection(kind=name, pattern=text)
 
 
@@ -358,7 +360,7 @@ def check_partitions(
         timestamps = limit.kind is Kind.TIMESTAMPS
         raise ValueError(
             f"Partitions specified for Kafka {'timestamp based ' if timestamps else ''}start offsets don't match "
-            "what are assigned: each that is read must be named, for the start as for the end, and no others"
+            "what are assigned: name exactly the partitions that are read, for the start and for the end"
             f"{'' if timestamps else '. Use -1 for latest, -2 for earliest'}.\n"
             f"Specified: {describe(limit.each)} Assigned: {describe(found)}"
         )

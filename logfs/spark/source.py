@@ -53,8 +53,8 @@ class LogfsDataSource(DataSource):
         """
         if overwrite:
             raise ValueError(
-                "Save mode Overwrite not allowed for logfs: a log is append-only; say .mode('append'), and make room "
-                "with 'logfs delete-records' or retention"
+                "Save mode Overwrite not allowed for logfs: a log is append-only; use .mode('append'), and free "
+                "space with 'logfs delete-records' or retention"
             )
         return BatchWriter(schema, write_options(self.options))
 

@@ -72,7 +72,7 @@ class Split(InputPartition):
 
 
 def report_loss(
-    message: str, *, fail: bool, otherwise: str = "to go on without what is lost"
+    message: str, *, fail: bool, otherwise: str = "to continue without the lost records"
 ) -> None:
     """Raise `DataLoss` if `fail` (the option failOnDataLoss) is true, else log a warning.
 
@@ -95,13 +95,13 @@ def inside_log(
     start, log_end = reader.log_start_offset, reader.log.log_end_offset
     if first < start:
         lost = f"offsets {first} to {min(end, start) - 1} of {name.directory}"
-        why = "retention or delete-records took them"
+        why = "retention or delete-records deleted them"
         report_loss(
-            f"{lost} are in the log no more ({why}; it starts at {start}){where}", fail=fail
+            f"{lost} are no longer in the log ({why}; it starts at {start}){where}", fail=fail
         )
     if max(first, end) > log_end:
         lost = f"offsets {max(first, log_end)} to {max(end, first + 1) - 1} of {name.directory}"
-        why = "it was truncated, or deleted and made again"
+        why = "it was truncated, or deleted and recreated"
         report_loss(
             f"{lost} are not in the log, which ends at {log_end} ({why}?){where}", fail=fail
         )
@@ -212,14 +212,14 @@ def columns(part: Part, options: ReadOptions, since_ms: int | None = None) -> It
         # This opens the file, so a later rename or removal does not affect the read.
         read = pieces.read(part.piece, since_ms)
     except Gone as gone:
-        logger.info("%s; looking for its records again", gone)
+        logger.info("%s; searching the log for its records again", gone)
         yield from _columns_again(part, gone, options, since_ms)
         return
     for found in read:
         if isinstance(found, DamagedRange):
             if options.fail_on_data_loss:
                 raise found
-            logger.warning("%s; going on without", found)
+            logger.warning("%s; continuing without it", found)
         else:
             yield found
 

@@ -208,8 +208,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = reader.log.log_end_offset
             if begins[name] > end:
                 self._report(
-                    f"{name.directory}: the query has read it up to offset {begins[name]}, and the log ends at "
-                    f"{end}; was it truncated, or deleted and made again?"
+                    f"{name.directory}: the query has read it up to offset {begins[name]}, but the log ends at "
+                    f"{end}; was it truncated, or deleted and recreated?"
                 )
                 begins[name] = end
         return begins, {**known_ids, **now_ids}
@@ -232,16 +232,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _report_replaced(self, topic: str, before: str, now: str) -> None:
         self._report(
-            f"topic {topic} was deleted and made again: the query has read the topic with the id {before}, and now "
-            f"the id is {now}",
+            f"topic {topic} was deleted and recreated: the query has read the topic with the id {before}, but "
+            f"now the id is {now}",
             otherwise="to begin at the earliest offset of the new topic",
         )
 
     def _report_gone(self, gone: Iterable[TopicPartition], look: Look) -> None:
         self._lost = frozenset(gone)
         for name in sorted(self._lost):
-            why = ": it was deleted and made again" if name in look.readers else ""
-            self._report(f"{name.directory} is in the log directories no more{why}")
+            why = ": it was deleted and recreated" if name in look.readers else ""
+            self._report(f"{name.directory} is no longer in the log directories{why}")
 
     def _check_selected(self, look: Look, start: Mapping[str, Any]) -> None:
         """Raise `ValueError` for a topic or partition that the options name and that does not exist.
@@ -336,12 +336,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # absence is a loss.
             if begins[name]:
                 self._report(
-                    f"{name.directory} is new to the query, and offsets 0 to {begins[name] - 1} are gone already"
+                    f"{name.directory} is new to the query, but offsets 0 to {begins[name] - 1} are already gone"
                 )
         for name in ends.keys() & begins.keys():
             if begins[name] > ends[name]:
                 self._report(
-                    f"{name.directory}: the batch begins at offset {begins[name]}, behind its end {ends[name]}; was "
+                    f"{name.directory}: the batch begins at offset {begins[name]}, after its end {ends[name]}; was "
                     "the log truncated, or did the query fail before its first batch was committed, with "
                     "startingOffsets=latest and no initialOffsetsPath?"
                 )

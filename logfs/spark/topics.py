@@ -123,7 +123,7 @@ class Topics:
                 found = os.stat(path).st_ino
             except FileNotFoundError:
                 raise InvalidStore(
-                    f"{path}: the log directory is not there any more; was it unmounted?"
+                    f"{path}: the log directory no longer exists; was it unmounted?"
                 ) from None
             if found != inode:
                 raise InvalidStore(
@@ -192,7 +192,7 @@ class Topics:
         if missing:
             raise ValueError(
                 f"no such partition or topic in {', '.join(self._options.paths)}: {', '.join(sorted(missing))}; "
-                "'logfs describe' lists what there is"
+                "'logfs describe' lists the topics and partitions"
             )
 
     def _present(self) -> dict[TopicPartition, Reader]:

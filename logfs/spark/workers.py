@@ -24,7 +24,7 @@ class NotOnHost(LogfsError):
         """Return the error for `reason`, which was met on host `host_name`, by default on this host."""
         return cls(
             f"host {host_name or host()}: {reason}, unlike on the driver: mount the same files under the same path "
-            "on this host, or see who removed them"
+            "on this host, or find out what removed them"
         )
 
 

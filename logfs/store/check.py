@@ -108,24 +108,24 @@ def check_small_files(store: Store, partition: Partition) -> Iterator[Finding]:
         yield error(directory / modes.FILE_NAME, str(why).partition(": ")[2])
     for path in sorted(directory.glob("*" + TORN)):
         yield note(
-            path, "a torn tail that recovery cut off and kept; remove it if it is not missed"
+            path, "a torn tail that recovery cut off and kept; remove it if it is not needed"
         )
     for path in sorted(directory.glob("*" + commits.STAGED)):
         age_ms = store.clock() - store.disk.stat(path).st_mtime_ns // 1_000_000
         if age_ms > ORPHAN_MS:
-            yield note(path, "staged a day ago, and of no commit; upkeep removes it")
+            yield note(path, "staged more than a day ago, but in no commit; upkeep removes it")
     yield from _check_snapshots(partition)
     log_dir = store.homes[partition.name.directory]
     point = log_dir.recovery_points.get(partition.name, 0)
     if point > partition.log_end_offset:
         yield error(
-            directory, f"was durable up to offset {point}, and ends at {partition.log_end_offset}"
+            directory, f"was durable up to offset {point}, but ends at {partition.log_end_offset}"
         )
     log_start = log_dir.log_starts.get(partition.name, 0)
     if log_start > partition.log_end_offset and not log_dir.live:
         yield error(
             directory,
-            f"was to start at offset {log_start}, and ends at {partition.log_end_offset}; take its line out of "
+            f"should start at offset {log_start}, but ends at {partition.log_end_offset}; remove its line from "
             f"{LOG_STARTS}",
         )
     # The first leader epoch begins at the log start: the epoch file is written before retention drops a segment.
@@ -135,7 +135,9 @@ def check_small_files(store: Store, partition: Partition) -> Iterator[Finding]:
         # A broker writes its epochs later, and a live log may have dropped segments since the epochs were read.
         report = note if log_dir.is_brokers or log_dir.live else error
         missing = f"offsets {begun} to {first - 1} are missing"
-        yield report(directory, f"{missing}: the oldest segments are gone, not by retention")
+        yield report(
+            directory, f"{missing}: the oldest segments are gone, and retention did not delete them"
+        )
 
 
 def _check_log(
@@ -225,8 +227,8 @@ def _check_commits(store: Store, log_dir: LogDir) -> Iterator[Finding]:
         return
     yield note(
         path,
-        f"commit {pending.sequence} of {pending.writer} is decided and not done: who opens the log "
-        "directories for writing next does it ('logfs recover')",
+        f"commit {pending.sequence} of {pending.writer} is decided but not finished: the next opening "
+        "for writing finishes it ('logfs recover')",
     )
     for part in pending.parts:
         if part.done or part.partition not in store.homes:
@@ -234,7 +236,7 @@ def _check_commits(store: Store, log_dir: LogDir) -> Iterator[Finding]:
         for file in part.files:
             staged = store.home(part.partition) / part.partition / file.name
             if not log_dir.disk.exists(staged):
-                yield error(staged, "missing; a commit that is decided needs it")
+                yield error(staged, "missing; a decided commit needs it")
 
 
 def _check_key_maps(partition: Partition) -> Iterator[Finding]:
@@ -245,7 +247,7 @@ def _check_key_maps(partition: Partition) -> Iterator[Finding]:
             wrong = key_map.audit(reader)
         except (LogfsError, OSError) as why:
             text = str(why).removeprefix(f"{path}: ")
-            yield note(path, f"{text}; it is made anew when it is needed")
+            yield note(path, f"{text}; it is rebuilt on demand")
             continue
         if wrong is not None:
             yield error(path, wrong)
@@ -256,7 +258,7 @@ def _check_metadata(disk: Disk, directory: Path) -> Iterator[Finding]:
     try:
         checkpoint.parse_partition_metadata(disk.read_file(path))
     except FileNotFoundError:
-        yield note(path, "missing; a broker would take the partition for a stray one")
+        yield note(path, "missing; a broker would treat the partition as stray")
     except (Corrupt, OSError) as why:
         yield error(path, str(why))
 

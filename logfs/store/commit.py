@@ -119,7 +119,7 @@ class Commits:
             raise NotWritable(f"{writer}: the store is open read-only")
         if not writer or not 0 <= sequence <= INT64_MAX:
             raise InvalidRecord(
-                f"writer {writer!r}, sequence {sequence}: give a name, and a number in 0..{INT64_MAX}"
+                f"writer {writer!r}, sequence {sequence}: give a writer name, and a sequence in 0..{INT64_MAX}"
             )
         with self._lock:
             if self._unreadable is not None:
@@ -127,7 +127,7 @@ class Commits:
             self.finish()
             last = self.last(writer)
             if last is not None and sequence <= last:
-                logger.info("%s: commit %d was made before; nothing is changed", writer, sequence)
+                logger.info("%s: commit %d was done before; nothing is changed", writer, sequence)
                 self._discard(files)
                 return Committed(True, {})
             return self._commit(writer, sequence, files)
@@ -262,7 +262,7 @@ class Commits:
             # The parts count as done in memory, while this store is open.
             self._known[home] = replace(known, pending=finished)
             logger.warning(
-                "%s: commit %d is made, and noted later: %s", done.writer, done.sequence, error
+                "%s: commit %d is done, but not recorded yet: %s", done.writer, done.sequence, error
             )
             return
         self._discard(file for part in done.parts for file in part.files)
@@ -298,7 +298,9 @@ class Commits:
             try:
                 home.disk.unlink(path)
             except (LogfsError, OSError) as error:
-                logger.warning("%s: left for later: %s", path, error)
+                logger.warning(
+                    "%s: cannot be removed now, upkeep removes it later: %s", path, error
+                )
 
     # Commits that are decided and not done.
 
@@ -318,7 +320,7 @@ class Commits:
                         measures[part.partition] = measure(
                             partition.disk, partition.directory, part.files
                         )
-                logger.info("%s: doing commit %d", pending.writer, pending.sequence)
+                logger.info("%s: finishing commit %d", pending.writer, pending.sequence)
                 self._apply(home, there, measures)
 
     def _present(self, home: LogDir, part: Part) -> Part | None:
@@ -340,14 +342,14 @@ class Commits:
             # Another partition of the same name, created since.
         elif name in self._store.homes:
             raise CommitPending(
-                f"{home.path}: a commit into {name} is decided, which is not loaded here"
+                f"{home.path}: a decided commit writes to {name}, which is not loaded here"
             )
         elif part.log_dir and part.log_dir not in [str(known.path) for known in self._known]:
             raise CommitPending(
-                f"{home.path}: a commit into {name} is decided, and {part.log_dir} is not open: open the log "
-                "directories together, which finishes it"
+                f"{home.path}: a decided commit writes to {name}, but {part.log_dir} is not open: open the log "
+                "directories together to finish it"
             )
-        logger.warning("%s: was deleted before a commit into it was done", name)
+        logger.warning("%s: was deleted before a commit to it was finished", name)
         return None
 
     def give_up_place(self, name: str) -> None:
@@ -381,7 +383,7 @@ class Commits:
         try:
             self.finish()
         except (LogfsError, OSError) as error:
-            logger.error("a commit is decided and not done: %s", error)
+            logger.error("a decided commit is not finished: %s", error)
 
     def take_stock(self, log_dir: LogDir, name: TopicPartition, directory: Path) -> bool:
         """Determine, before a partition is loaded, what a crash has left of a commit to it.
@@ -414,9 +416,7 @@ class Commits:
         try:
             return take_stock(log_dir.disk, directory, part)[0]
         except (FileNotFoundError, Corrupt) as error:
-            logger.error(
-                "%s: a commit is decided, and what was staged is lost: %s", directory, error
-            )
+            logger.error("%s: the staged files of a decided commit are lost: %s", directory, error)
             return part
 
     def place_of_remains(
@@ -439,7 +439,9 @@ class Commits:
                     if take_stock(log_dir.disk, directory, part)[1]:
                         return Place(part.segment, part.position)
             except (OSError, Corrupt) as error:
-                logger.warning("%s: what is left of a commit is not known: %s", directory, error)
+                logger.warning(
+                    "%s: cannot determine what is left of a commit: %s", directory, error
+                )
         return None
 
     def upkeep(self, now_ms: int) -> None:
@@ -459,7 +461,7 @@ class Commits:
             for partition in list(self._store.partitions.values()):
                 for path in self._leftovers(partition, now_ms):
                     partition.disk.unlink(path)
-                    logger.info("%s: removed: it is of no commit", path)
+                    logger.info("%s: removed: it belongs to no commit", path)
                     removed += 1
         return removed
 
@@ -491,8 +493,8 @@ def read_commits(disk: Disk, log_dir: Path) -> CommitLog:
         return CommitLog()
     except Corrupt as error:
         raise Corrupt(
-            f"{path}: {error}; nobody knows what was committed: restore it, or remove it when no writer "
-            "is going to send a commit again"
+            f"{path}: {error}; it is unknown what was committed: restore the file, or remove it once "
+            "no writer will send a commit again"
         ) from None
 
 
@@ -514,7 +516,7 @@ def _check_names(files: Iterable[StagedFile]) -> None:
     for file in files:
         if "/" in file.name or "\0" in file.name or not file.name.endswith(commits.STAGED):
             raise InvalidRecord(
-                f"{file.partition}: {file.name!r} is no name of a staged file: it ends in {commits.STAGED}"
+                f"{file.partition}: {file.name!r} is not the name of a staged file, which ends in {commits.STAGED}"
             )
 
 
@@ -526,6 +528,6 @@ def _records_of(part: Part, measures: Mapping[str, Measures]) -> int:
 
 def _pending_error(decided: Pending, error: BaseException) -> CommitPending:
     return CommitPending(
-        f"{decided.writer}: commit {decided.sequence} is decided and not done yet: {error}; it is finished before "
-        "the next commit, or when the store is opened again"
+        f"{decided.writer}: commit {decided.sequence} is decided but not finished: {error}; the next commit, or the "
+        "next opening of the store, finishes it"
     )

@@ -179,7 +179,7 @@ class Compactor:
     def _check(self, name: str) -> None:
         if not self._store[name].config.is_compacted:
             raise InvalidSetting(
-                f"{name}: cleanup.policy has no 'compact'; add it, and mind that records without a key go"
+                f"{name}: cleanup.policy has no 'compact'; add it (compaction removes records without a key)"
             )
 
     def _dirtiest(self, passed: set[str]) -> str | None:
@@ -280,7 +280,9 @@ class Compactor:
             if self._stopped.is_set():
                 raise CleaningAborted(f"{partition.directory}: the store is being closed")
             if not partition.config.is_compacted:
-                raise CleaningAborted(f"{partition.directory}: is not to be compacted any more")
+                raise CleaningAborted(
+                    f"{partition.directory}: cleanup.policy has no 'compact' any more"
+                )
 
         return clean(
             partition,

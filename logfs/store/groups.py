@@ -254,7 +254,7 @@ class Groups:
 
 
 def _offline(name: str, reason: Exception) -> PartitionFailed:
-    return PartitionFailed(f"{name}: what groups have committed is offline: {reason}")
+    return PartitionFailed(f"{name}: the committed offsets of groups are offline: {reason}")
 
 
 class _Entry(NamedTuple):
@@ -311,7 +311,7 @@ class _Replay:
                 offset = damage.next_offset
 
     def _leave_out(self, offset: int, error: Corrupt | Unsupported) -> None:
-        logger.warning("groups: %s: offset %d is left out: %s", self.log.directory, offset, error)
+        logger.warning("groups: %s: offset %d is skipped: %s", self.log.directory, offset, error)
 
     def _apply(self, batch: Batch) -> None:
         header = batch.header
@@ -326,7 +326,7 @@ class _Replay:
 
     def _apply_record(self, record: Record, producer_id: int, transactional: bool) -> None:
         if record.key is None:
-            raise Corrupt("it has no key")
+            raise Corrupt("the record has no key")
         message = group_record.parse_key(record.key)
         key = None if message is None else group_record.offset_key(message)
         if message is None or key is None:
@@ -378,7 +378,7 @@ def _encode_key(group: str, partition: TopicPartition) -> bytes:
         return OffsetKey(group, *partition).encode()
     except (struct.error, UnicodeEncodeError):
         raise InvalidName(
-            f"{group[:20]!r}... is no group's name: it must be UTF-8 of at most 32767 bytes"
+            f"{group[:20]!r}... is not a valid group name: it must be UTF-8 of at most 32767 bytes"
         ) from None
 
 
@@ -397,7 +397,7 @@ def resolve_offset(partition: Reader, words: str) -> int:
     timestamp = parse_time(words.removeprefix("@"))
     if timestamp is None:
         raise InvalidName(
-            f"{words[:40]!r} is no offset: give a number, earliest, latest, or a time as @1638100400000 or "
+            f"{words[:40]!r} is not an offset: give a number, earliest, latest, or a time as @1638100400000 or "
             "@2021-11-28T11:53:20Z"
         )
     found = partition.offset_for_time(timestamp)

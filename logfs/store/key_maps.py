@@ -24,7 +24,7 @@ def keep_up(store: Store) -> None:
             try:
                 keys.keep_up(store.clock())
             except (LogfsError, OSError) as error:
-                logger.error("%s: its key map cannot be kept up: %s", name, error)
+                logger.error("%s: its key map cannot be updated: %s", name, error)
 
 
 def readings(store: Store) -> Iterator[Work]:

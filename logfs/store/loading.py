@@ -84,7 +84,7 @@ def _check_log_dir(disk: Disk, path: Path) -> None:
     status = path / STATUS_FILE
     if disk.exists(status):
         raise InvalidStore(
-            f"{path}: is where logfs is mounted, and no log directory; {status} names those of it"
+            f"{path}: is where logfs is mounted, not a log directory; {status} lists its log directories"
         )
     if disk.exists(path) and stat.S_ISDIR(os.stat(path).st_mode):
         return
@@ -94,7 +94,9 @@ def _check_log_dir(disk: Disk, path: Path) -> None:
         # This raises another error if the disk has failed: then the directory is not missing.
         disk.stat(path)
     if not disk.writable:
-        raise InvalidStore(f"{path}: there is no such log directory to open read-only")
+        raise InvalidStore(
+            f"{path}: the log directory does not exist, and opening read-only does not create it"
+        )
     for parent in [*reversed(path.parents), path]:
         if not disk.exists(parent):
             disk.mkdir(parent)
@@ -166,7 +168,7 @@ class Loader:
                 kind, name = names.classify_directory(entry.name)
             except LogfsError:
                 # lost+found and the like: a broker refuses the whole log directory, which is not necessary here.
-                logger.info("%s: is not a partition, left alone", entry.path)
+                logger.info("%s: is not a partition, ignored", entry.path)
                 continue
             path = log_dir.path / entry.name
             if kind is DirectoryKind.DELETED and not self._store.read_only:

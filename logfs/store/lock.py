@@ -41,9 +41,7 @@ class Lock:
         self._disk = disk
         self._path = log_dir / FILE_NAME
         if _identity(disk, self._path) in _held:
-            raise StoreLocked(
-                f"{log_dir}: in use by this very process; close the other store first"
-            )
+            raise StoreLocked(f"{log_dir}: in use by this process; close the other store first")
         self._file: File = disk.open(self._path, write=True, create=True)
         try:
             fcntl.lockf(self._file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,9 +53,7 @@ class Lock:
             mounted = None if holder is None else mountpoint(disk, log_dir, holder)
             advice = "stop it, or open the directory read-only"
             if mounted is not None:
-                advice = (
-                    f"work with the files at {mounted}, where it is mounted, or unmount it first"
-                )
+                advice = f"it is mounted at {mounted}: use the files there, or unmount it first"
             raise StoreLocked(f"{log_dir}: in use by {_describe(holder)}; {advice}") from None
         found = disk.stat_file(self._file)
         self.identity = found.st_dev, found.st_ino
@@ -70,7 +66,7 @@ class Lock:
                 self._disk.unlink(self._path)
         except OSError as error:
             # The directory has failed. Closing the descriptor releases the lock all the same.
-            logger.warning("%s: is left behind: %s", self._path, error)
+            logger.warning("%s: could not be removed: %s", self._path, error)
         finally:
             _held.pop(self.identity, None)
             self._file.close()

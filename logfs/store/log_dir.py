@@ -137,7 +137,7 @@ class LogDir:
             if (found.st_dev, found.st_ino) != (before.st_dev, before.st_ino):
                 self.disk.fail("another directory is in its place; was it unmounted?")
             elif not self._lock.is_in_place():
-                self.disk.fail("its .lock is gone or another's; was its content replaced?")
+                self.disk.fail("its .lock is missing or was replaced; was its content replaced?")
         except OSError as error:
             self.disk.fail(error)
 
@@ -211,7 +211,9 @@ class LogDir:
         try:
             return checkpoint.parse_clean_shutdown(self.disk.read_file(self.path / CLEAN_SHUTDOWN))
         except Corrupt as error:
-            logger.warning("%s: %s; it counts all the same", self.path / CLEAN_SHUTDOWN, error)
+            logger.warning(
+                "%s: %s; the shutdown still counts as clean", self.path / CLEAN_SHUTDOWN, error
+            )
             return checkpoint.UNKNOWN_BROKER_EPOCH
 
     def _read(self, name: str) -> dict[TopicPartition, int]:

@@ -139,12 +139,12 @@ _LOGS: Sequence[tuple[str, str, Callable[[Partition], float]]] = (
     ),
     (
         "logfs_partition_paused",
-        "1 if upkeep is to leave the partition alone.",
+        "1 if upkeep of the partition is paused.",
         lambda p: int(p.is_paused),
     ),
     (
         "logfs_damaged_ranges",
-        "Ranges of offsets that are known to be damaged and answer EIO.",
+        "Ranges of offsets that are known to be damaged; reads of them fail with EIO.",
         lambda p: sum(len(segment.damaged) for segment in p.segments),
     ),
 )
@@ -200,13 +200,13 @@ def _dirty(store: Store, plans: Mapping[str, Plan]) -> Iterator[Family]:
     yield Family(
         "logfs_cleaner_dirty_ratio",
         GAUGE,
-        "The share of a compacted log's sealed bytes that was not cleaned.",
+        "The share of a compacted log's sealed bytes that is not cleaned yet.",
         [Sample(plan.ratio, labels) for labels, plan in rows],
     )
     yield Family(
         "logfs_cleaner_cleanable_bytes",
         GAUGE,
-        "Bytes of a compacted log that a round of cleaning would go through for their keys.",
+        "Bytes of a compacted log that a cleaning round would read for their keys.",
         [Sample(plan.cleanable_bytes, labels) for labels, plan in rows],
     )
 
@@ -228,46 +228,50 @@ def _cleaner(store: Store, plans: Mapping[str, Plan]) -> Iterator[Family]:
         (
             "logcleanermanager_time_since_last_run_ms",
             GAUGE,
-            "Milliseconds since logs were last looked at for one to clean.",
+            "Milliseconds since the last search for logs to clean.",
             since,
         ),
         (
             "logcleaner_cleaner_recopy_percent",
             GAUGE,
-            "Bytes that the last round of each log wrote, in percent of what it read.",
+            "Bytes that the last cleaning round of each log wrote, in percent of the bytes it read.",
             int(100 * written / read) if read else 0,
         ),
         (
             "logcleaner_max_buffer_utilization_percent",
             GAUGE,
-            "How full the map of keys was in the last round.",
+            "How full the map of keys was in the last cleaning round, in percent.",
             int(100 * newest.cleaned.map_share) if newest else 0,
         ),
         (
             "logcleaner_max_clean_time_secs",
             GAUGE,
-            "Seconds of the last round.",
+            "Duration of the last cleaning round in seconds.",
             round(newest.seconds, 3) if newest else 0,
         ),
         (
             "logcleaner_max_compaction_delay_secs",
             GAUGE,
-            "Seconds by which the most belated log exceeds max.compaction.lag.ms.",
+            "Seconds by which the most delayed log exceeds max.compaction.lag.ms.",
             max((plan.delay_ms for plan in plans.values()), default=0) // 1000,
         ),
         (
             "logcleaner_deadthreadcount",
             GAUGE,
-            "1 if an error that nobody thought of ended the last look at the logs.",
+            "1 if an unexpected error ended the last search for logs to clean.",
             int(compactor.is_dead),
         ),
     ):
         yield _single(f"kafka_log_{kind}", name, text, value)
     for name, text, count in (
-        ("rounds", "Rounds of cleaning that were finished.", compactor.rounds),
-        ("aborted_rounds", "Rounds that were given up for the log had changed.", compactor.aborted),
-        ("read_bytes", "Bytes that rounds of cleaning read.", compactor.bytes_read),
-        ("written_bytes", "Bytes that rounds of cleaning wrote.", compactor.bytes_written),
+        ("rounds", "Cleaning rounds that were finished.", compactor.rounds),
+        (
+            "aborted_rounds",
+            "Cleaning rounds that were aborted because the log was changed or closed.",
+            compactor.aborted,
+        ),
+        ("read_bytes", "Bytes that cleaning rounds read.", compactor.bytes_read),
+        ("written_bytes", "Bytes that cleaning rounds wrote.", compactor.bytes_written),
     ):
         yield _single(f"logfs_cleaner_{name}_total", COUNTER, text, count)
 
@@ -275,7 +279,11 @@ def _cleaner(store: Store, plans: Mapping[str, Plan]) -> Iterator[Family]:
 def _retention(store: Store) -> Iterator[Family]:
     for name, text, counts in (
         ("segments", "Segments that retention dropped, by reason.", store.retainer.segments),
-        ("bytes", "Bytes of these segments.", store.retainer.size_bytes),
+        (
+            "bytes",
+            "Bytes of the segments that retention dropped, by reason.",
+            store.retainer.size_bytes,
+        ),
     ):
         samples = [Sample(counts[cause], {"reason": cause.value}) for cause in Cause]
         yield Family(f"logfs_retention_{name}_total", COUNTER, text, samples)
@@ -296,19 +304,19 @@ def _directories(store: Store) -> Iterator[Family]:
         path: [p for p in uncleanable if str(p.directory.parent) == path] for path in directories
     }
     prefix = "kafka_log_logcleanermanager_uncleanable_"
-    text = "Partitions that are not compacted since an error."
+    text = "Partitions that are no longer compacted because of an error."
     yield each(
         f"{prefix}partitions_count", text, {path: len(found) for path, found in at_home.items()}
     )
     yield each(
         f"{prefix}bytes",
-        "Bytes of these partitions.",
+        "Bytes of the partitions that are no longer compacted because of an error.",
         {path: sum(p.size_bytes for p in found) for path, found in at_home.items()},
     )
     # Always 0: recovery has ended before a store answers.
-    text = "Logs that recovery has still to go through."
+    text = "Logs that remain to be recovered."
     yield each("kafka_log_logmanager_remaininglogstorecover", text, dict.fromkeys(directories, 0))
-    text = "Segments that recovery has still to go through."
+    text = "Segments that remain to be recovered."
     yield each(
         "kafka_log_logmanager_remainingsegmentstorecover", text, dict.fromkeys(directories, 0)
     )
@@ -320,8 +328,8 @@ def _directories(store: Store) -> Iterator[Family]:
             continue
         free[path] = found.f_bavail * found.f_frsize
         size[path] = found.f_blocks * found.f_frsize
-    yield each("logfs_log_dir_free_bytes", "Bytes that the disk of a log directory has left.", free)
-    yield each("logfs_log_dir_size_bytes", "Bytes of the disk of a log directory.", size)
+    yield each("logfs_log_dir_free_bytes", "Free bytes on the disk of a log directory.", free)
+    yield each("logfs_log_dir_size_bytes", "Size of the disk of a log directory in bytes.", size)
     yield _single(
         "kafka_log_logmanager_offlinelogdirectorycount",
         GAUGE,
@@ -337,7 +345,7 @@ def _directories(store: Store) -> Iterator[Family]:
     yield _single(
         "kafka_server_replicamanager_partitioncount",
         GAUGE,
-        "Partitions, without those that are offline.",
+        "Partitions that are not offline.",
         len(store.partitions),
     )
 
@@ -352,25 +360,25 @@ def _upkeep(store: Store) -> Iterator[Family]:
     )
     text = "Seconds that loading took, recovery included."
     yield _single("logfs_loading_seconds", GAUGE, text, round(store.loading_seconds, 6))
-    text = "Bytes of .log files that recovery read at the opening."
+    text = "Bytes of .log files that recovery read when the store was opened."
     yield _single("logfs_recovered_bytes", GAUGE, text, store.recovered_bytes)
     if keeper.last_run_ms is not None:
-        text = "When upkeep looked last for what is due."
+        text = "When upkeep last looked for due tasks, in seconds since 1970."
         seconds = keeper.last_run_ms / 1000
         yield _single("logfs_upkeep_last_run_timestamp_seconds", GAUGE, text, seconds)
-    text = "Seconds that the last run of upkeep took, compaction left out."
+    text = "Seconds that the last run of upkeep took, without compaction."
     yield _single("logfs_upkeep_last_run_seconds", GAUGE, text, round(keeper.last_run_seconds, 6))
-    text = "Pieces of upkeep that failed."
+    text = "Upkeep tasks that failed."
     yield _single("logfs_upkeep_failures_total", COUNTER, text, keeper.failures)
-    text = "Pieces of upkeep that wait after an error."
+    text = "Upkeep tasks that wait for a retry after an error."
     yield _single("logfs_upkeep_waiting", GAUGE, text, len(list(keeper.backoff)))
     text = "1 if upkeep as a whole is paused."
     yield _single("logfs_upkeep_paused", GAUGE, text, int(keeper.is_paused))
     works = [(work, {"what": work.what, "name": work.name}) for work in list(store.background)]
-    text = "Bytes that something in the background has gone through."
+    text = "Bytes that a background task has processed."
     done = [Sample(work.done_bytes, labels) for work, labels in works]
     yield Family("logfs_background_done_bytes", GAUGE, text, done)
-    text = "Bytes that it is expected to go through, at most."
+    text = "Bytes that a background task is expected to process, at most."
     total = [Sample(work.total_bytes, labels) for work, labels in works]
     yield Family("logfs_background_total_bytes", GAUGE, text, total)
 
@@ -408,7 +416,7 @@ def _process() -> Iterator[Family]:
         (
             "max_fds",
             GAUGE,
-            "File descriptors that may be open.",
+            "The limit of open file descriptors.",
             resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         ),
     ):

@@ -107,7 +107,7 @@ class Mover:
                     if progress is not None:
                         progress(size)
                     if self._stopped.is_set():
-                        raise MoveAborted(f"{name}: not moved, for the store is being closed")
+                        raise MoveAborted(f"{name}: not moved: the store is being closed")
                     if partition.failure is not None:
                         raise partition.failure
 
@@ -125,7 +125,9 @@ class Mover:
         found = [each for each in store.log_dirs if each.path in (wanted, Path(log_dir))]
         if not found:
             known = ", ".join(str(each.path) for each in store.log_dirs)
-            raise InvalidName(f"{name}: {wanted} is no log directory of this store; it has {known}")
+            raise InvalidName(
+                f"{name}: {wanted} is not a log directory of this store, which has {known}"
+            )
         target = found[0]
         if target.failure is not None:
             raise target.failure
@@ -133,11 +135,13 @@ class Mover:
             raise InvalidName(f"{name}: is in {target.path} already")
         store.settings.check_copy(partition.topic, target.disk, target.path)
         if target.disk.exists(target.path / name):
-            raise PartitionExists(f"{target.path / name}: is in the way; move it away")
+            raise PartitionExists(f"{target.path / name}: already exists; move it away")
         free, size = target.disk.free_bytes(target.path), partition.size_bytes
         if free < size:
             raise OSError(
-                errno.ENOSPC, f"{size} bytes are to be moved, and {free} are free", str(target.path)
+                errno.ENOSPC,
+                f"{size} bytes must be moved, but only {free} are free",
+                str(target.path),
             )
         return target
 
@@ -165,7 +169,9 @@ class Mover:
         try:
             copy.discard()
         except (LogfsError, OSError) as error:
-            logger.error("%s: remains, and the next opening removes it: %s", copy.directory, error)
+            logger.error(
+                "%s: could not be removed; the next opening removes it: %s", copy.directory, error
+            )
 
     def _swap(self, partition: Partition, target: LogDir, copy: Copy) -> None:
         """Put the copy in the partition's place, in the order that docs/durability.md describes."""
@@ -173,7 +179,7 @@ class Mover:
         if store.partitions.get(name) is not partition:
             raise MoveAborted(f"{name}: was deleted while it was moved")
         if store.commits.concerns(name):
-            raise MoveAborted(f"{name}: not moved, for a commit into it is decided and not done")
+            raise MoveAborted(f"{name}: not moved: a decided commit to it is not finished")
         partition.check_appendable()
         source = store.homes[name]
         delay_ms = partition.config.file_delete_delay_ms
@@ -193,8 +199,8 @@ class Mover:
                 self.unfinished[name] = target
                 why = str(error) or "interrupted"
                 partition.failure = PartitionFailed(
-                    f"{name}: its move to {target.path} stopped in the middle ({why}); close the store (or unmount) "
-                    "and open it again with both log directories, which finishes it"
+                    f"{name}: its move to {target.path} is unfinished ({why}); close the store (or unmount) and open "
+                    "it again with both log directories to finish it"
                 )
                 raise partition.failure from error
             relocate(left, stray)
@@ -222,7 +228,7 @@ class Mover:
             partition.disk.unlink(partition.directory / MOVED)
             store.finish_move(partition, source)
         except (LogfsError, OSError) as error:
-            logger.error("%s: moved, but not all that was there is gone: %s", stray, error)
+            logger.error("%s: moved, but the original is not completely removed: %s", stray, error)
 
     def still_read(self, directory: Path) -> set[int]:
         """Return the base offsets of the segments that are still read in a directory that will be removed."""

@@ -90,12 +90,11 @@ def _settle(
     """
     if is_there and has_left:
         raise InvalidStore(
-            "a copy that had taken the partition's place, and there is another partition of that name; "
-            "move one of them away"
+            "this copy has replaced the partition, but another partition has its name; move one of them away"
         )
     if is_there:
         if not store.read_only:
-            logger.warning("%s: a move that was not finished is undone", path)
+            logger.warning("%s: an unfinished move is undone", path)
             remove_directory(log_dir.disk, path)
         return None
     if log_dir.live:
@@ -104,7 +103,7 @@ def _settle(
     if not has_left:
         raise InvalidStore(
             "a move into this log directory is not finished; open the store with all of its log "
-            "directories. Should the one that it came from be lost for good, rename this to "
+            "directories. If the log directory that it came from is lost for good, rename this directory to "
             f"{path.name.rpartition('.')[0]}"
         )
     if store.read_only:
@@ -135,4 +134,4 @@ def _remove_original(
             store.deletions[doomed] = store.clock()
             home.disk.unlink(final / MOVED)
     except (LogfsError, OSError) as error:
-        logger.error("%s: was moved to %s, and is not removed: %s", path, home.path, error)
+        logger.error("%s: was moved to %s, but could not be removed: %s", path, home.path, error)

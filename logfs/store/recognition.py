@@ -104,7 +104,7 @@ def recognise(path: str | os.PathLike[str]) -> Found:
             return _dead(path)
         if error.errno == errno.ELOOP:
             return Found(path, Kind.OTHER, "is a link that leads back to itself")
-        return Found(path, Kind.UNKNOWN, f"cannot be looked at: {error.strerror}")
+        return Found(path, Kind.UNKNOWN, f"cannot be examined: {error.strerror}")
     mounted = _in_mount(path, found)
     if mounted is not None:
         return mounted
@@ -113,7 +113,7 @@ def recognise(path: str | os.PathLike[str]) -> Found:
     try:
         kind = _kind_of(path)
     except OSError as error:
-        return Found(path, Kind.UNKNOWN, f"cannot be looked at: {error.strerror}")
+        return Found(path, Kind.UNKNOWN, f"cannot be examined: {error.strerror}")
     if kind is Kind.EMPTY and (around := _around(path)):
         # An empty partition, or `lost+found`: not a place for a new log directory.
         named = _is_partition_name(path.name) and Path(around) == path.parent
@@ -151,13 +151,13 @@ def check_log_dirs(
         if found.kind is Kind.EMPTY and may_be_empty:
             continue
         if found.kind is Kind.EMPTY:
-            raise found.error("; is the disk mounted that belongs there?")
+            raise found.error("; is its disk mounted?")
         if found.kind is Kind.MISSING and may_be_made and _can_be_made(found.path):
             check_place(found.path)
             continue
         if found.kind is Kind.MISSING and (may_be_empty or may_be_made):
             raise found.error(
-                f"; a new log directory begins as an empty one: mkdir -p {found.path}"
+                f"; a new log directory starts as an empty directory: mkdir -p {found.path}"
             )
         raise found.error()
 
@@ -165,7 +165,7 @@ def check_log_dirs(
 def check_place(path: Path) -> None:
     """Raise `InvalidStore` for a new log directory in another one or in a partition, which is a mistake."""
     if around := _around(path):
-        words = "does not exist, and no log directory is made in another one"
+        words = "does not exist, and a log directory cannot be created inside another one"
         raise Found(path, Kind.MISSING, words, (around,)).error()
 
 
@@ -261,16 +261,16 @@ def _partition(path: Path) -> Found:
         above = (str(path.parent),) if _is_log_dir(path.parent) else ()
         return Found(path, Kind.PARTITION, "is a partition, not a log directory", above)
     words = (
-        "holds the files of a partition, and is no log directory: give the directory that the partition lies in, "
-        "and call the partition TOPIC-NUMBER"
+        "holds the files of a partition, so it is not a log directory: rename it to TOPIC-NUMBER, and give its "
+        "parent directory"
     )
     return Found(path, Kind.PARTITION, words)
 
 
 def _other(path: Path) -> Found:
     if above := _log_dir_above(path):
-        return Found(path, Kind.OTHER, "lies in a log directory, and is none", above)
-    words = "is no log directory: it has files, but no partitions"
+        return Found(path, Kind.OTHER, "is inside a log directory, but is not one itself", above)
+    words = "is not a log directory: it has files, but no partitions"
     return Found(path, Kind.OTHER, words, _log_dirs_below(path))
 
 

@@ -124,7 +124,7 @@ def _why_it_stays(segments: Sequence[Segment], config: LogConfig | None, now_ms:
         return "it is empty"
     if config is None:
         return (
-            "the directory is a broker's, which keeps the topic's settings to itself; to have logfs delete by size "
+            "the directory is a broker's, so the topic's settings are not stored in it; to have logfs delete by size "
             "or age, set retention.bytes or retention.ms with 'logfs config' or under config/"
         )
     if not config.is_deleted:
@@ -133,14 +133,14 @@ def _why_it_stays(segments: Sequence[Segment], config: LogConfig | None, now_ms:
     if config.retention_bytes >= 0:
         total = sum(each.size_bytes for each in segments)
         reasons.append(
-            f"the log has {total} bytes, and dropping these {segment.size_bytes} would leave less than "
+            f"the log has {total} bytes, and dropping {segment.size_bytes} bytes would leave less than "
             f"retention.bytes={config.retention_bytes}"
         )
     if config.retention_ms >= 0:
         newest = segment.largest_timestamp
         due = format_time(newest + config.retention_ms)
         reasons.append(
-            f"its newest record is of {format_time(newest)}, and may go after {due} "
+            f"its newest record, of {format_time(newest)}, may be deleted after {due} "
             f"(retention.ms={config.retention_ms})"
         )
     return "; ".join(reasons) or "retention.ms and retention.bytes set no limit"

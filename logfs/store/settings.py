@@ -142,8 +142,8 @@ class Settings:
         for name in sorted(ours.keys() | theirs.keys()):
             if ours.get(name) != theirs.get(name):
                 raise InvalidSetting(
-                    f"topic {topic}: {name} is {ours.get(name, 'not set')}, and {theirs.get(name, 'not set')} in "
-                    f"{log_dir}; set it to the same in both log directories"
+                    f"topic {topic}: {name} is {ours.get(name, 'not set')}, but {theirs.get(name, 'not set')} in "
+                    f"{log_dir}; set it to the same value in both log directories"
                 )
 
     def copy_to(self, topic: str, disk: Disk, log_dir: Path, *, is_new: bool) -> None:

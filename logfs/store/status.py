@@ -141,7 +141,7 @@ def upkeep_text(store: Store) -> str:
             seconds = max(due_ms - store.clock(), 0) / 1000
             lines.append(f"{task.value}: due in {seconds:.0f} s")
     for task, name in keeper.backoff:
-        lines.append(f"{task.value}{' of ' if name else ''}{name} has failed and is tried again")
+        lines.append(f"{task.value}{' of ' if name else ''}{name} has failed and will be retried")
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -161,7 +161,7 @@ class Store:
             return partition
         if name in self.offline:
             raise self.offline[name]
-        raise UnknownPartition(f"{name}: no such partition; 'logfs create' makes one")
+        raise UnknownPartition(f"{name}: no such partition; 'logfs create' creates it")
 
     def __contains__(self, name: object) -> bool:
         return name in self.partitions
@@ -324,7 +324,11 @@ class Store:
             with errors:
                 self.write_checkpoints()
             if errors.error is not None:
-                logger.error("%s: deleted, but not all that tells of it: %s", name, errors.error)
+                logger.error(
+                    "%s: deleted, but not all of its settings and checkpoint entries: %s",
+                    name,
+                    errors.error,
+                )
         self._forget_groups(name)
 
     def _forget_groups(self, name: str) -> None:
@@ -334,7 +338,9 @@ class Store:
             self.groups.forget_partition(name)
         except (LogfsError, OSError) as error:
             self._stale_commits.add(name)
-            logger.error("%s: what groups have committed for it is not forgotten: %s", name, error)
+            logger.error(
+                "%s: the committed offsets of its groups could not be removed: %s", name, error
+            )
 
     def truncate(self, name: str, offset: int) -> bool:
         """Drop the records of a partition at or above an offset, for good, and return whether anything changed.
@@ -342,7 +348,7 @@ class Store:
         Raises `OffsetOutOfRange` for a negative offset.
         """
         if offset < 0:
-            raise OffsetOutOfRange(f"{name}: there is no offset {offset}")
+            raise OffsetOutOfRange(f"{name}: no such offset {offset}")
         with self._lock:
             partition = self[name]
             self.commits.give_up_place(name)
@@ -365,12 +371,12 @@ class Store:
         has no `delete`.
         """
         if offset < -1:
-            raise OffsetOutOfRange(f"{name}: there is no offset {offset}")
+            raise OffsetOutOfRange(f"{name}: no such offset {offset}")
         with self._lock:
             partition = self[name]
             if not partition.config.is_deleted:
                 raise InvalidSetting(
-                    f"{name}: cleanup.policy has no 'delete', so its records are not deleted by offset"
+                    f"{name}: cleanup.policy has no 'delete', so its records cannot be deleted by offset"
                 )
             self.commits.give_up_place(name)
             partition.advance_log_start(partition.log_end_offset if offset == -1 else offset)
@@ -463,7 +469,7 @@ class Store:
             try:
                 partition.refresh()
             except (LogfsError, OSError) as error:
-                logger.error("%s: cannot be followed: %s", name, error)
+                logger.error("%s: cannot be refreshed: %s", name, error)
 
     def upkeep(self, *, compaction: bool = True) -> None:
         """Do the tasks that are due (see `logfs.store.upkeep`). May take long; a failure is logged and tried again.
@@ -573,5 +579,5 @@ def read_topic_id(disk: Disk, directory: Path) -> uuid.UUID | None:
     except LogDirFailed:
         raise
     except (Corrupt, OSError) as error:
-        logger.warning("%s: tells no topic id: %s", path, error)
+        logger.warning("%s: the topic id cannot be read: %s", path, error)
         return None

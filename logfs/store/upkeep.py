@@ -233,7 +233,7 @@ class Keeper:
             wait_ms = self.backoff.failed(task, name, self._store.clock())
             known = isinstance(error, LogfsError | OSError)
             logger.error(
-                "upkeep: %s %sfailed, and is tried again in %d s: %s",
+                "upkeep: %s %sfailed, and is retried in %d s: %s",
                 task.value,
                 f"of {name} " if name else "",
                 wait_ms // 1000,

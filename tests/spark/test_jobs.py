@@ -383,5 +383,5 @@ def test_a_command_says_what_is_missing(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert done.stderr == (
-        "logfs: Spark needs Java, and there is none: apt-get install default-jre-headless\n"
+        "logfs: Spark needs Java, but 'java' is not on the PATH: apt-get install default-jre-headless\n"
     )

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _INT32_MAX = 2**31 - 1
 _EPILOG = """\
-The exit code is 0, or 1 where something is wrong: a batch that is not valid, bytes that are no batch, an entry that
-does not fit the log, a file that cannot be read. kafka-dump-log itself returns 0 unless it dies of an exception.
+The exit code is 0, or 1 if something is wrong: an invalid batch, bytes that are not a batch, an entry that does not
+fit the log, a file that cannot be read. kafka-dump-log itself returns 0 unless it fails with an exception.
 """
 
 
@@ -33,30 +33,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_list,
         default=[],
         metavar="FILE,…",
-        help="the same, as Kafka spells it",
+        help="the same, in Kafka's syntax",
     )
-    parser.add_argument("--deep-iteration", action="store_true", help="a line for each record, too")
-    parser.add_argument("--print-data-log", action="store_true", help="keys and values, too")
+    parser.add_argument(
+        "--deep-iteration", action="store_true", help="print a line for each record, too"
+    )
+    parser.add_argument("--print-data-log", action="store_true", help="print keys and values, too")
     parser.add_argument(
         "--offsets-decoder",
         action="store_true",
-        help="keys and values as those of __consumer_offsets",
+        help="print keys and values, decoded as those of __consumer_offsets",
     )
     parser.add_argument(
-        "--skip-record-metadata", action="store_true", help="keys and values, and nothing else"
+        "--skip-record-metadata",
+        action="store_true",
+        help="print no metadata of records, only keys and values",
     )
     parser.add_argument(
-        "--verify-index-only", action="store_true", help="check index entries, and print none"
+        "--verify-index-only", action="store_true", help="check index entries without printing them"
     )
     parser.add_argument(
-        "--index-sanity-check", action="store_true", help="check an index by itself"
+        "--index-sanity-check",
+        action="store_true",
+        help="check only the index itself, not against the log",
     )
     parser.add_argument(
         "--max-bytes",
         type=_size,
         default=_INT32_MAX,
         metavar="N",
-        help="how much of a .log to read",
+        help="read at most N bytes of a .log file",
     )
     parser.add_argument(
         "--max-message-size",
@@ -66,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the largest batch that an index may point to (default: %(default)s)",
     )
     parser.add_argument(
-        "--json", action="store_true", help="one JSON object a line, with header values"
+        "--json", action="store_true", help="one JSON object per line, with header values"
     )
     parser.epilog = _EPILOG
     parser.set_defaults(usage_error=parser.error)
@@ -78,7 +84,7 @@ def _list(text: str) -> list[str]:
 
 def _size(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text) <= _INT32_MAX):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes below 2^31")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes below 2^31")
     return int(text)
 
 

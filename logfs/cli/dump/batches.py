@@ -60,7 +60,7 @@ class LogFile:
         while position + _START.size < end:
             _, length = _START.unpack(self._read(position, _START.size))
             if length < _SMALLEST_BYTES:
-                raise Corrupt(f"byte {position}: {length} bytes are less than any batch has")
+                raise Corrupt(f"byte {position}: length {length} is below the minimum of a batch")
             after = position + LENGTH_OVERHEAD + length
             if after > end:
                 return
@@ -73,7 +73,7 @@ class LogFile:
         if len(head) > MAGIC_AT and head[MAGIC_AT] not in range(MAGIC, 128):
             return Batch(_legacy_header(head), data)
         if len(head) < HEADER_SIZE:
-            raise Corrupt(f"byte {position}: {len(head)} bytes are no header of a batch")
+            raise Corrupt(f"byte {position}: {len(head)} bytes are too short for a batch header")
         return Batch(parse_header(head), data)
 
     def _read(self, position: int, size: int) -> memoryview:
@@ -102,7 +102,7 @@ def is_valid(batch: Batch) -> bool:
     """
     magic = batch.header.magic
     if magic < 0:
-        raise Corrupt(f"batch {batch.header.base_offset}: there is no magic {magic}")
+        raise Corrupt(f"batch {batch.header.base_offset}: unknown magic {magic}")
     if magic < MAGIC:
         return zlib.crc32(batch.data[MAGIC_AT:]) == batch.header.crc
     if len(batch.data) < HEADER_SIZE:
@@ -133,7 +133,9 @@ def records(batch: Batch) -> Iterator[Shown]:
         yield from _legacy_records(batch)
         return
     if len(batch.data) < HEADER_SIZE or header.record_count < 0:
-        raise Corrupt(f"batch {header.base_offset}: {header.record_count} records")
+        raise Corrupt(
+            f"batch {header.base_offset}: incomplete header or invalid record count {header.record_count}"
+        )
     if header.record_count == 0:
         return
     plain = header.codec is Codec.NONE

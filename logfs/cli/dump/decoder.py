@@ -26,7 +26,9 @@ def decode_group_record(record: Record) -> tuple[Any, Any]:
     Raises `Corrupt` for a record without a key, on which the tool dies.
     """
     if record.key is None:
-        raise Corrupt(f"record {record.offset} has no key, so it is none of __consumer_offsets")
+        raise Corrupt(
+            f"record {record.offset} has no key, so it is not a record of __consumer_offsets"
+        )
     try:
         kind = _version(record.key, "key")
         if kind not in group_schema.KEYS:

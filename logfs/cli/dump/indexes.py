@@ -51,9 +51,7 @@ def _batch_at(log: LogFile, position: int, job: Job) -> int:
     """Return the last offset of the batch at a position. Raises `Corrupt` if there is no batch."""
     for _, batch in log.batches(position, position + job.max_batch_bytes):
         return batch.header.last_offset
-    raise Corrupt(
-        f"no batch of at most {job.max_batch_bytes} bytes is at byte {position} of the log"
-    )
+    raise Corrupt(f"the log has no batch of at most {job.max_batch_bytes} bytes at byte {position}")
 
 
 def dump_time_index(name: str, job: Job) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DELETED = "<DELETE>"
-"""What the tool calls a null value of a record that it decodes; null as data."""
+"""The tool's text for a null value in a record that it decodes; with `json` it is printed as null."""
 
 _OPTIONAL = frozenset({"deleteHorizonMs", "currentTxnFirstOffset"})
 # The fields of control records that the tool prints without a colon after the name.

@@ -62,7 +62,7 @@ def _say_where_it_starts(name: str, job: Job) -> None:
         return
     snapshot = _SNAPSHOT.fullmatch(name)
     if snapshot is None:
-        raise InvalidName("a snapshot's name is its end offset and epoch, of 20 and 10 digits")
+        raise InvalidName("a snapshot's name must be its end offset and epoch, of 20 and 10 digits")
     offset, epoch = int(snapshot[1]), int(snapshot[2])
     job.lines.say(
         f"Snapshot end offset: {offset}, epoch: {epoch}", snapshotEndOffset=offset, epoch=epoch

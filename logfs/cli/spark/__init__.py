@@ -4,9 +4,9 @@ from __future__ import annotations
 
 COMMANDS = {
     "verify": "audit log directories: every batch, every index entry",
-    "reindex": "make all indexes anew, of every partition",
-    "compact": "keep only the newest record of each key, in every partition that says so",
-    "stats": "count records, bytes, keys, times, and what compression gains",
+    "reindex": "rebuild all indexes of every partition",
+    "compact": "keep only the newest record of each key, in every partition whose cleanup.policy has compact",
+    "stats": "count records, bytes, keys and times, and show the compression ratio",
     "export": "write a log to Parquet or JSON files, by topic and date",
-    "import": "append Parquet, JSON or text files, all of it or nothing",
+    "import": "append Parquet, JSON or text files, all or nothing",
 }

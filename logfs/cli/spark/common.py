@@ -65,7 +65,7 @@ def session(arguments: argparse.Namespace, job: str) -> Iterator[SparkSession]:
         raise LogfsError("Spark is not installed: pip install 'logfs[spark]'")
     if shutil.which("java") is None:
         raise LogfsError(
-            "Spark needs Java, and there is none: apt-get install default-jre-headless"
+            "Spark needs Java, but 'java' is not on the PATH: apt-get install default-jre-headless"
         )
     import logfs.spark
 
@@ -93,7 +93,7 @@ def add_topics(parser: argparse.ArgumentParser) -> None:
         "--topics",
         type=lambda text: text.split(","),
         metavar="TOPIC,…",
-        help="these alone (default: all)",
+        help="only these (default: all)",
     )
 
 

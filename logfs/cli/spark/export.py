@@ -21,17 +21,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="log directories, and the directory for the files",
     )
     parser.add_argument(
-        "--format", default="parquet", help="parquet (default), or json: envelopes, one a line"
+        "--format", default="parquet", help="parquet (default), or json: envelopes, one per line"
     )
     parser.add_argument(
         "--compression",
         metavar="CODEC",
-        help="zstd (usual for parquet), none (usual for json), gzip; for parquet also snappy, lz4",
+        help="zstd (default for parquet), none (default for json), gzip; for parquet also snappy, lz4",
     )
     parser.add_argument(
         "--mode",
         default="errorifexists",
-        help="errorifexists (default); append: files of earlier exports stay; overwrite: they go",
+        help="errorifexists (default); append: keep files of earlier exports; overwrite: delete them",
     )
     add_topics(parser)
     add_isolation(parser)

@@ -22,28 +22,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         default="parquet",
-        help="parquet (default); json: envelopes, one a line; text: a line is a value",
+        help="parquet (default); json: envelopes, one per line; text: each line is a value",
     )
-    parser.add_argument("--topic", help="into this one, whatever the files say")
+    parser.add_argument("--topic", help="the target topic; overrides the topics in the files")
     parser.add_argument(
         "--key",
         metavar="NAME",
-        help="the column of parquet, or the field of lines of JSON, that is the key",
+        help="the column of parquet, or the field of text lines in JSON, that holds the key",
     )
-    parser.add_argument("--value", metavar="NAME", help="the column of parquet that is the value")
+    parser.add_argument(
+        "--value", metavar="NAME", help="the column of parquet that holds the value"
+    )
     parser.add_argument(
         "--key-separator",
         metavar="TEXT",
         type=_separator,
-        help=r"what stands between key and value in a line of text; \t is a tab",
+        help=r"the separator between key and value in a line of text; \t is a tab",
     )
     parser.add_argument(
-        "--partitions", metavar="N", type=int, help="make topics that are missing, with so many"
+        "--partitions", metavar="N", type=int, help="create missing topics with N partitions"
     )
     parser.add_argument(
         "--repartition",
         action="store_true",
-        help="to the partitions of the keys, whatever the files say",
+        help="choose partitions by key; ignore the partitions in the files",
     )
     add_session(parser)
 

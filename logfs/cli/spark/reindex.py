@@ -37,4 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _describe(found: Reindexed) -> str:
     text = f"{found.segments} segments, {found.log_end_offset} offsets"
-    return f"{text}; {found.damaged} of them damaged ('logfs check')" if found.damaged else text
+    return (
+        f"{text}; {found.damaged} segments are damaged (see 'logfs check')"
+        if found.damaged
+        else text
+    )

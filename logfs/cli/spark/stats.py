@@ -30,15 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments: log directories, topics, the form of the output, and the session."""
     add_log_dirs(parser)
     add_topics(parser)
-    parser.add_argument("-J", "--json", action="store_true", help="one JSON object a topic")
+    parser.add_argument("-J", "--json", action="store_true", help="one JSON object per topic")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw them, too: .png, .svg or .pdf"
+        "--plot", type=Path, metavar="FILE", help="also draw a plot: .png, .svg or .pdf"
     )
     parser.add_argument(
         "--bucket",
         type=int,
         metavar="MS",
-        help="count times in stretches of so many ms (default: what makes a good picture)",
+        help="count times in intervals of MS milliseconds (default: chosen for a readable plot)",
     )
     add_session(parser)
 

@@ -242,13 +242,15 @@ class Directory(Node):
     def create(self, name: str, flags: int) -> Node:
         """Make and return the node of a new file. Raises EPERM by default."""
         raise refuse(
-            errno.EPERM, f"{self.path}: only partitions can be made here, by mkdir at the root"
+            errno.EPERM,
+            f"{self.path}: files cannot be created here; mkdir at the root creates a partition",
         )
 
     def mkdir(self, name: str, mode: int, caller: Caller) -> None:
         """Make a directory. Raises EPERM by default."""
         raise refuse(
-            errno.EPERM, f"{self.path}: directories are made at the root, one for each partition"
+            errno.EPERM,
+            f"{self.path}: directories can only be created at the root, one for each partition",
         )
 
     def rmdir(self, name: str) -> None:

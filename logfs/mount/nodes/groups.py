@@ -50,7 +50,7 @@ class GroupsDirectory(PartitionFolder):
         """
         group = self._writable(name)
         if flags & os.O_EXCL and self.committed(group) is not None:
-            raise refuse(errno.EEXIST, f"{self.path}/{name}: the group has an offset here")
+            raise refuse(errno.EEXIST, f"{self.path}/{name}: the group already has an offset here")
         return GroupFile(self.context, name, self, group)
 
     def unlink(self, name: str) -> None:
@@ -66,12 +66,13 @@ class GroupsDirectory(PartitionFolder):
     def _writable(self, name: str) -> str:
         """Return the group of a name that can be written to or removed."""
         if name.endswith(LAG):
-            raise refuse(errno.EPERM, f"{self.path}/{name}: a lag can only be read")
+            raise refuse(errno.EPERM, f"{self.path}/{name}: lag files are read-only")
         group = _parse(name)
         if group is None:
             right = file_name(os.fsencode(name), (LAG,))
             raise refuse(
-                errno.EINVAL, f"{self.path}/{name}: is no group's name; if it is meant so: {right}"
+                errno.EINVAL,
+                f"{self.path}/{name}: is not a valid group name; did you mean {right}?",
             )
         return group
 
@@ -144,11 +145,11 @@ class LagFile(GroupFile):
 
     def open(self, flags: int, caller: Caller) -> Handle:
         if flags & (os.O_WRONLY | os.O_RDWR):
-            raise refuse(errno.EPERM, f"{self.path}: a lag can only be read")
+            raise refuse(errno.EPERM, f"{self.path}: lag files are read-only")
         return GroupHandle(self, flags)
 
     def truncate(self, size: int) -> None:
-        raise refuse(errno.EPERM, f"{self.path}: a lag can only be read")
+        raise refuse(errno.EPERM, f"{self.path}: lag files are read-only")
 
 
 class GroupHandle(Handle):

@@ -106,7 +106,7 @@ class PartitionDirectory(PartitionAccess, Directory):
             offset = int(text)
         except ValueError:
             raise InvalidName(
-                f"{text!r} is no offset: write the first that stays readable, or -1 for the log end"
+                f"{text!r} is not an offset: write the first offset to keep, or -1 for the log end"
             ) from None
         self.context.store.delete_records(self.partition.name.directory, offset)
 
@@ -116,7 +116,7 @@ class PartitionDirectory(PartitionAccess, Directory):
         lines = ["paused" if self.partition.is_paused else "upkeep"]
         lines += [str(work) for work in list(store.background) if work.name == name]
         if store.compactor.is_requested(name):
-            lines.append("compaction is asked for")
+            lines.append("compaction is requested")
         if self.partition.config.is_compacted:
             dirty = store.compactor.plan(name)
             lines.append(
@@ -124,7 +124,7 @@ class PartitionDirectory(PartitionAccess, Directory):
                 f"ratio {dirty.ratio:.3f}"
             )
         if store.mover.is_requested(name):
-            lines.append("a move is asked for")
+            lines.append("a move is requested")
         if name in store.mover.errors:
             lines.append(f"not moved: {store.mover.errors[name]}")
         if self.partition.uncleanable is not None:
@@ -147,7 +147,7 @@ class PartitionDirectory(PartitionAccess, Directory):
         elif text in ("pause", "resume"):
             self.partition.is_paused = text == "pause"
         else:
-            raise InvalidName(f"{text!r} is no command: write one of {', '.join(_COMMANDS)}")
+            raise InvalidName(f"{text!r} is not a command; use one of {', '.join(_COMMANDS)}")
 
     def _status(self) -> bytes:
         status = partition_status(self.partition, self.context.store)

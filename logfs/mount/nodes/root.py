@@ -83,7 +83,7 @@ class RootDirectory(Directory):
     def mkdir(self, name: str, mode: int, caller: Caller) -> None:
         """Create a partition. It belongs to the caller."""
         if name == SELF:
-            raise refuse(errno.EEXIST, f"{self.path}{name}: is logfs' own")
+            raise refuse(errno.EEXIST, f"{self.path}{name}: is reserved for logfs")
         partition = self.context.store.create(name)
         access = Access(mode & ~caller.umask & 0o7777, caller.uid, caller.gid)
         Modes(partition).set("", access)
@@ -91,7 +91,7 @@ class RootDirectory(Directory):
     def rmdir(self, name: str) -> None:
         """Delete a partition, in the same way as Kafka does."""
         if name == SELF:
-            raise refuse(errno.EPERM, f"{self.path}{name}: is logfs' own")
+            raise refuse(errno.EPERM, f"{self.path}{name}: is reserved for logfs")
         self.context.store.delete(name)
 
 
@@ -113,7 +113,7 @@ class OfflineDirectory(Directory):
         """Return EIO, whatever error took the partition offline, or ESTALE if it is no longer offline."""
         reason = self.context.store.offline.get(self.name)
         if reason is None:
-            return OSError(errno.ESTALE, f"{self.path}: is back; look it up again")
+            return OSError(errno.ESTALE, f"{self.path}: is online again; look it up again")
         return OSError(errno.EIO, f"the partition is offline: {reason}")
 
 
@@ -164,7 +164,7 @@ class SelfDirectory(Directory):
         elif text == "checkpoint":
             store.keeper.checkpoint()
         else:
-            raise InvalidName(f"{text!r} is no command: write one of {', '.join(_COMMANDS)}")
+            raise InvalidName(f"{text!r} is not a command; use one of {', '.join(_COMMANDS)}")
 
     def _status(self) -> bytes:
         status = {

@@ -88,7 +88,7 @@ class SegmentFile(GrowingFile):
     def byte_at(self, position: int) -> bytes:
         for file in self._opened():
             return bytes(self._disk.read(file, position, 1))
-        raise OSError(errno.ENOENT, f"{self.path}: nobody has it open any more")
+        raise OSError(errno.ENOENT, f"{self.path}: is no longer open")
 
     def _opened(self) -> Iterator[DiskFile]:
         """Yield the files that the handles have open: their readers see these, whatever the name leads to now."""

@@ -89,7 +89,9 @@ class TextFile(GrowingFile):
         if not self.view.is_whole:
             # Since the lookup, the beginning has left the log, and the readers of this view have passed it.
             handle.release()
-            raise OSError(errno.ESTALE, f"{self.path}: begins elsewhere by now; look it up again")
+            raise OSError(
+                errno.ESTALE, f"{self.path}: now begins at a later offset; look it up again"
+            )
         return handle
 
     def let_go(self) -> None:

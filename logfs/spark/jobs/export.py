@@ -115,12 +115,12 @@ def _folder(target: str | os.PathLike[str], mode: str) -> Path:
         raise InvalidSetting(f"mode {mode!r}: give one of {', '.join(MODES)}")
     text = str(target).removeprefix("file://")
     if "://" in text:
-        raise InvalidSetting(f"{text}: give a directory that all machines have under this path")
+        raise InvalidSetting(f"{text}: give a directory that all machines have under the same path")
     folder = Path(text).absolute()
     if mode == "errorifexists" and folder.exists() and any(folder.iterdir()):
         raise FileExistsError(
             errno.EEXIST,
-            "it is not empty: give mode append or overwrite, or another directory",
+            "the directory is not empty: give mode append or overwrite, or another directory",
             str(folder),
         )
     return folder
@@ -147,7 +147,7 @@ class _Task:
 
     def __call__(self, part: Part) -> list[WrittenFile]:
         if not Path(self.directory).is_dir():
-            raise NotOnHost.because(f"{self.directory}: the target of the export is not there")
+            raise NotOnHost.because(f"{self.directory}: the target of the export does not exist")
         name = TopicPartition(part.topic, part.partition)
         files = Files(Path(self.directory), self.form, name)
         for columns in sized(splits.columns(part, self.options)):
@@ -170,7 +170,7 @@ def _publish(
         if new.exists():
             raise FileExistsError(
                 errno.EEXIST,
-                "these records were exported before: say with startingOffsets where to begin",
+                "these records were exported before: use startingOffsets to set where to begin",
                 str(new),
             )
         new.parent.mkdir(parents=True, exist_ok=True)

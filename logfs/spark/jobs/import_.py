@@ -144,16 +144,14 @@ def _check_topics(
     for portion in found:
         for topic, partition in portion.names:
             if topic is None:
-                raise InvalidSetting(
-                    f"{portion.path}: does not tell the topic of its records: give one"
-                )
+                raise InvalidSetting(f"{portion.path}: has no topic for its records; give one")
             if topic not in there:
                 highest = -1 if partition is None or options.repartition else partition
                 wanted[topic] = max(wanted.get(topic, 0), partitions or 0, highest + 1)
     if partitions is None:
         for topic in wanted:
             raise InvalidSetting(
-                f"{', '.join(directories)}: has no topic {topic!r}; give a number of partitions to have it made"
+                f"{', '.join(directories)}: has no topic {topic!r}; give a number of partitions to create it"
             )
     door.create(
         directories,

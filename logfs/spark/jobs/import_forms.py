@@ -58,16 +58,18 @@ class ImportOptions:
             raise InvalidSetting(f"format {self.format!r}: give one of {', '.join(FORMATS)}")
         if self.format == "json" and self.key is not None:
             raise InvalidSetting(
-                "key: an envelope has its own key; lines of JSON that are no envelopes are format text"
+                "key: an envelope has its own key; for lines of JSON that are not envelopes, use format text"
             )
         if self.value is not None and self.format != "parquet":
-            raise InvalidSetting(f"value: names a column of parquet; not for format {self.format}")
+            raise InvalidSetting(
+                f"value: names a column of a Parquet file; not for format {self.format}"
+            )
         if self.key_separator is not None and (self.format != "text" or self.key is not None):
-            raise InvalidSetting("key_separator: goes with format text, and not with key")
+            raise InvalidSetting("key_separator: only for format text, and not with key")
         if self.key_separator == "":
             raise InvalidSetting("key_separator: give at least one character")
         if self.format == "text" and self.topic is None:
-            raise InvalidSetting("topic: lines of text do not tell theirs: give one")
+            raise InvalidSetting("topic: lines of text contain no topic; give one")
 
 
 class Form(ABC):

@@ -108,7 +108,10 @@ class TextForm(LinesForm):
                     raise ValueError("not a JSON object")
             except ValueError as error:
                 _refuse(
-                    portion, position, number, f"{error}: its field {self.options.key!r} is the key"
+                    portion,
+                    position,
+                    number,
+                    f"{error}; the key is taken from its field {self.options.key!r}",
                 )
             key = value.get(self.options.key)
             found.append(key if key is None or isinstance(key, str) else orjson.dumps(key))
@@ -213,7 +216,10 @@ class EnvelopeForm(LinesForm):
                 yield decode_placed(line)
             except InvalidEnvelope as error:
                 _refuse(
-                    portion, position, number, f"{error} (lines that are no envelopes: format text)"
+                    portion,
+                    position,
+                    number,
+                    f"{error} (for lines that are not envelopes, use format text)",
                 )
 
 

@@ -85,10 +85,10 @@ class _Loan:
         try:
             found = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
-            raise workers.NotOnHost.because(f"{path}: is not there") from None
+            raise workers.NotOnHost.because(f"{path}: does not exist") from None
         if found.st_ino != inode:
             raise workers.NotOnHost.because(
-                f"{path}: is another one (inode {found.st_ino}, planned {inode})"
+                f"{path}: is not the planned one (inode {found.st_ino}, planned {inode})"
             )
         return found
 
@@ -186,7 +186,7 @@ def lent(paths: Paths, topics: Iterable[str] | None) -> Iterator[Lending]:
         if store.commits.pending():
             where = ", ".join(map(str, directories))
             raise InvalidStore(
-                f"{where}: a commit is decided and cannot be done; 'logfs recover' tells why"
+                f"{where}: a decided commit cannot be finished; 'logfs recover' shows why"
             )
         yield Lending(store, topics)
 

@@ -51,7 +51,7 @@ class Portion:
         try:
             size = os.stat(self.path).st_size
         except (FileNotFoundError, NotADirectoryError):
-            raise NotOnHost.because(f"{self.path}: is not there") from None
+            raise NotOnHost.because(f"{self.path}: does not exist") from None
         if size < self.file_bytes:
             raise NotOnHost.because(f"{self.path}: has {size} bytes, not {self.file_bytes}")
 
@@ -69,12 +69,12 @@ def find_files(sources: Iterable[str | os.PathLike[str]]) -> list[str]:
         text = source.removeprefix("file://")
         named = [text] if os.path.exists(text) else sorted(glob.glob(text))
         if not named:
-            raise FileNotFoundError(errno.ENOENT, "there is no such file or directory", text)
+            raise FileNotFoundError(errno.ENOENT, "no such file or directory", text)
         for name in named:
             path = Path(name).absolute()
             found.update(dict.fromkeys(_below(path) if path.is_dir() else [str(path)]))
     if not found:
-        raise InvalidSetting(f"{', '.join(texts) or 'sources'}: there is no file to import")
+        raise InvalidSetting(f"{', '.join(texts) or 'sources'}: no files to import")
     return list(found)
 
 

@@ -45,7 +45,7 @@ def check_topics(topics: Iterable[str] | None, directories: Iterable[str], store
         if topic not in there:
             where = ", ".join(str(log_dir.path) for log_dir in store.log_dirs)
             raise UnknownPartition(
-                f"{where}: has no topic {topic!r}; 'logfs describe' lists what there is"
+                f"{where}: has no topic {topic!r}; 'logfs describe' lists the topics and partitions"
             )
 
 

@@ -45,7 +45,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     for name in options:
         if name.startswith("kafka."):
             logger.warning(
-                "option %s has no meaning for logfs, which asks no broker: ignored", name
+                "option %s has no meaning for logfs, which uses no broker; ignored", name
             )
     return WriteOptions(
         paths=paths_of(options), topic=options.get("topic"), transaction=_transaction(options)
@@ -58,7 +58,7 @@ def _transaction(options: Mapping[str, str]) -> tuple[str, int] | None:
         return None
     if not writer or version is None or not version.isdecimal():
         raise ValueError(
-            "options txnAppId and txnVersion go together: the id of whoever writes, and a number that grows with "
+            "options txnAppId and txnVersion go together: the id of the writer, and a number that increases with "
             f"each of its writes, as the batch id of foreachBatch does; not {writer!r} and {version!r}"
         )
     return writer, int(version)

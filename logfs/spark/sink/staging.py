@@ -138,7 +138,7 @@ class Task:
         known = self._partitions.get(topic)
         if not known:
             raise UnknownPartition(
-                f"{topic}: there is no partition of this topic; 'logfs create LOG_DIR {topic}-0' makes one"
+                f"{topic}: the topic has no partition; 'logfs create LOG_DIR {topic}-0' creates one"
             )
         there = np.array(sorted(known), np.int64)
         hashed = partitions_of(rows.keys, len(there))[of_topic]
@@ -155,7 +155,7 @@ class Task:
             if len(missing):
                 name = f"{topic}-{missing[0]}"
                 raise UnknownPartition(
-                    f"{name}: no such partition; 'logfs create LOG_DIR {name}' makes one"
+                    f"{name}: no such partition; 'logfs create LOG_DIR {name}' creates it"
                 )
             found[is_asked] = asked[is_asked]
         return found
@@ -180,7 +180,7 @@ def check_staged(log_dirs: Iterable[str], staged: Iterable[tuple[str, StagedFile
         topic, number = names.parse_directory(file.partition)
         directory = found.get(topic, {}).get(number)
         if directory is not None and not (directory / file.name).exists():
-            raise NotOnHost.because(f"{directory / file.name}: was staged and is there", host)
+            raise NotOnHost.because(f"{directory / file.name}: was staged and exists", host)
 
 
 def _found_here(log_dirs: Sequence[Path], planned: PlannedPartitions) -> dict[str, dict[int, Path]]:
@@ -203,15 +203,15 @@ def _found_here(log_dirs: Sequence[Path], planned: PlannedPartitions) -> dict[st
 def _look_here(log_dirs: Sequence[Path], planned: PlannedPartitions) -> dict[str, dict[int, Path]]:
     for log_dir in log_dirs:
         if not log_dir.is_dir():
-            raise NotOnHost.because(f"{log_dir}: there is no such directory")
+            raise NotOnHost.because(f"{log_dir}: no such directory")
     found = partitions_in(log_dirs)
     for topic, numbers in planned.items():
         for number, (path, inode) in numbers.items():
             here = found.get(topic, {}).get(number)
             if here is None:
-                raise NotOnHost.because(f"{path}: the partition is not there")
+                raise NotOnHost.because(f"{path}: the partition does not exist")
             if str(here) == path and here.stat().st_ino != inode:
-                raise NotOnHost.because(f"{path}: is another directory than planned")
+                raise NotOnHost.because(f"{path}: is not the planned directory")
     return found
 
 
@@ -259,7 +259,7 @@ def _rows(chunk: pa.RecordBatch, now_ms: int) -> Rows:
         flat = headers.flatten()
         header_keys, header_values = _binary(flat.field(0)), _binary(flat.field(1))
         if header_keys.nulls.any():
-            raise ValueError("a header without a key: Kafka's headers have one")
+            raise ValueError("a header has no key: headers in Kafka need one")
     times = np.full(count, now_ms, np.int64)
     if "timestamp" in held:
         column = chunk.column("timestamp")

@@ -89,7 +89,7 @@ class _Sink:
             )
             raise
         if done.already:
-            logger.warning("commit %d of %s was made before: nothing is written", sequence, writer)
+            logger.warning("commit %d of %s was done before: nothing is written", sequence, writer)
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Remove the staged files, except those that a decided commit needs. Upkeep removes any that are left."""
@@ -146,7 +146,7 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):
         batch = context.getLocalProperty(_BATCH_ID) if context is not None else None
         if query is None or batch is None:
             raise RuntimeError(
-                "Spark does not tell this task its query and batch: is it of a stream?"
+                "Spark gives this task no query id and batch id: is it a task of a streaming query?"
             )
         return self._stage(iterator, query, int(batch))
 
