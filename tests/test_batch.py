@@ -410,7 +410,7 @@ def test_codecs_that_do_not_exist_are_corrupt_on_use(number: int) -> None:
     data = bytearray(A)
     batch_module.HEADER.pack_into(data, 0, *parse_header(data)._replace(attributes=number))
     batch = Batch.parse(data)
-    with pytest.raises(Corrupt, match=f"no codec {number}"):
+    with pytest.raises(Corrupt, match=f"unknown codec {number}"):
         list(batch.records())
 
 

@@ -230,7 +230,7 @@ def test_a_zstd_window_is_bounded() -> None:
 def test_a_snappy_block_has_to_fit(length: int) -> None:
     """A block's length is at least 1, and at most what is left of the stream."""
     header = compress(Codec.SNAPPY, b"")
-    with pytest.raises(Corrupt, match=f"a block of {length} bytes at byte 20 of 29"):
+    with pytest.raises(Corrupt, match=f"a block of {length} bytes at byte 20 does not fit in 29"):
         decompress(Codec.SNAPPY, header + struct.pack(">i", length) + bytes(9), limit=MIB)
 
 

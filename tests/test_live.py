@@ -503,7 +503,7 @@ def test_truncation_is_noticed(writer: Writer) -> None:
             assert store[NAME].generation > generation
         # It neither shrinks nor repeats, and what it cannot show any more it says.
         assert old.size == size
-        with pytest.raises(OffsetOutOfRange, match="was cut"):
+        with pytest.raises(OffsetOutOfRange, match="was truncated"):
             held.read(0, 10)
         writer.roll()
         writer.append(1)

@@ -716,7 +716,7 @@ def test_mount_over_a_live_mount(shared: Mount, tmp_path: Path) -> None:
     for words in ((), ("-f",)):
         done = call("mount", *words, tmp_path / "log", shared.path)
         assert done.returncode == 1
-        assert "is mounted here" in done.stderr
+        assert "is already mounted here" in done.stderr
     assert mounted(shared.path) == 1
     assert (shared.path / ".logfs").is_dir()
 
@@ -815,7 +815,7 @@ def test_bad_mountpoints(tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
     (tmp_path / "full/log").mkdir(parents=True)
     for words, expected in (
-        ((tmp_path / "log", tmp_path / "missing"), "no such directory"),
+        ((tmp_path / "log", tmp_path / "missing"), "the mountpoint does not exist"),
         ((tmp_path / "log", tmp_path / "file"), "not a directory"),
         ((tmp_path / "full/log", tmp_path / "full"), "cannot lie in its own mount"),
         ((tmp_path / "mnt",), "LOGDIR"),

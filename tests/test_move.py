@@ -349,7 +349,7 @@ def test_what_cannot_be_moved_is_refused(log_dirs: list[Path], clock: Clock) -> 
         fill(store)
         with pytest.raises(InvalidName, match="already"):
             store.move(NAME, log_dirs[0])
-        with pytest.raises(InvalidName, match="no log directory of this store"):
+        with pytest.raises(InvalidName, match="not a log directory of this store"):
             store.move(NAME, log_dirs[0] / "other")
         disk.free_bytes = lambda path: 100  # type: ignore[method-assign]
         with pytest.raises(OSError, match="100 are free") as refused:
@@ -398,7 +398,7 @@ def test_a_log_directory_with_other_settings_of_the_topic_is_refused(
     with Store(one, clock=clock) as store:
         fill(store)
     with Store(log_dirs, clock=clock) as store:
-        with pytest.raises(InvalidSetting, match=r"retention.ms is not set, and 5000 in .*two"):
+        with pytest.raises(InvalidSetting, match=r"retention.ms is not set, but 5000 in .*two"):
             store.move(NAME, two)
         assert directories(log_dirs) == {"one/a-0"}
         store.settings.set_topic("a", "retention.ms", "5000")

@@ -249,7 +249,7 @@ def test_a_view_lets_go_of_what_left_the_log_behind_its_readers(
     assert text.size == 900
     assert text.read(first * 9, 1000) == whole[first * 9 :]
     if first:
-        with pytest.raises(OffsetOutOfRange, match="open the file anew"):
+        with pytest.raises(OffsetOutOfRange, match="open the file again"):
             text.read(0, 10)
 
 

@@ -357,8 +357,8 @@ def test_merging_keeps_both_orders(seed: int) -> None:
         ("a.jsonl", ENVELOPE % 0 + "{", {}, r"line 2: not JSON"),
         ("a.jsonl", ENVELOPE % 0 + "\n", {}, r"line 2: not JSON"),
         ("a.jsonl", '{"id":1}\n', {}, "unknown field 'id'.*format text"),
-        ("a.jsonl", '{"topic":7,"value":""}\n', {}, 'line 1: "topic" is a string'),
-        ("a.jsonl", '{"partition":-1,"value":""}\n', {}, 'line 1: "partition" is a number'),
+        ("a.jsonl", '{"topic":7,"value":""}\n', {}, 'line 1: "topic" must be a string'),
+        ("a.jsonl", '{"partition":-1,"value":""}\n', {}, 'line 1: "partition" must be a number'),
         ("a.txt", '{"k":1}\nx\n', {"format": "text", "topic": "t", "key": "k"}, "line 2: .*'k'"),
         ("a.txt", "x" * 2_000_000, {"format": "text", "topic": "t"}, r"a\.txt: .*1048588"),
         ("a.txt.gz", "text", {"format": "text", "topic": "t"}, r"a\.txt\.gz: "),
@@ -396,13 +396,13 @@ def test_what_is_malformed_is_named(
     [
         ({"format": "csv"}, "give one of parquet, json, text"),
         ({"format": "json", "key": "id"}, "has its own key"),
-        ({"format": "text"}, "topic: lines of text do not tell theirs"),
-        ({"format": "text", "topic": "t", "value": "v"}, "names a column of parquet"),
+        ({"format": "text"}, "topic: lines of text contain no topic"),
+        ({"format": "text", "topic": "t", "value": "v"}, "names a column of a Parquet file"),
         ({"format": "text", "topic": "t", "key": "k", "key_separator": ","}, "not with key"),
         ({"partitions": 0}, "give 1 or more"),
-        ({}, "does not tell the topic"),
+        ({}, "has no topic for its records"),
         ({"topic": "t"}, "has no topic 't'"),
-        ({"topic": "../t", "partitions": 1}, "'../t' has '/' in it"),
+        ({"topic": "../t", "partitions": 1}, "'../t' contains '/'"),
         ({"topic": "t", "key": "id", "partitions": 1}, "has no column 'id' for the key"),
     ],
 )
@@ -420,7 +420,7 @@ def test_files_that_are_not_there(spark: SparkSession, empty: Path, tmp_path: Pa
     """Nothing of that name, and nothing in it."""
     with pytest.raises(FileNotFoundError, match="nowhere"):
         import_(spark, tmp_path / "nowhere*", empty)
-    with pytest.raises(InvalidSetting, match="no file to import"):
+    with pytest.raises(InvalidSetting, match="no files to import"):
         import_(spark, empty, empty)
 
 

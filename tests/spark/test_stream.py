@@ -210,7 +210,7 @@ def test_a_partition_that_is_deleted_under_an_idle_query(
             for name in ("orders-0", "orders-1") if whole else ("orders-1",):
                 store.delete(name)
             with pytest.raises(
-                StreamingQueryException, match=r"orders-. is in the log directories"
+                StreamingQueryException, match=r"orders-. is no longer in the log directories"
             ):
                 query.awaitTermination(60)
             assert not query.isActive
@@ -377,7 +377,7 @@ def test_a_log_directory_that_is_replaced_is_an_error(tmp_path: Path) -> None:
     stream = reader(logs, failOnDataLoss="false")
     start = stream.initialOffset()
     logs.rename(tmp_path / "elsewhere")
-    with pytest.raises(InvalidStore, match="is not there any more; was it unmounted"):
+    with pytest.raises(InvalidStore, match="the log directory no longer exists; was it unmounted"):
         stream.latestOffset(start)
     logs.mkdir()
     with pytest.raises(InvalidStore, match="another directory is in the place"):

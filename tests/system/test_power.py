@@ -113,7 +113,7 @@ def test_who_unmounts_a_disk_that_has_failed_is_told(tmp_path: Path, is_noticed:
             status = mount.path / ".logfs/status.json"
             wait_for(lambda: orjson.loads(status.read_bytes())["offline_log_dirs"])
             again = call("mount", log_dir, mount.path)
-            assert (again.returncode, b"a logfs is mounted here" in again.stderr) == (1, True)
+            assert (again.returncode, b"logfs is already mounted here" in again.stderr) == (1, True)
         done = call("umount", mount.path)
         assert done.returncode == 1
         assert done.stderr.startswith(b"logfs: %s: " % os.fsencode(log_dir))
