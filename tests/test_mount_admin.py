@@ -804,7 +804,7 @@ def test_umount_of_a_busy_mount(shared: Mount, topic: Path) -> None:
     with (topic / "records").open("rb"):
         done = call("umount", shared.path)
     assert done.returncode == 1
-    assert "busy" in done.stderr
+    assert f"it is busy; 'fuser -vm {shared.path}' lists the processes" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert (topic / "records").exists()
 

@@ -195,6 +195,11 @@ def unmount(mountpoint: Path, *, lazy: bool = False) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = done.stderr.strip() or f"exit code {done.returncode}"
+        if "busy" in reason:
+            reason = (
+                f"it is busy; 'fuser -vm {mountpoint}' lists the processes that use it, and "
+                f"'logfs umount -l {mountpoint}' detaches it at once"
+            )
         raise OSError(errno.EBUSY, f"cannot unmount: {reason}", str(mountpoint))
 
 
