@@ -146,7 +146,7 @@ def alone_with_mounts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 @pytest.fixture
 def mounts_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The test makes a mount namespace, or asks whether a mount is in another one."""
+    """The test makes a mount namespace, or unmounts and asks whether the mount is in another one."""
     with alone_with_mounts(tmp_path_factory):
         yield
 

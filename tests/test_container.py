@@ -18,6 +18,9 @@ from tests.conftest import Mount, assert_clean, need, need_command, need_fuse, n
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# A container has copies of all mounts for a moment.
+pytestmark = pytest.mark.usefixtures("mounts_alone")
+
 NOBODY = 65534
 
 _numbers = count()

@@ -120,6 +120,7 @@ def test_a_deletion_on_a_full_disk_is_one(small_disk: Path, mount: Mount) -> Non
     assert (topic / "log-start-offset").read_text() == "0\n"
 
 
+@pytest.mark.usefixtures("mounts_alone")
 def test_who_unmounts_a_full_disk_is_told(small_disk: Path, mount: Mount) -> None:
     """`logfs umount` fails in one line if the store could not be closed, and the next mount names the file."""
     log = small_disk / "log"

@@ -758,6 +758,7 @@ def test_dead_mount(make_mount: MakeMount) -> None:
     assert (orders / "records").read_bytes() == b"a\nb\n"
 
 
+@pytest.mark.usefixtures("mounts_alone")
 def test_umount_of_a_dead_mount(make_mount: MakeMount) -> None:
     """`logfs umount` clears a dead mount away."""
     mount = make_mount()
@@ -767,6 +768,7 @@ def test_umount_of_a_dead_mount(make_mount: MakeMount) -> None:
     assert os.listdir(mount.path) == []
 
 
+@pytest.mark.usefixtures("mounts_alone")
 def test_mount_in_the_background(tmp_path: Path) -> None:
     """`logfs mount` returns when the mount is ready, and `logfs umount` when everything is safely closed."""
     need_fuse()
@@ -858,6 +860,7 @@ def test_several_log_dirs(make_mount: MakeMount, tmp_path: Path) -> None:
     assert run("cat", mount.path / "orders-2/offsets/latest") == "2"
 
 
+@pytest.mark.usefixtures("mounts_alone")
 def test_mount_helper(tmp_path: Path) -> None:
     """`mount.logfs` makes fstab lines work: log dirs joined by commas, mount(8)'s own options passed over."""
     need_fuse()
@@ -1022,6 +1025,7 @@ def test_ordinary_user(python_for_all: tuple[str, str], public: Path) -> None:
     assert (done.stdout, done.returncode) == (expected, 0), done.stderr
 
 
+@pytest.mark.usefixtures("mounts_alone")
 @pytest.mark.parametrize("name", ["Né 日本, b\\c", os.fsdecode(b"\xff\xfe")])
 def test_any_path_can_be_a_log_directory(tmp_path: Path, name: str) -> None:
     """The source of its mount, its status and its description name it as it is."""
