@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from logfs.errors import Corrupt, LogfsError
-from logfs.format.batch import CONTROL_BIT, MAGIC, TRANSACTIONAL_BIT, Batch
+from logfs.format.batch import CONTROL_BIT, TRANSACTIONAL_BIT, Batch
 from logfs.format.control import ControlType, end_of_transaction
 from logfs.format.text import NO_TEXT, TextSize
 from logfs.log import spans
@@ -165,9 +165,8 @@ def audit(
             batches = yield from _of_stretch(segment, found)
             transactional = _transactional(found)
         else:
-            batches = yield from _of_batch(segment, *found)
-            header = found[1].header
-            transactional = [found[1]] if header.is_transactional or header.is_control else []
+            batches = yield from _of_legacy(segment, *found)
+            transactional = []
         yield from _check_epochs(segment, batches, epochs)
         for batch in transactional:
             yield from transactions.note(batch)
@@ -264,8 +263,8 @@ def _odd_batch(segment: Segment, start: int, row: NDArray[np.int64], text: str) 
     return error(segment.path, f"batch {base} at byte {position}: {text}")
 
 
-def _of_batch(segment: Segment, position: int, batch: Batch) -> Generator[Finding, None, _Batches]:
-    """Return a batch of the careful walk, which may be of an old format; yield what is wrong with its records."""
+def _of_legacy(segment: Segment, position: int, batch: Batch) -> Generator[Finding, None, _Batches]:
+    """Return a batch of an old format, which has no leader epoch; yield what is wrong with its records."""
     header = batch.header
     where = f"batch {header.base_offset} at byte {position}"
     try:
@@ -275,14 +274,13 @@ def _of_batch(segment: Segment, position: int, batch: Batch) -> Generator[Findin
     else:
         if offsets and not (header.base_offset <= offsets[0] and offsets[-1] <= header.last_offset):
             yield error(segment.path, f"{where}: its records lie outside its offsets")
-    epoch = header.partition_leader_epoch if header.magic == MAGIC else _LEGACY_EPOCH
     return _Batches(
         np.array([position]),
         position + header.size_bytes,
         np.array([header.base_offset]),
         np.array([header.next_offset]),
         np.array([header.max_timestamp]),
-        np.array([epoch]),
+        np.array([_LEGACY_EPOCH]),
         np.array([spans.text_size(batch)]),
     )
 

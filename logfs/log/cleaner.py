@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import LogfsError, PartitionFailed, Unsupported
 from logfs.format import names
-from logfs.format.batch import CONTROL_BIT, MAGIC
+from logfs.format.batch import CONTROL_BIT
 from logfs.format.kernels import ATTRIBUTES, NEXT_OFFSET
 from logfs.format.text import NO_TEXT
 from logfs.log import sifter, spans
@@ -144,13 +144,10 @@ class _Round:
             if isinstance(found, Damage):
                 raise found.error(segment.path)
             if not isinstance(found, Stretch):
-                position, batch = found
-                if batch.header.magic != MAGIC:
-                    raise Unsupported(
-                        f"{segment.path}: contains messages of magic {batch.header.magic}, which can be read but "
-                        "not compacted"
-                    )
-                found = spans.scan_one(position, batch)
+                raise Unsupported(
+                    f"{segment.path}: contains messages of magic {found[1].header.magic}, which can be read but "
+                    "not compacted"
+                )
             self.spend(len(found.data))
             yield found
 

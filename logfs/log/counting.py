@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from logfs.errors import Corrupt
-from logfs.format.batch import CODEC_MASK, CONTROL_BIT, HEADER_SIZE, MAGIC
+from logfs.format.batch import CODEC_MASK, CONTROL_BIT, HEADER_SIZE
 from logfs.format.compression import Codec
 from logfs.format.sketch import KeySketch
 from logfs.log import spans
@@ -75,7 +75,7 @@ def count(segment: Segment, bucket_ms: int) -> Counts:
             counts.damaged += found.end - found.start
             continue
         if not isinstance(found, spans.Stretch):
-            _note_batch(counts, found[1], bucket_ms)
+            _note_legacy(counts, found[1], bucket_ms)
             continue
         rows = found.rows
         attributes, sizes = rows[:, kernels.ATTRIBUTES], rows[:, kernels.SIZE]
@@ -105,22 +105,18 @@ def _codec_name(number: int) -> str:
         return "unknown"
 
 
-def _note_batch(counts: Counts, batch: Batch, bucket_ms: int) -> None:
+def _note_legacy(counts: Counts, batch: Batch, bucket_ms: int) -> None:
+    """Count a batch of an old format; these have no control batches."""
     header = batch.header
     counts.batches += 1
     counts.codecs[_codec_name(header.attributes & CODEC_MASK)] += header.size_bytes
-    if header.is_control:
-        counts.plain_bytes += header.size_bytes
-        return
     try:
         columns = batch.columns()
     except Corrupt:
         counts.damaged += header.size_bytes
         return
-    plain = header.size_bytes
-    if header.attributes & CODEC_MASK:
-        # A wrapper adds no header: its messages have headers of their own.
-        plain = len(columns.data) + (HEADER_SIZE if header.magic == MAGIC else 0)
+    # A wrapper adds no header: its messages have headers of their own.
+    plain = len(columns.data) if header.attributes & CODEC_MASK else header.size_bytes
     _note_columns(counts, columns, plain, bucket_ms)
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt
 from logfs.format import names
-from logfs.format.batch import CONTROL_BIT, MAGIC, TRANSACTIONAL_BIT, Batch
+from logfs.format.batch import CONTROL_BIT, TRANSACTIONAL_BIT, Batch
 from logfs.format.key_table import Anchor, anchor_of
 from logfs.log import text_cache
 from logfs.log.files import Disk, Gone
@@ -316,11 +316,9 @@ class KeyMap:
                 batch = found[1]
                 if batch.header.base_offset >= end:
                     return
-                if batch.header.magic != MAGIC:
-                    self._put_old(batch)
-                    yield batch.header.size_bytes, batch.header
-                    continue
-                found = spans.scan_one(found[0], batch)
+                self._put_old(batch)
+                yield batch.header.size_bytes, batch.header
+                continue
             rows = found.rows
             rows = rows[(rows[:, SPAN_BASE_OFFSET] < end) & (rows[:, NEXT_OFFSET] > self._end)]
             last = None

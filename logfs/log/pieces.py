@@ -200,10 +200,9 @@ def _read(segment: Segment, piece: Piece, since: int | None) -> Iterator[Columns
                     return
                 if found.next_offset > piece.first_offset:
                     yield found.error(segment.path)
-            elif isinstance(found, spans.Stretch) or found[1].header.magic == MAGIC:
-                run = found if isinstance(found, spans.Stretch) else spans.scan_one(*found)
-                yield from _scanned(segment, run, piece, since)
-                if run.rows[-1, NEXT_OFFSET] >= piece.end_offset:
+            elif isinstance(found, spans.Stretch):
+                yield from _scanned(segment, found, piece, since)
+                if found.rows[-1, NEXT_OFFSET] >= piece.end_offset:
                     return
             elif found[1].header.base_offset >= piece.end_offset:
                 return

@@ -68,7 +68,7 @@ def scan(data: memoryview, first_offset: int, *, gaps: bool) -> tuple[NDArray[np
     return rows[:count], end
 
 
-def scan_one(position: int, batch: Batch) -> Stretch:
+def _scan_one(position: int, batch: Batch) -> Stretch:
     """Return a valid batch of magic 2, which begins at `position` of its file, as a scanned run of one."""
     rows, _ = scan(batch.data, batch.header.base_offset, gaps=True)
     return Stretch(position, batch.data, rows)
@@ -175,7 +175,7 @@ def survey(segment: Segment, position: int, first_offset: int) -> Iterator[Batch
         elif isinstance(found, Damage):
             yield found
         else:
-            yield _careful_info(*found)
+            yield _legacy_info(*found)
 
 
 def producers_batches(segment: Segment) -> Iterator[Batch]:
@@ -188,16 +188,14 @@ def producers_batches(segment: Segment) -> Iterator[Batch]:
             wanted = rows[rows[:, kernels.PRODUCER_ID] >= 0, kernels.POSITION]
             for start in wanted.tolist():
                 yield Batch.parse(found.data, start)
-        elif not isinstance(found, Damage) and found[1].header.producer_id >= 0:
-            yield found[1]
 
 
 def stretches(
     segment: Segment, position: int, first_offset: int
 ) -> Iterator[Stretch | tuple[int, Batch] | Damage]:
-    """Yield all of a segment from a position on: valid batches in `Stretch`es, the rest as by the careful walk.
+    """Yield all of a segment from a position on: valid batches in `Stretch`es, and `Damage`.
 
-    The rest are single batches with their positions, and `Damage`. `first_offset` is as for `scan`.
+    A batch of an old format comes alone, with its position in the file. `first_offset` is as for `scan`.
     """
     from logfs.format import kernels
 
@@ -219,14 +217,15 @@ def stretches(
             continue
         # The careful walk finds what is wrong here and where batches go on, or reads messages of an old format.
         for found in segment.walk_unknown_end(position, expected):
-            yield found
             if isinstance(found, Damage):
+                yield found
                 # No CRC covers the offset of the next batch: the careful walk checks it against its successor, too.
                 position, expected = found.end, found.next_offset
                 continue
-            position = found[0] + found[1].header.size_bytes
-            expected = found[1].header.next_offset
-            if found[1].header.magic == MAGIC:
+            header = found[1].header
+            yield _scan_one(*found) if header.magic == MAGIC else found
+            position, expected = found[0] + header.size_bytes, header.next_offset
+            if header.magic == MAGIC:
                 break
     if segment.next_base is not None and expected < segment.next_base and not segment.gaps:
         yield Damage(size, size, expected, segment.next_base, "the file ends too early")
@@ -259,7 +258,7 @@ def _without_doubtful_end(
     return rows, end
 
 
-def _careful_info(position: int, batch: Batch) -> BatchInfo:
+def _legacy_info(position: int, batch: Batch) -> BatchInfo:
     header = batch.header
     return BatchInfo(
         position,
