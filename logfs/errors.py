@@ -114,5 +114,5 @@ class StoreLocked(LogfsError):
 class InvalidStore(LogfsError):
     """The log directories do not fit together, their contents do not form a store, or a mount is refused.
 
-    A mount is refused for an unsuitable mount point or mount option.
+    A mount is refused for an unsuitable mountpoint or mount option.
     """

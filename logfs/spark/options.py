@@ -111,7 +111,7 @@ class ReadOptions:
 def paths_of(options: Mapping[str, str]) -> tuple[str, ...]:
     """Return the log directories in `path` (from `load(a)`) and `paths` (from `load([a, b])`).
 
-    A path may be a mount point instead. Raises `ValueError` if no path is given.
+    A path may be a mountpoint instead. Raises `ValueError` if no path is given.
     """
     found = json.loads(options["paths"]) if "paths" in options else []
     if "path" in options:

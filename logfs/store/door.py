@@ -1,6 +1,6 @@
 """Commits and new partitions from outside: through the mount that holds the log directories, or under Kafka's lock.
 
-A mount writes a file with its mount point into each of its log directories, and accepts commits at `.logfs/commit`.
+A mount writes a file with its mountpoint into each of its log directories, and accepts commits at `.logfs/commit`.
 A mount may begin or end while a commit is sent. The commit is then sent again, which is safe because no commit is
 made twice.
 """
@@ -62,7 +62,7 @@ class _NoAnswer(Exception):
 
 
 def announce(log_dirs: Sequence[LogDir], mountpoint: Path) -> None:
-    """Write the mount point into each log directory. An error, such as a full disk, is logged and ignored."""
+    """Write the mountpoint into each log directory. An error, such as a full disk, is logged and ignored."""
     told = _to_line({"pid": os.getpid(), "mountpoint": str(mountpoint)})
     for log_dir in log_dirs:
         try:
@@ -91,7 +91,7 @@ def find_door(disk: Disk, log_dir: Path) -> Path | None:
 
 
 def log_dirs_of(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Return the log directories of paths: a mount point of logfs stands for those that are mounted there."""
+    """Return the log directories of paths: a mountpoint of logfs stands for those that are mounted there."""
     found: list[str] = []
     for path in paths:
         found += mounted_log_dirs(path) or [os.fspath(path)]

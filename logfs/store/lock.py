@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 
 FILE_NAME = ".lock"
 TURN_NAME = "logfs.lease"
-# The file in a log directory that holds its mount point and the pid of the mount.
+# The file in a log directory that holds its mountpoint and the pid of the mount.
 MOUNT_FILE = "logfs.mount"
-# The file below a mount point that lists the log directories mounted there.
+# The file below a mountpoint that lists the log directories mounted there.
 STATUS_FILE = ".logfs/status.json"
 
 # struct flock of Linux on 64-bit machines: l_type, l_whence, l_start, l_len, l_pid.
@@ -128,7 +128,7 @@ def holder(disk: Disk, log_dir: Path) -> int | None:
 
 
 def mountpoint(disk: Disk, log_dir: Path, pid: int) -> Path | None:
-    """Return the mount point of a log directory whose lock process `pid` holds, or None if it is not mounted.
+    """Return the mountpoint of a log directory whose lock process `pid` holds, or None if it is not mounted.
 
     A file that a killed mount has left is ignored: the lock is then held by another process.
     """

@@ -126,7 +126,7 @@ class LogDir:
     def check_in_place(self) -> None:
         """Take the directory offline if it or its lock file was unmounted, moved away or replaced since `open`.
 
-        Otherwise later writes by name would end up below an empty mount point. Costs two calls of `stat`.
+        Otherwise later writes by name would end up below an empty mountpoint. Costs two calls of `stat`.
         """
         if self.failure is not None or self._lock is None:
             return

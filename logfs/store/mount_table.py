@@ -60,7 +60,7 @@ def mounts(table: Path = _TABLE) -> list[Mount]:
 
 
 def logfs_mounts() -> dict[str, Mount]:
-    """Return the mounts of logfs by mount point, bind mounts of directories in them included.
+    """Return the mounts of logfs by mountpoint, bind mounts of directories in them included.
 
     Of several mounts on one another, the topmost counts.
     """
@@ -113,8 +113,8 @@ def within(seconds: float, ask: Callable[[], _T]) -> _T:
 def other_mounts(mount: Mount) -> dict[str, list[int]]:
     """Return where the filesystem of `mount`, which was unmounted, is still mounted.
 
-    The keys are the mount points; the values are the pids of the processes in other mount namespaces that see them. A
-    mount point without pids is that of a bind mount in this namespace. Processes that may not be examined are left
+    The keys are the mountpoints; the values are the pids of the processes in other mount namespaces that see them. A
+    mountpoint without pids is that of a bind mount in this namespace. Processes that may not be examined are left
     out.
     """
     here = _same(mount, "self")

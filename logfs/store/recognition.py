@@ -42,7 +42,7 @@ class Kind(enum.Enum):
     EMPTY = enum.auto()
     MISSING = enum.auto()
     PARTITION = enum.auto()
-    # A mount point of logfs, one whose daemon has died, and a path inside a mount of logfs.
+    # A mountpoint of logfs, one whose daemon has died, and a path inside a mount of logfs.
     MOUNTPOINT = enum.auto()
     DEAD_MOUNT = enum.auto()
     IN_MOUNT = enum.auto()
@@ -170,7 +170,7 @@ def check_place(path: Path) -> None:
 
 
 def mounted_log_dirs(path: str | os.PathLike[str]) -> list[str] | None:
-    """Return the log directories mounted at a path, or None if it is not a mount point of a logfs that answers."""
+    """Return the log directories mounted at a path, or None if it is not a mountpoint of a logfs that answers."""
     absolute = os.path.realpath(path)
     mount = logfs_mounts().get(absolute)
     if mount is None or mount.root != "/":

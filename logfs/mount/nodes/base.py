@@ -94,7 +94,7 @@ class Node:
 
     @property
     def path(self) -> str:
-        """The path below the mount point, for messages."""
+        """The path below the mountpoint, for messages."""
         if self.parent is None:
             return "/"
         return f"{self.parent.path.rstrip('/')}/{self.name}"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def log_dirs(paths: Paths) -> list[str]:
-    """Return the log directories for paths; a mount point of logfs stands for the directories mounted there."""
+    """Return the log directories for paths; a mountpoint of logfs stands for the directories mounted there."""
     named = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     return log_dirs_of(named)
 

@@ -60,7 +60,7 @@ class _Sink:
         """
         check_write_schema(schema, options)
         self.options = options
-        # Resolved in the driver: a mount point need not exist on the machines of the tasks.
+        # Resolved in the driver: a mountpoint need not exist on the machines of the tasks.
         self.log_dirs = door.log_dirs_of(options.paths)
         door.check_there(map(Path, self.log_dirs))
         self.planned = planned_partitions(self.log_dirs, options.topic)
