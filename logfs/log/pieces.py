@@ -16,7 +16,7 @@ from logfs.errors import Corrupt
 from logfs.format.batch import CONTROL_BIT, MAGIC, TRANSACTIONAL_BIT, Batch
 from logfs.log import spans
 from logfs.log.files import Gone
-from logfs.log.planned import PlannedSegment, planned_files
+from logfs.log.planned import planned_segments
 from logfs.log.walk import Damage, DamagedRange, unreadable
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from logfs.format.columns import Columns
-    from logfs.log.planned import PlannedFile
+    from logfs.log.planned import PlannedFile, PlannedSegment
     from logfs.log.reader import Reader
     from logfs.log.segment import Segment
 
@@ -68,15 +68,13 @@ def plan(
         for segment in reader.segments_from(first_offset, segments)
         if segment.base_offset < end_offset
     ]
-    for segment, file in planned_files(reader, wanted):
+    for segment, planned in planned_segments(reader, wanted):
         first = max(first_offset, segment.base_offset)
         end = min(end_offset, segment.next_offset)
-        size = file.size_bytes
         if first >= end:
             continue
-        planned = PlannedSegment(file, segment is segments[-1], segment.gaps)
         cuts = [(first, segment.position_of(first)), *_cuts(segment, first, end, piece_bytes)]
-        stop = size if end == segment.next_offset else _position_behind(segment, end)
+        stop = planned.size_bytes if end == segment.next_offset else _position_behind(segment, end)
         for (offset, position), (next_offset, next_position) in zip(
             cuts, [*cuts[1:], (end, stop)], strict=True
         ):

@@ -189,10 +189,10 @@ def _inode(reader: Reader, segment: Segment) -> int | None:
         return None
 
 
-def planned_files(
+def planned_segments(
     reader: Reader, segments: Sequence[Segment]
-) -> Iterator[tuple[Segment, PlannedFile]]:
-    """Yield adjacent segments of a log, each with what identifies its file.
+) -> Iterator[tuple[Segment, PlannedSegment]]:
+    """Yield adjacent segments of a log, each with its description for other processes.
 
     Raises `Gone` or `FileNotFoundError` if a file leaves the log meanwhile: refresh the reader and plan again.
     """
@@ -206,32 +206,28 @@ def planned_files(
         if previous is None and segment is not every[0] and segment in every:
             before = every[every.index(segment) - 1]
             previous = before.base_offset, _inode(reader, before)
+        # Before its end is read: a segment that grows meanwhile must not count as one that ends there.
+        is_last = segment.next_base is None
         inode = _inode(reader, segment)
-        yield (
-            segment,
-            PlannedFile(
-                directory=str(directory),
-                base_offset=segment.base_offset,
-                next_offset=segment.next_offset,
-                size_bytes=segment.size_bytes,
-                inode=inode,
-                directory_inode=directory_inode,
-                log_dir_inode=log_dir_inode,
-                previous=previous,
-            ),
+        file = PlannedFile(
+            directory=str(directory),
+            base_offset=segment.base_offset,
+            next_offset=segment.next_offset,
+            size_bytes=segment.size_bytes,
+            inode=inode,
+            directory_inode=directory_inode,
+            log_dir_inode=log_dir_inode,
+            previous=previous,
         )
+        yield segment, PlannedSegment(file, is_last, segment.gaps)
         previous = segment.base_offset, inode
 
 
 def planned(reader: Reader) -> list[tuple[Segment, PlannedSegment]]:
     """Return the segments of a partition as they are now, in order. Raises `Gone`, `OSError`."""
     for left in reversed(range(_TRIES)):
-        segments = reader.segments
         try:
-            return [
-                (segment, PlannedSegment(file, segment is segments[-1], segment.gaps))
-                for segment, file in planned_files(reader, segments)
-            ]
+            return list(planned_segments(reader, reader.segments))
         except (FileNotFoundError, Gone):
             if not left:
                 raise
