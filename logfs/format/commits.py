@@ -22,14 +22,13 @@ NO_APPEND_TIME = -1
 # The base offset of a part that has no place in its log. Only its skipped batches are in the log.
 NO_PLACE = -1
 
-# The least values of integer fields, and the greatest of those with fewer than 64 bits in a log.
-_LEAST = {
-    **dict.fromkeys(("size_bytes", "record_count", "segment", "position", "skip"), 0),
-    "base_offset": NO_PLACE,
-    "leader_epoch": -1,
-    "append_time": NO_APPEND_TIME,
+# The values of integer fields that have fewer than an int64.
+_RANGES = {
+    **dict.fromkeys(("size_bytes", "record_count", "segment", "position", "skip"), range(2**63)),
+    "base_offset": range(NO_PLACE, 2**63),
+    "leader_epoch": range(-1, 2**31),
+    "append_time": range(NO_APPEND_TIME, 2**63),
 }
-_GREATEST = {"leader_epoch": 2**31 - 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +140,7 @@ def typed(made: _Made) -> _Made:
     """Return `made` if its fields have the types of its class. Raises `TypeError` or `ValueError` if not."""
     for each in fields(made):
         value = checked(str(each.type), getattr(made, each.name))
-        least, greatest = _LEAST.get(each.name), _GREATEST.get(each.name)
-        if (least is not None and value < least) or (greatest is not None and value > greatest):
+        if each.name in _RANGES and value not in _RANGES[each.name]:
             raise ValueError(f"{each.name}: {value} is out of range")
     return made
 
