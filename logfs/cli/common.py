@@ -251,15 +251,24 @@ def recovery_progress() -> Callable[[str, int, int], None]:
     return report
 
 
-def check_changes(changes: Iterable[str], *, of_topic: bool) -> None:
-    """Raise `InvalidSetting` for a NAME=VALUE that no setting has; an empty VALUE stands for the default."""
+def parse_changes(words: Iterable[str], *, of_topic: bool) -> list[tuple[str, str]]:
+    """Return the names and values of NAME=VALUE words, which are settings of a topic or of the store.
+
+    An empty VALUE stands for the default. Raises `InvalidSetting` for a word without "=", an unknown name, or a value
+    that the setting does not allow.
+    """
     from logfs.setting import broker_setting, topic_setting
 
-    for change in changes:
-        name, _, value = change.partition("=")
+    changes = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise InvalidSetting(f"{word!r}: give a setting as NAME=VALUE")
         known = topic_setting(name) if of_topic else broker_setting(name)
         if value.strip():
             known.parse(value)
+        changes.append((name, value))
+    return changes
 
 
 def progress_bar(title: str, total_bytes: int | None) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import log_dirs_of, path_argument
+from logfs.cli.common import log_dirs_of, parse_changes, path_argument
 from logfs.errors import InvalidSetting, UnknownPartition
 
 if TYPE_CHECKING:
@@ -29,12 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show the values in force and where they come from, or change settings."""
-    from logfs.cli.common import check_changes
     from logfs.store.store import Store
 
-    changes = [word for word in arguments.settings if "=" in word]
+    words = [word for word in arguments.settings if "=" in word]
     # Before an empty directory becomes a store.
-    check_changes(changes, of_topic=bool(arguments.topic))
+    changes = parse_changes(words, of_topic=bool(arguments.topic))
     log_dirs = log_dirs_of(
         str(arguments.log_dir).split(","), may_be_empty=bool(changes) and not arguments.topic
     )
@@ -43,8 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         with Store(log_dirs, read_only=True, only="") as store:
             _check_topic(store, arguments.topic)
     with Store(log_dirs, read_only=not changes, only="", create=False) as store:
-        for change in changes:
-            name, _, value = change.partition("=")
+        for name, value in changes:
             if arguments.topic:
                 store.settings.set_topic(arguments.topic, name, value or None)
             else:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import add_target, target
-from logfs.errors import InvalidSetting, PartitionExists
+from logfs.cli.common import add_target, parse_changes, recovery_progress, target
+from logfs.errors import PartitionExists
 
 if TYPE_CHECKING:
     import argparse
@@ -34,14 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Create the partition, and set the settings of its topic."""
-    from logfs.cli.common import check_changes, recovery_progress
     from logfs.format import names
     from logfs.store.store import Store
 
-    for setting in arguments.config:
-        if "=" not in setting:
-            raise InvalidSetting(f"{setting!r}: give a setting as NAME=VALUE")
-    check_changes(arguments.config, of_topic=True)
+    changes = parse_changes(arguments.config, of_topic=True)
     if arguments.parents:
         _make_log_dirs(arguments.target)
     wanted = target(arguments.target, may_be_empty=True)
@@ -51,8 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         if wanted.name in store or wanted.name in store.offline:
             # Check this before any setting changes: the settings apply to the whole topic.
             raise PartitionExists(f"{wanted.name}: the partition exists")
-        for setting in arguments.config:
-            name, _, value = setting.partition("=")
+        for name, value in changes:
             store.settings.set_topic(topic, name, value)
         partition = store.create(wanted.name)
         print(partition.directory)
