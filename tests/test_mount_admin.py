@@ -811,6 +811,16 @@ def test_umount_of_a_busy_mount(shared: Mount, topic: Path) -> None:
     assert (topic / "records").exists()
 
 
+def test_a_path_may_say_busy(tmp_path: Path) -> None:
+    """Another failure to unmount is not told as a busy mount, whatever the path is called."""
+    pytest.importorskip("pyfuse3")
+    from logfs.mount.session import unmount
+
+    with pytest.raises(OSError, match="cannot unmount") as failed:
+        unmount(tmp_path / "busy")
+    assert "fuser" not in str(failed.value)
+
+
 def test_bad_mountpoints(tmp_path: Path) -> None:
     """A mountpoint that is missing, a file, or holds the log itself is refused in one line."""
     (tmp_path / "file").touch()

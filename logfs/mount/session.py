@@ -55,14 +55,14 @@ _M_MMAP_THRESHOLD = -3
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of one mount: the log directories, the mount point and flags."""
+    """The options of one mount: the log directories, the mountpoint and flags."""
 
     log_dirs: Sequence[Path]
     mountpoint: Path
     read_only: bool = False
     allow_other: bool = False
     isolation: Isolation = Isolation.READ_UNCOMMITTED
-    # Whether the mount point may contain files, which the mount then hides.
+    # Whether the mountpoint may contain files, which the mount then hides.
     nonempty: bool = False
     # The source that the mount table shows; None for the log directories.
     source: str | None = None
@@ -115,10 +115,10 @@ def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def check_paths(options: Options) -> Path:
-    """Check all paths and return the absolute path of the mount point.
+    """Check all paths and return the absolute path of the mountpoint.
 
     A dead mount on it is unmounted. Raises `InvalidStore` for a live mount of logfs on it, and for any other path
-    that is refused. A refusal changes nothing, except that a mount point is checked only after its dead mount is
+    that is refused. A refusal changes nothing, except that a mountpoint is checked only after its dead mount is
     gone.
     """
     mountpoint = Path(os.path.abspath(options.mountpoint))
@@ -195,7 +195,8 @@ def unmount(mountpoint: Path, *, lazy: bool = False) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = done.stderr.strip() or f"exit code {done.returncode}"
-        if "busy" in reason:
+        # The mountpoint itself may have the word in its path.
+        if reason.rstrip(".").endswith("busy"):
             reason = (
                 f"it is busy; 'fuser -vm {mountpoint}' lists the processes that use it, and "
                 f"'logfs umount -l {mountpoint}' detaches it at once"
