@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from logfs.errors import LogfsError
-    from logfs.format.columns import Columns
-    from logfs.format.record import Record, TimestampType
+    from logfs.format.batches.columns import Columns
+    from logfs.format.batches.record import Record, TimestampType
     from logfs.log.partition import Partition
     from logfs.log.reader import OffsetAndTimestamp
     from logfs.store.door import open_store as open
@@ -52,13 +52,13 @@ __all__ = [
 
 # The module and attribute of each public name. They are imported on first use, so `import logfs` costs nothing.
 _HOMES = {
-    "Columns": ("logfs.format.columns", "Columns"),
+    "Columns": ("logfs.format.batches.columns", "Columns"),
     "LogfsError": ("logfs.errors", "LogfsError"),
     "OffsetAndTimestamp": ("logfs.log.reader", "OffsetAndTimestamp"),
     "Partition": ("logfs.log.partition", "Partition"),
-    "Record": ("logfs.format.record", "Record"),
+    "Record": ("logfs.format.batches.record", "Record"),
     "Store": ("logfs.store.store", "Store"),
-    "TimestampType": ("logfs.format.record", "TimestampType"),
+    "TimestampType": ("logfs.format.batches.record", "TimestampType"),
     "open": ("logfs.store.door", "open_store"),
 }
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import CommitPending, LogfsError
-from logfs.format.record import Record
-from logfs.format.text import View
+from logfs.format.batches.record import Record
+from logfs.format.text.rendering import View
 from logfs.log.files import Disk, File
 from logfs.log.view import TextView
 from logfs.log.walk import DamagedRange
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from logfs.format.commits import StagedFile
+    from logfs.format.files.commit_file import StagedFile
     from logfs.log.partition import Partition
 
 LOG = "log"

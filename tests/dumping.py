@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs import Record
 from logfs.cli import main
-from logfs.format import compression, control
-from logfs.format.aborted import AbortedTransaction
-from logfs.format.batch import HEADER_SIZE, seal
-from logfs.format.compression import Codec
-from logfs.format.group_record import OffsetCommit, OffsetKey, encode_group_metadata
-from logfs.format.group_schema import KEYS, VALUES
-from logfs.format.record import encode_record
-from logfs.format.snapshot import ProducerEntry, checksum, format_snapshot
+from logfs.format.batches import compression
+from logfs.format.batches.batch import HEADER_SIZE, seal
+from logfs.format.batches.compression import Codec
+from logfs.format.batches.record import encode_record
+from logfs.format.files.aborted_transactions import AbortedTransaction
+from logfs.format.files.producer_snapshot import ProducerEntry, checksum, format_snapshot
+from logfs.format.messages import control
+from logfs.format.messages.group_record import OffsetCommit, OffsetKey, encode_group_metadata
+from logfs.format.messages.group_schema import KEYS, VALUES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from logfs.format.message import Field
+    from logfs.format.messages.message import Field
 
 T = 1_700_000_000_000
 DEEP, DATA, OFFSETS = "--deep-iteration", "--print-data-log", "--offsets-decoder"

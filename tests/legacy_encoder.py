@@ -6,8 +6,8 @@ import struct
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from logfs.format.compression import Codec, compress
-from logfs.format.record import Record, TimestampType
+from logfs.format.batches.compression import Codec, compress
+from logfs.format.batches.record import Record, TimestampType
 
 if TYPE_CHECKING:
     from collections.abc import Callable

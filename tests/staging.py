@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.format.builder import build_records
+from logfs.format.encoding.batch_builder import build_records
 from logfs.log.files import Disk
 from logfs.log.staged import StagedWriter
 from logfs.log.validator import batch_format
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logfs.config import LogConfig
-    from logfs.format.commits import StagedFile
-    from logfs.format.record import Record
+    from logfs.format.batches.record import Record
+    from logfs.format.files.commit_file import StagedFile
 
 
 def stage(

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logfs.errors import Corrupt
-from logfs.format import batch as batch_module
-from logfs.format.batch import (
+from logfs.format.batches import batch as batch_module
+from logfs.format.batches.batch import (
     HEADER_SIZE,
     Batch,
     Batches,
@@ -21,10 +21,10 @@ from logfs.format.batch import (
     parse_header,
     seal,
 )
-from logfs.format.builder import BatchFormat, build_records
-from logfs.format.compression import Codec, compress
-from logfs.format.control import ControlType, EndTransactionMarker
-from logfs.format.record import Record, TimestampType, encode_record
+from logfs.format.batches.compression import Codec, compress
+from logfs.format.batches.record import Record, TimestampType, encode_record
+from logfs.format.encoding.batch_builder import BatchFormat, build_records
+from logfs.format.messages.control import ControlType, EndTransactionMarker
 
 T = 1_700_000_000_000
 LATE = TimestampType.LOG_APPEND_TIME
@@ -431,7 +431,7 @@ def test_what_comes_out_of_a_batch_is_bounded(
     codec: Codec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch whose records decompress beyond the limit is refused instead of filling the memory."""
-    monkeypatch.setattr("logfs.format.compression.DEFAULT_LIMIT", 1 << 20)
+    monkeypatch.setattr("logfs.format.batches.compression.DEFAULT_LIMIT", 1 << 20)
     data = bytearray(HEADER_SIZE) + compress(codec, bytes(2 << 20))
     fields = {"last_offset_delta": 0, "base_timestamp": T, "max_timestamp": T, "record_count": 1}
     seal(data, attributes=codec, **fields)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logfs import errors
-from logfs.format import names
-from logfs.format.record import Record
+from logfs.format.base import names
+from logfs.format.batches.record import Record
 from logfs.log.walk import Damage
 from logfs.store.store import Store
 from tests.conftest import assert_clean

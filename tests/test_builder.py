@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logfs.errors import RecordTooLarge
-from logfs.format.batch import Batch, assign_offset
-from logfs.format.builder import (
+from logfs.format.batches.batch import Batch, assign_offset
+from logfs.format.batches.compression import Codec
+from logfs.format.batches.record import Record, TimestampType
+from logfs.format.encoding.batch_builder import (
     BatchFormat,
     Built,
     build_lines,
     build_records,
     offset_digits,
 )
-from logfs.format.compression import Codec
-from logfs.format.record import Record, TimestampType
-from logfs.format.text import measure
+from logfs.format.text.rendering import measure
 
 NOW = 1_700_000_000_000
 HEADERS = st.lists(st.tuples(st.text(max_size=6), st.none() | st.binary(max_size=9)), max_size=3)

@@ -11,8 +11,8 @@ import pytest
 from crc32c import crc32c
 
 from logfs.errors import InvalidStore
-from logfs.format.batch import Batches, assign_offset
-from logfs.format.record import Record
+from logfs.format.batches.batch import Batches, assign_offset
+from logfs.format.batches.record import Record
 from logfs.log.audit import audit
 from logfs.store.check import Finding, Severity, check
 from logfs.store.store import Store

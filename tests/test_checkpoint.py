@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logfs.errors import Corrupt
-from logfs.format.checkpoint import (
+from logfs.format.base.names import TopicPartition
+from logfs.format.files.checkpoint import (
     METADATA_TOPIC_ID,
     ZERO_ID,
     format_clean_shutdown,
@@ -29,7 +30,6 @@ from logfs.format.checkpoint import (
     text_to_uuid,
     uuid_to_text,
 )
-from logfs.format.names import TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from logfs.errors import Unsupported
-from logfs.format.batch import Batch
-from logfs.format.builder import BatchFormat, build_records
-from logfs.format.compression import Codec
-from logfs.format.record import Record
+from logfs.format.batches.batch import Batch
+from logfs.format.batches.compression import Codec
+from logfs.format.batches.record import Record
+from logfs.format.encoding.batch_builder import BatchFormat, build_records
 from logfs.log import spans
 from logfs.log.cleaner import clean, groups
 from logfs.log.cleaning import Cleaned, CleaningAborted, Dirty
@@ -492,7 +492,7 @@ def test_who_read_goes_on_reading_what_there_was(
     orders: Partition, clock: Clock, tmp_path: Path
 ) -> None:
     """An iterator and a text that began before see the old records to their end, and then what was appended."""
-    from logfs.format.text import View
+    from logfs.format.text.rendering import View
 
     for number in range(30):
         put(orders, (number % 3, number))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs.format.record import Record
-from logfs.format.text import View
+from logfs.format.batches.record import Record
+from logfs.format.text.rendering import View
 from logfs.store.store import Store
 from tests.conftest import Clock, assert_clean
 from tests.crashdisk import fast_directory

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs.format.batch import Batch, seal
-from logfs.format.builder import BatchFormat, build_records
-from logfs.format.record import Record
-from logfs.format.text import View
+from logfs.format.batches.batch import Batch, seal
+from logfs.format.batches.record import Record
+from logfs.format.encoding.batch_builder import BatchFormat, build_records
+from logfs.format.text.rendering import View
 from logfs.log.cleaner import clean
 from logfs.log.cleaning import Dirty
 from logfs.store.store import Store

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logfs.errors import Corrupt
-from logfs.format.batch import Batch, assign_offset
-from logfs.format.builder import BatchFormat, build_records
-from logfs.format.columns import Columns, concatenate, decode_columns
-from logfs.format.compression import Codec
-from logfs.format.record import Record, TimestampType, encode_record
+from logfs.format.batches.batch import Batch, assign_offset
+from logfs.format.batches.columns import Columns, concatenate, decode_columns
+from logfs.format.batches.compression import Codec
+from logfs.format.batches.record import Record, TimestampType, encode_record
+from logfs.format.encoding.batch_builder import BatchFormat, build_records
 
 MAYBE_BYTES = st.none() | st.binary(max_size=20)
 RECORDS = st.lists(

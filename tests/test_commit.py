@@ -18,11 +18,11 @@ from logfs.errors import (
     RecordTooLarge,
     UnknownPartition,
 )
-from logfs.format import commits
-from logfs.format.batch import HEADER_SIZE
-from logfs.format.commits import StagedFile
-from logfs.format.record import Record, TimestampType
-from logfs.format.text import View
+from logfs.format.batches.batch import HEADER_SIZE
+from logfs.format.batches.record import Record, TimestampType
+from logfs.format.files import commit_file
+from logfs.format.files.commit_file import StagedFile
+from logfs.format.text.rendering import View
 from logfs.log.files import Disk, File
 from logfs.log.view import TextView
 from logfs.store.check import check
@@ -75,7 +75,7 @@ def values(store: Store, name: str) -> list[bytes | None]:
 
 
 def leftovers(log_dir: Path) -> list[Path]:
-    return sorted(log_dir.rglob("*" + commits.STAGED))
+    return sorted(log_dir.rglob("*" + commit_file.STAGED))
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def test_what_a_topic_does_not_take_is_refused_before_the_decision(
     with pytest.raises(FileNotFoundError):
         two.commit("q", 0, staged[1:])
     with pytest.raises(UnknownPartition, match="logfs create"):
-        two.commit("q", 0, [staged[0], commits.StagedFile("c-0", "x.staged", 1, 1)])
+        two.commit("q", 0, [staged[0], commit_file.StagedFile("c-0", "x.staged", 1, 1)])
     assert values(two, "a-0") == values(two, "b-0") == [b"before"]
     assert len(leftovers(log_dir)) == 3
     assert not two.commit("q", 0, staged[:1]).already
@@ -386,11 +386,15 @@ def test_what_is_left_over_goes(two: Store, log_dir: Path, clock: Clock) -> None
     assert values(two, "a-0") == [b"before", b"x", b"y"]
 
 
-_PENDING = commits.Pending(
+_PENDING = commit_file.Pending(
     "q",
     1,
     2,
-    (commits.Part("a-0", (StagedFile("a-0", "x.staged", 3, 4),), 5, 0, 6, 7, 8, 9, False, "/log"),),
+    (
+        commit_file.Part(
+            "a-0", (StagedFile("a-0", "x.staged", 3, 4),), 5, 0, 6, 7, 8, 9, False, "/log"
+        ),
+    ),
 )
 
 
@@ -406,9 +410,11 @@ _LEAST = {"sequence": -(2**63), "time_ms": -(2**63), 0: -(2**63), 1: -(2**63)} |
 )
 def test_a_file_of_commits_is_of_the_types_that_it_should_be(value: object) -> None:
     """Its checksum may be right, and what it says of another kind, or out of range: it is damaged then."""
-    text = commits.format_commits(commits.CommitLog({"q": commits.Writer(0, 1)}, _PENDING))
+    text = commit_file.format_commits(
+        commit_file.CommitLog({"q": commit_file.Writer(0, 1)}, _PENDING)
+    )
     told = orjson.loads(text.partition(b"\n")[0])
-    assert commits.parse_commits(sealed(told)).pending == _PENDING
+    assert commit_file.parse_commits(sealed(told)).pending == _PENDING
     (part,) = told["pending"]["parts"]
     objects = (part, part["files"][0], told["pending"])
     fields = [(each, name) for each in objects for name in each if type(each[name]) is not list]
@@ -418,10 +424,10 @@ def test_a_file_of_commits_is_of_the_types_that_it_should_be(value: object) -> N
         if type(value) is type(before) and (
             type(value) is not int or _LEAST.get(name, 0) <= value < 1 << bits
         ):
-            commits.parse_commits(sealed(told))
+            commit_file.parse_commits(sealed(told))
         else:
             with pytest.raises(Corrupt):
-                commits.parse_commits(sealed(told))
+                commit_file.parse_commits(sealed(told))
         each[name] = before
 
 
@@ -436,10 +442,10 @@ def test_a_file_of_commits_that_is_damaged_stops_commits_alone(log_dir: Path, cl
     with Store(log_dir, clock=clock) as store:
         store.create("a-0")
         store.commit("q", 0, staging(store, "q", 0, {"a-0": [b"x"]}))
-    path = log_dir / commits.FILE_NAME
+    path = log_dir / commit_file.FILE_NAME
     good = path.read_bytes()
     path.write_bytes(good.replace(b'"q"', b'"p"'))
-    assert any(commits.FILE_NAME in str(finding) for finding in check(log_dir))
+    assert any(commit_file.FILE_NAME in str(finding) for finding in check(log_dir))
     with Store(log_dir, clock=clock) as store:
         assert values(store, "a-0") == [b"x"]
         with pytest.raises(Corrupt, match="restore the file"):

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logfs.errors import InvalidName, InvalidRecord, InvalidStore, StoreLocked, UnknownPartition
-from logfs.format.commits import STAGED, StagedFile
-from logfs.format.record import Record
+from logfs.format.batches.record import Record
+from logfs.format.files.commit_file import STAGED, StagedFile
 from logfs.log.files import Disk
 from logfs.store import door
 from logfs.store.commit import Committed

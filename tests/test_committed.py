@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logfs.errors import OffsetOutOfRange
-from logfs.format.text import View
+from logfs.format.text.rendering import View
 from logfs.log.committed import Isolation
 from logfs.store.store import Store
 

@@ -10,7 +10,7 @@ import pytest
 
 from logfs import errors
 from logfs.cli import main
-from logfs.format.record import Record
+from logfs.format.batches.record import Record
 from logfs.log.cleaning import CleaningAborted, Dirty
 from logfs.store.check import check
 from logfs.store.compactor import Throttle

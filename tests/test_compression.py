@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logfs.errors import Corrupt, InvalidSetting
-from logfs.format import compression
-from logfs.format.compression import DEFAULT_LIMIT, Codec, compress, decompress
+from logfs.format.batches import compression
+from logfs.format.batches.compression import DEFAULT_LIMIT, Codec, compress, decompress
 
 MIB = 1024 * 1024
 COMPRESSED = [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD]
@@ -189,7 +189,7 @@ def test_a_bomb_costs_little_memory(codec: Codec) -> None:
 PEAK = """
 import resource, sys
 from logfs.errors import Corrupt
-from logfs.format.compression import Codec, decompress
+from logfs.format.batches.compression import Codec, decompress
 codec, stream = Codec(int(sys.argv[1])), sys.stdin.buffer.read()
 decompress(codec, bytes.fromhex(sys.argv[2]), limit=1000)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -339,7 +339,7 @@ def test_codecs_have_kafkas_numbers_and_names() -> None:
 def test_no_library_is_loaded_before_it_is_needed() -> None:
     """Importing the module imports no codec's library, so that every command starts fast."""
     program = (
-        "import sys, logfs.format.compression;"
+        "import sys, logfs.format.batches.compression;"
         "sys.exit(bool({'cramjam', 'lz4', 'zstandard'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

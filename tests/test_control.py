@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logfs.errors import Corrupt
-from logfs.format.control import ControlType, EndTransactionMarker, parse_control_key
+from logfs.format.messages.control import ControlType, EndTransactionMarker, parse_control_key
 
 # The keys and values of the golden vectors E-abort and E-commit (kafka-storage 16).
 GOLDEN = [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from logfs.format.batch import Batch
+from logfs.format.batches.batch import Batch
 from logfs.log import key_map, recovery, staged
 from logfs.log.files import Disk
 from logfs.log.index import SparseIndex
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from logfs.format.commits import CommitLog, Pending, StagedFile
+    from logfs.format.files.commit_file import CommitLog, Pending, StagedFile
     from logfs.log.files import File
     from logfs.log.staged import Landing
     from logfs.log.walk import Damage

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import OffsetOutOfRange
-from logfs.format.batch import Batches
-from logfs.format.record import Record
-from logfs.format.text import View
+from logfs.format.batches.batch import Batches
+from logfs.format.batches.record import Record
+from logfs.format.text.rendering import View
 from logfs.log.view import KEPT_BEHIND
 from logfs.store.store import Store
 from tests.conftest import Mount, need_command, wait_for

@@ -18,8 +18,8 @@ import pytest
 from crc32c import crc32c
 
 from logfs.errors import Corrupt, LogfsError
-from logfs.format.batch import HEADER_SIZE, Batch, parse_header
-from logfs.format.text import View
+from logfs.format.batches.batch import HEADER_SIZE, Batch, parse_header
+from logfs.format.text.rendering import View
 from logfs.log import recovery
 from logfs.log.view import TextView
 from logfs.log.walk import DamagedRange

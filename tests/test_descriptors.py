@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs.format.record import Record
-from logfs.format.text import View
+from logfs.format.batches.record import Record
+from logfs.format.text.rendering import View
 from logfs.log import segment_files
 from logfs.log.view import KEPT_BEHIND
 from logfs.store.store import Store

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import re
 import struct
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logfs.cli import COMMANDS
-from logfs.format import aborted, key_table, snapshot
-from logfs.format.batch import HEADER, Header
-from logfs.format.group_record import OffsetCommit, OffsetKey
+from logfs.format.batches.batch import HEADER, Header
+from logfs.format.files import aborted_transactions, key_table_format, producer_snapshot
+from logfs.format.messages.group_record import OffsetCommit, OffsetKey
 from logfs.log.index import OffsetIndex, SparseIndex, TimeIndex
 from logfs.log.text_index import TextIndex
 
@@ -78,19 +79,19 @@ def test_format_md_describes_the_indexes(heading: str, index: type[SparseIndex])
 def test_format_md_describes_the_files_of_producers() -> None:
     """The tables of transaction index and producer snapshot name the fields, types and positions of the code."""
     rows = table("format.md", "Transaction index")
-    assert tuple(row[1] for row in rows[1:]) == aborted.AbortedTransaction._fields
-    assert layout(rows).format == aborted.ENTRY.format
+    assert tuple(row[1] for row in rows[1:]) == aborted_transactions.AbortedTransaction._fields
+    assert layout(rows).format == aborted_transactions.ENTRY.format
     rows = table("format.md", "Producer snapshot")
-    assert tuple(row[1] for row in rows) == snapshot.ProducerEntry._fields
-    assert layout(rows).format == snapshot.ENTRY.format
+    assert tuple(row[1] for row in rows) == producer_snapshot.ProducerEntry._fields
+    assert layout(rows).format == producer_snapshot.ENTRY.format
 
 
 def test_format_md_describes_the_key_map() -> None:
     """The table "Key map" names the fields of the header that is written, at their positions."""
     rows = table("format.md", "Key map")
-    anchor = key_table.Anchor(3, 4, 5, 6, 7)
-    header = key_table.TableHeader(0, 512, 1, 2, bytes(16), anchor)
-    packed = key_table.format_header(header, b"")
+    anchor = key_table_format.Anchor(3, 4, 5, 6, 7)
+    header = key_table_format.TableHeader(0, 512, 1, 2, bytes(16), anchor)
+    packed = key_table_format.format_header(header, b"")
     sizes = {"8 bytes": 8, "16 bytes": 16, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8}
     ends = [int(position) + sizes[kind] for position, _, kind, _ in rows]
     assert [0, *ends] == [*(int(position) for position, *_ in rows), len(packed)]
@@ -168,13 +169,15 @@ def test_every_citation_of_kafka_storage_md_resolves() -> None:
         assert not missing, f"{path.relative_to(ROOT)} cites {section} items {missing}"
 
 
-def test_architecture_md_names_every_module() -> None:
-    """Every module of the package stands in the house's plan, but for the commands and package files."""
-    text = (ROOT / "docs/architecture.md").read_text()
+def test_every_module_is_on_a_map() -> None:
+    """Each folder's docstring, or docs/architecture.md, names each of its modules, but for the commands."""
+    architecture = (ROOT / "docs/architecture.md").read_text()
     for path in (ROOT / "logfs").rglob("*.py"):
         if "cli" in path.parts or path.stem.startswith("__"):
             continue
-        assert re.search(rf"\b{path.stem}\b", text), f"{path.relative_to(ROOT)} has no place in it"
+        folder = ast.get_docstring(ast.parse((path.parent / "__init__.py").read_text())) or ""
+        found = re.search(rf"\b{path.stem}\b", architecture + folder)
+        assert found, f"{path.relative_to(ROOT)} is on no map"
 
 
 def test_every_command_is_in_the_changelog() -> None:

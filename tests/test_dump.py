@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logfs.cli.dump.lines import java_text
-from logfs.format.compression import Codec
+from logfs.format.batches.compression import Codec
 from tests.dumping import (
     DATA,
     DEEP,

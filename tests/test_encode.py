@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logfs.errors import InvalidRecord, RecordTooLarge
-from logfs.format import encode
-from logfs.format.batch import Batch
-from logfs.format.builder import BatchFormat, build_records
-from logfs.format.compression import Codec
-from logfs.format.encode import Binary, Rows, build_rows, partitions_of
-from logfs.format.record import Record
+from logfs.format.batches.batch import Batch
+from logfs.format.batches.compression import Codec
+from logfs.format.batches.record import Record
+from logfs.format.encoding import columnar_encoder
+from logfs.format.encoding.batch_builder import BatchFormat, build_records
+from logfs.format.encoding.columnar_encoder import Binary, Rows, build_rows, partitions_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -67,7 +67,7 @@ def test_columns_become_the_bytes_that_records_become(
 @pytest.mark.parametrize("codec", list(Codec))
 def test_many_records_go_into_many_batches(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each about as large as it should be, and together all of the records in order."""
-    monkeypatch.setattr(encode, "TARGET_BYTES", 1000)
+    monkeypatch.setattr(columnar_encoder, "TARGET_BYTES", 1000)
     records = [Record(b"%d" % n * (n % 70), b"k%d" % n, timestamp=n) for n in range(500)]
     built = build_rows(columns(records), np.arange(500), BatchFormat(codec), 0)
     batches = [bytes(batch.data) for batch in built]

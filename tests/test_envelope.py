@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logfs.errors import InvalidEnvelope
-from logfs.format import envelope
-from logfs.format.names import TopicPartition
-from logfs.format.record import Record, TimestampType
+from logfs.format.base.names import TopicPartition
+from logfs.format.batches.record import Record, TimestampType
+from logfs.format.text import envelope
 
 PREFIX = envelope.prefix(TopicPartition("orders", 3))
 ANY_BYTES = st.binary(max_size=40) | st.text(max_size=20).map(str.encode)

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logfs.errors import InvalidEnvelope
-from logfs.format import envelope, envelopes
-from logfs.format.envelope import Placed
-from logfs.format.names import TopicPartition
-from logfs.format.record import Record
+from logfs.format.base.names import TopicPartition
+from logfs.format.batches.record import Record
+from logfs.format.text import envelope, envelope_parser
+from logfs.format.text.envelope import Placed
 
 NAME = TopicPartition("orders.v2", 7)
 PREFIX = envelope.prefix(NAME)
@@ -29,7 +29,7 @@ records = st.builds(
 )
 
 
-def placed(found: envelopes.Envelopes) -> list[Placed]:
+def placed(found: envelope_parser.Envelopes) -> list[Placed]:
     """The records of columns, as objects."""
     data = found.data.tobytes()
 
@@ -65,7 +65,7 @@ def placed(found: envelopes.Envelopes) -> list[Placed]:
 def test_what_was_rendered_is_read(given_records: list[Record]) -> None:
     """Any bytes in any field, null or empty."""
     lines = [envelope.encode(record, PREFIX) for record in given_records]
-    found = envelopes.parse(b"".join(lines), PREFIX)
+    found = envelope_parser.parse(b"".join(lines), PREFIX)
     assert found is not None
     assert placed(found) == [envelope.decode_placed(line) for line in lines]
 
@@ -99,7 +99,7 @@ def test_what_is_taken_is_what_any_reader_takes() -> None:
             )
         if not text.endswith(b"\n"):
             text += b"\n"
-        found = envelopes.parse(bytes(text), PREFIX)
+        found = envelope_parser.parse(bytes(text), PREFIX)
         if found is None:
             continue
         taken += 1

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logfs.errors import Corrupt, Unsupported
-from logfs.format.group_record import (
+from logfs.format.messages.group_record import (
     OffsetCommit,
     OffsetKey,
     coordinator_partition,
@@ -26,13 +26,13 @@ from logfs.format.group_record import (
     parse_value,
     value_view,
 )
-from logfs.format.group_schema import KEYS, VALUES
-from logfs.format.message import Message
+from logfs.format.messages.group_schema import KEYS, VALUES
+from logfs.format.messages.message import Message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from logfs.format.message import Field
+    from logfs.format.messages.message import Field
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -24,10 +24,10 @@ from logfs.errors import (
     PartitionFailed,
     UnknownPartition,
 )
-from logfs.format.batch import HEADER_SIZE, TRANSACTIONAL_BIT, assign_offset, seal
-from logfs.format.builder import BatchFormat, build_records
-from logfs.format.compression import Codec
-from logfs.format.group_record import OffsetCommit, OffsetKey
+from logfs.format.batches.batch import HEADER_SIZE, TRANSACTIONAL_BIT, assign_offset, seal
+from logfs.format.batches.compression import Codec
+from logfs.format.encoding.batch_builder import BatchFormat, build_records
+from logfs.format.messages.group_record import OffsetCommit, OffsetKey
 from logfs.log.segment import Segment
 from logfs.store.groups import TOPIC, GroupOffset, Groups, resolve_offset
 from logfs.store.store import Store

@@ -13,16 +13,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from logfs.errors import Corrupt
-from logfs.format import columns as columns_module
-from logfs.format import compression, envelope, kernels, sieve, text, varint
-from logfs.format.batch import HEADER_SIZE, Batch, seal
-from logfs.format.columns import concatenate
-from logfs.format.compression import Codec
-from logfs.format.gather import gather, gather_headers
-from logfs.format.key_table import slots_for
-from logfs.format.record import Record, decode_records
-from logfs.format.sketch import KeySketch
-from logfs.format.text import View
+from logfs.format.base import varint
+from logfs.format.batches import columns as columns_module
+from logfs.format.batches import compression
+from logfs.format.batches.batch import HEADER_SIZE, Batch, seal
+from logfs.format.batches.columns import concatenate
+from logfs.format.batches.compression import Codec
+from logfs.format.batches.record import Record, decode_records
+from logfs.format.encoding.arrow_layout import gather, gather_headers
+from logfs.format.encoding.hyperloglog import KeySketch
+from logfs.format.files.key_table_format import slots_for
+from logfs.format.kernels import batch_kernels, compaction_kernels
+from logfs.format.text import envelope, rendering
+from logfs.format.text.rendering import View
 from logfs.log import spans
 from logfs.log.key_table import MemoryTable
 from logfs.log.offset_map import OffsetMap
@@ -176,14 +179,14 @@ def test_both_texts_are_what_the_plain_decoder_makes_of_them(data: bytes) -> Non
     lines = [(record.value or b"") + b"\n" for record in expected]
     envelopes = [envelope.encode(record, PREFIX) for record in expected]
     for view, texts, prefix in ((View.LINES, lines, b""), (View.ENVELOPES, envelopes, PREFIX)):
-        assert text.sizes(columns, view, len(prefix)).tolist() == list(map(len, texts))
-        out, ends = text.render(columns, view, prefix)
+        assert rendering.sizes(columns, view, len(prefix)).tolist() == list(map(len, texts))
+        out, ends = rendering.render(columns, view, prefix)
         assert out.tobytes() == b"".join(texts)
         assert ends.tolist() == np.cumsum([0, *map(len, texts)])[1:].tolist()
     both = concatenate([columns, columns])
-    assert text.render(both, View.ENVELOPES, PREFIX)[0].tobytes() == b"".join(envelopes * 2)
+    assert rendering.render(both, View.ENVELOPES, PREFIX)[0].tobytes() == b"".join(envelopes * 2)
     if not batch.header.is_control and expected:
-        size = text.measure(batch)
+        size = rendering.measure(batch)
         assert size.lines == len(b"".join(lines))
         assert size.envelopes == len(b"".join(envelopes)) - len(PREFIX) * len(expected)
 
@@ -229,7 +232,7 @@ def test_scanned_batches_go_through_every_kernel(
     assert 0 <= end <= len(data)
     if not len(rows):
         return
-    assert (rows[:, kernels.NEXT_OFFSET] > rows[:, kernels.SPAN_BASE_OFFSET]).all()
+    assert (rows[:, batch_kernels.NEXT_OFFSET] > rows[:, batch_kernels.SPAN_BASE_OFFSET]).all()
     sketch = KeySketch()
     whole = True
     for columns, group in spans.decode_each(data, rows):
@@ -249,14 +252,16 @@ def test_scanned_batches_go_through_every_kernel(
     stretch = Stretch(0, data, rows)
     known = OffsetMap(1 << 12, 0.9)
     table = MemoryTable(bytes(16))
-    spans_ = np.ascontiguousarray(rows[:, kernels.SPAN_START :])
+    spans_ = np.ascontiguousarray(rows[:, batch_kernels.SPAN_START :])
     array = np.frombuffer(data, np.uint8)
     for put in (known.put, table.put):
         try:
             put(array, spans_, 0)
         except Corrupt:
             pass
-    sifter = Sifter(known, Transactions([]), Rules(NOW, 0, int(rows[-1, kernels.NEXT_OFFSET]), {}))
+    sifter = Sifter(
+        known, Transactions([]), Rules(NOW, 0, int(rows[-1, batch_kernels.NEXT_OFFSET]), {})
+    )
     try:
         left = b"".join(map(bytes, sifter.sift(stretch)))
     except Corrupt:
@@ -274,7 +279,7 @@ def test_a_table_with_more_keys_than_it_says_fills_no_other() -> None:
     full[:, 0] = np.arange(len(full), dtype=np.uint64) << np.uint64(40)
     for slots in (2, 3, 100):
         target = np.zeros((slots, 3), np.uint64)
-        assert sieve.move_slots(full, target, 0) == -1
+        assert compaction_kernels.move_slots(full, target, 0) == -1
         assert (target[:, 2] == 0).sum() == 1
     table = MemoryTable(bytes(16), 10)
     many = np.ones((len(table.slots) + 1, 3), np.uint64)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logfs.errors import Corrupt, NotWritable
-from logfs.format.text import NO_TEXT, TextSize, View
+from logfs.format.text.rendering import NO_TEXT, TextSize, View
 from logfs.log.files import Disk, ReadOnlyDisk
 from logfs.log.index import OffsetEntry, OffsetIndex, SparseIndex, TimeEntry, TimeIndex
 from logfs.log.text_index import TextEntry, TextIndex

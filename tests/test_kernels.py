@@ -9,10 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from logfs.errors import Corrupt
-from logfs.format import envelope, kernels, varint
-from logfs.format.batch import Batch, parse_header
-from logfs.format.builder import BatchFormat, build_records
-from logfs.format.record import (
+from logfs.format.base import varint
+from logfs.format.batches.batch import Batch, parse_header
+from logfs.format.batches.record import (
     Record,
     TimestampType,
     decode_record,
@@ -20,6 +19,9 @@ from logfs.format.record import (
     encode_record,
     skip_records,
 )
+from logfs.format.encoding.batch_builder import BatchFormat, build_records
+from logfs.format.kernels import batch_kernels
+from logfs.format.text import envelope
 
 GUARD = 64
 HOSTILE = [
@@ -153,16 +155,16 @@ def test_varints_are_written_and_read_as_the_plain_ones(value: int) -> None:
     """The kernels' varlong is the plain one's bytes, and is read back (kafka-storage 2.2)."""
     expected = varint.encode(value)
     out, whole = room(len(expected))
-    assert kernels.put_varint(out, 0, value) == len(expected)
+    assert batch_kernels.put_varint(out, 0, value) == len(expected)
     assert out.tobytes() == expected
-    assert kernels.get_varint(out, 0, len(out), 10) == (value, len(expected))
+    assert batch_kernels.get_varint(out, 0, len(out), 10) == (value, len(expected))
     assert untouched(whole)
 
 
 @given(st.integers(0, 2**31 - 1))
 def test_varint_sizes_are_true(value: int) -> None:
     """The size of a varint is known before it is written."""
-    assert kernels._varint_size(value) == len(varint.encode(value))
+    assert batch_kernels._varint_size(value) == len(varint.encode(value))
 
 
 @given(
@@ -179,17 +181,17 @@ def test_any_bytes_are_the_same_varint_or_none(data: bytes) -> None:
         try:
             expected = varint.decode(data, 0, most)
         except Corrupt:
-            expected = (0, kernels.BAD_VARINT)
-        assert kernels.get_varint(array, 0, len(data), most) == expected
+            expected = (0, batch_kernels.BAD_VARINT)
+        assert batch_kernels.get_varint(array, 0, len(data), most) == expected
 
 
 @given(st.integers(-(2**63) + 1, 2**63 - 1))
 def test_integers_are_written_in_decimal(value: int) -> None:
     """Numbers of an envelope are plain decimal, with the length that was measured."""
     expected = str(value).encode()
-    assert kernels._digits(value) == len(expected)
+    assert batch_kernels._digits(value) == len(expected)
     out, whole = room(len(expected))
-    assert kernels._put_integer(out, 0, value) == len(expected)
+    assert batch_kernels._put_integer(out, 0, value) == len(expected)
     assert out.tobytes() == expected
     assert untouched(whole)
 
@@ -201,9 +203,9 @@ def check_text(data: bytes | None) -> None:
     expected = envelope.text(data)
     array, _ = guarded(data or b"")
     length = -1 if data is None else len(data)
-    assert kernels._string_size(array, 0, length) == len(expected)
+    assert batch_kernels._string_size(array, 0, length) == len(expected)
     out, whole = room(len(expected))
-    assert kernels._put_string(out, 0, array, 0, length) == len(expected)
+    assert batch_kernels._put_string(out, 0, array, 0, length) == len(expected)
     assert out.tobytes() == expected
     assert untouched(whole)
 
@@ -221,7 +223,7 @@ def test_every_second_byte_of_a_character_is_judged_as_python_does(first: int) -
         for tail in (b"", b"\x80", b"\x80\x80", b"\x80\x41"):
             data = bytes([first, second]) + tail
             array, _ = guarded(data)
-            assert kernels._string_size(array, 0, len(data)) == len(envelope.text(data)), data
+            assert batch_kernels._string_size(array, 0, len(data)) == len(envelope.text(data)), data
 
 
 @given(ANY_BYTES)
@@ -272,7 +274,7 @@ def test_lines_are_encoded_as_the_plain_loop_does(lines: list[bytes], data: st.D
     limit = out_start + data.draw(st.integers(0, total + 10))
     count, expected, json_bytes = plain_lines(lines, first, limit, out_start)
     out, whole = room(out_start + len(expected))
-    found = kernels.encode_lines(array, ends, first, start, limit, out, out_start)
+    found = batch_kernels.encode_lines(array, ends, first, start, limit, out, out_start)
     assert found == (count, out_start + len(expected), json_bytes)
     assert out[out_start:].tobytes() == expected
     assert untouched(whole)
@@ -285,7 +287,7 @@ def test_many_lines_have_long_offset_deltas() -> None:
     array = np.frombuffer(text, np.uint8)
     count, expected, json_bytes = plain_lines(lines, 0, 10**9, 0)
     out, whole = room(len(expected))
-    found = kernels.encode_lines(array, np.flatnonzero(array == 10), 0, 0, 10**9, out, 0)
+    found = batch_kernels.encode_lines(array, np.flatnonzero(array == 10), 0, 0, 10**9, out, 0)
     assert found == (count, len(expected), json_bytes)
     assert out.tobytes() == expected
     assert untouched(whole)
@@ -298,7 +300,7 @@ def kernel_verdict(data: bytes, count: int, offset: int, timestamp: int) -> list
     """The records that the kernel makes of the bytes, None if it refuses them or leaves some over."""
     array, _ = guarded(data)
     cols = columns(count + 2)
-    end = kernels.decode_records(array, 0, len(data), count, offset, timestamp, *cols, 1)
+    end = batch_kernels.decode_records(array, 0, len(data), count, offset, timestamp, *cols, 1)
     for column in cols:
         assert column[0] == column[-1] == -77, "a row that is not the batch's was written"
     if end != len(data):
@@ -375,27 +377,29 @@ def test_nothing_outside_the_batch_is_read_as_part_of_it() -> None:
     data = encode_record(Record(b"value", b"key", [("h", b"v")]), offset_delta=0, timestamp_delta=0)
     whole = np.frombuffer(data + data, np.uint8)
     for end in range(len(data)):
-        assert kernels.decode_records(whole, 0, end, 1, 0, 0, *columns(1), 0) < 0
-    assert kernels.decode_records(whole, 0, len(data), 1, 0, 0, *columns(1), 0) == len(data)
+        assert batch_kernels.decode_records(whole, 0, end, 1, 0, 0, *columns(1), 0) < 0
+    assert batch_kernels.decode_records(whole, 0, len(data), 1, 0, 0, *columns(1), 0) == len(data)
     start = len(data)
-    assert kernels.decode_records(whole, start, 2 * start, 1, 0, 0, *columns(1), 0) == 2 * start
+    assert (
+        batch_kernels.decode_records(whole, start, 2 * start, 1, 0, 0, *columns(1), 0) == 2 * start
+    )
 
 
 @pytest.mark.parametrize(
     ("code", "body"),
     [
-        (kernels.BAD_KEY, b"\0\0\0\x20k\x02v\0"),
-        (kernels.BAD_VALUE, b"\0\0\0\x01\x20v\0"),
-        (kernels.BAD_HEADERS, b"\0\0\0\x01\x01\x01"),
-        (kernels.BAD_HEADERS, b"\0\0\0\x01\x01\x02\x01\x01"),
-        (kernels.BAD_LENGTH, b"\0\0\0\x01\x01\0!"),
-        (kernels.BAD_VARINT, b"\0\0\0\x01\x80\x80\x80\x80\x80\x80"),
+        (batch_kernels.BAD_KEY, b"\0\0\0\x20k\x02v\0"),
+        (batch_kernels.BAD_VALUE, b"\0\0\0\x01\x20v\0"),
+        (batch_kernels.BAD_HEADERS, b"\0\0\0\x01\x01\x01"),
+        (batch_kernels.BAD_HEADERS, b"\0\0\0\x01\x01\x02\x01\x01"),
+        (batch_kernels.BAD_LENGTH, b"\0\0\0\x01\x01\0!"),
+        (batch_kernels.BAD_VARINT, b"\0\0\0\x01\x80\x80\x80\x80\x80\x80"),
     ],
 )
 def test_what_is_wrong_is_told(code: int, body: bytes) -> None:
     """The code tells which part of a record is bad, so that the error can say so."""
     array, _ = guarded(varint.encode(len(body)) + body)
-    assert kernels.decode_records(array, 0, len(array), 1, 0, 0, *columns(1), 0) == code
+    assert batch_kernels.decode_records(array, 0, len(array), 1, 0, 0, *columns(1), 0) == code
 
 
 @given(st.lists(st.integers(0, 20), unique=True, max_size=12).map(sorted), st.integers(-2, 22))
@@ -407,7 +411,7 @@ def test_a_record_is_found_where_the_plain_loop_finds_it(deltas: list[int], want
     ]
     array, _ = guarded(b"".join(parts))
     expected = sum(map(len, parts[: deltas.index(wanted)])) if wanted in deltas else -1
-    assert kernels.find_record(array, 0, len(array), len(deltas), wanted) == expected
+    assert batch_kernels.find_record(array, 0, len(array), len(deltas), wanted) == expected
 
 
 @given(RECORDS, st.data())
@@ -420,8 +424,8 @@ def test_a_record_is_found_in_hostile_bytes_or_they_are_bad(
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     array, _ = guarded(bytes(raw))
     wanted = data.draw(st.integers(0, 9))
-    found = kernels.find_record(array, 0, len(array), len(records), wanted)
-    assert found in (-1, kernels.BAD_LENGTH) or 0 <= found < len(raw)
+    found = batch_kernels.find_record(array, 0, len(array), len(records), wanted)
+    assert found in (-1, batch_kernels.BAD_LENGTH) or 0 <= found < len(raw)
     if plain_verdict(bytes(raw), len(records), 0, 0) is not None and found >= 0:
         record, _ = decode_record(bytes(raw), found, base_offset=0, base_timestamp=0)
         assert record.offset == wanted
@@ -434,7 +438,9 @@ def decoded(records: list[Record]) -> tuple[bytes, list[np.ndarray]]:
     data = payload(records, 0)
     array, _ = guarded(data)
     cols = columns(len(records))
-    assert kernels.decode_records(array, 0, len(data), len(records), 7, 0, *cols, 0) == len(data)
+    assert batch_kernels.decode_records(array, 0, len(data), len(records), 7, 0, *cols, 0) == len(
+        data
+    )
     return data, cols
 
 
@@ -446,7 +452,7 @@ def test_values_are_written_as_lines(records: list[Record]) -> None:
     out, whole = room(sum(map(len, lines)))
     ends = np.zeros(len(records), np.int64)
     array = np.frombuffer(data, np.uint8)
-    assert kernels.write_values(array, cols[4], cols[5], out, ends) == len(out)
+    assert batch_kernels.write_values(array, cols[4], cols[5], out, ends) == len(out)
     assert out.tobytes() == b"".join(lines)
     assert ends.tolist() == np.cumsum([len(line) for line in lines]).tolist()
     assert untouched(whole)
@@ -467,13 +473,13 @@ def test_envelopes_are_written_as_the_plain_ones(
     array = np.frombuffer(data, np.uint8)
     label = np.frombuffer(kind.label.encode(), np.uint8)
     fields = (array, cols[0], cols[1], label, *cols[2:])
-    total = kernels.envelope_sizes(*fields, sizes)
+    total = batch_kernels.envelope_sizes(*fields, sizes)
     assert sizes.tolist() == [len(line) - len(prefix) for line in lines]
     assert total == sum(sizes)
     out, whole = room(sum(map(len, lines)))
     ends = np.zeros(len(records), np.int64)
     head = np.frombuffer(prefix, np.uint8)
-    assert kernels.write_envelopes(head, *fields, out, ends) == len(out)
+    assert batch_kernels.write_envelopes(head, *fields, out, ends) == len(out)
     assert out.tobytes() == b"".join(lines)
     assert ends.tolist() == np.cumsum([len(line) for line in lines]).tolist()
     assert untouched(whole)
@@ -496,20 +502,20 @@ def plain_scan(
             break
         if header.last_offset_delta < 0:
             break
-        row = [0] * kernels.BATCH_COLUMNS
-        row[kernels.POSITION] = position
-        row[kernels.SIZE] = header.size_bytes
-        row[kernels.CRC] = header.crc
-        row[kernels.ATTRIBUTES] = header.attributes & 0xFFFF
-        row[kernels.NEXT_OFFSET] = header.next_offset
-        row[kernels.MAX_TIMESTAMP] = header.max_timestamp
-        row[kernels.LEADER_EPOCH] = header.partition_leader_epoch
-        row[kernels.PRODUCER_ID] = header.producer_id
-        row[kernels.SPAN_START] = position + 61
-        row[kernels.SPAN_END] = position + header.size_bytes
-        row[kernels.SPAN_COUNT] = header.record_count
-        row[kernels.SPAN_BASE_OFFSET] = header.base_offset
-        row[kernels.SPAN_BASE_TIMESTAMP] = header.base_timestamp
+        row = [0] * batch_kernels.BATCH_COLUMNS
+        row[batch_kernels.POSITION] = position
+        row[batch_kernels.SIZE] = header.size_bytes
+        row[batch_kernels.CRC] = header.crc
+        row[batch_kernels.ATTRIBUTES] = header.attributes & 0xFFFF
+        row[batch_kernels.NEXT_OFFSET] = header.next_offset
+        row[batch_kernels.MAX_TIMESTAMP] = header.max_timestamp
+        row[batch_kernels.LEADER_EPOCH] = header.partition_leader_epoch
+        row[batch_kernels.PRODUCER_ID] = header.producer_id
+        row[batch_kernels.SPAN_START] = position + 61
+        row[batch_kernels.SPAN_END] = position + header.size_bytes
+        row[batch_kernels.SPAN_COUNT] = header.record_count
+        row[batch_kernels.SPAN_BASE_OFFSET] = header.base_offset
+        row[batch_kernels.SPAN_BASE_TIMESTAMP] = header.base_timestamp
         rows.append(row)
         expected, position = header.next_offset, position + header.size_bytes
     if rows and has_holes(rows[-1]):
@@ -518,14 +524,14 @@ def plain_scan(
             position + 61 <= len(data) and parse_header(data, position).base_offset >= expected
         )
         if not shown:
-            return rows[:-1], rows[-1][kernels.POSITION]
+            return rows[:-1], rows[-1][batch_kernels.POSITION]
     return rows, position
 
 
 def has_holes(row: list[int]) -> bool:
     """Whether a batch of this row has another number of records than of offsets."""
-    offsets = row[kernels.NEXT_OFFSET] - row[kernels.SPAN_BASE_OFFSET]
-    return row[kernels.SPAN_COUNT] != offsets
+    offsets = row[batch_kernels.NEXT_OFFSET] - row[batch_kernels.SPAN_BASE_OFFSET]
+    return row[batch_kernels.SPAN_COUNT] != offsets
 
 
 def batches(records: list[Record], base: int, limit: int, step: int = 0) -> bytes:
@@ -553,9 +559,9 @@ def test_batches_are_scanned_as_the_plain_loop_does(
     first = data.draw(st.sampled_from([40, 39, 41]))
     most = data.draw(st.sampled_from([len(raw) // 61 + 1, 1]))
     expected, end = plain_scan(bytes(raw), first, gaps, most)
-    rows = np.full((most, kernels.BATCH_COLUMNS), -77, np.int64)
+    rows = np.full((most, batch_kernels.BATCH_COLUMNS), -77, np.int64)
     array, _ = guarded(bytes(raw))
-    assert kernels.scan_batches(array, first, gaps, rows) == (len(expected), end)
+    assert batch_kernels.scan_batches(array, first, gaps, rows) == (len(expected), end)
     assert rows[: len(expected)].tolist() == expected
     # One row more may have been filled: that of a batch which the next one contradicts.
     assert (rows[len(expected) + 1 :] == -77).all()
@@ -574,8 +580,8 @@ def test_a_batch_with_holes_stands_if_the_next_one_leaves_its_offsets_free(
     behind = batches([Record(b"v", timestamp=5)], next_base, 1000)
     data = bytes(sparse) + behind[:kept]
     expected = plain_scan(data, 40, True, 2)
-    rows = np.zeros((2, kernels.BATCH_COLUMNS), np.int64)
-    found = kernels.scan_batches(np.frombuffer(data, np.uint8), 40, True, rows)
+    rows = np.zeros((2, batch_kernels.BATCH_COLUMNS), np.int64)
+    found = batch_kernels.scan_batches(np.frombuffer(data, np.uint8), 40, True, rows)
     assert found == (len(expected[0]), expected[1])
     assert found[0] == walked
 
@@ -584,10 +590,10 @@ def test_offsets_that_overflow_end_the_scan() -> None:
     """A base offset at the end of int64 does not wrap around to one that anything may follow."""
     good = batches([Record(b"v", timestamp=5)], 2**63 - 1, 1000)
     behind = batches([Record(b"v", timestamp=5)], 7, 1000)
-    rows = np.zeros((4, kernels.BATCH_COLUMNS), np.int64)
-    count, _ = kernels.scan_batches(np.frombuffer(good + behind, np.uint8), 0, True, rows)
+    rows = np.zeros((4, batch_kernels.BATCH_COLUMNS), np.int64)
+    count, _ = batch_kernels.scan_batches(np.frombuffer(good + behind, np.uint8), 0, True, rows)
     assert count <= 1
-    assert (rows[:count, kernels.NEXT_OFFSET] > 0).all()
+    assert (rows[:count, batch_kernels.NEXT_OFFSET] > 0).all()
 
 
 @pytest.mark.parametrize("position", [8, 0, 23])
@@ -595,8 +601,8 @@ def test_negative_header_fields_end_the_scan(position: int) -> None:
     """A negative length, base offset or offset delta is never read as something plausible."""
     bad = bytearray(batches([Record(b"v", timestamp=5)], 0, 1000))
     bad[position] = 0xFF
-    rows = np.zeros((4, kernels.BATCH_COLUMNS), np.int64)
-    assert kernels.scan_batches(np.frombuffer(bytes(bad), np.uint8), 0, True, rows) == (0, 0)
+    rows = np.zeros((4, batch_kernels.BATCH_COLUMNS), np.int64)
+    assert batch_kernels.scan_batches(np.frombuffer(bytes(bad), np.uint8), 0, True, rows) == (0, 0)
 
 
 @given(st.lists(RECORDS.filter(len), max_size=4), st.integers(0, 5))
@@ -611,7 +617,7 @@ def test_spans_are_decoded_one_after_the_other(groups: list[list[Record]], bad: 
     array, _ = guarded(data)
     cols = columns(sum(map(len, groups)))
     table = np.array(spans, np.int64).reshape(-1, 5)
-    number, stopped = kernels.decode_spans(array, table, *cols)
+    number, stopped = batch_kernels.decode_spans(array, table, *cols)
     if bad < len(groups):
         assert (number, stopped) == (bad, spans[bad][1] - 1)
         return
@@ -628,14 +634,14 @@ def test_spans_are_decoded_one_after_the_other(groups: list[list[Record]], bad: 
 def test_scanned_rows_lead_to_the_batches() -> None:
     """A row's position, size and CRC are those of the batch in the bytes."""
     data = batches([Record(b"%d" % n, timestamp=n) for n in range(9)], 5, 100)
-    rows = np.zeros((9, kernels.BATCH_COLUMNS), np.int64)
-    count, end = kernels.scan_batches(np.frombuffer(data, np.uint8), 5, False, rows)
+    rows = np.zeros((9, batch_kernels.BATCH_COLUMNS), np.int64)
+    count, end = batch_kernels.scan_batches(np.frombuffer(data, np.uint8), 5, False, rows)
     assert count > 1
     assert end == len(data)
     for row in rows[:count].tolist():
-        batch = Batch.parse(data, row[kernels.POSITION])
-        assert len(batch.data) == row[kernels.SIZE]
-        assert crc32c(batch.data[21:]) == row[kernels.CRC]
+        batch = Batch.parse(data, row[batch_kernels.POSITION])
+        assert len(batch.data) == row[batch_kernels.SIZE]
+        assert crc32c(batch.data[21:]) == row[batch_kernels.CRC]
 
 
 # Lengths on both sides of a varint's second and third byte.
@@ -665,10 +671,10 @@ def test_render_lines_equals_decoding_and_joining(
     array = np.frombuffer(bytes(data), np.uint8)
     rows = np.array(spans, np.int64).reshape(-1, 5)
     out = np.zeros(len(expected) + 1, np.uint8)
-    assert kernels.render_lines(array, rows, out) == len(expected)
+    assert batch_kernels.render_lines(array, rows, out) == len(expected)
     assert out[: len(expected)].tobytes() == expected
     if expected:
-        assert kernels.render_lines(array, rows, out[: len(expected) - 1].copy()) < 0
+        assert batch_kernels.render_lines(array, rows, out[: len(expected) - 1].copy()) < 0
 
 
 @given(
@@ -684,9 +690,9 @@ def test_a_plain_value_is_found_as_any_is(value: bytes, delta: int, at: int, byt
     data[at % len(data)] = byte
     data += bytes(16)
     array = np.frombuffer(bytes(data), np.uint8)
-    found = kernels._plain_value(array, 0)
+    found = batch_kernels._plain_value(array, 0)
     if found[1] >= 0 and found[2] <= len(array):
-        assert found == kernels._any_value(array, 0, len(array))
+        assert found == batch_kernels._any_value(array, 0, len(array))
 
 
 @given(st.binary(max_size=60), st.integers(0, 5))
@@ -694,7 +700,7 @@ def test_render_lines_takes_hostile_bytes(data: bytes, count: int) -> None:
     """Bytes that are no records are refused, and nothing outside the buffers is touched."""
     out = np.full(40, 7, np.uint8)
     rows = np.array([(0, len(data), count, 0, 0)], np.int64)
-    done = kernels.render_lines(np.frombuffer(data, np.uint8), rows, out[:32])
+    done = batch_kernels.render_lines(np.frombuffer(data, np.uint8), rows, out[:32])
     assert done <= 32
     assert (out[32:] == 7).all()
 
@@ -702,7 +708,7 @@ def test_render_lines_takes_hostile_bytes(data: bytes, count: int) -> None:
 @given(st.binary(max_size=80), st.integers(0, 6))
 def test_skip_records_equals_its_twin(data: bytes, count: int) -> None:
     """Skipping records by their lengths comes to the same place as the plain loop, or is refused as there."""
-    found = kernels.skip_records(np.frombuffer(data, np.uint8), 0, len(data), count)
+    found = batch_kernels.skip_records(np.frombuffer(data, np.uint8), 0, len(data), count)
     try:
         assert found == skip_records(data, count)
     except Corrupt:

@@ -23,10 +23,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from logfs.errors import Corrupt
-from logfs.format import key_table, names
-from logfs.format.key_table import HEADER_BYTES, SLOT_BYTES
-from logfs.format.names import file_name
-from logfs.format.record import Record
+from logfs.format.base import names
+from logfs.format.base.names import file_name
+from logfs.format.batches.record import Record
+from logfs.format.files import key_table_format
+from logfs.format.files.key_table_format import HEADER_BYTES, SLOT_BYTES
 from logfs.log import key_map, recent_keys
 from logfs.log.committed import Isolation
 from logfs.store import key_maps
@@ -308,12 +309,12 @@ def test_a_map_that_is_wrong_is_told(log_dir: Path) -> None:
 def shift_offsets(path: Path) -> None:
     """Have every slot of a key map name the offset before its own, with checksums that are right."""
     data = path.read_bytes()
-    header = key_table.parse_header(data, len(data))
+    header = key_table_format.parse_header(data, len(data))
     end = HEADER_BYTES + header.slots * SLOT_BYTES
     words = [*struct.iter_unpack("<QQQ", data[HEADER_BYTES:end])]
     slots = b"".join(struct.pack("<QQQ", a, b, max(word - 1, 0)) for a, b, word in words)
-    crcs = key_table.format_crcs(slots)
-    head = key_table.format_header(header, crcs)
+    crcs = key_table_format.format_crcs(slots)
+    head = key_table_format.format_header(header, crcs)
     path.write_bytes(head + data[len(head) : HEADER_BYTES] + slots + crcs)
 
 

@@ -14,6 +14,19 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "logfs"
 # From the top floor down; a module may import from its own floor and from those below.
 FLOORS = ["cli", "mount spark", "store", "log", "format", "config", "setting", "errors"]
+# The folders and modules of one floor, each importing only from those before it in its list.
+FOLDERS = {
+    "format": [
+        "base",
+        "kernels",
+        "batches",
+        "messages",
+        "text",
+        "encoding",
+        "files",
+        "kernel_warmup",
+    ],
+}
 LEVEL = {name: len(FLOORS) - n for n, row in enumerate(FLOORS) for name in row.split()}
 # Each foreign library enters through these modules alone (a prefix of their path below logfs/).
 DOORS = {
@@ -22,20 +35,20 @@ DOORS = {
     "pyspark": ["spark/", "cli/spark/"],
     "pyarrow": ["spark/"],
     "matplotlib": ["spark/jobs/plot.py"],
-    "numba": ["format/kernels.py"],
+    "numba": ["format/kernels/"],
     "argparse": ["cli/"],
     "tqdm": ["cli/"],
     "numpy": ["format/", "log/", "spark/"],
-    "lz4": ["format/compression.py"],
-    "cramjam": ["format/compression.py"],
-    "zstandard": ["format/compression.py"],
+    "lz4": ["format/batches/compression.py"],
+    "cramjam": ["format/batches/compression.py"],
+    "zstandard": ["format/batches/compression.py"],
     "crc32c": ["format/", "log/spans.py", "log/text_index.py"],
     "fcntl": ["store/lock.py", "mount/", "cli/", "log/files.py"],
 }
-FILE_LINES = 600
+FILE_LINES = 800
 FUNCTION_LINES = 70
 # One pass over bytes each, compiled as a whole: splitting them would cost the speed they exist for.
-LONG_BY_NATURE = ["format/kernels.py"]
+LONG_BY_NATURE = ["format/kernels/"]
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
@@ -81,6 +94,53 @@ def test_imports_point_down(path: Path) -> None:
         assert same or LEVEL[target] < LEVEL[first], f"{relative(path)} imports {module}"
 
 
+def dotted(path: Path) -> str:
+    """The dotted name of a module's file."""
+    return ".".join(("logfs", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    )
+
+
+def own_imports(path: Path) -> set[str]:
+    """The modules of logfs that a file imports, without those that an `__init__` runs by the way."""
+    known = {dotted(each) for each in MODULES}
+    found = {name for name in imports(path) if name in known}
+    # `from package import module` names both; the package itself is meant only if nothing of it is.
+    return {name for name in found if not any(other.startswith(f"{name}.") for other in found)}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_folders_of_a_floor_point_down_too(path: Path) -> None:
+    """A module imports only from its own folder and those below it on its floor, for types too."""
+    first, *rest = path.relative_to(PACKAGE).with_suffix("").parts
+    if first not in FOLDERS or rest[0] == "__init__":
+        return
+    rows = FOLDERS[first]
+    for module in own_imports(path):
+        parts = module.split(".")
+        if parts[1] == first and len(parts) > 2:
+            below = rows.index(parts[2]) <= rows.index(rest[0])
+            assert below, f"{relative(path)} imports {module}"
+
+
+def test_no_imports_in_a_circle() -> None:
+    """No module leads back to itself by imports, those for types and those inside functions included."""
+    graph = {dotted(path): own_imports(path) for path in MODULES}
+    for name in graph:  # An entry of a package stands for its own imports alone.
+        graph[name] -= {name}
+    finished: set[str] = set()
+
+    def visit(name: str, way: list[str]) -> None:
+        assert name not in way, " -> ".join([*way[way.index(name) :], name])
+        if name not in finished:
+            for target in sorted(graph[name]):
+                visit(target, [*way, name])
+            finished.add(name)
+
+    for name in sorted(name for name in graph if name.startswith("logfs.format")):
+        visit(name, [])
+
+
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_foreign_libraries_enter_through_their_doors(path: Path) -> None:
     """Spark workers import no FUSE, the engine is a plain library, and the compiler has one home."""
@@ -100,8 +160,8 @@ def test_every_library_is_known() -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_files_and_functions_stay_small(path: Path) -> None:
-    """No file over 600 lines, no function over 70 (architecture.md; TIGER_STYLE)."""
-    if relative(path) in LONG_BY_NATURE:
+    """No file over 800 lines, no function over 70 (architecture.md; TIGER_STYLE)."""
+    if relative(path).startswith(tuple(LONG_BY_NATURE)):
         return
     text = path.read_text()
     assert text.count("\n") <= FILE_LINES, f"{relative(path)} has {text.count(chr(10))} lines"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from logfs.errors import StoreLocked
-from logfs.format import names
-from logfs.format.record import Record
+from logfs.format.base import names
+from logfs.format.batches.record import Record
 from logfs.store.lease import Lease, LeasedLogDir
 from logfs.store.log_dir import CLEAN_SHUTDOWN
 from logfs.store.store import Store
@@ -100,7 +100,7 @@ def test_two_attempts_take_turns_and_the_second_recovers_after_a_first_that_died
         lease = Lease.of(holder.log_dirs[0], USERS)
         code = (
             "import pickle, sys, time\n"
-            "from logfs.format.record import Record\n"
+            "from logfs.format.batches.record import Record\n"
             "from logfs.store.store import Store\n"
             "store = Store(pickle.load(sys.stdin.buffer), only='users-0')\n"
             "store['users-0'].append([Record(b'not flushed', b'key')])\n"

@@ -16,13 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logfs.errors import Corrupt
-from logfs.format import checkpoint, envelope, text
-from logfs.format.batch import MAGIC, Batch
-from logfs.format.compression import Codec, compress, mend_lz4_header
-from logfs.format.legacy import LegacyBatch, parse_batch
-from logfs.format.names import TopicPartition
-from logfs.format.record import Record
-from logfs.format.text import View
+from logfs.format.base.names import TopicPartition
+from logfs.format.batches.batch import MAGIC, Batch
+from logfs.format.batches.compression import Codec, compress, mend_lz4_header
+from logfs.format.batches.legacy import LegacyBatch, parse_batch
+from logfs.format.batches.record import Record
+from logfs.format.files import checkpoint
+from logfs.format.text import envelope, rendering
+from logfs.format.text.rendering import View
 from logfs.log.reader import EARLIEST, LATEST, MAX_TIMESTAMP
 from logfs.log.view import TextView, offset_of_last
 from logfs.log.walk import DamagedRange
@@ -137,7 +138,7 @@ def test_plain_messages(rows: list[Old], magic: int) -> None:
         batch.check()
         assert records_of(batch) == [as_read(magic, old)]
         assert batch.header.next_offset == old.offset + 1
-        assert text.measure(batch).lines == len(old.value or b"") + 1
+        assert rendering.measure(batch).lines == len(old.value or b"") + 1
 
 
 @pytest.mark.parametrize("codec", CODECS)

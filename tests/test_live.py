@@ -25,10 +25,11 @@ import pytest
 import logfs
 from logfs.cli import main, output
 from logfs.errors import OffsetOutOfRange, UnknownPartition
-from logfs.format import checkpoint, names
-from logfs.format.batch import Batches
-from logfs.format.names import TopicPartition
-from logfs.format.text import View
+from logfs.format.base import names
+from logfs.format.base.names import TopicPartition
+from logfs.format.batches.batch import Batches
+from logfs.format.files import checkpoint
+from logfs.format.text.rendering import View
 from logfs.log import text_cache
 from logfs.log.files import Disk, ReadOnlyDisk
 from logfs.log.index import OffsetIndex, TimeIndex
@@ -1075,7 +1076,7 @@ def test_commands_beside_a_writer_that_compacts(
     keys = 40
     writer("store.settings.set_topic('orders', 'cleanup.policy', 'compact')")
     writer("store.settings.set_topic('orders', 'file.delete.delay.ms', '0')")
-    writer("from logfs.format.record import Record")
+    writer("from logfs.format.batches.record import Record")
     writer("import itertools; n = itertools.count()")
     writer(f"put = lambda: p.append([Record(b'%d' % next(n), b'%d' % k) for k in range({keys})])")
     writer("work = lambda: [put() for _ in range(5)] and store.compact('orders-0', roll=True)")
@@ -1115,7 +1116,7 @@ def test_cat_misses_no_key_that_is_written_again_and_compacted(
     keys, rounds = 200, 3
     writer("store.settings.set_topic('orders', 'cleanup.policy', 'compact')")
     writer("store.settings.set_topic('orders', 'file.delete.delay.ms', '0')")
-    writer("from logfs.format.record import Record")
+    writer("from logfs.format.batches.record import Record")
     put = f"p.append([Record(b'x', b'%d' % k) for k in range({keys})])"
     writer(put)
     left = iter(range(rounds))

@@ -19,10 +19,10 @@ from hypothesis.stateful import (
 )
 
 from logfs.errors import OffsetOutOfRange
-from logfs.format import envelope
-from logfs.format.names import TopicPartition
-from logfs.format.record import Record
-from logfs.format.text import View
+from logfs.format.base.names import TopicPartition
+from logfs.format.batches.record import Record
+from logfs.format.text import envelope
+from logfs.format.text.rendering import View
 from logfs.log.view import TextView, offset_of_last
 from logfs.store.store import Store
 from tests.conftest import Clock, assert_clean

@@ -18,7 +18,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from logfs.errors import Corrupt
-from logfs.format.record import Record
+from logfs.format.batches.record import Record
 from logfs.log.timing import Durations
 from logfs.store.metrics import GAUGE, Family, Sample, metrics, render
 from logfs.store.store import Store

@@ -17,8 +17,8 @@ import pytest
 
 from logfs.cli import main
 from logfs.errors import InvalidName, InvalidSetting, NotWritable, PartitionFailed
-from logfs.format.record import Record
-from logfs.format.text import View
+from logfs.format.batches.record import Record
+from logfs.format.text.rendering import View
 from logfs.log.files import Disk
 from logfs.store.modes import Access, Modes
 from logfs.store.mover import MoveAborted

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logfs.errors import InvalidName
-from logfs.format.names import (
+from logfs.format.base.names import (
     DirectoryKind,
     TopicPartition,
     check_partition,

@@ -8,10 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from logfs.errors import Corrupt
-from logfs.format import sieve
-from logfs.format.batch import Batch
-from logfs.format.builder import BatchFormat, build_records
-from logfs.format.record import Record
+from logfs.format.batches.batch import Batch
+from logfs.format.batches.record import Record
+from logfs.format.encoding.batch_builder import BatchFormat, build_records
+from logfs.format.kernels import compaction_kernels
 from logfs.log.offset_map import SLOT_BYTES, OffsetMap
 
 MASK = 2**64 - 1
@@ -59,7 +59,7 @@ def plain_hash(key: bytes, secret: tuple[int, int]) -> tuple[int, int]:
 
 def hashed(key: bytes, secret: bytes) -> bytes:
     data = np.frombuffer(b"before" + key + b"after", np.uint8)
-    words = sieve.hash_key(data, 6, len(key), np.frombuffer(secret, np.uint64))
+    words = compaction_kernels.hash_key(data, 6, len(key), np.frombuffer(secret, np.uint64))
     return b"".join(int(word).to_bytes(8, "little") for word in words)
 
 

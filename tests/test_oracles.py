@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logfs.format.batch import Batch, Batches, assign_offset
-from logfs.format.builder import BatchFormat, build_lines, build_records
-from logfs.format.compression import Codec
-from logfs.format.record import Record, TimestampType
+from logfs.format.batches.batch import Batch, Batches, assign_offset
+from logfs.format.batches.compression import Codec
+from logfs.format.batches.record import Record, TimestampType
+from logfs.format.encoding.batch_builder import BatchFormat, build_lines, build_records
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

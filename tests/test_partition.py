@@ -15,10 +15,10 @@ from logfs.errors import (
     OffsetOutOfRange,
     RecordTooLarge,
 )
-from logfs.format.batch import HEADER_SIZE, Batch, Batches, assign_offset, seal
-from logfs.format.builder import BatchFormat, build_records
-from logfs.format.compression import Codec
-from logfs.format.record import Record, TimestampType, encode_record
+from logfs.format.batches.batch import HEADER_SIZE, Batch, Batches, assign_offset, seal
+from logfs.format.batches.compression import Codec
+from logfs.format.batches.record import Record, TimestampType, encode_record
+from logfs.format.encoding.batch_builder import BatchFormat, build_records
 from logfs.log.files import Disk
 from logfs.log.reader import EARLIEST, LATEST, MAX_TIMESTAMP
 from logfs.log.walk import DamagedRange

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs.format.batch import HEADER_SIZE, assign_offset, seal
-from logfs.format.columns import Columns
-from logfs.format.record import Record
+from logfs.format.batches.batch import HEADER_SIZE, assign_offset, seal
+from logfs.format.batches.columns import Columns
+from logfs.format.batches.record import Record
 from logfs.log import pieces
 from logfs.log.walk import DamagedRange
 from logfs.store.store import Store

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logfs import errors
-from logfs.format import names
-from logfs.format.aborted import AbortedTransaction, parse_aborted
-from logfs.format.batch import HEADER_SIZE, Batch, seal
-from logfs.format.record import Record, TimestampType, encode_record
-from logfs.format.snapshot import ProducerEntry, format_snapshot, parse_snapshot
+from logfs.format.base import names
+from logfs.format.batches.batch import HEADER_SIZE, Batch, seal
+from logfs.format.batches.record import Record, TimestampType, encode_record
+from logfs.format.files.aborted_transactions import AbortedTransaction, parse_aborted
+from logfs.format.files.producer_snapshot import ProducerEntry, format_snapshot, parse_snapshot
 from logfs.store.check import Severity, check
 from logfs.store.store import Store
 

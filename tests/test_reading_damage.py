@@ -12,10 +12,10 @@ from crc32c import crc32c
 
 from logfs.cli import main
 from logfs.errors import Corrupt
-from logfs.format.batch import HEADER_SIZE, LENGTH_OVERHEAD
-from logfs.format.columns import Columns
-from logfs.format.compression import Codec
-from logfs.format.text import View
+from logfs.format.batches.batch import HEADER_SIZE, LENGTH_OVERHEAD
+from logfs.format.batches.columns import Columns
+from logfs.format.batches.compression import Codec
+from logfs.format.text.rendering import View
 from logfs.log import pieces, text_cache
 from logfs.store.check import Severity, check
 from logfs.store.store import Store

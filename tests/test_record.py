@@ -7,8 +7,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from logfs.errors import Corrupt
-from logfs.format import varint
-from logfs.format.record import Record, TimestampType, decode_record, decode_records, encode_record
+from logfs.format.base import varint
+from logfs.format.batches.record import (
+    Record,
+    TimestampType,
+    decode_record,
+    decode_records,
+    encode_record,
+)
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 MAYBE_BYTES = st.none() | st.binary(max_size=300)

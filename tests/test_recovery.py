@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs.format import names
-from logfs.format.record import Record
+from logfs.format.base import names
+from logfs.format.batches.record import Record
 from logfs.log.files import Disk
 from logfs.log.watched import WatchedDisk
 from logfs.store.check import Severity, check

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logfs import errors
-from logfs.format import names
-from logfs.format.record import Record
-from logfs.format.text import View
+from logfs.format.base import names
+from logfs.format.batches.record import Record
+from logfs.format.text.rendering import View
 from logfs.log.files import Disk
 from logfs.log.view import NOBODY
 from logfs.store.check import check

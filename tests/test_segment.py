@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logfs.config import LogConfig
-from logfs.format.batch import Batch, assign_offset, parse_header
-from logfs.format.builder import BatchFormat, build_records, offset_digits
-from logfs.format.record import Record
-from logfs.format.text import NO_TEXT, measure
+from logfs.format.batches.batch import Batch, assign_offset, parse_header
+from logfs.format.batches.record import Record
+from logfs.format.encoding.batch_builder import BatchFormat, build_records, offset_digits
+from logfs.format.text.rendering import NO_TEXT, measure
 from logfs.log import recovery
 from logfs.log.files import Disk
 from logfs.log.segment import Segment
@@ -200,7 +200,7 @@ def test_time_lookups_have_kafkas_figures(
     tmp_path: Path, timestamp: int, offset: int | None
 ) -> None:
     """Timestamps 10 i at offsets 40 to 49 (kafka-storage 14.1 item 11)."""
-    from logfs.format.names import TopicPartition
+    from logfs.format.base.names import TopicPartition
     from logfs.log.partition import Partition
 
     raw_segment(

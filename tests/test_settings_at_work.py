@@ -12,7 +12,7 @@ import pytest
 
 from logfs.config import value_in_force
 from logfs.errors import InvalidRecord, InvalidSetting, RecordTooLarge
-from logfs.format.record import Record
+from logfs.format.batches.record import Record
 from logfs.setting import BOOLEAN, TOPIC_SETTINGS, Range, Setting
 from logfs.store.store import Store
 

@@ -26,10 +26,10 @@ from logfs.errors import (
     StoreLocked,
     UnknownPartition,
 )
-from logfs.format import checkpoint
-from logfs.format.names import TopicPartition
-from logfs.format.record import Record
-from logfs.format.text import View
+from logfs.format.base.names import TopicPartition
+from logfs.format.batches.record import Record
+from logfs.format.files import checkpoint
+from logfs.format.text.rendering import View
 from logfs.log.files import Disk
 from logfs.store import lock
 from logfs.store.log_dir import CLEAN_SHUTDOWN, HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logfs.format import envelope, text
-from logfs.format.batch import Batch, assign_offset, empty_batch
-from logfs.format.builder import BatchFormat, build_records
-from logfs.format.compression import Codec
-from logfs.format.record import Record, TimestampType
-from logfs.format.text import NO_TEXT, TextSize, View
+from logfs.format.batches.batch import Batch, assign_offset, empty_batch
+from logfs.format.batches.compression import Codec
+from logfs.format.batches.record import Record, TimestampType
+from logfs.format.encoding.batch_builder import BatchFormat, build_records
+from logfs.format.text import envelope, rendering
+from logfs.format.text.rendering import NO_TEXT, TextSize, View
 from tests.test_batch import E_COMMIT, G_CLEANED, A, B
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def test_text_is_measured_before_it_is_written(
     (new,) = build_records(records, form, 9).batches
     assign_offset(new.data, base, 0)
     batch = Batch.parse(new.data)
-    size = text.measure(batch)
+    size = rendering.measure(batch)
     found = list(batch.records())
     assert size.records == len(records)
     assert size.size(View.LINES, len(PREFIX)) == len(b"".join(map(line_of, found)))
@@ -71,9 +71,9 @@ def test_text_is_rendered_record_by_record(records: list[Record], form: BatchFor
     for view, plain in ((View.LINES, line_of), (View.ENVELOPES, envelope_of)):
         pieces = [plain(record) for record in batch.records()]
         columns = batch.columns()
-        out, ends = text.render(columns, view, PREFIX)
+        out, ends = rendering.render(columns, view, PREFIX)
         assert out.tobytes() == b"".join(pieces)
-        assert text.sizes(columns, view, len(PREFIX)).tolist() == [len(p) for p in pieces]
+        assert rendering.sizes(columns, view, len(PREFIX)).tolist() == [len(p) for p in pieces]
         assert ends.tolist() == [len(b"".join(pieces[: n + 1])) for n in range(len(pieces))]
 
 
@@ -84,21 +84,21 @@ def test_the_plain_and_the_bulk_measure_agree(monkeypatch: pytest.MonkeyPatch) -
     batch = Batch.parse(new.data)
     sizes = set()
     for worthwhile in (True, False):
-        monkeypatch.setattr("logfs.format.columns.worthwhile", lambda _, w=worthwhile: w)
-        sizes.add(text.measure(batch))
+        monkeypatch.setattr("logfs.format.batches.columns.worthwhile", lambda _, w=worthwhile: w)
+        sizes.add(rendering.measure(batch))
     assert len(sizes) == 1
 
 
 def test_control_and_empty_batches_have_no_text() -> None:
     """Control records are never shown, and an emptied batch has nothing to show (product.md 1)."""
-    assert text.measure(Batch.parse(E_COMMIT)) == NO_TEXT
-    assert text.measure(Batch.parse(empty_batch(Batch.parse(B).header))) == NO_TEXT
+    assert rendering.measure(Batch.parse(E_COMMIT)) == NO_TEXT
+    assert rendering.measure(Batch.parse(empty_batch(Batch.parse(B).header))) == NO_TEXT
 
 
 def test_compacted_batches_show_what_is_left() -> None:
     """A batch with missing records has the text of those that are there (kafka-storage 16, G-cleaned)."""
-    assert text.measure(Batch.parse(G_CLEANED))[:2] == (2, len(b"\n" + b"z\n"))
-    assert text.measure(Batch.parse(A))[:2] == (2, len(b"value\n" + b"\n"))
+    assert rendering.measure(Batch.parse(G_CLEANED))[:2] == (2, len(b"\n" + b"z\n"))
+    assert rendering.measure(Batch.parse(A))[:2] == (2, len(b"value\n" + b"\n"))
 
 
 def test_sizes_add_and_subtract() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from logfs.cli import main
 from logfs.cli.watch import parse_metrics
-from logfs.format.record import Record
+from logfs.format.batches.record import Record
 from logfs.store import mount_table
 from logfs.store.metrics import GAUGE, Family, Sample, render
 from logfs.store.store import Store

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from logfs.config import BrokerConfig, LogConfig
-from logfs.format.record import Record
+from logfs.format.batches.record import Record
 from logfs.store import rolling
 from logfs.store.store import Store
 from logfs.store.upkeep import Backoff, Task, Timer, due, next_due_ms

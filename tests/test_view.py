@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logfs.errors import OffsetOutOfRange
-from logfs.format import envelope
-from logfs.format.batch import HEADER_SIZE, assign_offset
-from logfs.format.builder import BatchFormat, build_records
-from logfs.format.names import TopicPartition
-from logfs.format.record import Record
-from logfs.format.text import View
+from logfs.format.base.names import TopicPartition
+from logfs.format.batches.batch import HEADER_SIZE, assign_offset
+from logfs.format.batches.record import Record
+from logfs.format.encoding.batch_builder import BatchFormat, build_records
+from logfs.format.text import envelope
+from logfs.format.text.rendering import View
 from logfs.log.text_index import TextIndex
 from logfs.log.view import KEPT_BEHIND, NOBODY, BlockCache, Piece, TextView, offset_of_last
 from logfs.log.walk import DamagedRange

@@ -21,7 +21,7 @@ from logfs.errors import OffsetOutOfRange
 if TYPE_CHECKING:
     import argparse
 
-    from logfs.format.record import Record
+    from logfs.format.batches.record import Record
     from logfs.log.reader import Reader
 
 

@@ -213,7 +213,7 @@ def time_range(text: str, partition: Reader) -> tuple[int | None, int | None]:
     None stands for an open side, the log end offset for a time after all records. Raises `InvalidName` for text that
     is not a time.
     """
-    from logfs.format.times import parse_time
+    from logfs.format.base.times import parse_time
 
     first, _, last = text.partition("..")
     bounds = []

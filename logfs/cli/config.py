@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_topic(store: Store, topic: str) -> None:
     """Raise `UnknownPartition` for a topic that has neither partitions nor its own settings."""
-    from logfs.format import names
+    from logfs.format.base import names
 
     there = {names.parse_directory(name).topic for name in store.homes}
     if topic not in there and not store.settings.topic_overrides(topic):

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Create the partition, and set the settings of its topic."""
-    from logfs.format import names
+    from logfs.format.base import names
     from logfs.store.store import Store
 
     changes = parse_changes(arguments.config, of_topic=True)

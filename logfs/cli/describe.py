@@ -72,7 +72,7 @@ def _error(log_dir: LogDir) -> str | None:
 
 def _broker_id(store: Store) -> int:
     """Return the node id of the broker that the log directory belongs to, or 0 for a store that logfs created."""
-    from logfs.format import checkpoint
+    from logfs.format.files import checkpoint
     from logfs.store.log_dir import META_PROPERTIES
 
     log_dir = store.working[0]
@@ -84,7 +84,7 @@ def _broker_id(store: Store) -> int:
 
 
 def _print_table(store: Store, topics: set[str] | None) -> None:
-    from logfs.format.times import format_time
+    from logfs.format.base.times import format_time
 
     rows = [("PARTITION", "START", "END", "SIZE", "SEGMENTS", "LAST RECORD", "LOG DIR")]
     for name in store:

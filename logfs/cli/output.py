@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import argparse
 
     from logfs.cli.reading import OpenTarget
-    from logfs.format.record import Record
+    from logfs.format.batches.record import Record
     from logfs.log.reader import Reader
     from logfs.log.segment import Segment
 
@@ -121,7 +121,7 @@ def _shown(record: Record, partition: Reader, arguments: argparse.Namespace) -> 
     if arguments.format is not None:
         return formatted(record, os.fsencode(arguments.format), partition)
     if arguments.json:
-        from logfs.format import envelope
+        from logfs.format.text import envelope
 
         return envelope.encode(record, envelope.prefix(partition.name))
     return (record.value or b"") + b"\n"
@@ -148,7 +148,7 @@ def _print_text(partition: Reader, start: int, end: int, *, json: bool) -> None:
     Raises `Gone` if the segment's files have left the log and nothing is printed yet, and `OffsetOutOfRange` if they
     leave it later.
     """
-    from logfs.format.text import View
+    from logfs.format.text.rendering import View
 
     view = partition.text(View.ENVELOPES if json else View.LINES, start, end)
     position = 0

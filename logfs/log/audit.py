@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from logfs.errors import Corrupt, LogfsError
-from logfs.format.batch import CONTROL_BIT, TRANSACTIONAL_BIT, Batch
-from logfs.format.control import ControlType, end_of_transaction
-from logfs.format.text import NO_TEXT, TextSize
+from logfs.format.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT, Batch
+from logfs.format.messages.control import ControlType, end_of_transaction
+from logfs.format.text.rendering import NO_TEXT, TextSize
 from logfs.log import spans
 from logfs.log.files import Gone
 from logfs.log.producers import Transaction
@@ -219,47 +219,50 @@ def settle(accounts: Iterable[Account], log_start_offset: int) -> Iterator[Findi
 
 def _of_stretch(segment: Segment, stretch: spans.Stretch) -> Generator[Finding, None, _Batches]:
     """Return the batches of a `Stretch`, whose CRCs have been checked; yield what is wrong with their records."""
-    from logfs.format import kernels
+    from logfs.format.kernels import batch_kernels
 
     start, data, rows = stretch
     texts = np.zeros((len(rows), 3), np.int64)
     done = 0
     for columns, group, sizes in spans.measured(data, rows):
         first = done + int(
-            np.searchsorted(rows[done:, kernels.POSITION], group[0, kernels.POSITION])
+            np.searchsorted(rows[done:, batch_kernels.POSITION], group[0, batch_kernels.POSITION])
         )
         done = first + len(group)
         texts[first:done] = sizes
         if isinstance(columns, Corrupt):
             yield _odd_batch(segment, start, group[0], str(columns))
             continue
-        counts = group[:, kernels.SPAN_COUNT]
+        counts = group[:, batch_kernels.SPAN_COUNT]
         ends = np.cumsum(counts)
         filled = counts > 0
         offsets = columns.offsets
         lowest = offsets[(ends - counts)[filled]]
         highest = offsets[ends[filled] - 1]
-        inside = (lowest >= group[filled, kernels.SPAN_BASE_OFFSET]) & (
-            highest < group[filled, kernels.NEXT_OFFSET]
+        inside = (lowest >= group[filled, batch_kernels.SPAN_BASE_OFFSET]) & (
+            highest < group[filled, batch_kernels.NEXT_OFFSET]
         )
         for row in group[filled][~inside]:
             yield _odd_batch(segment, start, row, "its records lie outside its offsets")
     last = rows[-1]
     return _Batches(
-        start + rows[:, kernels.POSITION],
-        start + int(last[kernels.POSITION] + last[kernels.SIZE]),
-        rows[:, kernels.SPAN_BASE_OFFSET],
-        rows[:, kernels.NEXT_OFFSET],
-        rows[:, kernels.MAX_TIMESTAMP],
-        rows[:, kernels.LEADER_EPOCH],
+        start + rows[:, batch_kernels.POSITION],
+        start + int(last[batch_kernels.POSITION] + last[batch_kernels.SIZE]),
+        rows[:, batch_kernels.SPAN_BASE_OFFSET],
+        rows[:, batch_kernels.NEXT_OFFSET],
+        rows[:, batch_kernels.MAX_TIMESTAMP],
+        rows[:, batch_kernels.LEADER_EPOCH],
         texts,
     )
 
 
 def _odd_batch(segment: Segment, start: int, row: NDArray[np.int64], text: str) -> Finding:
-    from logfs.format import kernels
+    from logfs.format.kernels import batch_kernels
 
-    base, position = int(row[kernels.SPAN_BASE_OFFSET]), start + int(row[kernels.POSITION])
+    base, position = (
+        int(row[batch_kernels.SPAN_BASE_OFFSET]),
+        start + int(row[batch_kernels.POSITION]),
+    )
     return error(segment.path, f"batch {base} at byte {position}: {text}")
 
 
@@ -498,11 +501,11 @@ def _sound_indexes(segment: Segment, *, live: bool) -> Generator[Finding, None, 
 
 
 def _transactional(stretch: spans.Stretch) -> list[Batch]:
-    from logfs.format import kernels
+    from logfs.format.kernels import batch_kernels
 
     rows = stretch.rows
     bits = TRANSACTIONAL_BIT | CONTROL_BIT
-    wanted = rows[rows[:, kernels.ATTRIBUTES] & bits != 0, kernels.POSITION]
+    wanted = rows[rows[:, batch_kernels.ATTRIBUTES] & bits != 0, batch_kernels.POSITION]
     return [Batch.parse(stretch.data, position) for position in wanted.tolist()]
 
 

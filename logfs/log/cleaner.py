@@ -11,10 +11,10 @@ import logging
 from typing import TYPE_CHECKING
 
 from logfs.errors import LogfsError, PartitionFailed, Unsupported
-from logfs.format import names
-from logfs.format.batch import CONTROL_BIT
-from logfs.format.kernels import ATTRIBUTES, NEXT_OFFSET
-from logfs.format.text import NO_TEXT
+from logfs.format.base import names
+from logfs.format.batches.batch import CONTROL_BIT
+from logfs.format.kernels.batch_kernels import ATTRIBUTES, NEXT_OFFSET
+from logfs.format.text.rendering import NO_TEXT
 from logfs.log import sifter, spans
 from logfs.log.cleaning import Cleaned, CleaningAborted, Dirty
 from logfs.log.index import MAX_RELATIVE_OFFSET, TimeEntry

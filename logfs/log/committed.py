@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
-    from logfs.format.batch import Header
-    from logfs.format.text import View
+    from logfs.format.batches.batch import Header
+    from logfs.format.text.rendering import View
     from logfs.log.partition import Partition
     from logfs.log.reader import T
     from logfs.log.segment import Segment

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt
-from logfs.format import names
+from logfs.format.base import names
 from logfs.log import key_map
 from logfs.log.segment import Segment
 from logfs.log.segment_files import relocate

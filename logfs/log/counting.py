@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from logfs.errors import Corrupt
-from logfs.format.batch import CODEC_MASK, CONTROL_BIT, HEADER_SIZE
-from logfs.format.compression import Codec
-from logfs.format.sketch import KeySketch
+from logfs.format.batches.batch import CODEC_MASK, CONTROL_BIT, HEADER_SIZE
+from logfs.format.batches.compression import Codec
+from logfs.format.encoding.hyperloglog import KeySketch
 from logfs.log import spans
 from logfs.log.walk import Damage
 
 if TYPE_CHECKING:
-    from logfs.format.batch import Batch
-    from logfs.format.columns import Columns
+    from logfs.format.batches.batch import Batch
+    from logfs.format.batches.columns import Columns
     from logfs.log.segment import Segment
 
 
@@ -67,7 +67,7 @@ def count(segment: Segment, bucket_ms: int) -> Counts:
     Records of aborted transactions count, because they use space. Control batches add to the bytes and batches, but
     not to the records.
     """
-    from logfs.format import kernels
+    from logfs.format.kernels import batch_kernels
 
     counts = Counts(log_bytes=segment.size_bytes)
     for found in spans.stretches(segment, 0, segment.base_offset):
@@ -78,7 +78,7 @@ def count(segment: Segment, bucket_ms: int) -> Counts:
             _note_legacy(counts, found[1], bucket_ms)
             continue
         rows = found.rows
-        attributes, sizes = rows[:, kernels.ATTRIBUTES], rows[:, kernels.SIZE]
+        attributes, sizes = rows[:, batch_kernels.ATTRIBUTES], rows[:, batch_kernels.SIZE]
         is_control = attributes & CONTROL_BIT != 0
         for codec in np.unique(attributes & CODEC_MASK).tolist():
             of_it = attributes & CODEC_MASK == codec
@@ -86,12 +86,12 @@ def count(segment: Segment, bucket_ms: int) -> Counts:
         counts.batches += len(rows)
         counts.plain_bytes += int(sizes[is_control].sum())
         for columns, group in spans.decode_each(found.data, rows):
-            plain = int(group[:, kernels.SIZE].sum())
+            plain = int(group[:, batch_kernels.SIZE].sum())
             if isinstance(columns, Corrupt):
                 # The CRC of the batch is right, but its records are malformed; `verify` reports it.
                 counts.damaged += plain
                 continue
-            if group[0, kernels.ATTRIBUTES] & CODEC_MASK:
+            if group[0, batch_kernels.ATTRIBUTES] & CODEC_MASK:
                 plain = HEADER_SIZE + len(columns.data)
             _note_columns(counts, columns, plain, bucket_ms)
     return counts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
-from logfs.format import names
+from logfs.format.base import names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt
-from logfs.format import checkpoint
+from logfs.format.files import checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path

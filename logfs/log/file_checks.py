@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt, InvalidName
-from logfs.format import names
+from logfs.format.base import names
 from logfs.log.files import Gone
 from logfs.log.segment import Segment
 from logfs.log.walk import Damage

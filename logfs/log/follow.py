@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logfs.config import LogConfig
-    from logfs.format.batch import Batch
-    from logfs.format.names import TopicPartition
-    from logfs.format.record import Record
+    from logfs.format.base.names import TopicPartition
+    from logfs.format.batches.batch import Batch
+    from logfs.format.batches.record import Record
     from logfs.log.files import Disk
     from logfs.log.listing import Files, Listing
     from logfs.log.reader import OffsetAndTimestamp, T

@@ -10,9 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt
-from logfs.format import names
-from logfs.format.batch import HEADER_SIZE, LENGTH_OVERHEAD, MAGIC, Batch, parse_header
-from logfs.format.control import ControlType, end_of_transaction
+from logfs.format.base import names
+from logfs.format.batches.batch import HEADER_SIZE, LENGTH_OVERHEAD, MAGIC, Batch, parse_header
+from logfs.format.messages.control import ControlType, end_of_transaction
 from logfs.log import text_cache
 from logfs.log.files import Gone
 from logfs.log.index import MAX_RELATIVE_OFFSET, TimeEntry

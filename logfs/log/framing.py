@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import InvalidEnvelope, LogfsError, RecordTooLarge
-from logfs.format import envelope
+from logfs.format.text import envelope
 from logfs.log.appended import Appended
 from logfs.log.validator import batch_format
 

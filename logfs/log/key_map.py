@@ -24,9 +24,9 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt
-from logfs.format import names
-from logfs.format.batch import CONTROL_BIT, TRANSACTIONAL_BIT, Batch
-from logfs.format.key_table import Anchor, anchor_of
+from logfs.format.base import names
+from logfs.format.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT, Batch
+from logfs.format.files.key_table_format import Anchor, anchor_of
 from logfs.log import text_cache
 from logfs.log.files import Disk, Gone
 from logfs.log.walk import Damage, DamagedRange
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from logfs.format.batch import Header
-    from logfs.format.record import Record
+    from logfs.format.batches.batch import Header
+    from logfs.format.batches.record import Record
     from logfs.log.key_table import FileTable, MemoryTable
     from logfs.log.reader import Reader
     from logfs.log.segment import Segment
@@ -302,7 +302,7 @@ class KeyMap:
 
         Yields for each part of the segment its size in bytes, and the header of its last batch or None.
         """
-        from logfs.format.kernels import NEXT_OFFSET, POSITION, SIZE, SPAN_BASE_OFFSET
+        from logfs.format.kernels.batch_kernels import NEXT_OFFSET, POSITION, SIZE, SPAN_BASE_OFFSET
         from logfs.log import spans
 
         head = segment.header(position) if position else None
@@ -331,7 +331,7 @@ class KeyMap:
 
     def _put(self, stretch: Stretch, shows: Shows) -> None:
         """Put the keys of scanned batches into the table; a batch that cannot be decoded is skipped."""
-        from logfs.format.kernels import ATTRIBUTES, POSITION
+        from logfs.format.kernels.batch_kernels import ATTRIBUTES, POSITION
         from logfs.log import sifter
 
         rows = stretch.rows

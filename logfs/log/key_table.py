@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from logfs.errors import Corrupt
-from logfs.format import key_table, sieve
-from logfs.format.key_table import BLOCK_BYTES, BLOCK_SLOTS, HEADER_BYTES, SLOT_BYTES, TableHeader
+from logfs.format.files import key_table_format
+from logfs.format.files.key_table_format import (
+    BLOCK_BYTES,
+    BLOCK_SLOTS,
+    HEADER_BYTES,
+    SLOT_BYTES,
+    TableHeader,
+)
+from logfs.format.kernels import compaction_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from logfs.format.key_table import Anchor
+    from logfs.format.files.key_table_format import Anchor
     from logfs.log.files import Disk
 
 _FIRST_SLOTS = 1024
@@ -40,7 +47,7 @@ class MemoryTable:
         self.secret = np.frombuffer(secret, np.uint64)
         self.slots: NDArray[np.uint64] = np.zeros((max(keys * 3 // 2, _FIRST_SLOTS), 3), np.uint64)
         self.used = 0
-        self._scratch = np.empty(sieve.SCRATCH_SHAPE, np.uint64)
+        self._scratch = np.empty(compaction_kernels.SCRATCH_SHAPE, np.uint64)
 
     @property
     def size_bytes(self) -> int:
@@ -53,7 +60,7 @@ class MemoryTable:
         `spans` is int64[batches, 5] as for `decode_columns`. Raises `Corrupt` for records that break the format.
         """
         while len(spans):
-            done, self.used, _, outcome = sieve.put_keys(
+            done, self.used, _, outcome = compaction_kernels.put_keys(
                 data,
                 spans,
                 first_offset,
@@ -62,11 +69,11 @@ class MemoryTable:
                 self.used,
                 int(len(self.slots) * _LOAD_FACTOR),
                 self._scratch,
-                np.uint64(sieve.NULL_BIT),
+                np.uint64(compaction_kernels.NULL_BIT),
             )
             if outcome < 0:
                 raise Corrupt(f"batch {spans[done, 3]}: its records are malformed")
-            if outcome == sieve.FULL:
+            if outcome == compaction_kernels.FULL:
                 self._grow()
             spans = spans[done:]
 
@@ -75,9 +82,13 @@ class MemoryTable:
         if self.used >= int(len(self.slots) * _LOAD_FACTOR):
             self._grow()
         first, second = hash_key(key, self.secret)
-        slot = sieve.find_slot(self.slots, first, second)
+        slot = compaction_kernels.find_slot(self.slots, first, second)
         self.used += int(self.slots[slot, 2] == 0)
-        self.slots[slot] = first, second, offset + 1 | (sieve.NULL_BIT if is_null else 0)
+        self.slots[slot] = (
+            first,
+            second,
+            offset + 1 | (compaction_kernels.NULL_BIT if is_null else 0),
+        )
 
     def put_table(self, slots: NDArray[np.uint64]) -> None:
         """Put all keys of a table with the same secret. Raises `Corrupt` if there is no room for all of them."""
@@ -85,7 +96,7 @@ class MemoryTable:
 
     def get(self, first: np.uint64, second: np.uint64) -> int:
         """Return the last word of the slot of a hash, or 0 if it has none."""
-        return int(self.slots[sieve.find_slot(self.slots, first, second), 2])
+        return int(self.slots[compaction_kernels.find_slot(self.slots, first, second), 2])
 
     def _grow(self) -> None:
         larger: NDArray[np.uint64] = np.zeros((len(self.slots) * 2, 3), np.uint64)
@@ -99,7 +110,7 @@ def _moved(old: NDArray[np.uint64], slots: NDArray[np.uint64], used: int) -> int
     Raises `Corrupt` if they do not fit. The size of the other table rests on the number of keys in a file's header,
     and nothing else confirms that number.
     """
-    added = int(sieve.move_slots(old, slots, used))
+    added = int(compaction_kernels.move_slots(old, slots, used))
     if added < 0:
         raise Corrupt("a key map has more keys than its header states")
     return added
@@ -107,7 +118,7 @@ def _moved(old: NDArray[np.uint64], slots: NDArray[np.uint64], used: int) -> int
 
 def hash_key(key: bytes, secret: NDArray[np.uint64]) -> tuple[np.uint64, np.uint64]:
     """Return the two words of a key's hash."""
-    first, second = sieve.hash_key(np.frombuffer(key, np.uint8), 0, len(key), secret)
+    first, second = compaction_kernels.hash_key(np.frombuffer(key, np.uint8), 0, len(key), secret)
     return np.uint64(first), np.uint64(second)
 
 
@@ -133,9 +144,9 @@ class FileTable:
         self.size_bytes = disk.size(self._file)
         head = disk.read(self._file, 0, HEADER_BYTES)
         try:
-            self.header = key_table.parse_header(head, self.size_bytes)
+            self.header = key_table_format.parse_header(head, self.size_bytes)
             start = HEADER_BYTES + self.header.slots * SLOT_BYTES
-            self._crcs = key_table.parse_crcs(
+            self._crcs = key_table_format.parse_crcs(
                 head, disk.read(self._file, start, self.size_bytes - start)
             )
         except Corrupt as error:
@@ -175,7 +186,7 @@ class FileTable:
 
     def _check(self, number: int, data: memoryview) -> None:
         try:
-            key_table.check_block(data, self._crcs[number])
+            key_table_format.check_block(data, self._crcs[number])
         except Corrupt as error:
             raise self._damaged(error) from None
 
@@ -206,8 +217,8 @@ def write_table(
     renamed at the end, so a crash leaves the old file or the new one. It is durable on return. Raises `Corrupt` if
     there are too many keys, `OSError`, and what `parts` raises.
     """
-    count = key_table.slots_for(keys)
-    size = key_table.file_bytes(count)
+    count = key_table_format.slots_for(keys)
+    size = key_table_format.file_bytes(count)
     end = HEADER_BYTES + count * SLOT_BYTES
     disk.unlink(temporary)
     file = disk.open(temporary, write=True, create=True)
@@ -219,11 +230,11 @@ def write_table(
         used = 0
         for part in parts:
             used += _moved(part, slots, used)
-        crcs = key_table.format_crcs(view)
+        crcs = key_table_format.format_crcs(view)
         disk.sync_map(mapping)
         header = TableHeader(coverage.isolation, count, used, coverage.end, secret, coverage.anchor)
         disk.write(file, end, crcs)
-        disk.write(file, 0, key_table.format_header(header, crcs))
+        disk.write(file, 0, key_table_format.format_header(header, crcs))
         disk.sync(file)
         disk.rename(temporary, path)
     except BaseException:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from logfs.format import names
+from logfs.format.base import names
 from logfs.log.files import Gone
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from logfs.errors import Corrupt
-from logfs.format import sieve
+from logfs.format.kernels import compaction_kernels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,7 +45,7 @@ class OffsetMap:
         self.secret = np.frombuffer(secrets.token_bytes(16), np.uint64)
         self.latest_offset = -1
         self._used = 0
-        self._scratch = np.empty(sieve.SCRATCH_SHAPE, np.uint64)
+        self._scratch = np.empty(compaction_kernels.SCRATCH_SHAPE, np.uint64)
 
     def __len__(self) -> int:
         return self._used
@@ -61,7 +61,7 @@ class OffsetMap:
         `spans` is int64[batches, 5] as for `decode_columns`. A full map ends before the record that did not fit.
         Raises `Corrupt` for records that break the format.
         """
-        done, self._used, latest, outcome = sieve.put_keys(
+        done, self._used, latest, outcome = compaction_kernels.put_keys(
             data,
             spans,
             first_offset,
@@ -79,6 +79,8 @@ class OffsetMap:
 
     def get(self, key: bytes) -> int:
         """Return the newest offset of a key; -1 if the key is not in the map."""
-        first, second = sieve.hash_key(np.frombuffer(key, np.uint8), 0, len(key), self.secret)
-        slot = sieve.find_slot(self.slots, np.uint64(first), np.uint64(second))
+        first, second = compaction_kernels.hash_key(
+            np.frombuffer(key, np.uint8), 0, len(key), self.secret
+        )
+        slot = compaction_kernels.find_slot(self.slots, np.uint64(first), np.uint64(second))
         return int(self.slots[slot, 2]) - 1

@@ -15,12 +15,12 @@ from logfs.errors import (
     PartitionFailed,
     UnknownPartition,
 )
-from logfs.format import names
-from logfs.format.batch import Batch, assign_offset
-from logfs.format.builder import Built, build_lines, build_marker, offset_digits
-from logfs.format.control import ControlType, EndTransactionMarker
-from logfs.format.record import Record, as_record
-from logfs.format.text import TextSize
+from logfs.format.base import names
+from logfs.format.batches.batch import Batch, assign_offset
+from logfs.format.batches.record import Record, as_record
+from logfs.format.encoding.batch_builder import Built, build_lines, build_marker, offset_digits
+from logfs.format.messages.control import ControlType, EndTransactionMarker
+from logfs.format.text.rendering import TextSize
 from logfs.log import key_map
 from logfs.log.appended import Appended, AppendedBatch
 from logfs.log.committed import CommittedReader, Isolation
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from logfs.config import LogConfig
-    from logfs.format.builder import BatchFormat, NewBatch
-    from logfs.format.names import TopicPartition
+    from logfs.format.base.names import TopicPartition
+    from logfs.format.encoding.batch_builder import BatchFormat, NewBatch
     from logfs.log.files import Disk
     from logfs.log.producers import Producers
     from logfs.log.recovery import Loaded

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from logfs.errors import Corrupt
-from logfs.format.batch import CONTROL_BIT, MAGIC, TRANSACTIONAL_BIT, Batch
+from logfs.format.batches.batch import CONTROL_BIT, MAGIC, TRANSACTIONAL_BIT, Batch
 from logfs.log import spans
 from logfs.log.files import Gone
 from logfs.log.planned import planned_segments
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from logfs.format.columns import Columns
+    from logfs.format.batches.columns import Columns
     from logfs.log.planned import PlannedFile, PlannedSegment
     from logfs.log.reader import Reader
     from logfs.log.segment import Segment
@@ -189,7 +189,7 @@ def read(piece: Piece, since: int | None = None) -> Iterator[Columns | DamagedRa
 
 
 def _read(segment: Segment, piece: Piece, since: int | None) -> Iterator[Columns | DamagedRange]:
-    from logfs.format.kernels import NEXT_OFFSET
+    from logfs.format.kernels.batch_kernels import NEXT_OFFSET
 
     try:
         for found in spans.stretches(segment, *_start(segment, piece)):
@@ -222,7 +222,7 @@ def _scanned(
     segment: Segment, run: spans.Stretch, piece: Piece, since: int | None
 ) -> Iterator[Columns | DamagedRange]:
     """Yield the records of scanned batches that belong to the piece, and batches with malformed records as errors."""
-    from logfs.format.kernels import (
+    from logfs.format.kernels.batch_kernels import (
         ATTRIBUTES,
         MAX_TIMESTAMP,
         NEXT_OFFSET,
@@ -271,7 +271,7 @@ def _inside(columns: Columns, piece: Piece) -> Iterator[Columns]:
 
 def _aborted(rows: NDArray[np.int64], aborted: Aborted) -> NDArray[np.bool_]:
     """Return which batches belong to aborted transactions, as bool[rows]."""
-    from logfs.format.kernels import ATTRIBUTES, PRODUCER_ID, SPAN_BASE_OFFSET
+    from logfs.format.kernels.batch_kernels import ATTRIBUTES, PRODUCER_ID, SPAN_BASE_OFFSET
 
     found = np.zeros(len(rows), np.bool_)
     for producer, ranges in aborted.items():

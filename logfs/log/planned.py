@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logfs.format import names
-from logfs.format.text import NO_TEXT
+from logfs.format.base import names
+from logfs.format.text.rendering import NO_TEXT
 from logfs.log.files import Gone, ReadOnlyDisk
 from logfs.log.index import TimeEntry
 from logfs.log.segment import Segment, Tip

@@ -17,21 +17,21 @@ from logfs.errors import (
     InvalidTransactionState,
     OutOfOrderSequence,
 )
-from logfs.format.aborted import AbortedTransaction
-from logfs.format.batch import (
+from logfs.format.batches.batch import (
     NO_PRODUCER_EPOCH,
     NO_SEQUENCE,
     decrement_sequence,
     increment_sequence,
 )
-from logfs.format.control import ControlType, end_of_transaction
-from logfs.format.snapshot import ProducerEntry
+from logfs.format.files.aborted_transactions import AbortedTransaction
+from logfs.format.files.producer_snapshot import ProducerEntry
+from logfs.format.messages.control import ControlType, end_of_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from logfs.format.batch import Batch, Header
-    from logfs.format.control import EndTransactionMarker
+    from logfs.format.batches.batch import Batch, Header
+    from logfs.format.messages.control import EndTransactionMarker
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from logfs.errors import Corrupt, InvalidRecord, OffsetOutOfRange
-from logfs.format.record import NO_TIMESTAMP
+from logfs.format.batches.record import NO_TIMESTAMP
 from logfs.log.segment import POINT_READ_BYTES
 from logfs.log.view import TextView, offset_of_last
 from logfs.log.walk import Damage, unreadable
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from logfs.format.batch import Batch, Header
-    from logfs.format.columns import Columns
-    from logfs.format.names import TopicPartition
-    from logfs.format.record import Record
-    from logfs.format.text import View
+    from logfs.format.base.names import TopicPartition
+    from logfs.format.batches.batch import Batch, Header
+    from logfs.format.batches.columns import Columns
+    from logfs.format.batches.record import Record
+    from logfs.format.text.rendering import View
     from logfs.log.files import Disk
     from logfs.log.key_map import KeyMap
     from logfs.log.recovery import Loaded
@@ -249,8 +249,8 @@ class Reader:
                     yield record
 
     def columns(self, offset: int | None = None, end: int | None = None) -> Columns:
-        """Return the records in [offset, end) as numpy columns (`logfs.format.columns`). Raises as `batches`."""
-        from logfs.format.columns import concatenate
+        """Return the records in [offset, end) as numpy columns (`columns`). Raises as `batches`."""
+        from logfs.format.batches.columns import concatenate
 
         first = self.log_start_offset if offset is None else offset
         stop = self.log_end_offset if end is None else min(end, self.log_end_offset)

@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt
-from logfs.format.batch import LENGTH_OVERHEAD, MAGIC, MAGIC_AT, START
-from logfs.format.legacy import SMALLEST_BYTES
-from logfs.format.text import NO_TEXT, TextSize, measure
+from logfs.format.batches.batch import LENGTH_OVERHEAD, MAGIC, MAGIC_AT, START
+from logfs.format.batches.legacy import SMALLEST_BYTES
+from logfs.format.text.rendering import NO_TEXT, TextSize, measure
 from logfs.log.index import TimeEntry
 from logfs.log.spans import survey, text_size
 from logfs.log.text_index import TextEntry

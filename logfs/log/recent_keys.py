@@ -10,7 +10,7 @@ from logfs.log.walk import DamagedRange
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from logfs.format.batch import Batch
+    from logfs.format.batches.batch import Batch
     from logfs.log.reader import Reader
     from logfs.log.segment import Segment
 

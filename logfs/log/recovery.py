@@ -18,9 +18,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import Corrupt
-from logfs.format import names
-from logfs.format.batch import Batch
-from logfs.format.text import NO_TEXT
+from logfs.format.base import names
+from logfs.format.batches.batch import Batch
+from logfs.format.text.rendering import NO_TEXT
 from logfs.log.epochs import LeaderEpochs
 from logfs.log.files import TEMPORARY
 from logfs.log.index import MAX_RELATIVE_OFFSET, OffsetEntry, TimeEntry

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import Corrupt
-from logfs.format.batch import (
+from logfs.format.batches.batch import (
     HEADER_SIZE,
     LENGTH_OVERHEAD,
     MAGIC,
@@ -18,8 +18,8 @@ from logfs.format.batch import (
     Header,
     parse_header,
 )
-from logfs.format.legacy import is_legacy, parse_batch
-from logfs.format.text import NO_TEXT, TextSize
+from logfs.format.batches.legacy import is_legacy, parse_batch
+from logfs.format.text.rendering import NO_TEXT, TextSize
 from logfs.log.index import MAX_RELATIVE_OFFSET, OffsetEntry, TimeEntry
 from logfs.log.rebuild import (
     lookup_fits,

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from logfs.format import names
+from logfs.format.base import names
 from logfs.log.index import OffsetIndex, SparseIndex, TimeIndex
 from logfs.log.text_index import TextIndex
 from logfs.log.txn_index import TransactionIndex

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from logfs.errors import Corrupt
-from logfs.format import compression, sieve
-from logfs.format.batch import (
+from logfs.format.batches import compression
+from logfs.format.batches.batch import (
     CODEC_MASK,
     CONTROL_BIT,
     DELETE_HORIZON_BIT,
@@ -23,8 +23,9 @@ from logfs.format.batch import (
     reseal,
     seal,
 )
-from logfs.format.control import ControlType, end_of_transaction
-from logfs.format.kernels import (
+from logfs.format.batches.record import SMALLEST_RECORD
+from logfs.format.kernels import compaction_kernels
+from logfs.format.kernels.batch_kernels import (
     ATTRIBUTES,
     NEXT_OFFSET,
     POSITION,
@@ -34,7 +35,7 @@ from logfs.format.kernels import (
     SPAN_COUNT,
     SPAN_START,
 )
-from logfs.format.record import SMALLEST_RECORD
+from logfs.format.messages.control import ControlType, end_of_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Buffer
 
-    from logfs.format.aborted import AbortedTransaction
+    from logfs.format.files.aborted_transactions import AbortedTransaction
     from logfs.log.offset_map import OffsetMap
     from logfs.log.spans import Stretch
 
@@ -162,7 +163,7 @@ class Sifter:
         self._known = known
         self._transactions = transactions
         self._rules = rules
-        self._scratch = np.empty(sieve.SCRATCH_SHAPE, np.uint64)
+        self._scratch = np.empty(compaction_kernels.SCRATCH_SHAPE, np.uint64)
         self._last_offsets = np.array([last for last, _ in rules.producers.values()], np.int64)
 
     def sift(self, stretch: Stretch) -> Iterator[Buffer]:
@@ -172,17 +173,19 @@ class Sifter:
         discarded = self._transactions.discarded(stretch)
         has_horizon = attributes & DELETE_HORIZON_BIT != 0
         expired = has_horizon & (stretch.rows[:, SPAN_BASE_TIMESTAMP] <= self._rules.now_ms)
-        verdicts = np.where(expired, sieve.SIFT_EXPIRED, sieve.SIFT).astype(np.uint8)
-        verdicts[control] = sieve.KEEP
-        verdicts[discarded & (~control | expired)] = sieve.DROP
+        verdicts = np.where(
+            expired, compaction_kernels.SIFT_EXPIRED, compaction_kernels.SIFT
+        ).astype(np.uint8)
+        verdicts[control] = compaction_kernels.KEEP
+        verdicts[discarded & (~control | expired)] = compaction_kernels.DROP
         retained = self._retained(stretch, control)
-        for part in parts(stretch, verdicts != sieve.DROP):
+        for part in parts(stretch, verdicts != compaction_kernels.DROP):
             here = slice(part.first, part.end)
             counts = part.spans[:, 2]
             keep = np.empty(int(counts.sum()), np.uint8)
             kept = np.zeros(len(counts), np.int64)
             nulls = np.zeros(len(counts), np.int64)
-            done = sieve.sift_records(
+            done = compaction_kernels.sift_records(
                 part.data,
                 part.spans,
                 verdicts[here],
@@ -198,9 +201,11 @@ class Sifter:
                 raise Corrupt(f"batch {part.spans[done, 3]}: its records are malformed")
             starts_clock = ((nulls > 0) | (discarded & control)[here]) & ~has_horizon[here]
             starts_clock &= kept > 0
-            actions = np.where(kept == 0, sieve.GONE, sieve.FILTERED).astype(np.uint8)
-            actions[(kept == 0) & retained[here]] = sieve.EMPTIED
-            actions[(kept > 0) & (kept == counts) & ~starts_clock] = sieve.COPIED
+            actions = np.where(
+                kept == 0, compaction_kernels.GONE, compaction_kernels.FILTERED
+            ).astype(np.uint8)
+            actions[(kept == 0) & retained[here]] = compaction_kernels.EMPTIED
+            actions[(kept > 0) & (kept == counts) & ~starts_clock] = compaction_kernels.COPIED
             yield self._write(stretch, part, actions, starts_clock, keep, kept)
 
     def _retained(self, stretch: Stretch, control: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -236,18 +241,22 @@ class Sifter:
         horizon = self._rules.now_ms + self._rules.delete_retention_ms
         bases = np.where(starts_clock, horizon, rows[:, SPAN_BASE_TIMESTAMP])
         with_base = starts_clock | (rows[:, ATTRIBUTES] & DELETE_HORIZON_BIT != 0)
-        if actions[0] == sieve.FILTERED and rows[0, ATTRIBUTES] & CODEC_MASK:
+        if actions[0] == compaction_kernels.FILTERED and rows[0, ATTRIBUTES] & CODEC_MASK:
             base = int(bases[0]) if with_base[0] else None
             batch = Batch.parse(stretch.data, int(rows[0, POSITION]))
             return _packed(batch, part, base, keep, int(kept[0]))
-        copied = actions == sieve.COPIED
+        copied = actions == compaction_kernels.COPIED
         if copied.all() and len(rows):
             # Copy the run as it is: scanned batches follow each other without a gap in the file.
             return stretch.data[int(rows[0, POSITION]) : int(rows[-1, POSITION] + rows[-1, SIZE])]
-        size = int(rows[actions != sieve.GONE, SIZE].sum()) + sieve.GROWTH * int(kept.sum())
+        size = int(
+            rows[actions != compaction_kernels.GONE, SIZE].sum()
+        ) + compaction_kernels.GROWTH * int(kept.sum())
         out = np.empty(size, np.uint8)
-        rewritten = np.empty((int((~copied & (actions != sieve.GONE)).sum()), 2), np.int64)
-        written, count = sieve.write_batches(
+        rewritten = np.empty(
+            (int((~copied & (actions != compaction_kernels.GONE)).sum()), 2), np.int64
+        )
+        written, count = compaction_kernels.write_batches(
             np.frombuffer(stretch.data, np.uint8),
             rows,
             actions,
@@ -271,8 +280,8 @@ def _packed(
     header = batch.header
     attributes = header.attributes & _KEPT_BITS
     late = bool(attributes & LOG_APPEND_TIME_BIT)
-    payload = np.empty(len(part.data) + sieve.GROWTH * kept, np.uint8)
-    size, base_timestamp, greatest = sieve.filter_records(
+    payload = np.empty(len(part.data) + compaction_kernels.GROWTH * kept, np.uint8)
+    size, base_timestamp, greatest = compaction_kernels.filter_records(
         part.data,
         part.spans[0],
         header.max_timestamp if late else -1,

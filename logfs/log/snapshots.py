@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt
-from logfs.format import names
-from logfs.format.snapshot import format_snapshot, parse_snapshot
+from logfs.format.base import names
+from logfs.format.files.producer_snapshot import format_snapshot, parse_snapshot
 from logfs.log import spans
 from logfs.log.producers import Producers
 

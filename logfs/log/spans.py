@@ -12,10 +12,10 @@ import numpy as np
 from crc32c import crc32c
 
 from logfs.errors import Corrupt
-from logfs.format import text
-from logfs.format.batch import CODEC_MASK, CONTROL_BIT, CRC_START, HEADER_SIZE, MAGIC, Batch
-from logfs.format.columns import decode_columns
-from logfs.format.text import TextSize
+from logfs.format.batches.batch import CODEC_MASK, CONTROL_BIT, CRC_START, HEADER_SIZE, MAGIC, Batch
+from logfs.format.batches.columns import decode_columns
+from logfs.format.text import rendering
+from logfs.format.text.rendering import TextSize
 from logfs.log.walk import Damage
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from logfs.format.columns import Columns
+    from logfs.format.batches.columns import Columns
     from logfs.log.segment import Segment
 
 _CHUNK_BYTES = 1 << 20
@@ -58,10 +58,10 @@ def scan(data: memoryview, first_offset: int, *, gaps: bool) -> tuple[NDArray[np
     `first_offset` is the lowest base offset that the first batch may have; without `gaps`, the one that it must have.
     The scan stops at the end of `data` or at anything invalid. The careful walk (`logfs.log.walk`) tells which.
     """
-    from logfs.format import kernels
+    from logfs.format.kernels import batch_kernels
 
-    rows = np.empty((len(data) // HEADER_SIZE + 1, kernels.BATCH_COLUMNS), np.int64)
-    count, end = kernels.scan_batches(np.frombuffer(data, np.uint8), first_offset, gaps, rows)
+    rows = np.empty((len(data) // HEADER_SIZE + 1, batch_kernels.BATCH_COLUMNS), np.int64)
+    count, end = batch_kernels.scan_batches(np.frombuffer(data, np.uint8), first_offset, gaps, rows)
     for number, (start, size, crc) in enumerate(rows[:count, :3].tolist()):
         if crc32c(data[start + CRC_START : start + size]) != crc:
             return rows[:number], start
@@ -76,9 +76,9 @@ def _scan_one(position: int, batch: Batch) -> Stretch:
 
 def are_compressed(rows: NDArray[np.int64]) -> bool:
     """Return whether any of the scanned batches is compressed."""
-    from logfs.format import kernels
+    from logfs.format.kernels import batch_kernels
 
-    return bool((rows[:, kernels.ATTRIBUTES] & CODEC_MASK).any())
+    return bool((rows[:, batch_kernels.ATTRIBUTES] & CODEC_MASK).any())
 
 
 def decode(data: memoryview, rows: NDArray[np.int64]) -> Iterator[Columns]:
@@ -95,21 +95,21 @@ def render_lines(data: memoryview, rows: NDArray[np.int64], size: int) -> memory
 
     Returns None if any of the batches has attributes set, or if the lines do not have exactly `size` bytes.
     """
-    from logfs.format import kernels
+    from logfs.format.kernels import batch_kernels
 
     # A record is longer than its line, so a greater size comes from a wrong index: do not allocate it.
-    if rows[:, kernels.ATTRIBUTES].any() or not 0 <= size <= len(data):
+    if rows[:, batch_kernels.ATTRIBUTES].any() or not 0 <= size <= len(data):
         return None
     out = np.empty(size, np.uint8)
-    done = kernels.render_lines(np.frombuffer(data, np.uint8), _spans(rows), out)
+    done = batch_kernels.render_lines(np.frombuffer(data, np.uint8), _spans(rows), out)
     return out.data if done == size else None
 
 
 def _spans(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the columns that `decode_columns` needs; contiguous, for numba compiles again for every layout."""
-    from logfs.format import kernels
+    from logfs.format.kernels import batch_kernels
 
-    return np.ascontiguousarray(rows[:, kernels.SPAN_START :])
+    return np.ascontiguousarray(rows[:, batch_kernels.SPAN_START :])
 
 
 def decode_groups(
@@ -143,28 +143,28 @@ def decode_each(
 
 def _groups(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     """Yield neighbours without attributes as one group, every other batch alone, and control batches not at all."""
-    from logfs.format import kernels
+    from logfs.format.kernels import batch_kernels
 
-    simple = rows[:, kernels.ATTRIBUTES] == 0
+    simple = rows[:, batch_kernels.ATTRIBUTES] == 0
     cuts = np.flatnonzero(simple[1:] != simple[:-1]) + 1
     for group in np.split(rows, cuts):
         if not len(group):
             continue
-        if group[0, kernels.ATTRIBUTES] == 0:
+        if group[0, batch_kernels.ATTRIBUTES] == 0:
             yield group
             continue
         for row in group:
-            if not row[kernels.ATTRIBUTES] & CONTROL_BIT:
+            if not row[batch_kernels.ATTRIBUTES] & CONTROL_BIT:
                 yield row[np.newaxis]
 
 
 def _columns(data: memoryview, group: NDArray[np.int64]) -> Columns:
     """Return the records of one of the groups of `_groups`. Raises `Corrupt`."""
-    from logfs.format import kernels
+    from logfs.format.kernels import batch_kernels
 
-    if group[0, kernels.ATTRIBUTES] == 0:
+    if group[0, batch_kernels.ATTRIBUTES] == 0:
         return decode_columns(data, _spans(group))
-    return Batch.parse(data, int(group[0, kernels.POSITION])).columns()
+    return Batch.parse(data, int(group[0, batch_kernels.POSITION])).columns()
 
 
 def survey(segment: Segment, position: int, first_offset: int) -> Iterator[BatchInfo | Damage]:
@@ -180,12 +180,12 @@ def survey(segment: Segment, position: int, first_offset: int) -> Iterator[Batch
 
 def producers_batches(segment: Segment) -> Iterator[Batch]:
     """Yield the batches of a segment that have a producer id. Damage is skipped."""
-    from logfs.format import kernels
+    from logfs.format.kernels import batch_kernels
 
     for found in stretches(segment, 0, segment.base_offset):
         if isinstance(found, Stretch):
             rows = found.rows
-            wanted = rows[rows[:, kernels.PRODUCER_ID] >= 0, kernels.POSITION]
+            wanted = rows[rows[:, batch_kernels.PRODUCER_ID] >= 0, batch_kernels.POSITION]
             for start in wanted.tolist():
                 yield Batch.parse(found.data, start)
 
@@ -197,7 +197,7 @@ def stretches(
 
     A batch of an old format comes alone, with its position in the file. `first_offset` is as for `scan`.
     """
-    from logfs.format import kernels
+    from logfs.format.kernels import batch_kernels
 
     size = segment.size_bytes
     expected = first_offset
@@ -213,7 +213,7 @@ def stretches(
         rows, end = _without_doubtful_end(*_below(rows, end, segment.limit_offset), expected)
         if len(rows):
             yield Stretch(position, data, rows)
-            position, expected = position + end, int(rows[-1, kernels.NEXT_OFFSET])
+            position, expected = position + end, int(rows[-1, batch_kernels.NEXT_OFFSET])
             continue
         # The careful walk finds what is wrong here and where batches go on, or reads messages of an old format.
         for found in segment.walk_unknown_end(position, expected):
@@ -233,12 +233,12 @@ def stretches(
 
 def _below(rows: NDArray[np.int64], end: int, limit_offset: int) -> tuple[NDArray[np.int64], int]:
     """Return the batches before the first that reaches beyond what a segment can hold, and where they end."""
-    from logfs.format import kernels
+    from logfs.format.kernels import batch_kernels
 
-    is_beyond = rows[:, kernels.NEXT_OFFSET] > limit_offset
+    is_beyond = rows[:, batch_kernels.NEXT_OFFSET] > limit_offset
     if is_beyond.any():
         first = int(is_beyond.argmax())
-        return rows[:first], int(rows[first, kernels.POSITION])
+        return rows[:first], int(rows[first, batch_kernels.POSITION])
     return rows, end
 
 
@@ -249,12 +249,12 @@ def _without_doubtful_end(
 
     No CRC covers its offset and only its successor can confirm it, so it is left to the next scan.
     """
-    from logfs.format import kernels
+    from logfs.format.kernels import batch_kernels
 
     if len(rows):
-        before = int(rows[-2, kernels.NEXT_OFFSET]) if len(rows) > 1 else expected
-        if rows[-1, kernels.SPAN_BASE_OFFSET] != before:
-            return rows[:-1], int(rows[-1, kernels.POSITION])
+        before = int(rows[-2, batch_kernels.NEXT_OFFSET]) if len(rows) > 1 else expected
+        if rows[-1, batch_kernels.SPAN_BASE_OFFSET] != before:
+            return rows[:-1], int(rows[-1, batch_kernels.POSITION])
     return rows, end
 
 
@@ -274,18 +274,18 @@ def _legacy_info(position: int, batch: Batch) -> BatchInfo:
 
 def infos(stretch: Stretch) -> Iterator[BatchInfo]:
     """Yield the `BatchInfo` of each scanned batch."""
-    from logfs.format import kernels
+    from logfs.format.kernels import batch_kernels
 
     start, data, rows = stretch
     sizes = _text_sizes(data, rows)
     wanted = (
-        kernels.POSITION,
-        kernels.SIZE,
-        kernels.SPAN_BASE_OFFSET,
-        kernels.NEXT_OFFSET,
-        kernels.MAX_TIMESTAMP,
-        kernels.LEADER_EPOCH,
-        kernels.PRODUCER_ID,
+        batch_kernels.POSITION,
+        batch_kernels.SIZE,
+        batch_kernels.SPAN_BASE_OFFSET,
+        batch_kernels.NEXT_OFFSET,
+        batch_kernels.MAX_TIMESTAMP,
+        batch_kernels.LEADER_EPOCH,
+        batch_kernels.PRODUCER_ID,
     )
     for (position, *rest), size in zip(rows[:, wanted].tolist(), sizes, strict=True):
         yield BatchInfo._make((start + position, *rest, TextSize._make(size)))
@@ -299,11 +299,11 @@ def measured(
     The text sizes are int64[rows, 3]: records, bytes of lines, bytes of envelopes. A batch with a good CRC and
     malformed records comes alone, with its error. Control batches are left out, for they have no text.
     """
-    from logfs.format import kernels
+    from logfs.format.kernels import batch_kernels
 
     for columns, group in decode_each(data, rows):
         if isinstance(columns, Corrupt):
-            odd = text_size(Batch.parse(data, int(group[0, kernels.POSITION])))
+            odd = text_size(Batch.parse(data, int(group[0, batch_kernels.POSITION])))
             yield columns, group, np.array([odd], np.int64)
         else:
             yield columns, group, _texts(columns, group)
@@ -311,22 +311,24 @@ def measured(
 
 def _text_sizes(data: memoryview, rows: NDArray[np.int64]) -> list[list[int]]:
     """Return the text size of each scanned batch: records, bytes of lines, bytes of envelopes."""
-    from logfs.format import kernels
+    from logfs.format.kernels import batch_kernels
 
     sizes = np.zeros((len(rows), 3), np.int64)
     for _, group, texts in measured(data, rows):
-        first = int(np.searchsorted(rows[:, kernels.POSITION], group[0, kernels.POSITION]))
+        first = int(
+            np.searchsorted(rows[:, batch_kernels.POSITION], group[0, batch_kernels.POSITION])
+        )
         sizes[first : first + len(group)] = texts
     return sizes.tolist()
 
 
 def _texts(columns: Columns, group: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the text size of each batch of a group, whose records are `columns`: int64[batches, 3]."""
-    from logfs.format import kernels
+    from logfs.format.kernels import batch_kernels
 
-    counts = group[:, kernels.SPAN_COUNT]
+    counts = group[:, batch_kernels.SPAN_COUNT]
     ends = np.cumsum(counts)
-    lines, envelopes = text.line_sizes(columns), text.envelope_sizes(columns)
+    lines, envelopes = rendering.line_sizes(columns), rendering.envelope_sizes(columns)
     return np.column_stack((counts, _sums(lines, ends), _sums(envelopes, ends)))
 
 
@@ -345,6 +347,6 @@ def text_size(found: Batch | Damage) -> TextSize:
     if isinstance(found, Damage):
         return TextSize(0, found.end - found.start, found.end - found.start)
     try:
-        return text.measure(found)
+        return rendering.measure(found)
     except Corrupt:
         return TextSize(0, found.header.size_bytes, found.header.size_bytes)

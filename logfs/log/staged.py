@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from logfs.errors import Corrupt
-from logfs.format import names
-from logfs.format.batch import (
+from logfs.format.base import names
+from logfs.format.batches.batch import (
     HEADER_SIZE,
     LENGTH_OVERHEAD,
     Batch,
@@ -26,9 +26,9 @@ from logfs.format.batch import (
     parse_header,
     stamp,
 )
-from logfs.format.commits import NO_APPEND_TIME, Part, StagedFile, staged_name
-from logfs.format.record import TimestampType
-from logfs.format.text import NO_TEXT
+from logfs.format.batches.record import TimestampType
+from logfs.format.files.commit_file import NO_APPEND_TIME, Part, StagedFile, staged_name
+from logfs.format.text.rendering import NO_TEXT
 from logfs.log.index import MAX_RELATIVE_OFFSET, TimeEntry
 from logfs.log.partition import LEADER_EPOCH
 from logfs.log.segment import Segment, Tip
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from logfs.config import LogConfig
-    from logfs.format.builder import NewBatch
+    from logfs.format.encoding.batch_builder import NewBatch
     from logfs.log.files import Disk
     from logfs.log.partition import Partition
 
@@ -92,7 +92,7 @@ def read_staged(
 
     Raises `Corrupt` if the file does not match its description, and `FileNotFoundError` if it is gone.
     """
-    from logfs.format import kernels
+    from logfs.format.kernels import batch_kernels
 
     file = disk.open(directory / staged.name)
     try:
@@ -111,7 +111,7 @@ def read_staged(
                     f"{file.path}: no valid batch at byte {position}: the file is damaged"
                 )
             yield data, rows
-            position, offset = position + end, int(rows[-1, kernels.NEXT_OFFSET])
+            position, offset = position + end, int(rows[-1, batch_kernels.NEXT_OFFSET])
         if offset != staged.record_count or disk.size(file) != staged.size_bytes:
             raise Corrupt(
                 f"{file.path}: contains {offset} records, but {staged.record_count} were staged"
@@ -144,22 +144,22 @@ def measure(
     With `checked_for`, batches that these settings of the topic do not allow are refused. Raises as `read_staged`,
     and `RecordTooLarge`, `InvalidRecord`.
     """
-    from logfs.format import kernels
+    from logfs.format.kernels import batch_kernels
 
-    columns = (kernels.SIZE, kernels.SPAN_COUNT, kernels.MAX_TIMESTAMP)
+    columns = (batch_kernels.SIZE, batch_kernels.SPAN_COUNT, batch_kernels.MAX_TIMESTAMP)
     found = [np.empty((0, 3), np.int64)]
     for staged in files:
         for data, rows in read_staged(disk, directory, staged):
             found.append(rows[:, columns])
             if checked_for is not None:
-                for position in rows[:, kernels.POSITION].tolist():
+                for position in rows[:, batch_kernels.POSITION].tolist():
                     check_staged(Batch.parse(data, position), checked_for, now_ms)
     return Measures(*np.concatenate(found).T)
 
 
 def placed(disk: Disk, directory: Path, part: Part) -> Iterator[Stretch]:
     """Yield the batches of a part in their final form, in runs; positions count from the first byte of the part."""
-    from logfs.format import kernels
+    from logfs.format.kernels import batch_kernels
 
     offset, skip, position = part.base_offset, part.skip, 0
     for staged in part.files:
@@ -167,11 +167,11 @@ def placed(disk: Disk, directory: Path, part: Part) -> Iterator[Stretch]:
             skipped, skip = min(skip, len(rows)), max(skip - len(rows), 0)
             if skipped == len(rows):
                 continue
-            start = int(rows[skipped, kernels.POSITION])
-            end = int(rows[-1, kernels.POSITION] + rows[-1, kernels.SIZE])
-            first = int(rows[skipped, kernels.SPAN_BASE_OFFSET])
+            start = int(rows[skipped, batch_kernels.POSITION])
+            end = int(rows[-1, batch_kernels.POSITION] + rows[-1, batch_kernels.SIZE])
+            first = int(rows[skipped, batch_kernels.SPAN_BASE_OFFSET])
             out = memoryview(bytearray(data[start:end]))
-            wanted = (kernels.POSITION, kernels.SIZE, kernels.SPAN_BASE_OFFSET)
+            wanted = (batch_kernels.POSITION, batch_kernels.SIZE, batch_kernels.SPAN_BASE_OFFSET)
             for at, size, base in rows[skipped:, wanted].tolist():
                 batch = out[at - start : at - start + size]
                 assign_offset(batch, offset + base - first, part.leader_epoch)
@@ -179,7 +179,7 @@ def placed(disk: Disk, directory: Path, part: Part) -> Iterator[Stretch]:
                     stamp(batch, part.append_time)
             final, _ = scan(out.toreadonly(), offset, gaps=False)
             yield Stretch(position, out.toreadonly(), final)
-            offset, position = int(final[-1, kernels.NEXT_OFFSET]), position + len(out)
+            offset, position = int(final[-1, batch_kernels.NEXT_OFFSET]), position + len(out)
 
 
 # Appending what was staged.
@@ -357,7 +357,7 @@ def take_stock(disk: Disk, directory: Path, part: Part) -> tuple[Part, bool]:
 
     Raises as `read_staged`, `Corrupt` for a place within an existing batch, and `OSError`.
     """
-    from logfs.format import kernels
+    from logfs.format.kernels import batch_kernels
 
     bases = sorted(
         names.parse_stem(entry.name)
@@ -371,7 +371,12 @@ def take_stock(disk: Disk, directory: Path, part: Part) -> tuple[Part, bool]:
     standing = _Standing(disk, directory, bases, part)
     ours: set[tuple[int, int]] = set()
     for stretch in placed(disk, directory, part):
-        wanted = (kernels.POSITION, kernels.SIZE, kernels.CRC, kernels.SPAN_BASE_OFFSET)
+        wanted = (
+            batch_kernels.POSITION,
+            batch_kernels.SIZE,
+            batch_kernels.CRC,
+            batch_kernels.SPAN_BASE_OFFSET,
+        )
         for at, size, crc, offset in stretch.rows[:, wanted].tolist():
             ours.add((offset, crc))
             standing.compare(offset, stretch.data[at : at + size])

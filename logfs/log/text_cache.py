@@ -21,7 +21,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logfs.format.batch import HEADER_SIZE
+from logfs.format.batches.batch import HEADER_SIZE
 from logfs.log.files import Disk
 
 if TYPE_CHECKING:

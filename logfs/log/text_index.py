@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from crc32c import crc32c
 
 from logfs.errors import Corrupt
-from logfs.format.text import NO_TEXT, TextSize, View
+from logfs.format.text.rendering import NO_TEXT, TextSize, View
 from logfs.log.index import MAX_RELATIVE_OFFSET, SparseIndex
 
 if TYPE_CHECKING:

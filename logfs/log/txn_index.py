@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt
-from logfs.format.aborted import ENTRY, AbortedTransaction, parse_aborted
+from logfs.format.files.aborted_transactions import ENTRY, AbortedTransaction, parse_aborted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,19 +8,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from logfs.errors import InvalidRecord, RecordTooLarge, Unsupported
-from logfs.format.batch import MAGIC
-from logfs.format.builder import BatchFormat, build_records, rebuild
-from logfs.format.compression import Codec
-from logfs.format.record import NO_TIMESTAMP, TimestampType
+from logfs.format.batches.batch import MAGIC
+from logfs.format.batches.compression import Codec
+from logfs.format.batches.record import NO_TIMESTAMP, TimestampType
+from logfs.format.encoding.batch_builder import BatchFormat, build_records, rebuild
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from logfs.config import LogConfig
-    from logfs.format.batch import Batch, Header
-    from logfs.format.builder import Built, NewBatch
-    from logfs.format.columns import Columns
-    from logfs.format.record import Record
+    from logfs.format.batches.batch import Batch, Header
+    from logfs.format.batches.columns import Columns
+    from logfs.format.batches.record import Record
+    from logfs.format.encoding.batch_builder import Built, NewBatch
 
 
 def check_record(record: Record, config: LogConfig, now_ms: int) -> InvalidRecord | None:

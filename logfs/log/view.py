@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from logfs.errors import Corrupt, LogfsError, OffsetOutOfRange
-from logfs.format import envelope, text
-from logfs.format.text import TextSize, View
+from logfs.format.text import envelope, rendering
+from logfs.format.text.rendering import TextSize, View
 from logfs.log import spans
 from logfs.log.walk import Damage, unreadable
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from logfs.format.batch import Batch
-    from logfs.format.columns import Columns
+    from logfs.format.batches.batch import Batch
+    from logfs.format.batches.columns import Columns
     from logfs.log.reader import Reader
     from logfs.log.segment import Segment, Tip
     from logfs.log.text_index import TextEntry
@@ -395,13 +395,13 @@ class TextView:
     def _split(self, batch: Batch, offset: int) -> tuple[int, int]:
         """Return the bytes of text of a batch's records below an offset, and of the others. Raises `Corrupt`."""
         header = batch.header
-        size = self._text(text.measure(batch))
+        size = self._text(rendering.measure(batch))
         if header.last_offset < offset or header.is_control:
             return size, 0
         if header.base_offset >= offset:
             return 0, size
         columns = batch.columns()
-        sizes = text.sizes(columns, self.view, len(self._prefix))
+        sizes = rendering.sizes(columns, self.view, len(self._prefix))
         before = int(sizes[columns.offsets < offset].sum())
         return before, size - before
 
@@ -480,7 +480,7 @@ class TextView:
         return memoryview(b"".join([first, *rest])) if len(rest) > 1 else first
 
     def _render_columns(self, columns: Columns) -> memoryview:
-        return text.render(columns, self.view, self._prefix)[0].data
+        return rendering.render(columns, self.view, self._prefix)[0].data
 
     def _render_carefully(
         self, segment: Segment, entry: TextEntry, end: int, at: int, stop: int

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from logfs.errors import Corrupt
-from logfs.format.batch import (
+from logfs.format.batches.batch import (
     HEADER_SIZE,
     LENGTH_OVERHEAD,
     MAGIC,
@@ -20,7 +20,7 @@ from logfs.format.batch import (
     Header,
     parse_header,
 )
-from logfs.format.legacy import SMALLEST_BYTES, LegacyBatch, is_legacy, parse_message
+from logfs.format.batches.legacy import SMALLEST_BYTES, LegacyBatch, is_legacy, parse_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

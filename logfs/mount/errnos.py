@@ -26,7 +26,7 @@ from logfs.errors import (
     UnknownPartition,
     Unsupported,
 )
-from logfs.format.times import format_time
+from logfs.format.base.times import format_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable

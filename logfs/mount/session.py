@@ -224,7 +224,7 @@ def _raise_file_limit() -> None:
 
 def warm_up() -> None:
     """Compile, or load from the cache, the code that the first request would otherwise wait for."""
-    from logfs.format.warm import warm_up as warm
+    from logfs.format.kernel_warmup import warm_up as warm
     from logfs.log import key_table
 
     warm()

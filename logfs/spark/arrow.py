@@ -18,12 +18,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from logfs.format.gather import Field, gather, gather_headers
+from logfs.format.encoding.arrow_layout import Field, gather, gather_headers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from logfs.format.columns import Columns
+    from logfs.format.batches.columns import Columns
 
     Maker = Callable[[pa.DataType], pa.Array]
 
@@ -105,7 +105,7 @@ class BatchMaker:
 
 def sized(parts: Iterable[Columns]) -> Iterator[Columns]:
     """Yield the same records, in order, regrouped to the size of a batch (`_BATCH_ROWS`, `_BATCH_BYTES`)."""
-    from logfs.format.columns import concatenate
+    from logfs.format.batches.columns import concatenate
 
     waiting: list[Columns] = []
     rows = size = 0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
-    from logfs.format.names import TopicPartition
+    from logfs.format.base.names import TopicPartition
     from logfs.log.reader import Reader
     from logfs.spark.options import ReadOptions
     from logfs.spark.splits import Split

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.datasource import Filter
 
-    from logfs.format.columns import Columns
+    from logfs.format.batches.columns import Columns
     from logfs.log.reader import Reader
 
     # Half-open ranges of numbers, (first, end), in ascending order.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from logfs.format.names import TopicPartition
+from logfs.format.base.names import TopicPartition
 from logfs.log.committed import Isolation
 
 if TYPE_CHECKING:

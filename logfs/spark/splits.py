@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from pyspark.sql.datasource import InputPartition
 
 from logfs.errors import Corrupt, LogfsError
-from logfs.format import checkpoint
-from logfs.format.names import parse_directory
+from logfs.format.base.names import parse_directory
+from logfs.format.files import checkpoint
 from logfs.log import pieces
 from logfs.log.files import Disk, Gone
 from logfs.log.walk import DamagedRange
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from logfs.format.columns import Columns
-    from logfs.format.names import TopicPartition
+    from logfs.format.base.names import TopicPartition
+    from logfs.format.batches.columns import Columns
     from logfs.log.pieces import Piece
     from logfs.log.planned import PlannedFile
     from logfs.log.reader import Reader

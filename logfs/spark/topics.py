@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from logfs.errors import InvalidName, InvalidStore
-from logfs.format import checkpoint, names
-from logfs.format.names import TopicPartition
+from logfs.format.base import names
+from logfs.format.base.names import TopicPartition
+from logfs.format.files import checkpoint
 from logfs.spark.options import EARLIEST_OFFSET, LATEST_OFFSET, Kind, check_partitions
 from logfs.store.door import log_dirs_of
 from logfs.store.store import Store, read_topic_id

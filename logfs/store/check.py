@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt, LogfsError
-from logfs.format import checkpoint, commits
-from logfs.format.snapshot import parse_snapshot
+from logfs.format.files import checkpoint, commit_file
+from logfs.format.files.producer_snapshot import parse_snapshot
 from logfs.log import key_map
 from logfs.log.audit import Account, Finding, Severity, audit, error, note, settle
 from logfs.log.files import TRIES, Gone
@@ -110,7 +110,7 @@ def check_small_files(store: Store, partition: Partition) -> Iterator[Finding]:
         yield note(
             path, "a torn tail that recovery cut off and kept; remove it if it is not needed"
         )
-    for path in sorted(directory.glob("*" + commits.STAGED)):
+    for path in sorted(directory.glob("*" + commit_file.STAGED)):
         age_ms = store.clock() - store.disk.stat(path).st_mtime_ns // 1_000_000
         if age_ms > ORPHAN_MS:
             yield note(path, "staged more than a day ago, but in no commit; upkeep removes it")
@@ -217,7 +217,7 @@ def _check_files(disk: Disk, log_dir: Path) -> Iterator[Finding]:
 
 def _check_commits(store: Store, log_dir: LogDir) -> Iterator[Finding]:
     """Audit the commit file; report a decided commit that is not done, and the staged files that it lacks."""
-    path = log_dir.path / commits.FILE_NAME
+    path = log_dir.path / commit_file.FILE_NAME
     try:
         pending = read_commits(log_dir.disk, log_dir.path).pending
     except (Corrupt, OSError) as why:

@@ -22,9 +22,9 @@ from logfs.errors import (
     LogfsError,
     NotWritable,
 )
-from logfs.format import commits
-from logfs.format.commits import NO_PLACE, CommitLog, Part, Pending, StagedFile, Writer
-from logfs.format.names import INT64_MAX
+from logfs.format.base.names import INT64_MAX
+from logfs.format.files import commit_file
+from logfs.format.files.commit_file import NO_PLACE, CommitLog, Part, Pending, StagedFile, Writer
 from logfs.log.files import EXHAUSTED, Disk
 from logfs.log.recovery import Place
 from logfs.log.staged import Landing, Measures, measure, place, take_stock
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from logfs.format.names import TopicPartition
+    from logfs.format.base.names import TopicPartition
     from logfs.log.partition import Partition
     from logfs.store.log_dir import LogDir
     from logfs.store.store import Store
@@ -268,7 +268,7 @@ class Commits:
         self._discard(file for part in done.parts for file in part.files)
 
     def _write(self, home: LogDir, log: CommitLog) -> None:
-        home.disk.replace_file(home.path / commits.FILE_NAME, commits.format_commits(log))
+        home.disk.replace_file(home.path / commit_file.FILE_NAME, commit_file.format_commits(log))
         self._known[home] = log
 
     def discard(self, files: Iterable[StagedFile]) -> None:
@@ -292,7 +292,7 @@ class Commits:
         """Remove staged files. A file that cannot be removed now becomes an orphan, which upkeep removes."""
         for file in files:
             home = self._store.homes.get(file.partition)
-            if home is None or "/" in file.name or not file.name.endswith(commits.STAGED):
+            if home is None or "/" in file.name or not file.name.endswith(commit_file.STAGED):
                 continue
             path = home.path / file.partition / file.name
             try:
@@ -475,20 +475,20 @@ class Commits:
         writers = {name: writer for log in self._logs() for name, writer in log.writers.items()}
         found = []
         for entry in partition.disk.scan(partition.directory):
-            if not entry.name.endswith(commits.STAGED) or entry.name in wanted:
+            if not entry.name.endswith(commit_file.STAGED) or entry.name in wanted:
                 continue
             path = partition.directory / entry.name
             age_ms = now_ms - partition.disk.stat(path).st_mtime_ns // 1_000_000
-            if age_ms > ORPHAN_MS or commits.is_over(entry.name, writers):
+            if age_ms > ORPHAN_MS or commit_file.is_over(entry.name, writers):
                 found.append(path)
         return found
 
 
 def read_commits(disk: Disk, log_dir: Path) -> CommitLog:
     """Return the content of a log directory's commit file, empty if there is none. Raises `Corrupt`, `OSError`."""
-    path = log_dir / commits.FILE_NAME
+    path = log_dir / commit_file.FILE_NAME
     try:
-        return commits.parse_commits(disk.read_file(path))
+        return commit_file.parse_commits(disk.read_file(path))
     except FileNotFoundError:
         return CommitLog()
     except Corrupt as error:
@@ -514,9 +514,10 @@ def held_up(log_dirs: Iterable[Path]) -> set[str]:
 def _check_names(files: Iterable[StagedFile]) -> None:
     """Raise `InvalidRecord` for a name that no staged file in a partition's directory can have."""
     for file in files:
-        if "/" in file.name or "\0" in file.name or not file.name.endswith(commits.STAGED):
+        if "/" in file.name or "\0" in file.name or not file.name.endswith(commit_file.STAGED):
             raise InvalidRecord(
-                f"{file.partition}: {file.name!r} is not the name of a staged file, which ends in {commits.STAGED}"
+                f"{file.partition}: {file.name!r} is not the name of a staged file, "
+                f"which ends in {commit_file.STAGED}"
             )
 
 

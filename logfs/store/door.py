@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from logfs import errors
 from logfs.errors import CommitPending, LogfsError, StoreLocked
-from logfs.format import names
-from logfs.format.commits import StagedFile, checked, typed
+from logfs.format.base import names
+from logfs.format.files.commit_file import StagedFile, checked, typed
 from logfs.log.files import Disk
 from logfs.store.commit import Committed, held_up
 from logfs.store.lock import MOUNT_FILE, holder, mountpoint

@@ -22,18 +22,19 @@ from logfs.errors import (
     PartitionFailed,
     Unsupported,
 )
-from logfs.format import group_record, names
-from logfs.format.control import ControlType, parse_control_key
-from logfs.format.group_record import OffsetCommit, OffsetKey, coordinator_partition
-from logfs.format.names import TopicPartition
-from logfs.format.record import Record
-from logfs.format.times import parse_time
+from logfs.format.base import names
+from logfs.format.base.names import TopicPartition
+from logfs.format.base.times import parse_time
+from logfs.format.batches.record import Record
+from logfs.format.messages import group_record
+from logfs.format.messages.control import ControlType, parse_control_key
+from logfs.format.messages.group_record import OffsetCommit, OffsetKey, coordinator_partition
 from logfs.log.walk import DamagedRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from logfs.format.batch import Batch
+    from logfs.format.batches.batch import Batch
     from logfs.log.partition import Partition
     from logfs.log.reader import Reader
     from logfs.store.store import Store

@@ -17,7 +17,7 @@ from logfs.store.log_dir import LogDir
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from logfs.format.names import TopicPartition
+    from logfs.format.base.names import TopicPartition
     from logfs.log.files import Disk
 
 

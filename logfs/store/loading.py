@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logfs.errors import InvalidStore, LogfsError
-from logfs.format import names
-from logfs.format.names import DirectoryKind, TopicPartition
+from logfs.format.base import names
+from logfs.format.base.names import DirectoryKind, TopicPartition
 from logfs.log import follow, recovery
 from logfs.log.file_checks import check_files
 from logfs.log.files import Disk, Gone

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from logfs.errors import Corrupt, LogDirFailed, LogfsError
-from logfs.format import checkpoint
+from logfs.format.files import checkpoint
 from logfs.log.watched import WatchedDisk
 from logfs.store.lock import Lock, holder
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from logfs.format.names import TopicPartition
+    from logfs.format.base.names import TopicPartition
     from logfs.log.files import Disk
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from logfs.errors import InvalidName, LogfsError, NotWritable, PartitionExists, PartitionFailed
-from logfs.format import names
+from logfs.format.base import names
 from logfs.log.copying import MOVED, Copy
 from logfs.log.segment_files import relocate
 

@@ -11,15 +11,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import InvalidName, InvalidStore, LogfsError
-from logfs.format import names
-from logfs.format.names import DirectoryKind
+from logfs.format.base import names
+from logfs.format.base.names import DirectoryKind
 from logfs.log.copying import MOVED, remove_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from logfs.format.names import TopicPartition
+    from logfs.format.base.names import TopicPartition
     from logfs.store.log_dir import LogDir
     from logfs.store.store import Store
 

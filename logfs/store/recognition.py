@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import InvalidName, InvalidStore
-from logfs.format import commits, names
+from logfs.format.base import names
+from logfs.format.files import commit_file
 from logfs.log import epochs
 from logfs.log.files import TEMPORARY
 from logfs.store import lock, log_dir, settings
@@ -76,7 +77,7 @@ _MARKS = frozenset(
         log_dir.CLEANER_OFFSETS,
         log_dir.CLEAN_SHUTDOWN,
         log_dir.META_PROPERTIES,
-        commits.FILE_NAME,
+        commit_file.FILE_NAME,
         lock.MOUNT_FILE,
         settings.BROKER_FILE,
     }

@@ -10,7 +10,7 @@ from enum import Enum
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
-from logfs.format.times import format_time
+from logfs.format.base.times import format_time
 from logfs.log.walk import Damage
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from logfs.config import BrokerConfig, LogConfig
 from logfs.errors import Corrupt, InvalidName, InvalidSetting, LogDirFailed
-from logfs.format.checkpoint import format_meta_properties, parse_properties
-from logfs.format.names import check_topic
+from logfs.format.base.names import check_topic
+from logfs.format.files.checkpoint import format_meta_properties, parse_properties
 from logfs.setting import broker_setting, topic_setting
 
 if TYPE_CHECKING:

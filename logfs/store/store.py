@@ -20,7 +20,8 @@ from logfs.errors import (
     PartitionExists,
     UnknownPartition,
 )
-from logfs.format import checkpoint, names
+from logfs.format.base import names
+from logfs.format.files import checkpoint
 from logfs.log import recovery
 from logfs.log.copying import remove_directory
 from logfs.log.files import Disk, ReadOnlyDisk
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from logfs.format.commits import StagedFile
-    from logfs.format.names import TopicPartition
+    from logfs.format.base.names import TopicPartition
+    from logfs.format.files.commit_file import StagedFile
     from logfs.store import retention
     from logfs.store.commit import Committed
     from logfs.store.loading import Only, Progress

@@ -501,7 +501,7 @@ def _triggers(
     pipeline: Pipeline, kind: str, options: dict[str, str], topic: str, count: int
 ) -> list[dict[str, int]]:
     """What the parts of so many triggers took, in ms; the records come one batch after the other, by a producer."""
-    from logfs.format.record import Record
+    from logfs.format.batches.record import Record
 
     assert pipeline.client is not None
     records = [Record(b"status=200 path=/orders/%08d" % n) for n in range(ROWS_A_TRIGGER)]

@@ -150,7 +150,7 @@ def _against_codec(
     bench: Bench, name: str, codec: str, lines: Lines, size: int, seconds: list[float]
 ) -> Result:
     """The codec library alone, over the same text in buffers of what one batch holds."""
-    from logfs.format import compression
+    from logfs.format.batches import compression
 
     number = compression.Codec[codec.upper()]
     some = [bytes(b) for b in lines.buffers(64 * MIB // lines.line_bytes, CAT_BYTES)]
@@ -580,7 +580,7 @@ def _build_and_die(log_dir: Path, lines: Lines, count: int) -> float:
 
 
 def _recover(log_dir: Path, count: int) -> float:
-    from logfs.format.warm import warm_up
+    from logfs.format.kernel_warmup import warm_up
     from logfs.store.store import Store
 
     warm_up()
@@ -711,7 +711,7 @@ def engine_speed(
 @row
 def engine_append(bench: Bench) -> list[Result]:
     """The engine without a mount: append_lines against os.write of the same buffers."""
-    from logfs.format.warm import warm_up
+    from logfs.format.kernel_warmup import warm_up
     from logfs.store.store import Store
 
     warm_up()
@@ -749,9 +749,9 @@ def engine_encode(bench: Bench) -> list[Result]:
     """The engine without a mount: lines to batches in memory, and its two largest parts."""
     import numpy as np
 
-    from logfs.format import kernels
-    from logfs.format.builder import BatchFormat, build_lines
-    from logfs.format.warm import warm_up
+    from logfs.format.encoding.batch_builder import BatchFormat, build_lines
+    from logfs.format.kernel_warmup import warm_up
+    from logfs.format.kernels import batch_kernels
 
     warm_up()
     lines = Lines(100)
@@ -773,7 +773,7 @@ def engine_encode(bench: Bench) -> list[Result]:
 
     def encode() -> None:
         for array in arrays[:-1]:
-            kernels.encode_lines(array, ends, 0, 0, len(out), out, 0)
+            batch_kernels.encode_lines(array, ends, 0, 0, len(out), out, 0)
 
     return [
         engine_speed(bench, "build", "lines to a sealed batch, 128 KiB", moved, build_all),
@@ -785,8 +785,8 @@ def engine_encode(bench: Bench) -> list[Result]:
 @row
 def engine_read(bench: Bench) -> list[Result]:
     """The engine without a mount: batches to columns, the text views, one record by offset."""
-    from logfs.format.text import View
-    from logfs.format.warm import warm_up
+    from logfs.format.kernel_warmup import warm_up
+    from logfs.format.text.rendering import View
     from logfs.log.view import TextView
     from logfs.store.store import Store
 

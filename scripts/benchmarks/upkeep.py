@@ -99,9 +99,9 @@ def fill_with_keys(log_dir: Path, count: int, keys: int) -> None:
     """A log of so many records of keys chosen at random, in batches as a producer makes them, and sealed."""
     import numpy as np
 
-    from logfs.format.batch import HEADER_SIZE, Batch, seal
-    from logfs.format.builder import BatchFormat, build_records
-    from logfs.format.record import Record
+    from logfs.format.batches.batch import HEADER_SIZE, Batch, seal
+    from logfs.format.batches.record import Record
+    from logfs.format.encoding.batch_builder import BatchFormat, build_records
     from logfs.store.store import Store
 
     clock = Ticking()
@@ -187,7 +187,7 @@ def copy_bytes(log_dir: Path, to: Path) -> float:
 @row
 def compaction(bench: Bench) -> list[Result]:
     """Compaction of a log in which each key has ten values, against Kafka's cleaner and against copying the bytes."""
-    from logfs.format.warm import warm_up
+    from logfs.format.kernel_warmup import warm_up
 
     warm_up()
     count = bench.pick(10_000_000, 2_000_000)

@@ -6,9 +6,9 @@ from itertools import accumulate
 from random import Random
 from typing import TYPE_CHECKING
 
-from logfs.format.batch import HEADER_SIZE, increment_sequence, seal
-from logfs.format.compression import Codec, compress
-from logfs.format.record import NO_TIMESTAMP, Record, encode_record
+from logfs.format.batches.batch import HEADER_SIZE, increment_sequence, seal
+from logfs.format.batches.compression import Codec, compress
+from logfs.format.batches.record import NO_TIMESTAMP, Record, encode_record
 from tests.kafka.storage import CLIENT, COORDINATOR
 
 if TYPE_CHECKING:

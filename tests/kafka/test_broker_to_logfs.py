@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import logfs
-from logfs.format.text import View
+from logfs.format.text.rendering import View
 from logfs.log.reader import EARLIEST, LATEST, MAX_TIMESTAMP
 from tests.conftest import assert_clean
 from tests.kafka import topics

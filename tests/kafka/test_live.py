@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from logfs import Record
-from logfs.format.names import TopicPartition
+from logfs.format.base.names import TopicPartition
 from tests.conftest import wait_for
 from tests.kafka.topics import offsets
 from tests.test_live import locks_below

@@ -12,7 +12,7 @@ import pytest
 
 import logfs
 from logfs import Record
-from logfs.format import checkpoint
+from logfs.format.files import checkpoint
 from logfs.log.reader import EARLIEST, LATEST, MAX_TIMESTAMP
 from tests.conftest import Mount, assert_clean, need_fuse
 from tests.kafka.topics import CODECS, T

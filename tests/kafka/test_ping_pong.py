@@ -14,8 +14,8 @@ import pytest
 
 from logfs import Record
 from logfs.errors import OutOfOrderSequence
-from logfs.format.batch import assign_offset
-from logfs.format.warm import warm_up
+from logfs.format.batches.batch import assign_offset
+from logfs.format.kernel_warmup import warm_up
 from logfs.store.store import Store
 from tests.conftest import assert_clean
 from tests.kafka import wire

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logfs import Record
-from logfs.format import checkpoint, names
+from logfs.format.base import names
+from logfs.format.files import checkpoint
 from logfs.store.log_dir import LOG_STARTS, RECOVERY_POINTS
 from tests.conftest import assert_clean
 from tests.kafka.helper import KafkaError

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logfs.format.record import Record
+from logfs.format.batches.record import Record
 from logfs.log.files import Disk
 from logfs.store import door
 from logfs.store.settings import Settings
@@ -23,7 +23,7 @@ from logfs.spark.sink.staging import Task, planned_partitions  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from logfs.format.commits import StagedFile
+    from logfs.format.files.commit_file import StagedFile
     from tests.kafka.broker import Broker
     from tests.kafka.client import Client
     from tests.kafka.tools import Tools

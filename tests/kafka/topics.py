@@ -6,8 +6,8 @@ import random
 from typing import TYPE_CHECKING
 
 from logfs import Record
-from logfs.format import checkpoint
-from logfs.format.names import TopicPartition
+from logfs.format.base.names import TopicPartition
+from logfs.format.files import checkpoint
 from tests.conftest import wait_for
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from logfs.format.record import Record
+from logfs.format.batches.record import Record
 from logfs.store.store import Store
 
 if TYPE_CHECKING:

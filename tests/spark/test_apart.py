@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from logfs.format.record import Record
+from logfs.format.batches.record import Record
 from logfs.store.store import Store
 from tests.conftest import alone_with_mounts, assert_clean, need
 from tests.spark.conftest import need_spark, spark_settings

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from logfs.format.commits import STAGED
-from logfs.format.record import Record
+from logfs.format.batches.record import Record
+from logfs.format.files.commit_file import STAGED
 from logfs.store.store import Store
 from tests.conftest import Mount, assert_clean, need_fuse
 from tests.spark.conftest import need_spark, spark_settings

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logfs.format.record import Record
+from logfs.format.batches.record import Record
 from logfs.store.store import Store
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logfs.errors import InvalidStore, LogfsError, StoreLocked, UnknownPartition
-from logfs.format.batch import Batches, assign_offset
-from logfs.format.record import Record
+from logfs.format.batches.batch import Batches, assign_offset
+from logfs.format.batches.record import Record
 from logfs.spark.jobs import compact, plot, reindex, stats, verify
 from logfs.store.check import check
 from logfs.store.log_dir import CLEAN_SHUTDOWN

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from logfs.errors import InvalidSetting
-from logfs.format import envelope, names
-from logfs.format.record import Record
+from logfs.format.base import names
+from logfs.format.batches.record import Record
+from logfs.format.text import envelope
 from logfs.store.store import Store
 from tests.conftest import assert_clean
 from tests.spark.logs import CODECS, DAY_MS, T, contents, make_log

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from logfs.cli import main
 from logfs.errors import InvalidSetting, LogfsError
-from logfs.format.commits import STAGED
-from logfs.format.record import Record
+from logfs.format.batches.record import Record
+from logfs.format.files.commit_file import STAGED
 from logfs.store.store import Store
 from tests.conftest import assert_clean, need_fuse
 from tests.spark.logs import DAY_MS, T, contents, make_log

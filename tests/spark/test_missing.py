@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from logfs.format.record import Record
+from logfs.format.batches.record import Record
 from logfs.spark.jobs import JobFailed, running, stats, verify
 from logfs.store.store import Store
 

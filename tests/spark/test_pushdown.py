@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logfs.format.record import Record
+from logfs.format.batches.record import Record
 from logfs.store.store import Store
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from logfs.format.record import Record
+from logfs.format.batches.record import Record
 from logfs.store.store import Store
 from tests.test_producers import batch
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from logfs.format.commits import STAGED, CommitLog
+from logfs.format.files.commit_file import STAGED, CommitLog
 from logfs.log.files import Disk
 from logfs.store.commit import read_commits
 from logfs.store.store import Store
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from logfs.format.record import Record
+    from logfs.format.batches.record import Record
     from tests.conftest import Mount
 
 KILLS = int(os.environ.get("LOGFS_SPARK_KILLS", "2"))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from logfs.format.commits import STAGED
-from logfs.format.record import Record
+from logfs.format.batches.record import Record
+from logfs.format.files.commit_file import STAGED
 from logfs.log.staged import Landing
 from logfs.store.commit import Commits
 from logfs.store.store import Store

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from logfs.format.names import TopicPartition
-from logfs.format.record import Record
+from logfs.format.base.names import TopicPartition
+from logfs.format.batches.record import Record
 from logfs.store.store import Store
 
 if TYPE_CHECKING:

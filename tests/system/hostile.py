@@ -179,11 +179,11 @@ def work(arguments: argparse.Namespace) -> None:
     warnings.simplefilter("error", RuntimeWarning)
     import logging
 
-    from logfs.format import warm
+    from logfs.format import kernel_warmup
     from logfs.log import text_cache
 
     logging.lastResort = None
-    warm.warm_up()
+    kernel_warmup.warm_up()
     text_cache.SMALLEST_BYTES = 0
     templates = pickle.loads(Path(arguments.corpus).read_bytes())
     size = _virtual_bytes() + _ADDRESS_SPACE

@@ -17,10 +17,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from logfs.format import checkpoint, envelope
-from logfs.format.compression import Codec
-from logfs.format.names import DELETED
-from logfs.format.record import Record
+from logfs.format.base.names import DELETED
+from logfs.format.batches.compression import Codec
+from logfs.format.batches.record import Record
+from logfs.format.files import checkpoint
+from logfs.format.text import envelope
 from logfs.log.cleaner import clean
 from logfs.log.cleaning import Dirty
 from logfs.log.walk import Damage

@@ -15,10 +15,10 @@ from crc32c import crc32c
 
 from logfs import cli
 from logfs.errors import Corrupt, LogfsError
-from logfs.format import envelope
-from logfs.format.batch import HEADER_SIZE, parse_header
-from logfs.format.legacy import LegacyBatch, is_legacy
-from logfs.format.text import View
+from logfs.format.batches.batch import HEADER_SIZE, parse_header
+from logfs.format.batches.legacy import LegacyBatch, is_legacy
+from logfs.format.text import envelope
+from logfs.format.text.rendering import View
 from logfs.log import pieces
 from logfs.log.walk import DamagedRange
 from logfs.store.status import partition_status, store_status
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from logfs.format.record import Record
+    from logfs.format.batches.record import Record
     from logfs.log.partition import Partition
     from logfs.log.reader import Reader
 
@@ -371,7 +371,7 @@ class Doors:
                         self._append(store[name])
 
     def _append(self, partition: Partition) -> None:
-        from logfs.format.record import Record
+        from logfs.format.batches.record import Record
 
         value = b"appended"
         offset = partition.append([Record(value, b"k1")])

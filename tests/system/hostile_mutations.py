@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from crc32c import crc32c
 
 from logfs.errors import Corrupt
-from logfs.format import compression, key_table, names, snapshot, varint
-from logfs.format.batch import HEADER, HEADER_SIZE, Header, parse_header, reseal
-from logfs.format.compression import Codec
-from logfs.format.legacy import is_legacy
-from logfs.format.record import Record, encode_record
+from logfs.format.base import names, varint
+from logfs.format.batches import compression
+from logfs.format.batches.batch import HEADER, HEADER_SIZE, Header, parse_header, reseal
+from logfs.format.batches.compression import Codec
+from logfs.format.batches.legacy import is_legacy
+from logfs.format.batches.record import Record, encode_record
+from logfs.format.files import key_table_format, producer_snapshot
 
 if TYPE_CHECKING:
     import random
@@ -363,8 +365,8 @@ def _entries(width: int) -> list[Mutator]:
 
 def _sealed_snapshot(chance: random.Random, data: bytearray) -> bytearray:
     data = chance.choice((*_BYTES, *_entries(4)[:3]))(chance, data)
-    if len(data) >= snapshot.HEADER.size:
-        struct.pack_into(">I", data, 2, snapshot.checksum(data))
+    if len(data) >= producer_snapshot.HEADER.size:
+        struct.pack_into(">I", data, 2, producer_snapshot.checksum(data))
     return data
 
 
@@ -388,13 +390,13 @@ def _sealed_keys(chance: random.Random, data: bytearray) -> bytearray:
         size = chance.choice((1, 4, 8))
         data[at : at + size] = extreme(chance, size)[: len(data) - at]
     if chance.random() < 0.2:
-        table = len(data) - key_table.HEADER_BYTES
-        data[key_table.HEADER_BYTES :] = chance.randbytes(table)
-    slots = (len(data) - key_table.HEADER_BYTES) // (key_table.BLOCK_BYTES + 4) * 512
-    end = key_table.HEADER_BYTES + slots * key_table.SLOT_BYTES
-    crcs = key_table.format_crcs(data[key_table.HEADER_BYTES : end])
+        table = len(data) - key_table_format.HEADER_BYTES
+        data[key_table_format.HEADER_BYTES :] = chance.randbytes(table)
+    slots = (len(data) - key_table_format.HEADER_BYTES) // (key_table_format.BLOCK_BYTES + 4) * 512
+    end = key_table_format.HEADER_BYTES + slots * key_table_format.SLOT_BYTES
+    crcs = key_table_format.format_crcs(data[key_table_format.HEADER_BYTES : end])
     data[end : end + len(crcs)] = crcs
-    head = key_table._HEAD.size
+    head = key_table_format._HEAD.size
     struct.pack_into(">I", data, head - 4, crc32c(crcs))
     struct.pack_into(">I", data, head, crc32c(data[:head]))
     return data

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logfs.errors import LogfsError
-from logfs.format.record import Record
+from logfs.format.batches.record import Record
 from logfs.log.files import Disk
 from logfs.store import door
 from logfs.store.mount_table import DEAD_ERRORS, is_dead
@@ -30,7 +30,7 @@ from tests.system.scenes import log_dirs
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from logfs.format.commits import StagedFile
+    from logfs.format.files.commit_file import StagedFile
 
 # The partitions under load, with the settings of their topics.
 TOPICS = {

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from logfs.errors import LogfsError
-from logfs.format.text import View
+from logfs.format.text.rendering import View
 from logfs.log.view import TextView
 from logfs.store.check import Severity, check
 from logfs.store.store import Store

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from logfs.errors import Corrupt, LogfsError
-from logfs.format.snapshot import parse_snapshot
+from logfs.format.files.producer_snapshot import parse_snapshot
 from logfs.log.walk import DamagedRange
 from logfs.store.check import Severity, check
 from logfs.store.store import Store
@@ -32,7 +32,7 @@ from tests.system.power_load import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from logfs.format.record import Record
+    from logfs.format.batches.record import Record
     from logfs.log.partition import Partition
 
 _WORKER = re.compile(r"(\d+)-([a-z]+)\d+")

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logfs.format.batch import HEADER_SIZE, seal
-from logfs.format.record import Record, encode_record
+from logfs.format.batches.batch import HEADER_SIZE, seal
+from logfs.format.batches.record import Record, encode_record
 from logfs.store.store import Store
 
 if TYPE_CHECKING:

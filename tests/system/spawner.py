@@ -284,7 +284,7 @@ def _child(request: dict[str, Any]) -> int:
 def _prepare() -> None:
     """Import what children need, so that they need not."""
     from logfs.cli import COMMANDS
-    from logfs.format.warm import warm_up
+    from logfs.format.kernel_warmup import warm_up
 
     for name in COMMANDS:
         with suppress(ImportError):

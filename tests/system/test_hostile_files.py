@@ -89,7 +89,7 @@ def test_a_view_that_begins_after_damage_begins_with_a_record(log_dir: Path) -> 
         done = call("cat", "-o", f"{start}..", str(log_dir / "a-0"))
         assert done.stdout == b"".join(b"value %d\n" % number for number in range(start, 9))
         with Store(log_dir, read_only=True) as store:
-            from logfs.format.text import View
+            from logfs.format.text.rendering import View
 
             text = store["a-0"].text(View.LINES, start)
             assert text.read(0, 1000) == done.stdout

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import Corrupt
-from logfs.format import legacy
-from logfs.format.batch import (
+from logfs.format.batches import legacy
+from logfs.format.batches.batch import (
     CODEC_MASK,
     HEADER_SIZE,
     LENGTH_OVERHEAD,
@@ -20,9 +20,9 @@ from logfs.format.batch import (
     Header,
     parse_header,
 )
-from logfs.format.compression import Codec
-from logfs.format.legacy import LegacyBatch
-from logfs.format.record import NO_TIMESTAMP, Record, TimestampType, decode_records
+from logfs.format.batches.compression import Codec
+from logfs.format.batches.legacy import LegacyBatch
+from logfs.format.batches.record import NO_TIMESTAMP, Record, TimestampType, decode_records
 from logfs.log.files import ReadOnlyDisk
 
 if TYPE_CHECKING:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from logfs.cli.dump.lines import DELETED, java_text
 from logfs.errors import Corrupt
-from logfs.format import group_schema
-from logfs.format.group_record import key_view, value_view
-from logfs.format.message import Malformed, parse_version
+from logfs.format.messages import group_schema
+from logfs.format.messages.group_record import key_view, value_view
+from logfs.format.messages.message import Malformed, parse_version
 
 if TYPE_CHECKING:
-    from logfs.format.message import Message, Schema
-    from logfs.format.record import Record
+    from logfs.format.batches.record import Record
+    from logfs.format.messages.message import Message, Schema
 
 
 class _Undecodable(Exception):

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, TypeVar
 from logfs.cli.dump.batches import LogFile, records
 from logfs.cli.dump.job import MISMATCH, NOT_FOUND, OUT_OF_ORDER, TIMESTAMP_MISMATCH
 from logfs.errors import Corrupt
-from logfs.format import names
-from logfs.format.record import NO_TIMESTAMP
+from logfs.format.base import names
+from logfs.format.batches.record import NO_TIMESTAMP
 from logfs.log.files import ReadOnlyDisk
 from logfs.log.index import OffsetIndex, SparseIndex, TimeIndex
 
 if TYPE_CHECKING:
     from logfs.cli.dump.job import Job
-    from logfs.format.batch import Batch
+    from logfs.format.batches.batch import Batch
     from logfs.log.index import TimeEntry
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.cli.dump.lines import Lines
-from logfs.format import varint
+from logfs.format.base import varint
 
 if TYPE_CHECKING:
     import argparse

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from logfs.format import envelope
+from logfs.format.text import envelope
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,16 +11,17 @@ from logfs.cli.dump.decoder import decode_group_record
 from logfs.cli.dump.job import NON_CONSECUTIVE
 from logfs.cli.dump.lines import DELETED
 from logfs.errors import InvalidName
-from logfs.format import control, names, varint
-from logfs.format.batch import MAGIC, NO_SEQUENCE, increment_sequence
-from logfs.format.control import ControlType, EndTransactionMarker
-from logfs.format.message import plain
+from logfs.format.base import names, varint
+from logfs.format.batches.batch import MAGIC, NO_SEQUENCE, increment_sequence
+from logfs.format.messages import control
+from logfs.format.messages.control import ControlType, EndTransactionMarker
+from logfs.format.messages.message import plain
 
 if TYPE_CHECKING:
     from logfs.cli.dump.batches import Shown
     from logfs.cli.dump.job import Job
-    from logfs.format.batch import Batch, Header
-    from logfs.format.record import Record
+    from logfs.format.batches.batch import Batch, Header
+    from logfs.format.batches.record import Record
 
 _SNAPSHOT = re.compile(r"([0-9]{20})-([0-9]{10})\.checkpoint")
 

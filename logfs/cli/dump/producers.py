@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from logfs.format import aborted, names, snapshot
-from logfs.format.batch import decrement_sequence
-from logfs.format.snapshot import ProducerEntry
+from logfs.format.base import names
+from logfs.format.batches.batch import decrement_sequence
+from logfs.format.files import aborted_transactions, producer_snapshot
+from logfs.format.files.producer_snapshot import ProducerEntry
 from logfs.log.files import ReadOnlyDisk
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def dump_aborted(name: str, job: Job) -> None:
     """Dump every complete entry. Raises `Corrupt`, `InvalidName` and `OSError`."""
     names.parse_stem(Path(name).name)
     data = _read(name)
-    for version, entry in aborted.parse_entries(data):
+    for version, entry in aborted_transactions.parse_entries(data):
         job.lines.add(
             {
                 "version": version,
@@ -52,9 +53,11 @@ def _why_corrupt(data: bytes) -> str | None:
     The checks have the order of the tool. Its reason for bytes that end too early is only `null`.
     """
     schema = "Snapshot failed schema validation: "
-    version, crc, count = snapshot.HEADER.unpack(data[: snapshot.HEADER.size].ljust(10, b"\0"))
-    left = len(data) - snapshot.HEADER.size
-    if len(data) >= 2 and version != snapshot.VERSION:
+    version, crc, count = producer_snapshot.HEADER.unpack(
+        data[: producer_snapshot.HEADER.size].ljust(10, b"\0")
+    )
+    left = len(data) - producer_snapshot.HEADER.size
+    if len(data) >= 2 and version != producer_snapshot.VERSION:
         return f"{schema}Snapshot contained an unknown file version {version}"
     if left < 0:
         return f"{schema}null"
@@ -65,9 +68,9 @@ def _why_corrupt(data: bytes) -> str | None:
             f"{schema}Tried to allocate a collection of size {count}, "
             f"but there are only {left} bytes remaining."
         )
-    if left < count * snapshot.ENTRY.size:
+    if left < count * producer_snapshot.ENTRY.size:
         return f"{schema}null"
-    computed = snapshot.checksum(data)
+    computed = producer_snapshot.checksum(data)
     if computed != crc:
         return (
             "Snapshot is corrupt (CRC is no longer valid). "
@@ -77,9 +80,12 @@ def _why_corrupt(data: bytes) -> str | None:
 
 
 def _entries(data: bytes) -> Iterator[ProducerEntry]:
-    _, _, count = snapshot.HEADER.unpack_from(data)
-    end = snapshot.HEADER.size + count * snapshot.ENTRY.size
-    return map(ProducerEntry._make, snapshot.ENTRY.iter_unpack(data[snapshot.HEADER.size : end]))
+    _, _, count = producer_snapshot.HEADER.unpack_from(data)
+    end = producer_snapshot.HEADER.size + count * producer_snapshot.ENTRY.size
+    return map(
+        ProducerEntry._make,
+        producer_snapshot.ENTRY.iter_unpack(data[producer_snapshot.HEADER.size : end]),
+    )
 
 
 def _producer(entry: ProducerEntry) -> dict[str, Any]:

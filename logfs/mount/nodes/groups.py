@@ -8,7 +8,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from logfs.errors import OffsetOutOfRange
-from logfs.format.names import file_name, parse_file_name
+from logfs.format.base.names import file_name, parse_file_name
 from logfs.mount.errnos import refuse
 from logfs.mount.nodes.base import READ_BITS, WRITE_BITS, Caller, Context, File, Handle, Node, Stat
 from logfs.mount.nodes.folder import PartitionFolder
@@ -17,7 +17,7 @@ from logfs.store.groups import resolve_offset
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from logfs.format.group_record import OffsetCommit
+    from logfs.format.messages.group_record import OffsetCommit
     from logfs.store.modes import Access
 
 LAG = ".lag"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from logfs.format.names import FILE_NAME_LENGTH, file_name, parse_file_name
+from logfs.format.base.names import FILE_NAME_LENGTH, file_name, parse_file_name
 from logfs.log.reader import OffsetAndTimestamp
 from logfs.log.recent_keys import recent_keys
 from logfs.mount.nodes.base import Context, Node, Symlink
@@ -15,7 +15,7 @@ from logfs.mount.nodes.record import JSON
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from logfs.format.record import Record
+    from logfs.format.batches.record import Record
     from logfs.store.modes import Access
 
 # The number of keys that are listed; every key resolves.

@@ -6,7 +6,7 @@ import errno
 import stat
 from typing import TYPE_CHECKING
 
-from logfs.format import envelope
+from logfs.format.text import envelope
 from logfs.mount.nodes.base import (
     READ_BITS,
     Caller,
@@ -19,7 +19,7 @@ from logfs.mount.nodes.base import (
 )
 
 if TYPE_CHECKING:
-    from logfs.format.record import Record
+    from logfs.format.batches.record import Record
     from logfs.log.reader import Reader
     from logfs.store.modes import Modes
 

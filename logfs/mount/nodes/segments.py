@@ -6,7 +6,7 @@ import errno
 import stat
 from typing import TYPE_CHECKING
 
-from logfs.format import names
+from logfs.format.base import names
 from logfs.mount.nodes.base import (
     READ_BITS,
     Caller,

@@ -6,7 +6,7 @@ import errno
 import stat
 from typing import TYPE_CHECKING
 
-from logfs.format.text import View
+from logfs.format.text.rendering import View
 from logfs.log.view import NOBODY
 from logfs.mount import sharers
 from logfs.mount.nodes.base import (

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 from logfs.errors import InvalidSetting
-from logfs.format.names import TopicPartition
+from logfs.format.base.names import TopicPartition
 from logfs.log.files import Disk
 from logfs.spark import splits
 from logfs.spark.arrow import kafka_schema, sized

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from logfs.errors import InvalidSetting
-from logfs.format import envelope, text
+from logfs.format.text import envelope, rendering
 from logfs.log.files import Disk
 from logfs.spark.arrow import BatchMaker, arrow_schema, kafka_schema
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from logfs.format.columns import Columns
-    from logfs.format.names import TopicPartition
+    from logfs.format.base.names import TopicPartition
+    from logfs.format.batches.columns import Columns
 
 # The name that Hive and Spark give to a null value of a partition column.
 NO_DATE = "__HIVE_DEFAULT_PARTITION__"
@@ -233,7 +233,9 @@ class _JsonFile(_OpenFile):
         self._stream = pa.output_stream(str(self._path), compression=codec)
 
     def _add(self, columns: Columns) -> None:
-        lines: NDArray[np.uint8] = text.render(columns, text.View.ENVELOPES, self._prefix)[0]
+        lines: NDArray[np.uint8] = rendering.render(
+            columns, rendering.View.ENVELOPES, self._prefix
+        )[0]
         self._stream.write(lines)
 
     def flush(self) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from logfs.errors import CommitPending, InvalidRecord, InvalidSetting, LogfsError
-from logfs.format import commits
+from logfs.format.files import commit_file
 from logfs.log.files import Disk
 from logfs.spark.jobs.import_forms import ImportOptions
 from logfs.spark.jobs.import_lines import EnvelopeForm, TextForm
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from logfs.format.commits import StagedFile
+    from logfs.format.files.commit_file import StagedFile
     from logfs.spark.jobs.import_forms import Form
     from logfs.spark.jobs.portions import Portion
     from logfs.spark.jobs.running import Progress
@@ -218,9 +218,11 @@ def _commit(
 def _remove_staged(directories: Sequence[str], writer: str) -> None:
     """Remove the files that the tasks of a failed import staged. No commit will use them."""
     disk = Disk()
-    known = {writer: commits.Writer(0, 0)}
+    known = {writer: commit_file.Writer(0, 0)}
     for numbers in partitions_in(Path(path) for path in directories).values():
         for directory in numbers.values():
             for entry in disk.scan(directory):
-                if entry.name.endswith(commits.STAGED) and commits.is_over(entry.name, known):
+                if entry.name.endswith(commit_file.STAGED) and commit_file.is_over(
+                    entry.name, known
+                ):
                     disk.unlink(directory / entry.name)

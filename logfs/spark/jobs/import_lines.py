@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logfs.errors import InvalidEnvelope, InvalidRecord
-from logfs.format.envelope import decode_placed
-from logfs.format.envelopes import parse
-from logfs.format.gather import gather
+from logfs.format.encoding.arrow_layout import gather
+from logfs.format.text.envelope import decode_placed
+from logfs.format.text.envelope_parser import parse
 from logfs.spark.arrow import binary_array
 from logfs.spark.jobs.import_forms import BATCH_ROWS, SCHEMA, Form, batch_of
 from logfs.spark.jobs.portions import Portion
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from logfs.format.envelope import Placed
-    from logfs.format.envelopes import Envelopes
+    from logfs.format.text.envelope import Placed
+    from logfs.format.text.envelope_parser import Envelopes
     from logfs.spark.jobs.portions import Name
 
 _BLOCK_BYTES = 4 << 20

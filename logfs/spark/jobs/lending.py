@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, cast
 from pyspark import TaskContext
 
 from logfs.errors import InvalidStore, LogfsError
-from logfs.format import names
+from logfs.format.base import names
 from logfs.spark import workers
 from logfs.spark.jobs.running import Work, run
 from logfs.spark.jobs.selection import check_topics, log_dirs, of_topics

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from logfs.errors import InvalidName, UnknownPartition
-from logfs.format import names
+from logfs.format.base import names
 from logfs.store.door import log_dirs_of
 from logfs.store.store import Store
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from logfs.format import names
+from logfs.format.base import names
 from logfs.log import key_map
 from logfs.spark.jobs.lending import lent
 

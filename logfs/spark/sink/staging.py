@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logfs.errors import InvalidName, UnknownPartition
-from logfs.format import names
-from logfs.format.encode import Binary, Rows, build_rows, partitions_of
-from logfs.format.record import TimestampType
+from logfs.format.base import names
+from logfs.format.batches.record import TimestampType
+from logfs.format.encoding.columnar_encoder import Binary, Rows, build_rows, partitions_of
 from logfs.log.files import Disk
 from logfs.log.staged import StagedWriter
 from logfs.log.validator import batch_format
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from logfs.format.commits import StagedFile
+    from logfs.format.files.commit_file import StagedFile
 
     # The path and the inode number of each partition directory, by topic and partition number.
     PlannedPartitions = Mapping[str, Mapping[int, tuple[str, int]]]

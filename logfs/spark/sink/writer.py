@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from logfs.format.commits import StagedFile
+    from logfs.format.files.commit_file import StagedFile
 
 logger = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ def warm_up() -> None:
     """
     import numpy as np
 
-    from logfs.format import kernels
-    from logfs.format.batch import Batch
-    from logfs.format.builder import BatchFormat, build_lines, build_records
-    from logfs.format.record import Record
-    from logfs.format.text import View, measure, render
+    from logfs.format.batches.batch import Batch
+    from logfs.format.batches.record import Record
+    from logfs.format.encoding.batch_builder import BatchFormat, build_lines, build_records
+    from logfs.format.kernels import batch_kernels
+    from logfs.format.text.rendering import View, measure, render
 
     built = build_lines(b"a\n" * 16, BatchFormat(), 0)
     headers = (("h", b"v"),)
@@ -29,34 +29,40 @@ def warm_up() -> None:
         batch = Batch.parse(new.data)
         measure(batch)
         batch.record_at(3)
-        kernels.find_record(np.frombuffer(batch.payload, np.uint8), 0, len(batch.payload), 16, 3)
+        batch_kernels.find_record(
+            np.frombuffer(batch.payload, np.uint8), 0, len(batch.payload), 16, 3
+        )
         for view in View:
             render(batch.columns(), view, b"{")
-    rows = np.empty((1, kernels.BATCH_COLUMNS), np.int64)
+    rows = np.empty((1, batch_kernels.BATCH_COLUMNS), np.int64)
     data = np.frombuffer(bytes(built.batches[0].data), np.uint8)
-    kernels.scan_batches(data, 0, False, rows)
-    spans = np.ascontiguousarray(rows[:, kernels.SPAN_START :])
-    kernels.render_lines(data, spans, np.empty(32, np.uint8))
+    batch_kernels.scan_batches(data, 0, False, rows)
+    spans = np.ascontiguousarray(rows[:, batch_kernels.SPAN_START :])
+    batch_kernels.render_lines(data, spans, np.empty(32, np.uint8))
     _warm_up_compaction(data, rows)
 
 
 def _warm_up_compaction(data: NDArray[np.uint8], rows: NDArray[np.int64]) -> None:
     import numpy as np
 
-    from logfs.format import kernels, sieve
+    from logfs.format.kernels import batch_kernels, compaction_kernels
 
-    spans = np.ascontiguousarray(rows[:, kernels.SPAN_START :])
+    spans = np.ascontiguousarray(rows[:, batch_kernels.SPAN_START :])
     slots = np.zeros((4, 3), np.uint64)
     secret = np.zeros(2, np.uint64)
     # Read-only like an array over bytes from `secrets`: numba compiles a separate version for read-only arrays.
     secret.flags.writeable = False
-    scratch = np.empty(sieve.SCRATCH_SHAPE, np.uint64)
-    sieve.put_keys(data, spans, 0, secret, slots, 0, 3, scratch, np.uint64(0))
+    scratch = np.empty(compaction_kernels.SCRATCH_SHAPE, np.uint64)
+    compaction_kernels.put_keys(data, spans, 0, secret, slots, 0, 3, scratch, np.uint64(0))
     keep = np.empty(int(spans[0, 2]), np.uint8)
     kept, nulls = np.zeros(1, np.int64), np.zeros(1, np.int64)
-    verdicts = np.full(1, sieve.KEEP, np.uint8)
-    sieve.sift_records(data, spans, verdicts, -1, secret, slots, keep, kept, nulls, scratch)
-    actions = np.full(1, sieve.FILTERED, np.uint8)
+    verdicts = np.full(1, compaction_kernels.KEEP, np.uint8)
+    compaction_kernels.sift_records(
+        data, spans, verdicts, -1, secret, slots, keep, kept, nulls, scratch
+    )
+    actions = np.full(1, compaction_kernels.FILTERED, np.uint8)
     with_base, bases = np.zeros(1, np.uint8), np.zeros(1, np.int64)
     out, rewritten = np.empty(2 * len(data), np.uint8), np.empty((1, 2), np.int64)
-    sieve.write_batches(data, rows, actions, with_base, bases, keep, kept, out, rewritten)
+    compaction_kernels.write_batches(
+        data, rows, actions, with_base, bases, keep, kept, out, rewritten
+    )

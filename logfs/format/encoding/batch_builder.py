@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from crc32c import crc32c
 
 from logfs.errors import RecordTooLarge
-from logfs.format import compression, envelope, text
-from logfs.format.batch import (
+from logfs.format.base.varint import encode as encode_varint
+from logfs.format.batches import compression
+from logfs.format.batches.batch import (
     CONTROL_BIT,
     CRC_START,
     HEADER_SIZE,
@@ -30,10 +31,10 @@ from logfs.format.batch import (
     Batch,
     seal,
 )
-from logfs.format.compression import Codec
-from logfs.format.record import Record, TimestampType, encode_record
-from logfs.format.text import NO_TEXT, TextSize
-from logfs.format.varint import encode as encode_varint
+from logfs.format.batches.compression import Codec
+from logfs.format.batches.record import Record, TimestampType, encode_record
+from logfs.format.text import envelope, rendering
+from logfs.format.text.rendering import NO_TEXT, TextSize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from logfs.errors import LogfsError
-    from logfs.format.control import EndTransactionMarker
+    from logfs.format.messages.control import EndTransactionMarker
 
 # The most bytes that a record's fields add to its line: five varints of up to five bytes, and three single bytes.
 _RECORD_OVERHEAD = 28
@@ -182,7 +183,7 @@ def _line_prefix(length: int) -> bytes:
 def _build_many_lines(data: bytes, form: BatchFormat, now_ms: int) -> Built:
     import numpy as np
 
-    from logfs.format import kernels
+    from logfs.format.kernels import batch_kernels
 
     array = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(array == 10)
@@ -196,7 +197,7 @@ def _build_many_lines(data: bytes, form: BatchFormat, now_ms: int) -> Built:
     first = start = position = 0
     while first < len(ends):
         records_start = position + HEADER_SIZE
-        count, end, json_bytes = kernels.encode_lines(
+        count, end, json_bytes = batch_kernels.encode_lines(
             array, ends, first, start, records_start + form.records_limit, out, records_start
         )
         if count == 0:
@@ -345,7 +346,7 @@ def rebuild(batch: Batch, form: BatchFormat, now_ms: int) -> NewBatch:
         producer_epoch=header.producer_epoch,
         base_sequence=header.base_sequence,
     )
-    size = text.measure(Batch.parse(data))
+    size = rendering.measure(Batch.parse(data))
     return NewBatch(
         data, count, maximum, size._replace(envelopes=size.envelopes - offset_digits(0, count))
     )

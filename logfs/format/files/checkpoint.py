@@ -13,7 +13,7 @@ import uuid
 from typing import TYPE_CHECKING, TypeVar
 
 from logfs.errors import Corrupt
-from logfs.format.names import INT32_MAX, INT64_MAX, TopicPartition
+from logfs.format.base.names import INT32_MAX, INT64_MAX, TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

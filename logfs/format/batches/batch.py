@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from crc32c import crc32c
 
 from logfs.errors import Corrupt
-from logfs.format import compression
-from logfs.format.compression import Codec
-from logfs.format.record import (
+from logfs.format.batches import compression
+from logfs.format.batches.compression import Codec
+from logfs.format.batches.record import (
     MOST_RECORDS,
     NO_TIMESTAMP,
     SMALLEST_RECORD,
@@ -30,7 +30,7 @@ from logfs.format.record import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from logfs.format.columns import Columns
+    from logfs.format.batches.columns import Columns
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_SIZE = HEADER.size
@@ -230,7 +230,7 @@ class Batch:
 
     def records(self) -> Iterator[Record]:
         """Yield the records in offset order, control records included. Raises `Corrupt` as `columns` does."""
-        from logfs.format import columns
+        from logfs.format.batches import columns
 
         if columns.worthwhile(self.header.record_count):
             yield from self.columns().records()
@@ -247,7 +247,7 @@ class Batch:
         """Return the records as columns over `payload`. Raises `Corrupt` if it does not hold exactly the records."""
         import numpy as np
 
-        from logfs.format.columns import decode_columns
+        from logfs.format.batches.columns import decode_columns
 
         header = self.header
         payload = self.payload
@@ -284,33 +284,33 @@ class Batch:
 
     def _skip(self, records: int) -> int:
         """Return the position in the payload after the first `records` records, of which none may be missing."""
-        from logfs.format import columns
+        from logfs.format.batches import columns
 
         if not columns.worthwhile(records):
             return skip_records(self.payload, records)
         import numpy as np
 
-        from logfs.format import kernels
+        from logfs.format.kernels import batch_kernels
 
         data = np.frombuffer(self.payload, np.uint8)
-        position = int(kernels.skip_records(data, 0, len(data), records))
+        position = int(batch_kernels.skip_records(data, 0, len(data), records))
         if position < 0:
             raise Corrupt(f"batch {self.header.base_offset}: its records are malformed")
         return position
 
     def _find(self, offset_delta: int) -> int | None:
         """Return the position of a record in the payload; None if compaction has removed it."""
-        from logfs.format import columns
+        from logfs.format.batches import columns
 
         header = self.header
         if not columns.worthwhile(header.record_count):
             return find_record(self.payload, header.record_count, offset_delta)
         import numpy as np
 
-        from logfs.format import kernels
+        from logfs.format.kernels import batch_kernels
 
         data = np.frombuffer(self.payload, np.uint8)
-        position = kernels.find_record(data, 0, len(data), header.record_count, offset_delta)
+        position = batch_kernels.find_record(data, 0, len(data), header.record_count, offset_delta)
         if position < -1:
             raise Corrupt(f"batch {header.base_offset}: its records are malformed")
         return None if position == -1 else int(position)
@@ -320,7 +320,7 @@ class Batch:
 
         Raises `Corrupt` as `columns` does.
         """
-        from logfs.format import columns
+        from logfs.format.batches import columns
 
         header = self.header
         first = header.base_timestamp

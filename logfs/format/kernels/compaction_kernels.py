@@ -1,7 +1,7 @@
 """The compiled loops of compaction and of key maps: the newest offset of each key, the records that survive, and the
 batches that they make.
 
-As in `logfs.format.kernels`, each loop is one pass without the GIL, allocates nothing, and has a plain twin in the
+As in `batch_kernels`, each loop is one pass without the GIL, allocates nothing, and has a plain twin in the
 tests (`tests/test_offset_map.py`, `tests/test_cleaner.py`). The rules are those of kafka-storage 8.2 to 8.7.
 
 A row of `spans` is as in `kernels.decode_spans`: start, end, record count, base offset, base timestamp. `slots`
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from logfs.format.kernels import (
+from logfs.format.kernels.batch_kernels import (
     ATTRIBUTES,
     BAD_KEY,
     BAD_LENGTH,
@@ -463,7 +463,7 @@ def write_batches(
 def sketch_keys(
     data: Bytes, starts: Int64s, lengths: NDArray[np.int32], secret: UInt64s, registers: Bytes
 ) -> None:
-    """Add keys to the registers of a sketch (see `logfs.format.sketch`); a null key (length -1) is skipped.
+    """Add keys to the registers of a sketch (see `hyperloglog`); a null key (length -1) is skipped.
 
     The first word of a hash selects the register, and the run of zeros is that of the second word.
     """

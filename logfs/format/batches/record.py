@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt
-from logfs.format import varint
+from logfs.format.base import varint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -14,7 +14,7 @@ import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs.errors import Corrupt, Unsupported
-from logfs.format.varint import encode_unsigned
+from logfs.format.base.varint import encode_unsigned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

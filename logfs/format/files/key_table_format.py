@@ -3,7 +3,7 @@
 | bytes | content |
 |---|---|
 | 0 to 4095 | the header below, and zeros |
-| 24 a slot | the table of `logfs.format.sieve`: hash, hash, offset + 1 with NULL_BIT; little-endian |
+| 24 a slot | the table of `compaction_kernels`: hash, hash, offset + 1 with NULL_BIT; little-endian |
 | 4 a block | the CRC-32C of each 512 slots, big-endian |
 
 The header is big-endian: magic, version, isolation (0 read_uncommitted, 1 read_committed), slots, slots in use, the
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from logfs.format.batch import Header
+    from logfs.format.batches.batch import Header
 
 HEADER_BYTES = 4096
 SLOT_BYTES = 24

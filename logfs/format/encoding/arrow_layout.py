@@ -1,7 +1,7 @@
 """Fields of records, gathered in memory one after the other, in the layout of columnar formats.
 
 A column of bytes has int32 offsets[n + 1] into its bytes, and a bitmap with one bit per row, lowest bit first,
-which is set if the value is not null. The loops are compiled like those of `logfs.format.kernels`. Import this
+which is set if the value is not null. The loops are compiled like those of `batch_kernels`. Import this
 module only for bulk work.
 """
 
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from logfs.errors import Corrupt
-from logfs.format.kernels import get_varint, kernel
+from logfs.format.kernels.batch_kernels import get_varint, kernel
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from logfs.format.columns import Columns
+    from logfs.format.batches.columns import Columns
 
 _MOST_BYTES = 2**31 - 1
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from logfs.errors import Corrupt
-from logfs.format.record import SMALLEST_RECORD, Record, TimestampType, decode_headers
-from logfs.format.varint import encode as encode_varint
+from logfs.format.base.varint import encode as encode_varint
+from logfs.format.batches.record import SMALLEST_RECORD, Record, TimestampType, decode_headers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ _FEW_BEFORE_IMPORT = 32768
 
 def worthwhile(records: int) -> bool:
     """Whether the compiled kernels should be used for this many records."""
-    loaded = "logfs.format.kernels" in sys.modules
+    loaded = "logfs.format.kernels.batch_kernels" in sys.modules
     return records > (_FEW if loaded else _FEW_BEFORE_IMPORT)
 
 
@@ -115,7 +115,7 @@ def decode_columns(
     `spans` is int64[batches, 5]: start and end of each batch's uncompressed records in `data`, record count, base
     offset, base timestamp. Raises `Corrupt` if a span does not hold exactly its records.
     """
-    from logfs.format import kernels
+    from logfs.format.kernels import batch_kernels
 
     counts = spans[:, 2]
     if ((counts < 0) | (counts * SMALLEST_RECORD > spans[:, 1] - spans[:, 0])).any():
@@ -123,7 +123,7 @@ def decode_columns(
     array: NDArray[np.uint8] = np.frombuffer(data, np.uint8)  # type: ignore[call-overload]
     total = int(counts.sum())
     columns: dict[str, Any] = {name: np.empty(total, dtype) for name, dtype in _DTYPES.items()}
-    number, stopped = kernels.decode_spans(array, spans, *columns.values())
+    number, stopped = batch_kernels.decode_spans(array, spans, *columns.values())
     if number < len(spans):
         _, end, count, base_offset, _ = spans[number].tolist()
         raise Corrupt(f"batch {base_offset}: {_reason(stopped, end, count)}")

@@ -1,8 +1,8 @@
 """Columns from the text of envelopes in bulk, with no object for a record (rule 1).
 
-Only canonical text is read, as `logfs.format.text` renders it: its fields are in one order, with no blanks. All
+Only canonical text is read, as `rendering` renders it: its fields are in one order, with no blanks. All
 other text is left to `envelope.decode_placed`, which reads any JSON and reports errors. The loops are compiled like
-those of `logfs.format.kernels`.
+those of `batch_kernels`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from logfs.format.kernels import (
+from logfs.format.kernels.batch_kernels import (
     BASE64_CLOSE,
     BASE64_OPEN,
     ENVELOPE_END,

@@ -7,12 +7,12 @@ import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import Corrupt
-from logfs.format.message import Field, Schema
+from logfs.format.messages.message import Field, Schema
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from logfs.format.batch import Batch
+    from logfs.format.batches.batch import Batch
 
 KEY = struct.Struct(">hh")
 """version, type"""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING
 
-from logfs.format.message import Field, Schema
+from logfs.format.messages.message import Field, Schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

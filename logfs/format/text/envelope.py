@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from logfs.errors import InvalidEnvelope
-from logfs.format.record import Record
+from logfs.format.batches.record import Record
 
 if TYPE_CHECKING:
-    from logfs.format.names import TopicPartition
+    from logfs.format.base.names import TopicPartition
 
 _INT64 = range(-(2**63), 2**63)
 _OFFSETS = range(2**63)

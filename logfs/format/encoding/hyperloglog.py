@@ -15,7 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from logfs.format.columns import Columns
+    from logfs.format.batches.columns import Columns
 
 _BITS = 14
 _REGISTERS = 1 << _BITS
@@ -31,9 +31,9 @@ class KeySketch:
 
     def add(self, columns: Columns) -> None:
         """Add the keys of records; null keys are not counted."""
-        from logfs.format import sieve
+        from logfs.format.kernels import compaction_kernels
 
-        sieve.sketch_keys(
+        compaction_kernels.sketch_keys(
             columns.data, columns.key_starts, columns.key_lengths, _SECRET, self.registers
         )
 

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from logfs.errors import InvalidRecord
-from logfs.format.batch import HEADER_SIZE
-from logfs.format.builder import BatchFormat, sealed, too_large
-from logfs.format.kernels import kernel, put_varint
-from logfs.format.record import NO_TIMESTAMP
-from logfs.format.text import TextSize
+from logfs.format.batches.batch import HEADER_SIZE
+from logfs.format.batches.record import NO_TIMESTAMP
+from logfs.format.encoding.batch_builder import BatchFormat, sealed, too_large
+from logfs.format.kernels.batch_kernels import kernel, put_varint
+from logfs.format.text.rendering import TextSize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from logfs.format.builder import NewBatch
+    from logfs.format.encoding.batch_builder import NewBatch
 
     Bytes = NDArray[np.uint8]
     Int64s = NDArray[np.int64]

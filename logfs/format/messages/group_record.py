@@ -10,14 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs.errors import Corrupt
-from logfs.format import group_schema
-from logfs.format.group_schema import GROUP_METADATA, LEGACY_OFFSET_COMMIT, OFFSET_COMMIT
-from logfs.format.message import parse_version, plain
+from logfs.format.messages import group_schema
+from logfs.format.messages.group_schema import GROUP_METADATA, LEGACY_OFFSET_COMMIT, OFFSET_COMMIT
+from logfs.format.messages.message import parse_version, plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from logfs.format.message import Message
+    from logfs.format.messages.message import Message
 
 NO_EXPIRY = -1
 # Newer brokers write version 4, which older brokers cannot read.

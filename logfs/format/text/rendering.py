@@ -9,16 +9,17 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from logfs.format import columns, envelope
-from logfs.format.batch import HEADER_SIZE
-from logfs.format.record import TimestampType
+from logfs.format.batches import columns
+from logfs.format.batches.batch import HEADER_SIZE
+from logfs.format.batches.record import TimestampType
+from logfs.format.text import envelope
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from logfs.format.batch import Batch
-    from logfs.format.columns import Columns
+    from logfs.format.batches.batch import Batch
+    from logfs.format.batches.columns import Columns
 
 
 class View(enum.Enum):
@@ -91,10 +92,10 @@ def envelope_sizes(decoded: Columns) -> NDArray[np.int64]:
     """Return each record's bytes in the envelopes view without the prefix, int64[n]."""
     import numpy as np
 
-    from logfs.format import kernels
+    from logfs.format.kernels import batch_kernels
 
     sizes = np.empty(len(decoded), np.int64)
-    kernels.envelope_sizes(*_fields(decoded), sizes)
+    batch_kernels.envelope_sizes(*_fields(decoded), sizes)
     return sizes
 
 
@@ -111,16 +112,18 @@ def render(
     """Return the text of records as uint8[n], and the end of each record in it as int64[records]."""
     import numpy as np
 
-    from logfs.format import kernels
+    from logfs.format.kernels import batch_kernels
 
     ends = np.empty(len(decoded), np.int64)
     if view is View.LINES:
         out = np.empty(int(line_sizes(decoded).sum()), np.uint8)
-        kernels.write_values(decoded.data, decoded.value_starts, decoded.value_lengths, out, ends)
+        batch_kernels.write_values(
+            decoded.data, decoded.value_starts, decoded.value_lengths, out, ends
+        )
     else:
         size = int(envelope_sizes(decoded).sum()) + len(prefix) * len(decoded)
         out = np.empty(size, np.uint8)
-        kernels.write_envelopes(np.frombuffer(prefix, np.uint8), *_fields(decoded), out, ends)
+        batch_kernels.write_envelopes(np.frombuffer(prefix, np.uint8), *_fields(decoded), out, ends)
     return out, ends
 
 

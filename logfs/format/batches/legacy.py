@@ -15,8 +15,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import Corrupt
-from logfs.format import compression
-from logfs.format.batch import (
+from logfs.format.batches import compression
+from logfs.format.batches.batch import (
     CODEC_MASK,
     LENGTH_OVERHEAD,
     LOG_APPEND_TIME_BIT,
@@ -28,13 +28,13 @@ from logfs.format.batch import (
     Batch,
     Header,
 )
-from logfs.format.compression import Codec
-from logfs.format.record import NO_TIMESTAMP, Record
+from logfs.format.batches.compression import Codec
+from logfs.format.batches.record import NO_TIMESTAMP, Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from logfs.format.columns import Columns
+    from logfs.format.batches.columns import Columns
 
 MAGICS = (0, 1)
 
@@ -168,7 +168,7 @@ class LegacyBatch(Batch):
         """Return the records as columns over `unpacked`."""
         import numpy as np
 
-        from logfs.format.columns import Columns
+        from logfs.format.batches.columns import Columns
 
         fields = dict(zip(Message._fields, np.array(self.messages, np.int64).T.copy(), strict=True))
         none = np.zeros(len(self.messages), np.int64)

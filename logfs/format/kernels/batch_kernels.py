@@ -3,7 +3,7 @@
 Each is one pass over bytes and numpy columns. Each has a plain Python twin, and the tests check that both give the
 same results (`tests/test_kernels.py`). No loop allocates by a length that the bytes declare: the caller makes every
 array, by the size of the data that exists. Importing this module takes a quarter of a second, so import it only for
-bulk work; see `logfs.format.columns`.
+bulk work; see `columns`.
 
 Sizes and positions are bytes, int64. `data` is always a C-contiguous uint8 array.
 """

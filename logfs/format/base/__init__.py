@@ -1,0 +1,6 @@
+"""The smallest formats. These modules import nothing of logfs but its errors.
+
+- `varint`: integers of variable length.
+- `times`: times in milliseconds since the epoch as text.
+- `names`: names of segment files and of partition directories.
+"""

@@ -1,0 +1,7 @@
+"""Kafka's generated messages: bytes that tables of fields describe. Imports `base` and `batches`.
+
+- `message`: encodes and decodes a message by the table of its fields.
+- `control`: control records: the ends of transactions.
+- `group_record`: the keys and values of `__consumer_offsets`.
+- `group_schema`: the tables of all their fields.
+"""

@@ -1,0 +1,6 @@
+"""Records as text. Imports `base`, `kernels` and `batches`.
+
+- `rendering`: the sizes and the bytes of the two text views, lines and envelopes.
+- `envelope`: one record as a line of JSON.
+- `envelope_parser`: many lines of JSON, as `rendering` writes them, to columns.
+"""
