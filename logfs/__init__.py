@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from logfs.errors import LogfsError
     from logfs.format.batches.columns import Columns
     from logfs.format.batches.record import Record, TimestampType
-    from logfs.log.partition import Partition
-    from logfs.log.reader import OffsetAndTimestamp
+    from logfs.log.append.partition import Partition
+    from logfs.log.read.reader import OffsetAndTimestamp
     from logfs.store.door import open_store as open
     from logfs.store.store import Store
 
@@ -54,8 +54,8 @@ __all__ = [
 _HOMES = {
     "Columns": ("logfs.format.batches.columns", "Columns"),
     "LogfsError": ("logfs.errors", "LogfsError"),
-    "OffsetAndTimestamp": ("logfs.log.reader", "OffsetAndTimestamp"),
-    "Partition": ("logfs.log.partition", "Partition"),
+    "OffsetAndTimestamp": ("logfs.log.read.reader", "OffsetAndTimestamp"),
+    "Partition": ("logfs.log.append.partition", "Partition"),
     "Record": ("logfs.format.batches.record", "Record"),
     "Store": ("logfs.store.store", "Store"),
     "TimestampType": ("logfs.format.batches.record", "TimestampType"),

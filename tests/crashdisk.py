@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from logfs.errors import CommitPending, LogfsError
 from logfs.format.batches.record import Record
 from logfs.format.text.rendering import View
-from logfs.log.files import Disk, File
-from logfs.log.view import TextView
-from logfs.log.walk import DamagedRange
+from logfs.log.disk.disk import Disk, File
+from logfs.log.read.text_view import TextView
+from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.store.check import Severity, check
 from logfs.store.commit import read_commits
 from logfs.store.log_dir import CLEAN_SHUTDOWN
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from logfs.format.files.commit_file import StagedFile
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
 
 LOG = "log"
 # The second log directory, of the workloads that have one.

@@ -16,14 +16,14 @@ import pytest
 from logfs import errors
 from logfs.format.base import names
 from logfs.format.batches.record import Record
-from logfs.log.walk import Damage
+from logfs.log.segment.batch_iterator import Damage
 from logfs.store.store import Store
 from tests.conftest import assert_clean
 from tests.test_cleaner_transactions import Producer
 from tests.test_partition import log, raw_batch, raw_partition
 
 if TYPE_CHECKING:
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
     from tests.conftest import Clock
 
 NAME = "orders-0"

@@ -13,7 +13,7 @@ from crc32c import crc32c
 from logfs.errors import InvalidStore
 from logfs.format.batches.batch import Batches, assign_offset
 from logfs.format.batches.record import Record
-from logfs.log.audit import audit
+from logfs.log.transfer.audit import audit
 from logfs.store.check import Finding, Severity, check
 from logfs.store.store import Store
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from logfs.log.segment import Segment
+    from logfs.log.segment.segment import Segment
     from tests.conftest import Clock
 
 NAME = "orders-0"

@@ -12,12 +12,12 @@ from logfs.format.batches.batch import Batch
 from logfs.format.batches.compression import Codec
 from logfs.format.batches.record import Record
 from logfs.format.encoding.batch_builder import BatchFormat, build_records
-from logfs.log import spans
-from logfs.log.cleaner import clean, groups
-from logfs.log.cleaning import Cleaned, CleaningAborted, Dirty
-from logfs.log.offset_map import SLOT_BYTES, OffsetMap
-from logfs.log.sifter import Rules, Sifter, Transactions
-from logfs.log.spans import Stretch
+from logfs.log.compaction.cleaner import clean, groups
+from logfs.log.compaction.cleaning import Cleaned, CleaningAborted, Dirty
+from logfs.log.compaction.offset_map import SLOT_BYTES, OffsetMap
+from logfs.log.compaction.record_filter import Rules, Sifter, Transactions
+from logfs.log.segment import batch_scanner
+from logfs.log.segment.batch_scanner import Stretch
 from logfs.store.store import Store
 from tests.legacy_encoder import Old, message
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
     from tests.conftest import Clock
 
 NAME = "orders-0"
@@ -58,7 +58,7 @@ def sift(data: bytes, newest: dict[bytes, int], *, now: int, first_uncleanable: 
         batch = Batch.parse(build_records([Record(b"v", key)], BatchFormat(), 0).batches[0].data)
         span = np.array([(0, len(batch.payload), 1, offset, 0)], np.int64)
         assert known.put(np.frombuffer(batch.payload, np.uint8), span, 0) == 1
-    rows, end = spans.scan(memoryview(data), 0, gaps=True)
+    rows, end = batch_scanner.scan(memoryview(data), 0, gaps=True)
     assert end == len(data)
     rules = Rules(now, DAY, first_uncleanable, {})
     sifter = Sifter(known, Transactions([]), rules)

@@ -18,7 +18,7 @@ from tests.test_cleaner_transactions import Producer
 from tests.test_pieces import by_pieces
 
 if TYPE_CHECKING:
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
 
 NAME = "orders-0"
 DAY = 86_400_000

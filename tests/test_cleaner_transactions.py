@@ -10,14 +10,14 @@ from logfs.format.batches.batch import Batch, seal
 from logfs.format.batches.record import Record
 from logfs.format.encoding.batch_builder import BatchFormat, build_records
 from logfs.format.text.rendering import View
-from logfs.log.cleaner import clean
-from logfs.log.cleaning import Dirty
+from logfs.log.compaction.cleaner import clean
+from logfs.log.compaction.cleaning import Dirty
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
     from tests.conftest import Clock
 
 NAME = "orders-0"

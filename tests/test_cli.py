@@ -973,7 +973,7 @@ sys.exit(main(sys.argv[2:]))
 
 
 @pytest.mark.parametrize("command", ["check", "recover"])
-@pytest.mark.parametrize("module", ["logfs.cli.{}", "orjson", "numpy", "logfs.log.segment"])
+@pytest.mark.parametrize("module", ["logfs.cli.{}", "orjson", "numpy", "logfs.log.segment.segment"])
 def test_an_interrupt_while_modules_are_imported(orders: Path, module: str, command: str) -> None:
     """Ctrl-C ends a command without a word, however early it comes."""
     words = [INTERRUPTED, module.format(command), command, orders.parent]

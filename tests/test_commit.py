@@ -23,8 +23,8 @@ from logfs.format.batches.record import Record, TimestampType
 from logfs.format.files import commit_file
 from logfs.format.files.commit_file import StagedFile
 from logfs.format.text.rendering import View
-from logfs.log.files import Disk, File
-from logfs.log.view import TextView
+from logfs.log.disk.disk import Disk, File
+from logfs.log.read.text_view import TextView
 from logfs.store.check import check
 from logfs.store.commit import ORPHAN_MS, read_commits
 from logfs.store.store import Store

@@ -15,7 +15,7 @@ import pytest
 from logfs.errors import InvalidName, InvalidRecord, InvalidStore, StoreLocked, UnknownPartition
 from logfs.format.batches.record import Record
 from logfs.format.files.commit_file import STAGED, StagedFile
-from logfs.log.files import Disk
+from logfs.log.disk.disk import Disk
 from logfs.store import door
 from logfs.store.commit import Committed
 from logfs.store.settings import Settings

@@ -11,7 +11,7 @@ import pytest
 
 from logfs.errors import OffsetOutOfRange
 from logfs.format.text.rendering import View
-from logfs.log.committed import Isolation
+from logfs.log.read.read_committed import Isolation
 from logfs.store.store import Store
 
 from .conftest import wait_for
@@ -21,7 +21,7 @@ from .test_producers import NOW, batch
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
 
 NAME = "orders-0"
 

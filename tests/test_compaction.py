@@ -11,7 +11,7 @@ import pytest
 from logfs import errors
 from logfs.cli import main
 from logfs.format.batches.record import Record
-from logfs.log.cleaning import CleaningAborted, Dirty
+from logfs.log.compaction.cleaning import CleaningAborted, Dirty
 from logfs.store.check import check
 from logfs.store.compactor import Throttle
 from logfs.store.log_dir import CLEANER_OFFSETS
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
     from tests.conftest import Clock, Mount
 
 DAY = 86_400_000
@@ -218,7 +218,7 @@ def test_a_small_map_takes_several_rounds(
     store: Store, clock: Clock, log_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All keys are compacted however few go into the map at a time."""
-    from logfs.log import cleaner
+    from logfs.log.compaction import cleaner
 
     taken: list[int] = []
 

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from logfs.format.batches.batch import Batch
-from logfs.log import key_map, recovery, staged
-from logfs.log.files import Disk
-from logfs.log.index import SparseIndex
-from logfs.log.partition import Partition
-from logfs.log.segment import Segment
-from logfs.log.staged import StagedWriter
+from logfs.log import recovery
+from logfs.log.append.partition import Partition
+from logfs.log.disk.disk import Disk
+from logfs.log.read import key_index
+from logfs.log.segment.index import SparseIndex
+from logfs.log.segment.segment import Segment
+from logfs.log.transfer import staged_batches
+from logfs.log.transfer.staged_batches import StagedWriter
 from logfs.store.commit import Commits
 from logfs.store.mover import Mover
 from logfs.store.store import Store
@@ -28,9 +30,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logfs.format.files.commit_file import CommitLog, Pending, StagedFile
-    from logfs.log.files import File
-    from logfs.log.staged import Landing
-    from logfs.log.walk import Damage
+    from logfs.log.disk.disk import File
+    from logfs.log.segment.batch_iterator import Damage
+    from logfs.log.transfer.staged_batches import Landing
 
 STATES = int(os.environ.get("LOGFS_CRASH_STATES", "1000"))
 
@@ -48,8 +50,8 @@ def _quiet() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _small_key_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file is written for every three keys."""
-    monkeypatch.setattr(key_map, "SMALLEST_BYTES", 1)
-    monkeypatch.setattr(key_map, "MEMORY_KEYS", 3)
+    monkeypatch.setattr(key_index, "SMALLEST_BYTES", 1)
+    monkeypatch.setattr(key_index, "MEMORY_KEYS", 3)
 
 
 def line(number: int) -> bytes:
@@ -588,12 +590,12 @@ def _commit_that_keeps_its_place(patch: pytest.MonkeyPatch) -> None:
 
 def _stock_that_cuts_too_late(patch: pytest.MonkeyPatch) -> None:
     """Half of a commit is left where it is, as somebody else's."""
-    patch.setattr(staged._Standing, "cut", lambda self, part: None)
+    patch.setattr(staged_batches._Standing, "cut", lambda self, part: None)
 
 
 def _any_key_map_is_believed(patch: pytest.MonkeyPatch) -> None:
     """The file of keys outlives the records that it covers."""
-    patch.setattr(key_map.KeyMap, "_is_anchored", lambda self, anchor: True)
+    patch.setattr(key_index.KeyMap, "_is_anchored", lambda self, anchor: True)
 
 
 def _swap_of_directories_without_fsync(patch: pytest.MonkeyPatch) -> None:

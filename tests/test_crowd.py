@@ -22,7 +22,7 @@ from logfs.errors import OffsetOutOfRange
 from logfs.format.batches.batch import Batches
 from logfs.format.batches.record import Record
 from logfs.format.text.rendering import View
-from logfs.log.view import KEPT_BEHIND
+from logfs.log.read.text_view import KEPT_BEHIND
 from logfs.store.store import Store
 from tests.conftest import Mount, need_command, wait_for
 

@@ -21,8 +21,8 @@ from logfs.errors import Corrupt, LogfsError
 from logfs.format.batches.batch import HEADER_SIZE, Batch, parse_header
 from logfs.format.text.rendering import View
 from logfs.log import recovery
-from logfs.log.view import TextView
-from logfs.log.walk import DamagedRange
+from logfs.log.read.text_view import TextView
+from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.store.check import Severity, check
 from logfs.store.log_dir import CLEAN_SHUTDOWN
 from logfs.store.store import Store
@@ -32,8 +32,8 @@ from tests.conftest import DEEP, Mount, need_fuse, need_root
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from logfs.log.partition import Partition
-    from logfs.log.walk import Damage
+    from logfs.log.append.partition import Partition
+    from logfs.log.segment.batch_iterator import Damage
     from tests.crashdisk import Image
 
 CODECS = ("uncompressed", "gzip", "snappy", "lz4", "zstd") if DEEP else ("uncompressed", "zstd")
@@ -686,19 +686,21 @@ def test_a_stray_swap_hides_nothing(size: int, read_only: bool) -> None:
 
 
 def _no_crc(patch: pytest.MonkeyPatch) -> None:
-    from logfs.log import spans
+    from logfs.log.segment import batch_scanner
 
     patch.setattr(Batch, "is_valid", property(lambda self: True))
-    patch.setattr(spans, "crc32c", lambda data: None)
+    patch.setattr(batch_scanner, "crc32c", lambda data: None)
     patch.setattr(
-        spans, "scan", lambda data, first_offset, *, gaps: (__import__("numpy").empty((0, 20)), 0)
+        batch_scanner,
+        "scan",
+        lambda data, first_offset, *, gaps: (__import__("numpy").empty((0, 20)), 0),
     )
 
 
 def _no_neighbours(patch: pytest.MonkeyPatch) -> None:
-    from logfs.log import walk
+    from logfs.log.segment import batch_iterator
 
-    patch.setattr(walk, "_check_successor", lambda *arguments: None)
+    patch.setattr(batch_iterator, "_check_successor", lambda *arguments: None)
 
 
 def _kafka_deletes_what_follows(patch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ import pytest
 
 from logfs.format.batches.record import Record
 from logfs.format.text.rendering import View
-from logfs.log import segment_files
-from logfs.log.view import KEPT_BEHIND
+from logfs.log.read.text_view import KEPT_BEHIND
+from logfs.log.segment import segment_files
 from logfs.store.store import Store
 from tests.conftest import assert_clean, run
 from tests.crashdisk import abandon
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
     from tests.conftest import Clock
 
 NAME = "orders-0"

@@ -15,8 +15,8 @@ from logfs.cli import COMMANDS
 from logfs.format.batches.batch import HEADER, Header
 from logfs.format.files import aborted_transactions, key_table_format, producer_snapshot
 from logfs.format.messages.group_record import OffsetCommit, OffsetKey
-from logfs.log.index import OffsetIndex, SparseIndex, TimeIndex
-from logfs.log.text_index import TextIndex
+from logfs.log.segment.index import OffsetIndex, SparseIndex, TimeIndex
+from logfs.log.segment.text_index import TextIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

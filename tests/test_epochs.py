@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logfs.errors import Corrupt, NotWritable
-from logfs.log.epochs import FILE_NAME, UNDEFINED, LeaderEpochs
-from logfs.log.files import Disk, ReadOnlyDisk
+from logfs.log.disk.disk import Disk, ReadOnlyDisk
+from logfs.log.state.leader_epochs import FILE_NAME, UNDEFINED, LeaderEpochs
 
 if TYPE_CHECKING:
     from pathlib import Path

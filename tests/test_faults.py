@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from logfs.errors import LogDirFailed, LogfsError, PartitionFailed
-from logfs.log.files import Disk, File
-from logfs.log.partition import Partition
-from logfs.log.segment import Segment
-from logfs.log.watched import WatchedDisk
+from logfs.log.append.partition import Partition
+from logfs.log.disk.checked_disk import WatchedDisk
+from logfs.log.disk.disk import Disk, File
+from logfs.log.segment.segment import Segment
 from logfs.store.log_dir import CLEAN_SHUTDOWN
 from logfs.store.store import Store
 from tests import crashdisk

@@ -28,7 +28,7 @@ from logfs.format.batches.batch import HEADER_SIZE, TRANSACTIONAL_BIT, assign_of
 from logfs.format.batches.compression import Codec
 from logfs.format.encoding.batch_builder import BatchFormat, build_records
 from logfs.format.messages.group_record import OffsetCommit, OffsetKey
-from logfs.log.segment import Segment
+from logfs.log.segment.segment import Segment
 from logfs.store.groups import TOPIC, GroupOffset, Groups, resolve_offset
 from logfs.store.store import Store
 from tests.conftest import need_command, need_root, run
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
     from tests.conftest import Clock, Mount
 
 T = 1_700_000_000_000

@@ -26,11 +26,11 @@ from logfs.format.files.key_table_format import slots_for
 from logfs.format.kernels import batch_kernels, compaction_kernels
 from logfs.format.text import envelope, rendering
 from logfs.format.text.rendering import View
-from logfs.log import spans
-from logfs.log.key_table import MemoryTable
-from logfs.log.offset_map import OffsetMap
-from logfs.log.sifter import Rules, Sifter, Transactions
-from logfs.log.spans import Stretch
+from logfs.log.compaction.offset_map import OffsetMap
+from logfs.log.compaction.record_filter import Rules, Sifter, Transactions
+from logfs.log.read.key_tables import MemoryTable
+from logfs.log.segment import batch_scanner
+from logfs.log.segment.batch_scanner import Stretch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -228,14 +228,14 @@ def test_scanned_batches_go_through_every_kernel(
 ) -> None:
     """Scan, lines, columns, keys, headers, sketches and compaction: an answer or `Corrupt`."""
     data = memoryview(b"".join(many))
-    rows, end = spans.scan(data, first_offset, gaps=gaps)
+    rows, end = batch_scanner.scan(data, first_offset, gaps=gaps)
     assert 0 <= end <= len(data)
     if not len(rows):
         return
     assert (rows[:, batch_kernels.NEXT_OFFSET] > rows[:, batch_kernels.SPAN_BASE_OFFSET]).all()
     sketch = KeySketch()
     whole = True
-    for columns, group in spans.decode_each(data, rows):
+    for columns, group in batch_scanner.decode_each(data, rows):
         if isinstance(columns, Corrupt):
             assert len(group) == 1
             whole = False
@@ -244,10 +244,10 @@ def test_scanned_batches_go_through_every_kernel(
         gather(columns.data, columns.key_starts, columns.key_lengths)
         offsets, keys, values = gather_headers(columns)
         assert len(keys.offsets) == len(values.offsets) == offsets[-1] + 1
-    for _, group, texts in spans.measured(data, rows):
+    for _, group, texts in batch_scanner.measured(data, rows):
         assert len(texts) == len(group)
         size = int(texts[:, 1].sum())
-        lines = spans.render_lines(data, group, size)
+        lines = batch_scanner.render_lines(data, group, size)
         assert lines is None or len(lines) == size
     stretch = Stretch(0, data, rows)
     known = OffsetMap(1 << 12, 0.9)
@@ -267,9 +267,9 @@ def test_scanned_batches_go_through_every_kernel(
     except Corrupt:
         return
     if whole and left:
-        again, done = spans.scan(memoryview(left), -(2**63), gaps=True)
+        again, done = batch_scanner.scan(memoryview(left), -(2**63), gaps=True)
         assert done == len(left)
-        for columns, _ in spans.decode_each(memoryview(left), again):
+        for columns, _ in batch_scanner.decode_each(memoryview(left), again):
             assert not isinstance(columns, Corrupt)
 
 

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from logfs.errors import Corrupt, NotWritable
 from logfs.format.text.rendering import NO_TEXT, TextSize, View
-from logfs.log.files import Disk, ReadOnlyDisk
-from logfs.log.index import OffsetEntry, OffsetIndex, SparseIndex, TimeEntry, TimeIndex
-from logfs.log.text_index import TextEntry, TextIndex
+from logfs.log.disk.disk import Disk, ReadOnlyDisk
+from logfs.log.segment.index import OffsetEntry, OffsetIndex, SparseIndex, TimeEntry, TimeIndex
+from logfs.log.segment.text_index import TextEntry, TextIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from logfs.log.files import File
+    from logfs.log.disk.disk import File
 
 BASE = 45
 MIB10 = 10 * 1024 * 1024

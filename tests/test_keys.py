@@ -28,8 +28,8 @@ from logfs.format.base.names import file_name
 from logfs.format.batches.record import Record
 from logfs.format.files import key_table_format
 from logfs.format.files.key_table_format import HEADER_BYTES, SLOT_BYTES
-from logfs.log import key_map, recent_keys
-from logfs.log.committed import Isolation
+from logfs.log.read import key_index, recent_keys
+from logfs.log.read.read_committed import Isolation
 from logfs.store import key_maps
 from logfs.store.check import Severity, check
 from logfs.store.log_dir import CLEAN_SHUTDOWN
@@ -43,8 +43,8 @@ from tests.test_crowd import Threads
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from logfs.log.partition import Partition
-    from logfs.log.reader import Reader
+    from logfs.log.append.partition import Partition
+    from logfs.log.read.reader import Reader
 
 NAME = "orders-0"
 ODD_KEYS = [
@@ -68,7 +68,7 @@ ODD_KEYS = [
 @pytest.fixture
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are written for logs of any size, and all work may be done where the caller is."""
-    monkeypatch.setattr(key_map, "SMALLEST_BYTES", 1)
+    monkeypatch.setattr(key_index, "SMALLEST_BYTES", 1)
 
 
 def pairs(*keys: str, value: bytes | None = b"v") -> list[Record]:
@@ -214,7 +214,7 @@ def test_nobody_who_does_not_look_pays(log_dir: Path) -> None:
         log = store.create(NAME)
         log.append(pairs("a"))
         key_maps.keep_up(store)
-        assert not list(key_map.in_use(log))
+        assert not list(log.key_indexes())
         assert offset_of(log, b"a") == 0
         assert not map_file(log).exists()
 
@@ -371,7 +371,7 @@ def test_where_no_file_can_be_written_the_map_is_in_memory(
 @pytest.mark.usefixtures("_small")
 def test_more_keys_than_the_memory_holds(log_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a log with very many keys, the file is made in several steps."""
-    monkeypatch.setattr(key_map, "MEMORY_KEYS", 3000)
+    monkeypatch.setattr(key_index, "MEMORY_KEYS", 3000)
     with Store(log_dir) as store:
         log = store.create(NAME)
         for first in range(0, 40_000, 5000):
@@ -386,7 +386,7 @@ def test_more_keys_than_the_memory_holds(log_dir: Path, monkeypatch: pytest.Monk
 @pytest.mark.usefixtures("_small")
 def test_many_ask_while_the_log_lives(log_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside appends, rolls and compaction: a record of the key, and none that was not the newest any more."""
-    monkeypatch.setattr(key_map, "MEMORY_KEYS", 8)
+    monkeypatch.setattr(key_index, "MEMORY_KEYS", 8)
     keys = [b"key %d" % number for number in range(60)]
     newest = dict.fromkeys(keys, -1)
     over = threading.Event()
@@ -454,7 +454,7 @@ def test_upkeep_keeps_a_map_that_is_asked_for(store: Store, clock: Clock) -> Non
     assert offset_of(log, b"7") == 8
     key_maps.keep_up(store)
     log.append(many)
-    clock.now_ms += key_map.IDLE_MS
+    clock.now_ms += key_index.IDLE_MS
     key_maps.keep_up(store)
     assert not seen
     assert offset_of(log, b"7") == 508
@@ -672,7 +672,7 @@ class KeyMachine(RuleBasedStateMachine):
         ):
             self.store.settings.set_topic("orders", name, value)
         self.store.create(NAME)
-        key_map.SMALLEST_BYTES = 500
+        key_index.SMALLEST_BYTES = 500
 
     @property
     def log(self) -> Partition:
@@ -761,10 +761,10 @@ class KeyMachine(RuleBasedStateMachine):
             self.check(b"k%d" % number)
         self.store.close()
         assert_clean(self.log_dir)
-        key_map.SMALLEST_BYTES = _SMALLEST_BYTES
+        key_index.SMALLEST_BYTES = _SMALLEST_BYTES
         self.root.cleanup()
 
 
-_SMALLEST_BYTES = key_map.SMALLEST_BYTES
+_SMALLEST_BYTES = key_index.SMALLEST_BYTES
 TestKeyMachine = KeyMachine.TestCase
 TestKeyMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

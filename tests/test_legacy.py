@@ -24,9 +24,9 @@ from logfs.format.batches.record import Record
 from logfs.format.files import checkpoint
 from logfs.format.text import envelope, rendering
 from logfs.format.text.rendering import View
-from logfs.log.reader import EARLIEST, LATEST, MAX_TIMESTAMP
-from logfs.log.view import TextView, offset_of_last
-from logfs.log.walk import DamagedRange
+from logfs.log.read.reader import EARLIEST, LATEST, MAX_TIMESTAMP
+from logfs.log.read.text_view import TextView, offset_of_last
+from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.store.check import Severity, check
 from logfs.store.log_dir import CLEANER_OFFSETS
 from logfs.store.store import Store

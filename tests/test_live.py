@@ -30,11 +30,11 @@ from logfs.format.base.names import TopicPartition
 from logfs.format.batches.batch import Batches
 from logfs.format.files import checkpoint
 from logfs.format.text.rendering import View
-from logfs.log import text_cache
-from logfs.log.files import Disk, ReadOnlyDisk
-from logfs.log.index import OffsetIndex, TimeIndex
-from logfs.log.text_index import TextIndex
-from logfs.log.view import TextView
+from logfs.log.disk.disk import Disk, ReadOnlyDisk
+from logfs.log.read.text_view import TextView
+from logfs.log.segment import text_index_cache
+from logfs.log.segment.index import OffsetIndex, TimeIndex
+from logfs.log.segment.text_index import TextIndex
 from logfs.store.check import check
 from logfs.store.log_dir import LOG_STARTS
 from logfs.store.store import Store
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from logfs import Partition
-    from logfs.log.files import File
-    from logfs.log.reader import Reader
+    from logfs.log.disk.disk import File
+    from logfs.log.read.reader import Reader
     from tests.conftest import Mount
 
 NAME = "orders-0"
@@ -135,7 +135,7 @@ def writer(processes: list[Writer], tmp_path: Path) -> Iterator[Writer]:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's cache, for small segments too."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(text_cache, "SMALLEST_BYTES", 1)
+    monkeypatch.setattr(text_index_cache, "SMALLEST_BYTES", 1)
     return tmp_path / "cache/logfs/text"
 
 
@@ -771,7 +771,7 @@ def test_the_cache_is_bounded(writer: Writer, cache: Path, monkeypatch: pytest.M
         assert text_of(store[NAME]) == lines(shown)
     (one, *others) = sorted(cache.iterdir(), key=lambda path: path.stat().st_mtime_ns)
     assert len(others) == 3
-    monkeypatch.setattr(text_cache, "LIMIT_BYTES", 4 * one.stat().st_size)
+    monkeypatch.setattr(text_index_cache, "LIMIT_BYTES", 4 * one.stat().st_size)
     os.utime(one, ns=(0, 0))
     shown += writer.append(3)
     writer.roll()
@@ -788,7 +788,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(
     writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
 ) -> None:
     """It costs time alone."""
-    monkeypatch.setattr(text_cache, "SMALLEST_BYTES", 1)
+    monkeypatch.setattr(text_index_cache, "SMALLEST_BYTES", 1)
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("HOME", "/proc/nowhere" if home == "missing" else str(tmp_path / "file"))
     place = {"file": str(tmp_path / "file"), "missing": "", "relative": "cache"}[home]

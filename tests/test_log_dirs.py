@@ -14,7 +14,7 @@ import pytest
 
 from logfs.cli import main
 from logfs.errors import LogDirFailed
-from logfs.log.files import Disk
+from logfs.log.disk.disk import Disk
 from logfs.store.log_dir import CLEAN_SHUTDOWN, RECOVERY_POINTS
 from logfs.store.metrics import metrics
 from logfs.store.status import store_status
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from logfs.log.files import File
+    from logfs.log.disk.disk import File
 
 EVERY_MS = 10**8
 COUNT = b"kafka_log_logmanager_offlinelogdirectorycount "

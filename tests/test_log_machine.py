@@ -23,12 +23,12 @@ from logfs.format.base.names import TopicPartition
 from logfs.format.batches.record import Record
 from logfs.format.text import envelope
 from logfs.format.text.rendering import View
-from logfs.log.view import TextView, offset_of_last
+from logfs.log.read.text_view import TextView, offset_of_last
 from logfs.store.store import Store
 from tests.conftest import Clock, assert_clean
 
 if TYPE_CHECKING:
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
 
 NAME = "orders-0"
 PREFIX = envelope.prefix(TopicPartition("orders", 0))

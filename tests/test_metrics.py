@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from logfs.errors import Corrupt
 from logfs.format.batches.record import Record
-from logfs.log.timing import Durations
+from logfs.log.disk.latency_histogram import Durations
 from logfs.store.metrics import GAUGE, Family, Sample, metrics, render
 from logfs.store.store import Store
 from tests.conftest import wait_for

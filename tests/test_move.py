@@ -19,7 +19,7 @@ from logfs.cli import main
 from logfs.errors import InvalidName, InvalidSetting, NotWritable, PartitionFailed
 from logfs.format.batches.record import Record
 from logfs.format.text.rendering import View
-from logfs.log.files import Disk
+from logfs.log.disk.disk import Disk
 from logfs.store.modes import Access, Modes
 from logfs.store.mover import MoveAborted
 from logfs.store.store import Store
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from logfs.log.files import File
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
+    from logfs.log.disk.disk import File
 
 NAME = "a-0"
 

@@ -12,7 +12,7 @@ from logfs.format.batches.batch import Batch
 from logfs.format.batches.record import Record
 from logfs.format.encoding.batch_builder import BatchFormat, build_records
 from logfs.format.kernels import compaction_kernels
-from logfs.log.offset_map import SLOT_BYTES, OffsetMap
+from logfs.log.compaction.offset_map import SLOT_BYTES, OffsetMap
 
 MASK = 2**64 - 1
 

@@ -19,9 +19,9 @@ from logfs.format.batches.batch import HEADER_SIZE, Batch, Batches, assign_offse
 from logfs.format.batches.compression import Codec
 from logfs.format.batches.record import Record, TimestampType, encode_record
 from logfs.format.encoding.batch_builder import BatchFormat, build_records
-from logfs.log.files import Disk
-from logfs.log.reader import EARLIEST, LATEST, MAX_TIMESTAMP
-from logfs.log.walk import DamagedRange
+from logfs.log.disk.disk import Disk
+from logfs.log.read.reader import EARLIEST, LATEST, MAX_TIMESTAMP
+from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.store.check import check
 from logfs.store.store import Store
 from tests.conftest import assert_clean
@@ -30,8 +30,8 @@ from tests.test_batch import E_COMMIT
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from logfs.log.files import File
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
+    from logfs.log.disk.disk import File
     from tests.conftest import Clock
 
 NAME = "orders-0"

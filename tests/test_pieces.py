@@ -9,8 +9,8 @@ import pytest
 from logfs.format.batches.batch import HEADER_SIZE, assign_offset, seal
 from logfs.format.batches.columns import Columns
 from logfs.format.batches.record import Record
-from logfs.log import pieces
-from logfs.log.walk import DamagedRange
+from logfs.log.segment.batch_iterator import DamagedRange
+from logfs.log.transfer import scan_split
 from logfs.store.store import Store
 
 from .test_partition import NAME, log, raw_batch, raw_partition
@@ -19,16 +19,16 @@ from .test_producers import NOW, batch
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from logfs.log.reader import Reader
+    from logfs.log.read.reader import Reader
 
 
 def by_pieces(reader: Reader, piece_bytes: int = 1 << 20) -> list[Record]:
     """All records of a log, as readers in other processes get them."""
     found: list[Record] = []
-    for piece in pieces.plan(
+    for piece in scan_split.plan(
         reader, reader.log_start_offset, reader.log_end_offset, piece_bytes=piece_bytes
     ):
-        for columns in pieces.read(piece):
+        for columns in scan_split.read(piece):
             assert isinstance(columns, Columns), columns
             found += columns.records()
     return found
@@ -79,8 +79,8 @@ def test_a_batch_with_malformed_records_is_an_error_among_pieces(
         (tmp_path / "cleaner-offset-checkpoint").write_text("0\n1\norders 0 1\n")
     with Store(tmp_path, read_only=True) as store:
         orders = store[NAME]
-        (piece,) = pieces.plan(orders, 0, orders.log_end_offset, piece_bytes=1 << 20)
-        before, error, after = pieces.read(piece)
+        (piece,) = scan_split.plan(orders, 0, orders.log_end_offset, piece_bytes=1 << 20)
+        before, error, after = scan_split.read(piece)
         assert isinstance(error, DamagedRange)
         assert (error.first_offset, error.next_offset) == (1 + gap, 2 + gap)
         assert isinstance(before, Columns)

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from logfs.log.appended import AppendedBatch
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import AppendedBatch, Partition
 
 NAME = "orders-0"
 NOW = 1_700_000_000_000

@@ -16,7 +16,8 @@ from logfs.format.batches.batch import HEADER_SIZE, LENGTH_OVERHEAD
 from logfs.format.batches.columns import Columns
 from logfs.format.batches.compression import Codec
 from logfs.format.text.rendering import View
-from logfs.log import pieces, text_cache
+from logfs.log.segment import text_index_cache
+from logfs.log.transfer import scan_split
 from logfs.store.check import Severity, check
 from logfs.store.store import Store
 from tests.legacy_encoder import Old, message, wrapper
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from logfs.log.walk import DamagedRange
+    from logfs.log.segment.batch_iterator import DamagedRange
     from tests.conftest import Clock
 
 NAME = "orders-0"
@@ -140,8 +141,8 @@ def test_every_good_record_is_printed_once(
     with Store(log_dir, read_only=True) as store:
         orders = store[NAME]
         split: list[Columns | DamagedRange] = []
-        for piece in pieces.plan(orders, 0, COUNT, piece_bytes=200):
-            split += pieces.read(piece)
+        for piece in scan_split.plan(orders, 0, COUNT, piece_bytes=200):
+            split += scan_split.read(piece)
     of_pieces = [each for each in split if isinstance(each, Columns)]
     values = [record.value.decode() for each in of_pieces for record in each.records()]
     assert values == wanted
@@ -244,7 +245,7 @@ def test_a_text_has_whole_lines_wherever_it_begins(
 
     Beside a writer, who may have compacted the log, offsets may be missing.
     """
-    monkeypatch.setattr(text_cache, "SMALLEST_BYTES", 0)
+    monkeypatch.setattr(text_index_cache, "SMALLEST_BYTES", 0)
     path = log_dir / NAME / f"{0:020}.log"
     olds = [Old(n, b"old %d" % n, None, 1_700_000_000_000 + n) for n in range(BATCHES * RECORDS)]
     singles = [message(1, old) for old in olds[:4]]

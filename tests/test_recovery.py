@@ -12,8 +12,8 @@ import pytest
 
 from logfs.format.base import names
 from logfs.format.batches.record import Record
-from logfs.log.files import Disk
-from logfs.log.watched import WatchedDisk
+from logfs.log.disk.checked_disk import WatchedDisk
+from logfs.log.disk.disk import Disk
 from logfs.store.check import Severity, check
 from logfs.store.store import Store
 from tests.conftest import DEEP
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from logfs.log.reader import Reader
+    from logfs.log.read.reader import Reader
     from tests.conftest import Clock
 
 NAME = "orders-0"

@@ -15,8 +15,8 @@ from logfs import errors
 from logfs.format.base import names
 from logfs.format.batches.record import Record
 from logfs.format.text.rendering import View
-from logfs.log.files import Disk
-from logfs.log.view import NOBODY
+from logfs.log.disk.disk import Disk
+from logfs.log.read.text_view import NOBODY
 from logfs.store.check import check
 from logfs.store.store import Store
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
 
 NAME = "orders-0"
 NOW = 1_700_000_000_000

@@ -12,9 +12,9 @@ from logfs.format.batches.record import Record
 from logfs.format.encoding.batch_builder import BatchFormat, build_records, offset_digits
 from logfs.format.text.rendering import NO_TEXT, measure
 from logfs.log import recovery
-from logfs.log.files import Disk
-from logfs.log.segment import Segment
-from logfs.log.walk import Damage
+from logfs.log.disk.disk import Disk
+from logfs.log.segment.batch_iterator import Damage
+from logfs.log.segment.segment import Segment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -201,7 +201,7 @@ def test_time_lookups_have_kafkas_figures(
 ) -> None:
     """Timestamps 10 i at offsets 40 to 49 (kafka-storage 14.1 item 11)."""
     from logfs.format.base.names import TopicPartition
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
 
     raw_segment(
         tmp_path, 40, *(batch_bytes([Record(b"v", timestamp=10 * i)], i) for i in range(40, 50))

@@ -6,7 +6,7 @@ import pytest
 
 from logfs.config import BrokerConfig, LogConfig
 from logfs.errors import Corrupt, InvalidName, InvalidSetting, NotWritable
-from logfs.log.files import Disk, ReadOnlyDisk
+from logfs.log.disk.disk import Disk, ReadOnlyDisk
 from logfs.store.settings import Settings
 
 

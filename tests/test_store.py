@@ -30,7 +30,7 @@ from logfs.format.base.names import TopicPartition
 from logfs.format.batches.record import Record
 from logfs.format.files import checkpoint
 from logfs.format.text.rendering import View
-from logfs.log.files import Disk
+from logfs.log.disk.disk import Disk
 from logfs.store import lock
 from logfs.store.log_dir import CLEAN_SHUTDOWN, HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
 from logfs.store.store import Store

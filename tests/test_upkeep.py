@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
     from tests.conftest import Clock, Mount
 
 HOUR = 3_600_000

@@ -18,9 +18,16 @@ from logfs.format.batches.record import Record
 from logfs.format.encoding.batch_builder import BatchFormat, build_records
 from logfs.format.text import envelope
 from logfs.format.text.rendering import View
-from logfs.log.text_index import TextIndex
-from logfs.log.view import KEPT_BEHIND, NOBODY, BlockCache, Piece, TextView, offset_of_last
-from logfs.log.walk import DamagedRange
+from logfs.log.read.text_view import (
+    KEPT_BEHIND,
+    NOBODY,
+    BlockCache,
+    Piece,
+    TextView,
+    offset_of_last,
+)
+from logfs.log.segment.batch_iterator import DamagedRange
+from logfs.log.segment.text_index import TextIndex
 from logfs.store.check import check
 from logfs.store.store import Store
 from tests.test_batch import E_COMMIT
@@ -28,7 +35,7 @@ from tests.test_batch import E_COMMIT
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
     from tests.conftest import Clock
 
 NAME = "orders-0"

@@ -11,7 +11,7 @@ from logfs.cli.common import add_target, open_for_writing, progress_bar
 if TYPE_CHECKING:
     import argparse
 
-    from logfs.log.framing import Framer
+    from logfs.log.append.line_framer import Framer
 
 _READ_BYTES = 1 << 20
 
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     After an error the records that were appended before it are flushed and printed, too.
     """
-    from logfs.log.framing import EnvelopeFramer, Framer
+    from logfs.log.append.line_framer import EnvelopeFramer, Framer
 
     store, partition = open_for_writing(arguments.target)
     with store:

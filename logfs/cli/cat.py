@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import argparse
 
     from logfs.format.batches.record import Record
-    from logfs.log.reader import Reader
+    from logfs.log.read.reader import Reader
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,9 +15,9 @@ from logfs.errors import InvalidName, InvalidSetting, InvalidStore, UnknownParti
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from logfs.log.committed import Isolation
-    from logfs.log.partition import Partition
-    from logfs.log.reader import Reader
+    from logfs.log.append.partition import Partition
+    from logfs.log.read.read_committed import Isolation
+    from logfs.log.read.reader import Reader
     from logfs.store.store import Store
 
 
@@ -66,7 +66,7 @@ def add_isolation(parser: argparse.ArgumentParser) -> None:
 
 def isolation_level(text: str) -> Isolation:
     """Return the isolation level with that name; `InvalidSetting` for an unknown name."""
-    from logfs.log.committed import Isolation
+    from logfs.log.read.read_committed import Isolation
 
     try:
         return Isolation(text)

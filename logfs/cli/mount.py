@@ -125,7 +125,7 @@ def _remount(arguments: argparse.Namespace) -> int:
 
 
 def _options(arguments: argparse.Namespace) -> Options:
-    from logfs.log.committed import Isolation
+    from logfs.log.read.read_committed import Isolation
 
     try:
         from logfs.mount.session import Options

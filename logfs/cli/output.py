@@ -9,16 +9,16 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from logfs.errors import OffsetOutOfRange
-from logfs.log.files import TRIES, Gone
-from logfs.log.walk import Damage, DamagedRange
+from logfs.log.disk.disk import TRIES, Gone
+from logfs.log.segment.batch_iterator import Damage, DamagedRange
 
 if TYPE_CHECKING:
     import argparse
 
     from logfs.cli.reading import OpenTarget
     from logfs.format.batches.record import Record
-    from logfs.log.reader import Reader
-    from logfs.log.segment import Segment
+    from logfs.log.read.reader import Reader
+    from logfs.log.segment.segment import Segment
 
 _CHUNK_BYTES = 1 << 20
 # The limit on rounds of printing. Each round after the first prints up to the new end of a log that was compacted
@@ -134,11 +134,11 @@ def _may_hide_damage(segment: Segment) -> bool:
     has such batches, or has lost batches, and is searched. A segment with `gaps` is not searched, because it always
     has fewer records than offsets.
     """
-    from logfs.log import spans
+    from logfs.log.segment import batch_scanner
 
     if segment.gaps or segment.tip.text.records == segment.next_offset - segment.base_offset:
         return False
-    found = spans.stretches(segment, 0, segment.base_offset)
+    found = batch_scanner.stretches(segment, 0, segment.base_offset)
     return any(isinstance(each, Damage) for each in found)
 
 

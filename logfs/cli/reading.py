@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from logfs.cli.common import isolation_level, partition, recovery_progress, target
-from logfs.log.files import TRIES, Gone
+from logfs.log.disk.disk import TRIES, Gone
 
 if TYPE_CHECKING:
     import uuid
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logfs.cli.common import Target
-    from logfs.log.partition import Partition
-    from logfs.log.reader import Reader
+    from logfs.log.append.partition import Partition
+    from logfs.log.read.reader import Reader
     from logfs.store.store import Store
 
 T = TypeVar("T")

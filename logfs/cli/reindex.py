@@ -17,12 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Recover the partition from its beginning, which rebuilds every index; exit code 1 if a segment is damaged."""
-    from logfs.log import key_map
 
     store, partition = open_for_writing(arguments.target, recover=True)
     with store:
         # Drop the key maps, too: the next lookup by key rebuilds them.
-        key_map.forget(partition)
+        partition.forget_keys()
         name = partition.name.directory
         print(f"{name}: {len(partition.segments)} segments, {partition.log_end_offset} offsets")
         return 1 if any(segment.damaged for segment in partition.segments) else 0

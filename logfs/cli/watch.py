@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from logfs.errors import InvalidStore
-from logfs.log.files import TRIES, Gone
+from logfs.log.disk.disk import TRIES, Gone
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

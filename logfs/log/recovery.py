@@ -21,25 +21,25 @@ from logfs.errors import Corrupt
 from logfs.format.base import names
 from logfs.format.batches.batch import Batch
 from logfs.format.text.rendering import NO_TEXT
-from logfs.log.epochs import LeaderEpochs
-from logfs.log.files import TEMPORARY
-from logfs.log.index import MAX_RELATIVE_OFFSET, OffsetEntry, TimeEntry
-from logfs.log.listing import list_segments
-from logfs.log.producers import Producers
-from logfs.log.rebuild import IndexBuilder
-from logfs.log.segment import UNMEASURED, Segment, Tip
-from logfs.log.snapshots import Snapshots
-from logfs.log.spans import survey
-from logfs.log.walk import CHUNK_BYTES, Damage
+from logfs.log.disk.disk import TEMPORARY
+from logfs.log.segment.batch_iterator import CHUNK_BYTES, Damage
+from logfs.log.segment.batch_scanner import survey
+from logfs.log.segment.index import MAX_RELATIVE_OFFSET, OffsetEntry, TimeEntry
+from logfs.log.segment.index_builder import IndexBuilder
+from logfs.log.segment.segment import UNMEASURED, Segment, Tip
+from logfs.log.segment.segment_listing import list_segments
+from logfs.log.state.leader_epochs import LeaderEpochs
+from logfs.log.state.producer_snapshots import Snapshots
+from logfs.log.state.producers import Producers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from logfs.config import LogConfig
-    from logfs.log.files import Disk
-    from logfs.log.listing import Files
-    from logfs.log.spans import BatchInfo
+    from logfs.log.disk.disk import Disk
+    from logfs.log.segment.batch_scanner import BatchInfo
+    from logfs.log.segment.segment_listing import Files
 
     Progress = Callable[[int], None]
 

@@ -43,7 +43,7 @@ from logfs.mount.threads import run_in_thread
 from logfs.store.groups import TOPIC as GROUPS_TOPIC
 
 if TYPE_CHECKING:
-    from logfs.log.reader import Reader
+    from logfs.log.read.readable_log import ReadableLog
     from logfs.mount.nodes.growing import GrowingFile
 
 # How long a size must be told without a change before the kernel may keep it; an answer arrives within microseconds.
@@ -88,7 +88,7 @@ class GrowingSizes:
 
     def __init__(self) -> None:
         self._told: WeakKeyDictionary[GrowingFile, _Told] = WeakKeyDictionary()
-        self._kept: WeakKeyDictionary[Reader, set[int]] = WeakKeyDictionary()
+        self._kept: WeakKeyDictionary[ReadableLog, set[int]] = WeakKeyDictionary()
         # The threads that were told to repeat a lookup, until they open the file.
         self._sent_back: set[int] = set()
         self._waiting = trio.CapacityLimiter(_WAITING)
@@ -184,7 +184,7 @@ class GrowingSizes:
         self._kept.setdefault(log, set()).add(node.inode)
         return KEEP_SECONDS
 
-    def take_back(self, partition: Reader) -> set[int]:
+    def take_back(self, partition: ReadableLog) -> set[int]:
         """Remove and return the inodes whose kept sizes an append to `partition` makes stale.
 
         The caller must invalidate the attributes of each.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyfuse3
 import trio
 
-from logfs.log.timing import Durations
+from logfs.log.disk.latency_histogram import Durations
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import pyfuse3
 import trio
 
-from logfs.log.files import WouldBlock
+from logfs.log.disk.disk import WouldBlock
 from logfs.mount.errnos import refuse
 from logfs.mount.growing_sizes import GrowingSizes
 from logfs.mount.guard import guarded
@@ -36,7 +36,7 @@ from logfs.mount.threads import run_in_thread
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
     from logfs.mount.nodes.base import Stat
     from logfs.mount.nodes.root import RootDirectory
 

@@ -20,7 +20,7 @@ import trio
 
 import logfs
 from logfs.errors import InvalidStore
-from logfs.log.committed import Isolation
+from logfs.log.read.read_committed import Isolation
 from logfs.mount import threads
 from logfs.mount.errnos import ErrorLog
 from logfs.mount.nodes.base import Context
@@ -225,10 +225,10 @@ def _raise_file_limit() -> None:
 def warm_up() -> None:
     """Compile, or load from the cache, the code that the first request would otherwise wait for."""
     from logfs.format.kernel_warmup import warm_up as warm
-    from logfs.log import key_table
+    from logfs.log.read import key_tables
 
     warm()
-    key_table.warm_up()
+    key_tables.warm_up()
     # The objects that exist now stay, so the garbage collector need not examine them again and again.
     gc.collect()
     gc.freeze()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from logfs.format.base.names import TopicPartition
-    from logfs.log.reader import Reader
+    from logfs.log.read.reader import Reader
     from logfs.spark.options import ReadOptions
     from logfs.spark.splits import Split
 

@@ -28,7 +28,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from logfs.log import pieces
+from logfs.log.transfer import scan_split
 from logfs.spark.arrow import FIRST_MS, LAST_MS
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
     from logfs.format.batches.columns import Columns
-    from logfs.log.reader import Reader
+    from logfs.log.read.reader import Reader
 
     # Half-open ranges of numbers, (first, end), in ascending order.
     Ranges = Sequence[tuple[int, int]]
@@ -128,7 +128,7 @@ class Pushed:
             return []
         found = _common([(first, end)], self.offsets)
         if found and self.since_ms is not None:
-            found = _common(found, pieces.as_late_as(reader, self.since_ms))
+            found = _common(found, scan_split.as_late_as(reader, self.since_ms))
         return found
 
     @property

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from logfs.format.base.names import TopicPartition
-from logfs.log.committed import Isolation
+from logfs.log.read.read_committed import Isolation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

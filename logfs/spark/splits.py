@@ -16,9 +16,9 @@ from pyspark.sql.datasource import InputPartition
 from logfs.errors import Corrupt, LogfsError
 from logfs.format.base.names import parse_directory
 from logfs.format.files import checkpoint
-from logfs.log import pieces
-from logfs.log.files import Disk, Gone
-from logfs.log.walk import DamagedRange
+from logfs.log.disk.disk import Disk, Gone
+from logfs.log.segment.batch_iterator import DamagedRange
+from logfs.log.transfer import scan_split
 from logfs.spark import workers
 from logfs.spark.arrow import sized
 from logfs.spark.filters import Pushed
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from logfs.format.base.names import TopicPartition
     from logfs.format.batches.columns import Columns
-    from logfs.log.pieces import Piece
-    from logfs.log.planned import PlannedFile
-    from logfs.log.reader import Reader
+    from logfs.log.read.reader import Reader
+    from logfs.log.transfer.scan_split import Piece
+    from logfs.log.transfer.segment_descriptor import PlannedFile
     from logfs.spark.arrow import BatchMaker
     from logfs.spark.options import ReadOptions
 
@@ -145,7 +145,7 @@ def _cut(part: Part, records: int) -> Iterator[Part]:
     if part.piece.end_offset - part.piece.first_offset <= records:
         yield part
         return
-    for piece in pieces.split(part.piece, records):
+    for piece in scan_split.split(part.piece, records):
         yield part._replace(piece=piece)
 
 
@@ -154,7 +154,7 @@ def _parts(
 ) -> list[Part]:
     for tries_left in range(_TRIES - 1, -1, -1):
         try:
-            found = pieces.plan(reader, first, end, piece_bytes=piece_bytes)
+            found = scan_split.plan(reader, first, end, piece_bytes=piece_bytes)
             return [Part(name.topic, name.partition, piece) for piece in found]
         except (Gone, FileNotFoundError):
             if not tries_left:
@@ -210,7 +210,7 @@ def columns(part: Part, options: ReadOptions, since_ms: int | None = None) -> It
     """
     try:
         # This opens the file, so a later rename or removal does not affect the read.
-        read = pieces.read(part.piece, since_ms)
+        read = scan_split.read(part.piece, since_ms)
     except Gone as gone:
         logger.info("%s; searching the log for its records again", gone)
         yield from _columns_again(part, gone, options, since_ms)

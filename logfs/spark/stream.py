@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from logfs.log import pieces
+from logfs.log.transfer import scan_split
 from logfs.spark import splits
 from logfs.spark.arrow import BatchMaker, arrow_schema, check_schema
 from logfs.spark.topics import (
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from logfs.format.base.names import TopicPartition
-    from logfs.log.reader import Reader
+    from logfs.log.read.reader import Reader
     from logfs.spark.options import ReadOptions
     from logfs.spark.splits import Split
     from logfs.spark.topics import Look, Offsets, OffsetsJson
@@ -396,7 +396,7 @@ _MEASURED_BYTES = 1 << 30
 
 def _bytes_between(reader: Reader, first: int, end: int) -> int:
     """Return the approximate number of .log bytes that hold the offsets [first, end), by the offset indexes."""
-    found = pieces.plan(
+    found = scan_split.plan(
         reader, max(first, reader.log_start_offset), end, piece_bytes=_MEASURED_BYTES
     )
     return sum(piece.bytes for piece in found)
@@ -404,7 +404,9 @@ def _bytes_between(reader: Reader, first: int, end: int) -> int:
 
 def _offset_after(reader: Reader, first: int, end: int, size: int) -> int:
     """Return the offset that is about `size` bytes of the log after `first`, and at least one batch after it."""
-    found = pieces.plan(reader, max(first, reader.log_start_offset), end, piece_bytes=max(size, 1))
+    found = scan_split.plan(
+        reader, max(first, reader.log_start_offset), end, piece_bytes=max(size, 1)
+    )
     left = size
     offset = first
     for piece in found:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from logfs.log.reader import Reader
+    from logfs.log.read.reader import Reader
     from logfs.spark.options import Limit, ReadOptions
 
     # As in Spark's checkpoints, for example {"orders": {"0": 23}, "orders#ABEiM0RVZneImaq7zN3u_w": {}}.

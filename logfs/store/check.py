@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from logfs.errors import Corrupt, LogfsError
 from logfs.format.files import checkpoint, commit_file
 from logfs.format.files.producer_snapshot import parse_snapshot
-from logfs.log import key_map
-from logfs.log.audit import Account, Finding, Severity, audit, error, note, settle
-from logfs.log.files import TRIES, Gone
+from logfs.log.disk.disk import TRIES, Gone
+from logfs.log.read import key_index
 from logfs.log.recovery import TORN
+from logfs.log.transfer.audit import Account, Finding, Severity, audit, error, note, settle
 from logfs.store import modes
 from logfs.store.commit import ORPHAN_MS, read_commits
 from logfs.store.log_dir import (
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from logfs.log.files import Disk
-    from logfs.log.partition import Partition
-    from logfs.log.segment import Segment
+    from logfs.log.append.partition import Partition
+    from logfs.log.disk.disk import Disk
+    from logfs.log.segment.segment import Segment
     from logfs.store.log_dir import LogDir
 
     Progress = Callable[[str, int], None]
@@ -242,9 +242,9 @@ def _check_commits(store: Store, log_dir: LogDir) -> Iterator[Finding]:
 def _check_key_maps(partition: Partition) -> Iterator[Finding]:
     """Compare the key maps of `keys/`, where they exist, with the whole log."""
     for reader in (partition, partition.committed):
-        path = key_map.file_path(reader)
+        path = key_index.file_path(reader)
         try:
-            wrong = key_map.audit(reader)
+            wrong = key_index.audit(reader)
         except (LogfsError, OSError) as why:
             text = str(why).removeprefix(f"{path}: ")
             yield note(path, f"{text}; it is rebuilt on demand")

@@ -25,9 +25,9 @@ from logfs.errors import (
 from logfs.format.base.names import INT64_MAX
 from logfs.format.files import commit_file
 from logfs.format.files.commit_file import NO_PLACE, CommitLog, Part, Pending, StagedFile, Writer
-from logfs.log.files import EXHAUSTED, Disk
+from logfs.log.disk.disk import EXHAUSTED, Disk
 from logfs.log.recovery import Place
-from logfs.log.staged import Landing, Measures, measure, place, take_stock
+from logfs.log.transfer.staged_batches import Landing, Measures, measure, place, take_stock
 from logfs.store.log_dir import FirstError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logfs.format.base.names import TopicPartition
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
     from logfs.store.log_dir import LogDir
     from logfs.store.store import Store
 

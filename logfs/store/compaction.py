@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from logfs.log.cleaning import Dirty
+from logfs.log.compaction.cleaning import Dirty
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from logfs.config import LogConfig
-    from logfs.log.segment import Segment
+    from logfs.log.segment.segment import Segment
 
 
 class Log(NamedTuple):

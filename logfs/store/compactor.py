@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import InvalidSetting, InvalidStore, LogfsError
-from logfs.log.cleaning import Cleaned, CleaningAborted
-from logfs.log.files import EXHAUSTED
+from logfs.log.compaction.cleaning import Cleaned, CleaningAborted
+from logfs.log.disk.disk import EXHAUSTED
 from logfs.store import compaction
 from logfs.store.upkeep import Task, Timer, due
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from logfs.config import LogConfig
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
     from logfs.store.compaction import Plan
     from logfs.store.store import Store
     from logfs.store.upkeep import Work
@@ -159,7 +159,7 @@ class Compactor:
 
         With `roll` the active segment is sealed before, so that it is compacted, too. `progress` is called with each
         number of bytes that is read or written. Raises `InvalidSetting` if `cleanup.policy` has no `compact`, and the
-        errors of `logfs.log.cleaner.clean`.
+        errors of `logfs.log.compaction.cleaner.clean`.
         """
         self._check(name)
         partition = self._store[name]
@@ -264,7 +264,7 @@ class Compactor:
     def _clean(
         self, partition: Partition, plan: Plan, work: Work, progress: Progress | None
     ) -> Cleaned:
-        from logfs.log.cleaner import clean
+        from logfs.log.compaction.cleaner import clean
 
         broker = self._store.settings.broker_config
         throttle = Throttle(broker.log_cleaner_io_max_bytes_per_second, self._stopped.wait)

@@ -20,7 +20,7 @@ from logfs import errors
 from logfs.errors import CommitPending, LogfsError, StoreLocked
 from logfs.format.base import names
 from logfs.format.files.commit_file import StagedFile, checked, typed
-from logfs.log.files import Disk
+from logfs.log.disk.disk import Disk
 from logfs.store.commit import Committed, held_up
 from logfs.store.lock import MOUNT_FILE, holder, mountpoint
 from logfs.store.recognition import check_log_dirs, mounted_log_dirs

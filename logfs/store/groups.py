@@ -29,14 +29,14 @@ from logfs.format.batches.record import Record
 from logfs.format.messages import group_record
 from logfs.format.messages.control import ControlType, parse_control_key
 from logfs.format.messages.group_record import OffsetCommit, OffsetKey, coordinator_partition
-from logfs.log.walk import DamagedRange
+from logfs.log.segment.batch_iterator import DamagedRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from logfs.format.batches.batch import Batch
-    from logfs.log.partition import Partition
-    from logfs.log.reader import Reader
+    from logfs.log.append.partition import Partition
+    from logfs.log.read.reader import Reader
     from logfs.store.store import Store
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,6 @@ import logging
 from typing import TYPE_CHECKING
 
 from logfs.errors import LogfsError
-from logfs.log import key_map
 from logfs.store.upkeep import Work
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ logger = logging.getLogger(__name__)
 def keep_up(store: Store) -> None:
     """Extend each recently used key map to the end of its log. May take long; an error is logged."""
     for name, partition in list(store.partitions.items()):
-        for keys in key_map.in_use(partition):
+        for keys in partition.key_indexes():
             try:
                 keys.keep_up(store.clock())
             except (LogfsError, OSError) as error:
@@ -30,7 +29,7 @@ def keep_up(store: Store) -> None:
 def readings(store: Store) -> Iterator[Work]:
     """Yield the logs that are being read for their keys, with the progress."""
     for name, partition in sorted(store.partitions.items()):
-        for keys in key_map.in_use(partition):
+        for keys in partition.key_indexes():
             progress = keys.progress
             if progress is not None:
                 yield Work("reading keys of", name, store.clock(), "", *progress)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from logfs.format.base.names import TopicPartition
-    from logfs.log.files import Disk
+    from logfs.log.disk.disk import Disk
 
 
 @dataclass(frozen=True)

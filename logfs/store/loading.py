@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 from logfs.errors import InvalidStore, LogfsError
 from logfs.format.base import names
 from logfs.format.base.names import DirectoryKind, TopicPartition
-from logfs.log import follow, recovery
-from logfs.log.file_checks import check_files
-from logfs.log.files import Disk, Gone
-from logfs.log.follow import FollowedPartition
-from logfs.log.followed import FollowedSegment
-from logfs.log.partition import Partition
-from logfs.log.segment import Segment
+from logfs.log import recovery
+from logfs.log.append.partition import Partition
+from logfs.log.disk.disk import Disk, Gone
+from logfs.log.follow import live_partition
+from logfs.log.follow.live_partition import FollowedPartition
+from logfs.log.follow.live_segment import FollowedSegment
+from logfs.log.segment.file_checks import check_files
+from logfs.log.segment.segment import Segment
 from logfs.store import moves
 from logfs.store.lease import Lease, LeasedLogDir
 from logfs.store.lock import STATUS_FILE
@@ -236,7 +237,7 @@ class Loader:
 
         def load() -> recovery.Loaded:
             if log_dir.live:
-                return follow.load(log_dir.disk, path, start)
+                return live_partition.load(log_dir.disk, path, start)
             kind = FollowedSegment if self._store.read_only else Segment
             return recovery.load(
                 log_dir.disk, path, config, start, self._store.clock(), report, kind

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from logfs.errors import StoreLocked
 
 if TYPE_CHECKING:
-    from logfs.log.files import Disk, File
+    from logfs.log.disk.disk import Disk, File
 
 logger = logging.getLogger(__name__)
 

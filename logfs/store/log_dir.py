@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from logfs.errors import Corrupt, LogDirFailed, LogfsError
 from logfs.format.files import checkpoint
-from logfs.log.watched import WatchedDisk
+from logfs.log.disk.checked_disk import WatchedDisk
 from logfs.store.lock import Lock, holder
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from logfs.format.base.names import TopicPartition
-    from logfs.log.files import Disk
+    from logfs.log.disk.disk import Disk
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from logfs.store.retention import Cause
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from logfs.log.partition import Partition
-    from logfs.log.timing import Durations
+    from logfs.log.append.partition import Partition
+    from logfs.log.disk.latency_histogram import Durations
     from logfs.store.compaction import Plan
     from logfs.store.store import Store
 

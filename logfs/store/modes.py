@@ -15,7 +15,7 @@ from logfs.errors import Corrupt
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from logfs.log.reader import Reader
+    from logfs.log.read.reader import Reader
 
 # A plain file in the partition directory: Kafka ignores names without one of its suffixes (kafka-storage 1.1).
 FILE_NAME = "logfs.modes"

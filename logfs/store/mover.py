@@ -13,14 +13,14 @@ from weakref import WeakSet
 
 from logfs.errors import InvalidName, LogfsError, NotWritable, PartitionExists, PartitionFailed
 from logfs.format.base import names
-from logfs.log.copying import MOVED, Copy
-from logfs.log.segment_files import relocate
+from logfs.log.segment.segment_files import relocate
+from logfs.log.transfer.partition_copy import MOVED, Copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from logfs.log.partition import Partition
-    from logfs.log.segment import Segment
+    from logfs.log.append.partition import Partition
+    from logfs.log.segment.segment import Segment
     from logfs.store.log_dir import LogDir
     from logfs.store.store import Store
 
@@ -158,7 +158,7 @@ class Mover:
                     copy.catch_up()
                 with self._lock, partition.flush_lock, partition.lock:
                     self._swap(partition, target, copy)
-            partition.exchange_segments(copy.twins)
+            partition.views.exchange(copy.twins)
         except BaseException:
             self._discard(copy)
             raise
@@ -235,7 +235,7 @@ class Mover:
         if directory not in self._left:
             return set()
         partition, left = self._left[directory]
-        partition.pin_views()
+        partition.views.pin()
         found = {segment.base_offset for segment in left}
         if not found:
             del self._left[directory]

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from logfs.errors import InvalidName, InvalidStore
 from logfs.format.base import names
 from logfs.format.files import commit_file
-from logfs.log import epochs
-from logfs.log.files import TEMPORARY
+from logfs.log.disk.disk import TEMPORARY
+from logfs.log.state import leader_epochs
 from logfs.store import lock, log_dir, settings
 from logfs.store.lease import Lease
 from logfs.store.mount_table import DEAD_ERRORS, Mount, is_dead, logfs_mounts
@@ -86,7 +86,7 @@ _MARKS = frozenset(
 # log directory, one that a process is opening for the first time, only if nothing else is there.
 _NOTHING = frozenset({"lost+found", lock.FILE_NAME})
 # Files that only partitions have, besides segment files.
-_PARTITION_MARKS = frozenset({"partition.metadata", epochs.FILE_NAME})
+_PARTITION_MARKS = frozenset({"partition.metadata", leader_epochs.FILE_NAME})
 _SEGMENT = re.compile(r"[0-9]{20}\.(log|index|timeindex|textindex|txnindex|snapshot)(\..*)?")
 
 _MOST_CHILDREN = 100

@@ -11,13 +11,13 @@ from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.format.base.times import format_time
-from logfs.log.walk import Damage
+from logfs.log.segment.batch_iterator import Damage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from logfs.config import LogConfig
-    from logfs.log.segment import Segment
+    from logfs.log.segment.segment import Segment
 
 
 class Cause(Enum):

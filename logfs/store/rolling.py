@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from logfs.config import LogConfig
-    from logfs.log.segment import Segment
+    from logfs.log.segment.segment import Segment
 
 
 def is_wanted(config: LogConfig, *, is_brokers: bool) -> bool:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from logfs.log.files import Disk
+    from logfs.log.disk.disk import Disk
     from logfs.setting import Setting
 
 BROKER_FILE = "logfs.properties"

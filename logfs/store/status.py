@@ -8,7 +8,7 @@ from logfs.store.key_maps import readings
 from logfs.store.upkeep import HELD_UP
 
 if TYPE_CHECKING:
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
     from logfs.store.compactor import Result
     from logfs.store.retainer import Retained
     from logfs.store.store import Store

@@ -23,9 +23,9 @@ from logfs.errors import (
 from logfs.format.base import names
 from logfs.format.files import checkpoint
 from logfs.log import recovery
-from logfs.log.copying import remove_directory
-from logfs.log.files import Disk, ReadOnlyDisk
-from logfs.log.partition import LEADER_EPOCH, Partition
+from logfs.log.append.partition import LEADER_EPOCH, Partition
+from logfs.log.disk.disk import Disk, ReadOnlyDisk
+from logfs.log.transfer.partition_copy import remove_directory
 from logfs.store.commit import Commits
 from logfs.store.compactor import Compactor
 from logfs.store.groups import Groups

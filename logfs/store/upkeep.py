@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import LogfsError
-from logfs.log.copying import remove_directory
+from logfs.log.transfer.partition_copy import remove_directory
 from logfs.store import rolling
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logfs.config import BrokerConfig
-    from logfs.log.files import Disk
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
+    from logfs.log.disk.disk import Disk
     from logfs.store.store import Store
 
 logger = logging.getLogger(__name__)

@@ -787,7 +787,7 @@ def engine_read(bench: Bench) -> list[Result]:
     """The engine without a mount: batches to columns, the text views, one record by offset."""
     from logfs.format.kernel_warmup import warm_up
     from logfs.format.text.rendering import View
-    from logfs.log.view import TextView
+    from logfs.log.read.text_view import TextView
     from logfs.store.store import Store
 
     warm_up()

@@ -27,7 +27,7 @@ from rows import in_child, row
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
     from tests.kafka.helper import Helper
 
 TOPIC = "bench"

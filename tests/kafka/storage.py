@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
     from tests.kafka.helper import Helper
 
 TOPIC = "orders"

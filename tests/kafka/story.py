@@ -14,7 +14,7 @@ from tests.kafka.storage import CLIENT, COORDINATOR
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
     from tests.kafka.storage import Step
 
 PRODUCERS = range(1000, 1030, 5)

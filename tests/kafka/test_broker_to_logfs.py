@@ -11,7 +11,7 @@ import pytest
 
 import logfs
 from logfs.format.text.rendering import View
-from logfs.log.reader import EARLIEST, LATEST, MAX_TIMESTAMP
+from logfs.log.read.reader import EARLIEST, LATEST, MAX_TIMESTAMP
 from tests.conftest import assert_clean
 from tests.kafka import topics
 from tests.kafka.client import COMMITTED

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from logfs import Record, Store
-from logfs.log.walk import Damage
+from logfs.log.segment.batch_iterator import Damage
 from tests.conftest import assert_clean, wait_for
 from tests.kafka import topics
 

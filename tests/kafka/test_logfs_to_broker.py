@@ -13,7 +13,7 @@ import pytest
 import logfs
 from logfs import Record
 from logfs.format.files import checkpoint
-from logfs.log.reader import EARLIEST, LATEST, MAX_TIMESTAMP
+from logfs.log.read.reader import EARLIEST, LATEST, MAX_TIMESTAMP
 from tests.conftest import Mount, assert_clean, need_fuse
 from tests.kafka.topics import CODECS, T
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logfs.format.batches.record import Record
-from logfs.log.files import Disk
+from logfs.log.disk.disk import Disk
 from logfs.store import door
 from logfs.store.settings import Settings
 from logfs.store.store import Store

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from logfs.format.files.commit_file import STAGED, CommitLog
-from logfs.log.files import Disk
+from logfs.log.disk.disk import Disk
 from logfs.store.commit import read_commits
 from logfs.store.store import Store
 from tests.conftest import need_fuse

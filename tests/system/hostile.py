@@ -180,11 +180,11 @@ def work(arguments: argparse.Namespace) -> None:
     import logging
 
     from logfs.format import kernel_warmup
-    from logfs.log import text_cache
+    from logfs.log.segment import text_index_cache
 
     logging.lastResort = None
     kernel_warmup.warm_up()
-    text_cache.SMALLEST_BYTES = 0
+    text_index_cache.SMALLEST_BYTES = 0
     templates = pickle.loads(Path(arguments.corpus).read_bytes())
     size = _virtual_bytes() + _ADDRESS_SPACE
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
@@ -308,11 +308,11 @@ def main() -> int:
 
 
 def _again(arguments: argparse.Namespace) -> int:
-    from logfs.log import text_cache
+    from logfs.log.segment import text_index_cache
     from tests.system.hostile_corpus import corpus
 
     warnings.simplefilter("error", RuntimeWarning)
-    text_cache.SMALLEST_BYTES = 0
+    text_index_cache.SMALLEST_BYTES = 0
     faulthandler.enable()
     templates = corpus()
     with tempfile.TemporaryDirectory() as directory:

@@ -22,9 +22,9 @@ from logfs.format.batches.compression import Codec
 from logfs.format.batches.record import Record
 from logfs.format.files import checkpoint
 from logfs.format.text import envelope
-from logfs.log.cleaner import clean
-from logfs.log.cleaning import Dirty
-from logfs.log.walk import Damage
+from logfs.log.compaction.cleaner import clean
+from logfs.log.compaction.cleaning import Dirty
+from logfs.log.segment.batch_iterator import Damage
 from logfs.store.log_dir import CLEAN_SHUTDOWN, META_PROPERTIES
 from logfs.store.store import PARTITION_METADATA, Store
 from tests.legacy_encoder import Old, message, wrapper
@@ -34,7 +34,7 @@ from tests.test_producers import batch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
 
 NAME = "orders-0"
 NOW = 1_700_000_000_000
@@ -107,9 +107,9 @@ def _make(name: str, maker: Callable[[Store], object]) -> Template:
     with TemporaryDirectory() as directory, ExitStack() as stack:
         # The same bytes each time, so that a mutation can be repeated from its seed.
         chance = random.Random(name)
-        for place in ("uuid.uuid4", "logfs.log.staged.uuid.uuid4"):
+        for place in ("uuid.uuid4", "logfs.log.transfer.staged_batches.uuid.uuid4"):
             stack.enter_context(patch(place, lambda: uuid.UUID(int=chance.getrandbits(128))))
-        stack.enter_context(patch("logfs.log.key_map.secrets.token_bytes", chance.randbytes))
+        stack.enter_context(patch("logfs.log.read.key_index.secrets.token_bytes", chance.randbytes))
         path = Path(directory, "log")
         with Store(path, clock=lambda: NOW) as store:
             # Entries for nearly every batch.

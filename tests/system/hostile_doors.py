@@ -19,8 +19,8 @@ from logfs.format.batches.batch import HEADER_SIZE, parse_header
 from logfs.format.batches.legacy import LegacyBatch, is_legacy
 from logfs.format.text import envelope
 from logfs.format.text.rendering import View
-from logfs.log import pieces
-from logfs.log.walk import DamagedRange
+from logfs.log.segment.batch_iterator import DamagedRange
+from logfs.log.transfer import scan_split
 from logfs.store.status import partition_status, store_status
 from logfs.store.store import Store
 from tests.system.hostile_corpus import NOW, Template, covered, seen
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logfs.format.batches.record import Record
-    from logfs.log.partition import Partition
-    from logfs.log.reader import Reader
+    from logfs.log.append.partition import Partition
+    from logfs.log.read.reader import Reader
 
 _TIMES = (0, 1, NOW - 50_000, NOW, NOW + 2, 2**62, 2**63 - 1, 10**19 - 1)
 _KEYS = (b"k0", b"k1", b"only 2", b"nosuch", b"")
@@ -261,8 +261,10 @@ class Doors:
         first, end = reader.log_start_offset, reader.log_end_offset
         found: list[Record] = []
         is_whole = True
-        for piece in pieces.plan(reader, first, end, piece_bytes=self.chance.choice((1, 1 << 20))):
-            for columns in pieces.read(piece):
+        for piece in scan_split.plan(
+            reader, first, end, piece_bytes=self.chance.choice((1, 1 << 20))
+        ):
+            for columns in scan_split.read(piece):
                 if isinstance(columns, DamagedRange):
                     is_whole = False
                 else:

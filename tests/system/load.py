@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import LogfsError
 from logfs.format.batches.record import Record
-from logfs.log.files import Disk
+from logfs.log.disk.disk import Disk
 from logfs.store import door
 from logfs.store.mount_table import DEAD_ERRORS, is_dead
 from logfs.store.settings import Settings

@@ -9,9 +9,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from logfs.cli import main
-from logfs.log.partition import Partition
-from logfs.log.segment import Segment
-from logfs.log.view import TextView
+from logfs.log.append.partition import Partition
+from logfs.log.read.text_view import TextView
+from logfs.log.segment.segment import Segment
 from logfs.mount.growing_sizes import GrowingSizes
 from logfs.mount.nodes.append import AppendHandle
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import LogfsError
 from logfs.format.text.rendering import View
-from logfs.log.view import TextView
+from logfs.log.read.text_view import TextView
 from logfs.store.check import Severity, check
 from logfs.store.store import Store
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
     from tests.system.scenes import Content, Ledger
 
 # Every record of the logs that commands are killed on; of those of mounts, a sample.

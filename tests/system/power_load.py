@@ -283,7 +283,7 @@ def _groups(worker: Worker) -> None:
 
 def _commit(worker: Worker) -> None:
     """Commit staged batches to two partitions at once; what was not answered is sent again with the same number."""
-    from logfs.log.files import Disk
+    from logfs.log.disk.disk import Disk
     from logfs.store.settings import Settings
 
     sequence = next_sequence(worker.acks)

@@ -16,7 +16,7 @@ import numpy as np
 
 from logfs.errors import Corrupt, LogfsError
 from logfs.format.files.producer_snapshot import parse_snapshot
-from logfs.log.walk import DamagedRange
+from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.store.check import Severity, check
 from logfs.store.store import Store
 from tests.system.power_load import (
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from logfs.format.batches.record import Record
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
 
 _WORKER = re.compile(r"(\d+)-([a-z]+)\d+")
 _VALUE = re.compile(rb"(\S+) (\d+) [0-9a-f]*")

@@ -20,7 +20,7 @@ from logfs.format.batches.record import Record, encode_record
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
     from tests.system.spawner import Spawner
 
 NAMES = ("plain-0", "keys-0", "txn-0")

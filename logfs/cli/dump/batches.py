@@ -23,7 +23,7 @@ from logfs.format.batches.batch import (
 from logfs.format.batches.compression import Codec
 from logfs.format.batches.legacy import LegacyBatch
 from logfs.format.batches.record import NO_TIMESTAMP, Record, TimestampType, decode_records
-from logfs.log.files import ReadOnlyDisk
+from logfs.log.disk.disk import ReadOnlyDisk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,13 +11,13 @@ from logfs.cli.dump.job import MISMATCH, NOT_FOUND, OUT_OF_ORDER, TIMESTAMP_MISM
 from logfs.errors import Corrupt
 from logfs.format.base import names
 from logfs.format.batches.record import NO_TIMESTAMP
-from logfs.log.files import ReadOnlyDisk
-from logfs.log.index import OffsetIndex, SparseIndex, TimeIndex
+from logfs.log.disk.disk import ReadOnlyDisk
+from logfs.log.segment.index import OffsetIndex, SparseIndex, TimeIndex
 
 if TYPE_CHECKING:
     from logfs.cli.dump.job import Job
     from logfs.format.batches.batch import Batch
-    from logfs.log.index import TimeEntry
+    from logfs.log.segment.index import TimeEntry
 
 
 Index = TypeVar("Index", bound=SparseIndex)

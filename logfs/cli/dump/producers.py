@@ -10,7 +10,7 @@ from logfs.format.base import names
 from logfs.format.batches.batch import decrement_sequence
 from logfs.format.files import aborted_transactions, producer_snapshot
 from logfs.format.files.producer_snapshot import ProducerEntry
-from logfs.log.files import ReadOnlyDisk
+from logfs.log.disk.disk import ReadOnlyDisk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from logfs.cli.spark.common import add_session, add_topics, bar, print_visits, s
 if TYPE_CHECKING:
     import argparse
 
-    from logfs.log.cleaning import Cleaned
+    from logfs.log.compaction.cleaning import Cleaned
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

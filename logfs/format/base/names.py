@@ -22,7 +22,7 @@ SEGMENT_FILES = (LOG, OFFSET_INDEX, TIME_INDEX, TXN_INDEX, TEXT_INDEX)
 # A position is an int32 in the indexes, and Kafka does not open a .log that is longer (kafka-storage 1.1).
 MAX_SEGMENT_BYTES = 2**31 - 1
 
-# Files of logfs alone, one for each isolation level: the newest record of each key (`logfs.log.key_map`).
+# Files of logfs alone, one for each isolation level: the newest record of each key (`key_index`).
 KEY_MAP = "logfs.keys"
 COMMITTED_KEY_MAP = "logfs.keys.committed"
 

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logfs.log.framing import EnvelopeFramer, Framer
+from logfs.log.append.line_framer import EnvelopeFramer, Framer
 from logfs.mount.nodes.base import (
     READ_BITS,
     WRITE_BITS,
@@ -24,8 +24,8 @@ from logfs.mount.nodes.base import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from logfs.log.partition import Partition
-    from logfs.log.reader import Reader
+    from logfs.log.append.partition import Partition
+    from logfs.log.read.reader import Reader
     from logfs.store.modes import Modes
 
 # A write of up to this size is encoded and written to the kernel's page cache on the trio thread, which takes less

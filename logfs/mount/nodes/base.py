@@ -10,15 +10,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
-from logfs.log.committed import Isolation
+from logfs.log.read.read_committed import Isolation
 from logfs.mount.errnos import refuse
 from logfs.store.modes import Access
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from logfs.log.partition import Partition
-    from logfs.log.reader import Reader
+    from logfs.log.append.partition import Partition
+    from logfs.log.read.reader import Reader
     from logfs.mount.errnos import ErrorLog
     from logfs.store.modes import Modes
     from logfs.store.store import Store

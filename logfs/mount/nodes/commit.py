@@ -13,7 +13,7 @@ from logfs.store.door import format_answer, parse_request, serve
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from logfs.log.reader import Reader
+    from logfs.log.read.reader import Reader
     from logfs.store.modes import Access
 
 

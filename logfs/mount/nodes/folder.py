@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from logfs.mount.nodes.base import DIRECTORY_BITS, Context, Directory, PartitionAccess, Stat
 
 if TYPE_CHECKING:
-    from logfs.log.reader import Reader
+    from logfs.log.read.reader import Reader
     from logfs.store.modes import Modes
 
 

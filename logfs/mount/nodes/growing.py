@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from logfs.mount.nodes.base import File, Handle, PartitionAccess
 
 if TYPE_CHECKING:
-    from logfs.log.reader import Reader
+    from logfs.log.read.reader import Reader
     from logfs.mount.nodes.base import Context, Directory
 
 

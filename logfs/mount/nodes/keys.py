@@ -6,8 +6,8 @@ import errno
 from typing import TYPE_CHECKING
 
 from logfs.format.base.names import FILE_NAME_LENGTH, file_name, parse_file_name
-from logfs.log.reader import OffsetAndTimestamp
-from logfs.log.recent_keys import recent_keys
+from logfs.log.read.reader import OffsetAndTimestamp
+from logfs.log.read.recent_keys import recent_keys
 from logfs.mount.nodes.base import Context, Node, Symlink
 from logfs.mount.nodes.folder import PartitionFolder
 from logfs.mount.nodes.record import JSON

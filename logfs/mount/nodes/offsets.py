@@ -14,7 +14,7 @@ from logfs.mount.nodes.text import JSONL, TextFile
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from logfs.log.reader import Reader
+    from logfs.log.read.reader import Reader
     from logfs.store.modes import Access, Modes
 
 # A record has exactly one name: its offset in canonical decimal.

@@ -23,7 +23,7 @@ from logfs.store.status import partition_status
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
 
 _APPENDS = {"append": AppendFile, "append.jsonl": EnvelopeAppendFile}
 _TEXTS = ("records", "records.jsonl")

@@ -20,7 +20,7 @@ from logfs.mount.nodes.base import (
 
 if TYPE_CHECKING:
     from logfs.format.batches.record import Record
-    from logfs.log.reader import Reader
+    from logfs.log.read.reader import Reader
     from logfs.store.modes import Modes
 
 JSON = ".json"

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from logfs.log.files import Disk
-    from logfs.log.files import File as DiskFile
-    from logfs.log.segment import Segment
+    from logfs.log.disk.disk import Disk
+    from logfs.log.disk.disk import File as DiskFile
+    from logfs.log.segment.segment import Segment
 
 # Suffixes of internal files: a crash leaves them behind, and a copy of the log does not need them.
 _HIDDEN = (

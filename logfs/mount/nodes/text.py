@@ -7,7 +7,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from logfs.format.text.rendering import View
-from logfs.log.view import NOBODY
+from logfs.log.read.text_view import NOBODY
 from logfs.mount import sharers
 from logfs.mount.nodes.base import (
     READ_BITS,
@@ -21,7 +21,7 @@ from logfs.mount.nodes.base import (
 from logfs.mount.nodes.growing import GrowingFile, GrowingHandle
 
 if TYPE_CHECKING:
-    from logfs.log.reader import Reader
+    from logfs.log.read.reader import Reader
     from logfs.store.modes import Modes
 
 JSONL = ".jsonl"

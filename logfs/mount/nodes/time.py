@@ -14,7 +14,7 @@ from logfs.mount.nodes.text import JSONL, TextFile
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from logfs.log.reader import OffsetAndTimestamp, Reader
+    from logfs.log.read.reader import OffsetAndTimestamp, Reader
     from logfs.store.modes import Access
 
 

@@ -21,7 +21,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 
 from logfs.errors import InvalidSetting
 from logfs.format.base.names import TopicPartition
-from logfs.log.files import Disk
+from logfs.log.disk.disk import Disk
 from logfs.spark import splits
 from logfs.spark.arrow import kafka_schema, sized
 from logfs.spark.batch import BatchReader

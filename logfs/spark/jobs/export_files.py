@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from logfs.errors import InvalidSetting
 from logfs.format.text import envelope, rendering
-from logfs.log.files import Disk
+from logfs.log.disk.disk import Disk
 from logfs.spark.arrow import BatchMaker, arrow_schema, kafka_schema
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from logfs.errors import CommitPending, InvalidRecord, InvalidSetting, LogfsError
 from logfs.format.files import commit_file
-from logfs.log.files import Disk
+from logfs.log.disk.disk import Disk
 from logfs.spark.jobs.import_forms import ImportOptions
 from logfs.spark.jobs.import_lines import EnvelopeForm, TextForm
 from logfs.spark.jobs.import_parquet import ParquetForm

@@ -17,7 +17,7 @@ from logfs.spark.jobs.selection import opened
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from logfs.log.planned import PlannedFile
+    from logfs.log.transfer.segment_descriptor import PlannedFile
     from logfs.spark.jobs.selection import Paths
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from logfs.log.counting import Counts, count
-from logfs.log.files import Gone
-from logfs.log.planned import PlannedSegment, planned
+from logfs.log.disk.disk import Gone
+from logfs.log.transfer.segment_descriptor import PlannedSegment, planned
+from logfs.log.transfer.segment_stats import Counts, count
 from logfs.spark.jobs.missing import Missing, failure, still_in_log
 from logfs.spark.jobs.running import Work, run
 from logfs.spark.jobs.selection import opened
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from logfs.log.partition import Partition
+    from logfs.log.append.partition import Partition
     from logfs.spark.jobs.running import Progress
     from logfs.spark.jobs.selection import Paths
 

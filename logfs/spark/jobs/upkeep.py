@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.format.base import names
-from logfs.log import key_map
 from logfs.spark.jobs.lending import lent
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from logfs.log.cleaning import Cleaned
+    from logfs.log.compaction.cleaning import Cleaned
     from logfs.spark.jobs.lending import Visited
     from logfs.spark.jobs.running import Progress
     from logfs.spark.jobs.selection import Paths
@@ -85,7 +84,7 @@ def compact(
 def _reindex(store: Store, name: str) -> Reindexed:
     partition = store[name]
     # The key maps are rebuilt by the next lookup of a key.
-    key_map.forget(partition)
+    partition.forget_keys()
     damaged = sum(bool(segment.damaged) for segment in partition.segments)
     return Reindexed(len(partition.segments), partition.log_end_offset, damaged)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from logfs.log.audit import Account, Finding, Severity, audit, error, note, settle
-from logfs.log.files import Gone
-from logfs.log.planned import planned
+from logfs.log.disk.disk import Gone
+from logfs.log.transfer.audit import Account, Finding, Severity, audit, error, note, settle
+from logfs.log.transfer.segment_descriptor import planned
 from logfs.spark.jobs.missing import Missing, still_in_log
 from logfs.spark.jobs.running import Work, run
 from logfs.spark.jobs.selection import opened
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from logfs.log.partition import Partition
-    from logfs.log.planned import PlannedSegment
+    from logfs.log.append.partition import Partition
+    from logfs.log.transfer.segment_descriptor import PlannedSegment
     from logfs.spark.jobs.running import Progress
     from logfs.spark.jobs.selection import Paths
     from logfs.store.store import Store

@@ -1,0 +1,6 @@
+"""Writing a partition. Imports all folders above `append`.
+
+- `partition`: append, roll, flush, truncate (Kafka's UnifiedLog). Begin here.
+- `validator`: which records and batches a topic accepts, and how they are stored (Kafka's LogValidator).
+- `line_framer`: a stream of writes to whole lines or envelopes, and these to appends.
+"""

@@ -1,0 +1,690 @@
+"""One partition: an ordered list of segments that grows at its end (Kafka's UnifiedLog)."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from bisect import bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import (
+    Corrupt,
+    LogDirFailed,
+    LogfsError,
+    NotWritable,
+    OffsetOutOfRange,
+    PartitionFailed,
+    UnknownPartition,
+)
+from logfs.format.base import names
+from logfs.format.batches.batch import Batch, assign_offset
+from logfs.format.batches.record import Record, as_record
+from logfs.format.encoding.batch_builder import Built, build_lines, build_marker, offset_digits
+from logfs.format.messages.control import ControlType, EndTransactionMarker
+from logfs.format.text.rendering import TextSize
+from logfs.log.append.validator import batch_format, build_checked, check_batch, refusal
+from logfs.log.disk.disk import EXHAUSTED
+from logfs.log.read import key_index
+from logfs.log.read.read_committed import CommittedReader, Isolation
+from logfs.log.read.readable_log import ViewRegistry
+from logfs.log.read.reader import Reader, Traffic
+from logfs.log.segment.segment import Segment
+from logfs.log.segment.segment_files import relocate
+from logfs.log.state.deleted_segments import DroppedSegments
+from logfs.log.state.producer_snapshots import replay
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from typing_extensions import Buffer
+
+    from logfs.config import LogConfig
+    from logfs.format.base.names import TopicPartition
+    from logfs.format.encoding.batch_builder import BatchFormat, NewBatch
+    from logfs.log.disk.disk import Disk
+    from logfs.log.read.key_index import KeyMap
+    from logfs.log.recovery import Loaded
+    from logfs.log.state.leader_epochs import LeaderEpochs
+    from logfs.log.state.producers import Producers
+
+# The leader epoch of a log without a broker. It is constant, so that a flipped bit in it is detected.
+LEADER_EPOCH = 0
+# Segments stay open until they are durable, so more unflushed ones than this make a flush due.
+_MOST_UNFLUSHED = 16
+
+
+class Appended(NamedTuple):
+    """The result of an append: the offsets assigned, how much of the input was taken, and why the rest was refused.
+
+    `consumed` counts bytes of lines, or records. If nothing was appended, `last_offset` is `first_offset` - 1.
+    `refused` is None if all of the input is in the log.
+    """
+
+    first_offset: int
+    last_offset: int
+    consumed: int
+    refused: LogfsError | OSError | None
+
+
+class AppendedBatch(NamedTuple):
+    """The offsets of a producer's batch in the log. A `duplicate` was in the log before, at these offsets."""
+
+    first_offset: int
+    last_offset: int
+    duplicate: bool
+
+
+class Partition(Reader):
+    """A partition's log, open for reading and, in a writable store, for appending.
+
+    One append runs at a time, under `lock`; readers take no lock. After a failed write or fsync, appends are refused
+    until the store is opened again (rule 7). Times are ms since the epoch, from the `clock` that the store was given
+    (rule 5).
+    """
+
+    disk: Disk
+    directory: Path
+    name: TopicPartition
+    segments: tuple[Segment, ...]
+    log_start_offset: int
+    epochs: LeaderEpochs
+    last_timestamp: int
+    generation: int
+    views: ViewRegistry
+    traffic: Traffic
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        name: TopicPartition,
+        config: Callable[[], LogConfig],
+        clock: Callable[[], int],
+        loaded: Loaded,
+    ) -> None:
+        super().__init__()
+        self.disk = disk
+        self.directory = directory
+        self.name = name
+        self.segments = tuple(loaded.segments)
+        self.log_start_offset = loaded.log_start_offset
+        self.epochs = loaded.epochs
+        self.last_timestamp = loaded.last_timestamp
+        self.generation = 0
+        self.traffic = Traffic()
+        self.views = ViewRegistry()
+        self.lock = threading.RLock()
+        self.recovery_point = loaded.recovery_point
+        self.torn = tuple(loaded.torn)
+        self.snapshots = loaded.snapshots
+        self._producers = loaded.producers
+        # The offset up to which a read-only store has read the log for its producers.
+        self._producers_end = 0
+        self._committed: CommittedReader | None = None
+        self.failure: PartitionFailed | UnknownPartition | None = None
+        # For upkeep: when the log was compacted, why it cannot be, and whether upkeep leaves it alone.
+        self.cleaned_ms: int | None = None
+        self.uncleanable: LogfsError | OSError | None = None
+        self.is_paused = False
+        self.appended_records = 0
+        self.appended_bytes = 0
+        self.appended_ms: int | None = None
+        self.flushes = 0
+        self._get_config = config
+        self._clock = clock
+        self.flush_lock = threading.RLock()
+        # The segments whose files loading has changed.
+        self._unsynced: Sequence[Segment] = loaded.unsynced
+        self._directory_is_dirty = bool(loaded.unsynced)
+        self._unflushed_since_ms: int | None = None
+        self._dropped = DroppedSegments(disk)
+        self._flush_messages = self.config.flush_messages
+        self._format: tuple[LogConfig, BatchFormat] | None = None
+
+    @property
+    def config(self) -> LogConfig:
+        """The topic's settings in force."""
+        return self._get_config()
+
+    @property
+    def unflushed_messages(self) -> int:
+        """The number of offsets that are not known to be on the disk."""
+        return self.log_end_offset - self.recovery_point
+
+    @property
+    def producers(self) -> Producers:
+        """The producers at the log end. A read-only store first reads what was appended since the last call."""
+        known = self._producers
+        if known is not None and (self.disk.writable or self._producers_end == self.log_end_offset):
+            return known
+        self.check_may_block()
+        with self.lock:
+            end = self.log_end_offset
+            if known is None or self._producers_end > end:
+                known = self._producers = self.snapshots.restore(
+                    self.segments, self.log_start_offset, end, self._clock()
+                )
+            else:
+                for segment in self.segments_from(self._producers_end):
+                    replay(known, segment, self._producers_end, end)
+            self._producers_end = end
+            return known
+
+    @property
+    def last_stable_offset(self) -> int:
+        """The first offset of the oldest open transaction, or the log end offset (kafka-storage 9.4)."""
+        first = self.producers.first_unstable_offset
+        return self.log_end_offset if first is None else max(first, self.log_start_offset)
+
+    def isolated(self, isolation: Isolation) -> Reader:
+        """Return the log as readers of an isolation level see it."""
+        return self.committed if isolation is Isolation.READ_COMMITTED else self
+
+    @property
+    def committed(self) -> CommittedReader:
+        """The log without aborted transactions, up to the last stable offset."""
+        if self._committed is None:
+            self._committed = CommittedReader(self)
+        return self._committed
+
+    def key_indexes(self) -> Iterator[KeyMap]:
+        """Yield the key maps that have been used, those of both isolation levels."""
+        yield from super().key_indexes()
+        if self._committed is not None:
+            yield from self._committed.key_indexes()
+
+    def forget_keys(self) -> None:
+        """Drop the key maps, and remove their files.
+
+        This is done before the log end goes back, when the log is reindexed, and when the partition has moved.
+        """
+        self.drop_keys()
+        if self._committed is not None:
+            self._committed.drop_keys()
+        key_index.remove_files(self)
+
+    def expire_producers(self, now_ms: int, expiration_ms: int) -> None:
+        """Forget the producers that have been idle for `expiration_ms`, except those with an open transaction."""
+        with self.lock:
+            self.producers.expire(now_ms, expiration_ms)
+
+    # Appending.
+
+    def append(self, records: Iterable[bytes | Record]) -> int:
+        """Append records and return the offset of the first; a `bytes` item is a record with that value and no key.
+
+        The append is atomic: `RecordTooLarge` and `InvalidRecord` leave the log unchanged, as does an `OSError` of a
+        full disk unless the records made several batches. Readable at once; durable after `flush`.
+        """
+        wanted = [as_record(item) for item in records]
+        now_ms, config = self._clock(), self.config
+        built = self._checked(wanted, config, now_ms)
+        if built.refused is not None:
+            raise built.refused
+        with self.disk.hold(self.lock):
+            done = self._append(built, config, now_ms)
+        if done.refused is not None:
+            raise done.refused
+        self.flush_if_due()
+        return done.first_offset
+
+    def append_lines(self, data: bytes) -> Appended:
+        """Append each line as a record's value, up to the first that is refused; `data` ends with a newline.
+
+        Raises only errors of the whole partition: `NotWritable`, `PartitionFailed`, `UnknownPartition`.
+        """
+        now_ms, config = self._clock(), self.config
+        if config.is_compacted:
+            built = Built([], 0, refusal(Record(b""), config, now_ms, self.name.directory))
+        else:
+            built = build_lines(data, self._batch_format(config), now_ms)
+        with self.disk.hold(self.lock):
+            return self._append(built, config, now_ms)
+
+    def append_records(self, records: Sequence[Record]) -> Appended:
+        """Append records up to the first that is refused. Raises as `append_lines`."""
+        now_ms, config = self._clock(), self.config
+        built = self._checked(records, config, now_ms)
+        with self.disk.hold(self.lock):
+            return self._append(built, config, now_ms)
+
+    def append_batch(self, data: Buffer, *, coordinator: bool = False) -> AppendedBatch:
+        """Append one record batch as its producer made it, checked as a leader checks it (kafka-storage 2.9, 9.2).
+
+        The log assigns the offsets, the leader epoch and, for LogAppendTime, the timestamps. The batch is compressed
+        again only if `compression.type` names another codec. A batch that its producer has sent before is not
+        appended again. With `coordinator`, sequences are not checked, as for a group coordinator.
+
+        Raises `Corrupt`, `Unsupported`, `RecordTooLarge`, `InvalidRecord`, `InvalidProducerEpoch`,
+        `OutOfOrderSequence`, `InvalidTransactionState`, `NotWritable`, `PartitionFailed`, `OSError`.
+        """
+        now_ms, config = self._clock(), self.config
+        batch = Batch.parse(bytes(data))
+        if len(batch.data) != len(memoryview(data)):
+            raise Corrupt(f"{self.name.directory}: bytes follow the batch; append one at a time")
+        new = check_batch(batch, config, now_ms, trusted=coordinator)
+        with self.disk.hold(self.lock):
+            self._prepare(new, config, now_ms)
+            if batch.header.producer_id >= 0:
+                sent = self.producers.check_batch(batch.header, trusted=coordinator)
+                if sent is not None:
+                    return AppendedBatch(sent.first_offset, sent.last_offset, duplicate=True)
+            done = self._append_noted(new, config, now_ms)
+        self.flush_if_due()
+        return done
+
+    def end_transaction(
+        self, producer_id: int, producer_epoch: int, *, commit: bool, coordinator_epoch: int = 0
+    ) -> int:
+        """Append the marker that commits or aborts a producer's transaction; return its offset (kafka-storage 9.3).
+
+        Raises `InvalidProducerEpoch`, `CoordinatorFenced`, and the errors of `append_batch`.
+        """
+        now_ms = self._clock()
+        kind = ControlType.COMMIT if commit else ControlType.ABORT
+        marker = EndTransactionMarker(kind, coordinator_epoch)
+        config = self.config
+        form = self._batch_format(config)
+        new = build_marker(marker, producer_id, producer_epoch, form.timestamp_type, now_ms)
+        with self.disk.hold(self.lock):
+            self._prepare(new, config, now_ms)
+            self.producers.check_marker(producer_id, producer_epoch, coordinator_epoch)
+            done = self._append_noted(new, config, now_ms)
+        self.flush_if_due()
+        return done.first_offset
+
+    def _prepare(self, new: NewBatch, config: LogConfig, now_ms: int) -> None:
+        """Roll if the batch needs it. As in Kafka this precedes the producer's check, so a refused batch may roll."""
+        self.check_appendable()
+        try:
+            self._make_room(new, config, now_ms)
+        except OSError as error:
+            raise self._failed_append(error) from None
+
+    def _append_noted(self, new: NewBatch, config: LogConfig, now_ms: int) -> AppendedBatch:
+        """Append a batch and note it in the state of its producer."""
+        done = self._append(Built([new], 0), config, now_ms)
+        if done.refused is not None:
+            raise done.refused
+        ended = self.producers.note(Batch.parse(new.data))
+        if ended is not None and ended.is_aborted:
+            try:
+                self.active.txn_index.append(self.producers.aborted(ended))
+            except OSError as error:
+                raise self.fail("an aborted transaction could not be indexed", error) from error
+        return AppendedBatch(done.first_offset, done.last_offset, duplicate=False)
+
+    def _checked(self, records: Sequence[Record], config: LogConfig, now_ms: int) -> Built:
+        form = self._batch_format(config)
+        return build_checked(records, config, form, now_ms, self.name.directory)
+
+    def _batch_format(self, config: LogConfig) -> BatchFormat:
+        if self._format is None or self._format[0] is not config:
+            self._format = (config, batch_format(config))
+        return self._format[1]
+
+    def _append(self, built: Built, config: LogConfig, now_ms: int) -> Appended:
+        """Write batches one by one. What a failed write left of a batch is cut off again."""
+        self.check_appendable()
+        self._flush_messages = config.flush_messages
+        first_offset = self.log_end_offset
+        consumed = built.consumed
+        refused: LogfsError | OSError | None = built.refused
+        for number, batch in enumerate(built.batches):
+            try:
+                self._append_batch(batch, config, now_ms)
+            except OSError as error:
+                refused = self._failed_append(error)
+                consumed -= sum(map(built.consumed_by, built.batches[number:]))
+                break
+        return Appended(first_offset, self.log_end_offset - 1, consumed, refused)
+
+    def check_appendable(self) -> None:
+        """Raise `NotWritable`, `PartitionFailed` or `UnknownPartition` if no append can succeed."""
+        if self.failure is not None:
+            raise self.failure
+        if not self.disk.writable:
+            raise NotWritable(f"{self.directory}: the store is open read-only")
+
+    def _make_room(self, batch: NewBatch, config: LogConfig, now_ms: int) -> Segment:
+        """Return the active segment, or a new one if the batch does not belong in it (kafka-storage 4.1)."""
+        active = self.segments[-1]
+        if not active.is_active:
+            active.activate(config, now_ms)
+        last_offset = active.next_offset + batch.record_count - 1
+        if active.should_roll(len(batch.data), last_offset, batch.max_timestamp, config, now_ms):
+            active = self.roll(now_ms)
+        return active
+
+    def _append_batch(self, batch: NewBatch, config: LogConfig, now_ms: int) -> None:
+        base_offset = self.log_end_offset
+        if self.epochs.latest < 0:
+            self.check_may_block()
+            self.epochs.assign(LEADER_EPOCH, base_offset)
+        active = self._make_room(batch, config, now_ms)
+        count, size, timestamp = batch.record_count, len(batch.data), batch.max_timestamp
+        last_offset = base_offset + count - 1
+        assign_offset(batch.data, base_offset, self.epochs.latest)
+        records, lines, envelopes = batch.text
+        text = TextSize(records, lines, envelopes + offset_digits(base_offset, records))
+        active.append(batch.data, last_offset, timestamp, text, config.index_interval_bytes)
+        self.note_appended(count, size, timestamp, now_ms)
+
+    def note_appended(self, records: int, size_bytes: int, timestamp: int, now_ms: int) -> None:
+        """Count what was appended, and note since when there is something to flush."""
+        self.last_timestamp = timestamp
+        self.appended_records += records
+        self.appended_bytes += size_bytes
+        self.appended_ms = now_ms
+        if self._unflushed_since_ms is None:
+            self._unflushed_since_ms = now_ms
+
+    def _failed_append(self, error: OSError) -> OSError | PartitionFailed:
+        """Undo a failed write and return the error to report; any but an `EXHAUSTED` one ends the appends."""
+        try:
+            self.active.cut_back()
+        except OSError as second:
+            return self.fail("a write failed and could not be undone", second)
+        return error if error.errno in EXHAUSTED else self.fail("a write failed", error)
+
+    def fail(self, what: str, error: OSError) -> PartitionFailed:
+        """Refuse all further appends (rule 7), and return the error that they raise."""
+        if self.disk.failure is not None:
+            # The whole log directory has failed.
+            self.failure = self.disk.failure
+            return self.failure
+        self.failure = PartitionFailed(
+            f"{self.directory}: {what} ({error}); records fsynced before are safe, and appends are "
+            "refused until the store is unmounted and mounted again, which recovers it"
+        )
+        self.failure.__cause__ = error
+        return self.failure
+
+    def roll(self, now_ms: int) -> Segment:
+        """Seal the active segment and begin the next (kafka-storage 4.2); an empty active segment is reused.
+
+        After an `OSError` the log is as it was, and refuses appends unless the error is `EXHAUSTED`.
+        """
+        with self.lock:
+            sealed = self.active
+            if sealed.next_offset == sealed.base_offset:
+                sealed.created_ms = now_ms
+                sealed.txn_index.remove()
+                return sealed
+            try:
+                segment = self._begin_next(now_ms)
+            except OSError as error:
+                self._failed_append(error)
+                raise
+            self._directory_is_dirty = True
+            self.segments = (*self.segments, segment)
+            return segment
+
+    def _begin_next(self, now_ms: int) -> Segment:
+        """Seal the active segment and return the next one, made with the producer snapshot at its base offset.
+
+        Raises `OSError`. Unless it is `LogDirFailed`, or says that the roll could not be undone, the files are as
+        before, and the next append makes the old segment active again. A file of the next segment that stayed would
+        hold the same offsets as later appends to the old segment.
+        """
+        sealed, snapshots = self.active, self.snapshots
+        base_offset = sealed.next_offset
+        segment = Segment(self.disk, self.directory, base_offset)
+        try:
+            segment.activate(self.config, now_ms, create=True)
+            snapshots.take(base_offset, self.producers)
+            sealed.seal(base_offset)
+        except LogDirFailed:
+            raise
+        except OSError:
+            try:
+                snapshots.drop(base_offset)
+                segment.discard()
+            except LogDirFailed:
+                raise
+            except OSError as second:
+                raise OSError(errno.EIO, f"a failed roll could not be undone: {second}") from None
+            raise
+        return segment
+
+    # Durability.
+
+    def flush_due(self) -> bool:
+        """Whether `flush.messages`, as of the last append, or many unflushed segments make a flush due."""
+        segments, point = self.segments, self.recovery_point
+        many = len(segments) > _MOST_UNFLUSHED and segments[-_MOST_UNFLUSHED].base_offset >= point
+        return many or self.log_end_offset - point >= self._flush_messages
+
+    def flush_overdue(self, now_ms: int) -> bool:
+        """Whether `flush.ms` makes a flush due, or a roll has left a sealed segment to flush."""
+        since = self._unflushed_since_ms
+        if since is None or not self.unflushed_messages or self.failure is not None:
+            return False
+        return (
+            self.recovery_point < self.active.base_offset or now_ms - since >= self.config.flush_ms
+        )
+
+    def flush_if_due(self) -> None:
+        """Flush if `flush_due` says so."""
+        if self.flush_due():
+            self.flush()
+
+    def flush(self) -> int:
+        """Return the new recovery point when everything that is in the log now will survive a power cut.
+
+        Callers share a sync: one that waited while another's sync covered its records returns at once. Raises
+        `PartitionFailed` if this sync fails, or if a write or sync failed before: there is no retry.
+        """
+        # Lock order: `flush_lock` is taken before `lock`.
+        with self.flush_lock:
+            if self.failure is not None:
+                raise self.failure
+            with self.lock:
+                end_offset = self.log_end_offset
+                segments = self.segments
+                directory_is_dirty, self._directory_is_dirty = self._directory_is_dirty, False
+                self._unflushed_since_ms = None
+            if end_offset <= self.recovery_point and not directory_is_dirty:
+                return self.recovery_point
+            try:
+                with self.disk.flush_times.timed():
+                    self._sync(segments, directory_is_dirty)
+            except OSError as error:
+                raise self.fail("an fsync failed", error) from error
+            self.flushes += 1
+            self._unsynced = ()
+            self.recovery_point = max(self.recovery_point, end_offset)
+            return self.recovery_point
+
+    def _sync(self, segments: Sequence[Segment], directory_is_dirty: bool) -> None:
+        # A segment that ends at the recovery point is included: its indexes have been closed since it was durable.
+        first = bisect_right(segments, self.recovery_point - 1, key=lambda s: s.base_offset) - 1
+        changed = [segment for segment in self._unsynced if segment in segments]
+        for segment in dict.fromkeys([*changed, *segments[max(first, 0) :]]):
+            segment.flush(indexes=not segment.is_active)
+        self.snapshots.flush()
+        if directory_is_dirty:
+            self.disk.sync_directory(self.directory)
+
+    def close(self, ended: UnknownPartition | None = None) -> bool:
+        """Flush and trim; return whether the files may be trusted without recovery. Later appends raise `ended`."""
+        with self.flush_lock, self.lock:
+            if self.disk.writable:
+                try:
+                    self.flush()
+                    if self.active.has_room:
+                        self.active.finish()
+                        self.active.flush(indexes=True)
+                    self._keep_snapshot()
+                except (OSError, PartitionFailed):
+                    return False
+                self.failure = ended or PartitionFailed(f"{self.directory}: the store is closed")
+            for segment in self.segments:
+                segment.close()
+        return True
+
+    def _keep_snapshot(self) -> None:
+        """Write a durable snapshot at the log end: a clean start does not read the log to restore the producers."""
+        if self.snapshots.latest < self.log_end_offset:
+            self.snapshots.take(self.log_end_offset, self.producers)
+            self.snapshots.flush()
+            self.disk.sync_directory(self.directory)
+
+    # Moving the ends.
+
+    def advance_log_start(self, offset: int) -> None:
+        """Make everything below `offset` unreadable; retention drops the segments that lie wholly below it.
+
+        Raises `OffsetOutOfRange` beyond the log end; an `OSError` changes nothing. A lower offset is ignored.
+        """
+        self.check_appendable()
+        with self.lock:
+            if offset > self.log_end_offset:
+                raise OffsetOutOfRange(
+                    f"{self.name.directory}: offset {offset} is beyond the log end {self.log_end_offset}"
+                )
+            if offset > self.log_start_offset:
+                self.epochs.truncate_from_start(offset)
+                self.log_start_offset = offset
+                self.snapshots.floor = offset
+                self.generation += 1
+
+    def lower_recovery_point(self, offset: int) -> None:
+        """Lower the recovery point to `offset`: records from there on count as not durable until the next flush."""
+        with self.flush_lock:
+            self.recovery_point = min(self.recovery_point, offset)
+
+    def truncate(self, offset: int) -> bool:
+        """Drop every record at or after `offset` (kafka-storage 10.4); return whether anything changed.
+
+        A batch that straddles `offset` is dropped whole; the log then ends before it, or at `offset` if it has gaps.
+        The store's recovery points must have been lowered before.
+        """
+        self.check_appendable()
+        with self.flush_lock, self.lock:
+            if offset >= self.log_end_offset:
+                self.epochs.truncate_from_end(self.log_end_offset)
+                return False
+            try:
+                self._truncate(offset)
+            except OSError as error:
+                raise self.fail("a truncation failed", error) from error
+            return True
+
+    def _truncate(self, offset: int) -> None:
+        now_ms = self._clock()
+        self.forget_keys()
+        kept = [segment for segment in self.segments if segment.base_offset <= offset]
+        dropped = self.segments[len(kept) :]
+        if not kept:
+            fresh = Segment(self.disk, self.directory, offset)
+            fresh.activate(self.config, now_ms, create=True)
+            kept = [fresh]
+        else:
+            kept[-1].truncate(offset, self.config, now_ms)
+            offset = kept[-1].next_offset
+        self.segments = tuple(kept)
+        self.recovery_point = min(self.recovery_point, offset)
+        self.log_start_offset = min(self.log_start_offset, offset)
+        self.generation += 1
+        self.epochs.truncate_from_end(offset)
+        for segment in dropped:
+            # Readers of the segment keep its descriptors.
+            segment.hold_open()
+            for path in segment.files:
+                self.disk.unlink(path)
+        self._producers = self.snapshots.restore(kept, self.log_start_offset, offset, now_ms)
+        self.disk.sync_directory(self.directory)
+
+    # Dropping segments (kafka-storage 7).
+
+    def drop_oldest(self, count: int) -> Sequence[Segment]:
+        """Drop the `count` oldest segments and return those dropped; their files stay for `file.delete.delay.ms`.
+
+        The caller has made the new log start offset durable. A segment that reaches above it stays: since `count` was
+        determined, records were appended to it, or compaction put it in the place of several. If all segments go, an
+        empty one takes over at the log end. After an error, segments whose files keep their names stay in the log.
+        """
+        self.check_appendable()
+        self.views.pin()
+        with self.flush_lock, self.lock:
+            now_ms = self._clock()
+            start = self.log_start_offset
+            if count >= len(self.segments) and start == self.log_end_offset:
+                self.roll(now_ms)
+            dropped = tuple(s for s in self.segments[:count] if s.next_offset <= start)
+            if len(dropped) == len(self.segments):
+                dropped = dropped[:-1]
+            self.segments = self.segments[len(dropped) :]
+            try:
+                due_ms = now_ms + self.config.file_delete_delay_ms
+                self._dropped.move_away(dropped, self.snapshots, due_ms)
+                self.disk.sync_directory(self.directory)
+            except OSError as error:
+                left = (each for each in dropped if each.path.suffix != names.DELETED)
+                self.segments = (*left, *self.segments)
+                if error.errno in EXHAUSTED:
+                    raise
+                raise self.fail("segments could not be renamed", error) from error
+        return dropped
+
+    def holds(self, segments: Sequence[Segment]) -> bool:
+        """Whether `segments` are adjacent sealed segments of the log, and the log is in use."""
+        known = self.segments
+        number = bisect_right(known, segments[0].base_offset, key=lambda s: s.base_offset) - 1
+        found = known[max(number, 0) : -1][: len(segments)]
+        return [*map(id, found)] == [*map(id, segments)] and self.failure is None
+
+    def replace(self, old: Sequence[Segment], new: Segment, check: Callable[[], None]) -> None:
+        """Replace segments by one that was made of them, whose files end in `.cleaned` and are durable.
+
+        Uses Kafka's renames (kafka-storage 8.8): once all files of `new` are `.swap`, recovery finishes after a
+        crash; before that it drops them. `check` raises if the old segments have changed since `new` was made.
+        """
+        self.views.pin()
+        with self.flush_lock, self.lock:
+            check()
+            number = self.segments.index(old[0])
+            now_ms = self._clock()
+            try:
+                new.move(names.SWAP)
+                # Synced before an old name goes: otherwise a power cut could leave neither the old nor the new.
+                self.disk.sync_directory(self.directory)
+                due_ms = now_ms + self.config.file_delete_delay_ms
+                self._dropped.move_away(old, self.snapshots, due_ms, new.base_offset)
+                self.disk.sync_directory(self.directory)
+                new.move("")
+                self.disk.sync_directory(self.directory)
+            except OSError as error:
+                raise self.fail("a cleaned segment could not be put in place", error) from error
+            after = self.segments[number + len(old) :]
+            self.segments = (*self.segments[:number], new, *after)
+            self.generation += 1
+
+    def move(
+        self, disk: Disk, directory: Path, segments: Sequence[Segment], snapshots: list[int]
+    ) -> list[Segment]:
+        """Switch to durable copies of all segments (`partition_copy`), under both locks; return the old ones."""
+        left = [*self.segments, *self._dropped.segments]
+        self.directory, self.disk, self._dropped = directory, disk, DroppedSegments(disk)
+        self.epochs.move(disk, directory)
+        self.snapshots.move(disk, directory, snapshots)
+        self.segments = tuple(segments)
+        self.recovery_point = self.log_end_offset
+        self._directory_is_dirty, self._unflushed_since_ms = False, None
+        return left
+
+    def rename_directory(self, directory: Path) -> None:
+        """Rename the directory. The log's readers find its files there, not those of a new log with the old name."""
+        with self.disk.naming:
+            self.disk.rename(self.directory, directory)
+            relocate([*self.segments, *self._dropped.segments], directory)
+            self.directory = directory
+
+    def remove_dropped(self, now_ms: int) -> int:
+        """Unlink the files of dropped segments that are due and that no reader holds; return how many segments."""
+        if self._dropped.are_due(now_ms):
+            self.views.pin()
+        with self.lock:
+            return self._dropped.remove(now_ms)

@@ -1,0 +1,276 @@
+"""One round of compaction of one partition: keep the newest record of each key (kafka-storage 8.3 to 8.8).
+
+A round first notes the last offset of each key in the dirty part, in a map of bounded size. It then rewrites the log
+from its start up to the end of the map, several segments into one. Each new segment replaces its old segments by
+renames, which recovery can finish or undo at any point. Readers and appends go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from logfs.errors import LogfsError, PartitionFailed, Unsupported
+from logfs.format.base import names
+from logfs.format.batches.batch import CONTROL_BIT
+from logfs.format.kernels.batch_kernels import ATTRIBUTES, NEXT_OFFSET
+from logfs.format.text.rendering import NO_TEXT
+from logfs.log.compaction.cleaning import Cleaned, CleaningAborted, Dirty
+from logfs.log.compaction.offset_map import OffsetMap
+from logfs.log.compaction.record_filter import Rules, Sifter, Transactions
+from logfs.log.segment import batch_scanner
+from logfs.log.segment.batch_iterator import Damage
+from logfs.log.segment.batch_scanner import Stretch, plain_batches
+from logfs.log.segment.index import MAX_RELATIVE_OFFSET, TimeEntry
+from logfs.log.segment.index_builder import IndexBuilder
+from logfs.log.segment.segment import Segment, Tip
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from logfs.config import LogConfig
+    from logfs.log.append.partition import Partition
+
+    Spend = Callable[[int], None]
+
+logger = logging.getLogger(__name__)
+
+
+def clean(
+    partition: Partition,
+    dirty: Dirty,
+    now_ms: int,
+    *,
+    memory_bytes: int,
+    load_factor: float = 0.9,
+    spend: Spend = lambda _: None,
+    begin: Callable[[str], None] = lambda _: None,
+) -> Cleaned:
+    """Run one round of compaction and return its result.
+
+    The map of keys takes `memory_bytes`, of which the share `load_factor` is used. If the map fills up, the round
+    cleans the log only up to there.
+
+    `spend` is called with the number of bytes of each read and write. It may wait, and may raise to end the round;
+    the segments that were replaced before that stay valid. `begin` is called with the name of each phase as it
+    begins.
+
+    Raises `CleaningAborted`, `Corrupt` for damage, `Unsupported` for a log of old formats, `PartitionFailed` after a
+    failed fsync or rename, and `OSError`.
+    """
+    most_keys = max(dirty.first_uncleanable - dirty.first_dirty, 0)
+    known = OffsetMap(memory_bytes, load_factor, most_keys)
+    return _Round(partition, dirty, now_ms, known, spend, begin).run()
+
+
+class _Round:
+    def __init__(
+        self,
+        partition: Partition,
+        dirty: Dirty,
+        now_ms: int,
+        known: OffsetMap,
+        spend: Spend,
+        begin: Callable[[str], None],
+    ) -> None:
+        self.partition = partition
+        self.dirty = dirty
+        self.now_ms = now_ms
+        self.known = known
+        self.spend = spend
+        self.begin = begin
+        self.config = partition.config
+        if partition.recovery_point < dirty.first_uncleanable:
+            # A record that is only in the page cache must not replace one that is on the disk.
+            partition.flush()
+        self.segments = [
+            segment
+            for segment in partition.segments
+            if segment.base_offset < dirty.first_uncleanable
+        ]
+        self.contents = {segment: segment.content for segment in self.segments}
+
+    def run(self) -> Cleaned:
+        try:
+            return self._run()
+        except (CleaningAborted, PartitionFailed):
+            raise
+        except (LogfsError, OSError):
+            # If the log was changed or deleted meanwhile, missing files and odd bytes are no errors.
+            self._check(self.segments)
+            raise
+
+    def _run(self) -> Cleaned:
+        self.begin("noting keys")
+        end = self._fill()
+        self.begin("writing")
+        old = [segment for segment in self.segments if segment.base_offset < end]
+        bytes_before = sum(segment.size_bytes for segment in old)
+        with self.partition.lock:
+            producers = {
+                entry.producer_id: (entry.last_offset, entry.producer_epoch)
+                for entry in self.partition.producers.entries()
+            }
+        retention_ms = self.config.delete_retention_ms
+        rules = Rules(self.now_ms, retention_ms, self.dirty.first_uncleanable, producers)
+        transactions = self._transactions()
+        sieve = Sifter(self.known, transactions, rules)
+        new = [
+            self._clean_group(group, sieve, transactions)
+            for group in groups(old, self.config, self.dirty.first_uncleanable)
+        ]
+        bytes_after = sum(segment.size_bytes for segment in new)
+        share = self.known.share
+        return Cleaned(end, bytes_before, bytes_after, len(old), len(new), share)
+
+    def _transactions(self) -> Transactions:
+        return Transactions(
+            entry for segment in self.partition.segments for entry in segment.txn_index.entries
+        )
+
+    def _check(self, segments: Sequence[Segment]) -> None:
+        """Raise `CleaningAborted` unless the segments are unchanged since the round began, and still in the log."""
+        if any(segment.content is not self.contents[segment] for segment in segments):
+            raise CleaningAborted(f"{self.partition.directory}: was truncated while it was cleaned")
+        if not self.partition.holds(segments):
+            raise CleaningAborted(
+                f"{self.partition.directory}: was changed, closed or deleted while it was cleaned"
+            )
+
+    def _read(self, segment: Segment) -> Iterator[Stretch]:
+        """Yield all batches of a segment. Raises `Corrupt` at damage."""
+        for found in batch_scanner.stretches(segment, 0, segment.base_offset):
+            self._check([segment])
+            if isinstance(found, Damage):
+                raise found.error(segment.path)
+            if not isinstance(found, Stretch):
+                raise Unsupported(
+                    f"{segment.path}: contains messages of magic {found[1].header.magic}, which can be read but "
+                    "not compacted"
+                )
+            self.spend(len(found.data))
+            yield found
+
+    # The map (kafka-storage 8.3).
+
+    def _fill(self) -> int:
+        """Note the keys of the dirty part, and return the offset at which the map ends."""
+        transactions = self._transactions()
+        known = self.known
+        # Even if nothing is dirty, the round drops tombstones whose delete horizon has passed.
+        known.latest_offset = self.dirty.first_dirty - 1
+        for segment in self.segments:
+            if segment.next_offset <= self.dirty.first_dirty:
+                continue
+            for stretch in self._read(segment):
+                if not self._put(stretch, transactions):
+                    return known.latest_offset + 1
+            known.latest_offset = max(known.latest_offset, segment.next_offset - 1)
+        return known.latest_offset + 1
+
+    def _put(self, stretch: Stretch, transactions: Transactions) -> bool:
+        """Note the keys of a run of batches, and return whether all of them fitted into the map."""
+        rows = stretch.rows
+        first_dirty = self.dirty.first_dirty
+        wanted = ~transactions.discarded(stretch) & (rows[:, ATTRIBUTES] & CONTROL_BIT == 0)
+        for part in plain_batches(stretch, wanted):
+            done = part.first + self.known.put(part.data, part.spans, first_dirty)
+            if done:
+                last_offset = int(rows[done - 1, NEXT_OFFSET]) - 1
+                if last_offset >= first_dirty:
+                    self.known.latest_offset = max(self.known.latest_offset, last_offset)
+            if done < part.end:
+                return False
+        return True
+
+    # The new segments (kafka-storage 8.5 to 8.8).
+
+    def _clean_group(
+        self, group: Sequence[Segment], sieve: Sifter, transactions: Transactions
+    ) -> Segment:
+        partition = self.partition
+        base_offset = group[0].base_offset
+        new = Segment(partition.disk, partition.directory, base_offset, names.CLEANED)
+        new.gaps = True
+        new.next_base = group[-1].next_base
+        try:
+            self._discard(new)
+            transactions.kept.clear()
+            self._write(new, group, sieve)
+            self._index(new)
+            new.txn_index.collect()
+            for entry in transactions.kept:
+                new.txn_index.append(entry)
+            new.save_indexes(sync=True)
+            new.flush(indexes=False)
+            partition.disk.set_mtime(new.path, group[-1].mtime_ms())
+            new.close()
+            partition.replace(group, new, lambda: self._check(group))
+            self.segments = self.segments[len(group) :]
+        except PartitionFailed:
+            # Some of the files have their new names already: recovery finishes the exchange.
+            raise
+        except BaseException:
+            # Once the renames have begun, the new files hold the records: recovery finishes the exchange here too.
+            if new.path.suffix == names.CLEANED:
+                self._discard(new)
+            raise
+        return new
+
+    def _discard(self, new: Segment) -> None:
+        for path in new.files:
+            self.partition.disk.unlink(path)
+
+    def _write(self, new: Segment, group: Sequence[Segment], sieve: Sifter) -> None:
+        disk = self.partition.disk
+        file = disk.open(new.path, write=True, create=True)
+        size = 0
+        for segment in group:
+            for stretch in self._read(segment):
+                for left in sieve.sift(stretch):
+                    length = memoryview(left).nbytes
+                    if size + length > names.MAX_SEGMENT_BYTES:
+                        raise Unsupported(f"{new.path}: would exceed the maximum size of a segment")
+                    if length:
+                        disk.write(file, size, left)
+                        self.spend(length)
+                    size += length
+        file.close()
+        new.resume(Tip(size, new.base_offset, NO_TEXT), TimeEntry(-1, new.base_offset))
+
+    def _index(self, new: Segment) -> None:
+        size = new.size_bytes
+        config = self.config
+        builder = IndexBuilder(new, config.index_interval_bytes, config.segment_index_bytes)
+        for found in batch_scanner.survey(new, 0, new.base_offset):
+            if isinstance(found, Damage):
+                raise found.error(new.path)
+            builder.note(found)
+        new.resume(Tip(size, builder.end, builder.text), builder.max_entry)
+        new.finish()
+
+
+def groups(
+    segments: Sequence[Segment], config: LogConfig, first_uncleanable: int
+) -> Iterator[list[Segment]]:
+    """Group neighbours that become one segment, as many as the topic's limits allow (kafka-storage 8.4)."""
+    limits = (config.segment_bytes, config.segment_index_bytes, config.segment_index_bytes)
+    ends = [segment.base_offset for segment in segments[1:]] + [first_uncleanable][: len(segments)]
+    group: list[Segment] = []
+    for segment, end in zip(segments, ends, strict=True):
+        if group:
+            sizes = zip(*map(_sizes, (*group, segment)), strict=True)
+            fits = all(sum(each) <= limit for each, limit in zip(sizes, limits, strict=True))
+            reach = end - 1 - group[0].base_offset
+            if not fits or (segment.size_bytes and reach > MAX_RELATIVE_OFFSET):
+                yield group
+                group = []
+        group.append(segment)
+    if group:
+        yield group
+
+
+def _sizes(segment: Segment) -> tuple[int, int, int]:
+    """Return the bytes of the .log file, and of the entries of the offset index and the time index."""
+    offset_index, time_index, _ = segment.indexes
+    return segment.size_bytes, offset_index.size_bytes, time_index.size_bytes

@@ -1,0 +1,274 @@
+"""The filter of compaction: which records and headers of batches stay, and the bytes that they make.
+
+The rules are those of kafka-storage 8.5 to 8.7. They are applied to a whole run of scanned batches (`Stretch`) at
+once. Batches that do not change are copied as they are in the file.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from logfs.errors import Corrupt
+from logfs.format.batches import compression
+from logfs.format.batches.batch import (
+    CODEC_MASK,
+    CONTROL_BIT,
+    DELETE_HORIZON_BIT,
+    HEADER_SIZE,
+    LOG_APPEND_TIME_BIT,
+    TRANSACTIONAL_BIT,
+    Batch,
+    reseal,
+    seal,
+)
+from logfs.format.kernels import compaction_kernels
+from logfs.format.kernels.batch_kernels import (
+    ATTRIBUTES,
+    NEXT_OFFSET,
+    POSITION,
+    PRODUCER_ID,
+    SIZE,
+    SPAN_BASE_TIMESTAMP,
+    SPAN_COUNT,
+)
+from logfs.format.messages.control import ControlType, end_of_transaction
+from logfs.log.segment.batch_scanner import plain_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+    from typing_extensions import Buffer
+
+    from logfs.format.files.aborted_transactions import AbortedTransaction
+    from logfs.log.compaction.offset_map import OffsetMap
+    from logfs.log.segment.batch_scanner import PlainBatches, Stretch
+
+_KEPT_BITS = 0x7F
+
+
+class Transactions:
+    """The state of all transactions during a pass over a log from its start (Kafka's CleanedTransactionMetadata).
+
+    `kept` are the aborted transactions whose markers stay. They make the transaction index of the new segment.
+    """
+
+    def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
+        self.kept: list[AbortedTransaction] = []
+        self._aborted = sorted(aborted, key=lambda each: each.first_offset)
+        self._next = 0
+        self._open_aborted: dict[int, tuple[AbortedTransaction, bool]] = {}
+        self._open_committed: set[int] = set()
+
+    def discarded(self, stretch: Stretch) -> NDArray[np.bool_]:
+        """Return which batches hold aborted data, or a marker whose transaction has no data left, as bool[rows]."""
+        data, rows = stretch.data, stretch.rows
+        found = np.zeros(len(rows), np.bool_)
+        attributes = rows[:, ATTRIBUTES]
+        for number in np.flatnonzero(attributes & (TRANSACTIONAL_BIT | CONTROL_BIT)).tolist():
+            self._begin(int(rows[number, NEXT_OFFSET]) - 1)
+            if attributes[number] & CONTROL_BIT:
+                found[number] = self._end(Batch.parse(data, int(rows[number, POSITION])))
+            else:
+                found[number] = self._data(int(rows[number, PRODUCER_ID]))
+        return found
+
+    def _begin(self, last_offset: int) -> None:
+        while self._next < len(self._aborted):
+            entry = self._aborted[self._next]
+            if entry.first_offset > last_offset:
+                return
+            self._open_aborted.setdefault(entry.producer_id, (entry, False))
+            self._next += 1
+
+    def _data(self, producer_id: int) -> bool:
+        found = self._open_aborted.get(producer_id)
+        if found is None:
+            self._open_committed.add(producer_id)
+            return False
+        self._open_aborted[producer_id] = found[0], True
+        return True
+
+    def _end(self, batch: Batch) -> bool:
+        if not batch.header.record_count:
+            return True
+        marker = end_of_transaction(batch)
+        if marker is None:
+            return False
+        producer_id = batch.header.producer_id
+        if marker.control_type is ControlType.ABORT:
+            entry, seen = self._open_aborted.pop(producer_id, (None, False))
+            if entry is not None and seen:
+                self.kept.append(entry)
+            return not seen
+        was_seen = producer_id in self._open_committed
+        self._open_committed.discard(producer_id)
+        return not was_seen
+
+
+class Rules(NamedTuple):
+    """The parameters of one round of compaction. Times are in ms.
+
+    `producers` maps each producer id to the producer's last offset (-1 for none) and epoch.
+    """
+
+    now_ms: int
+    delete_retention_ms: int
+    first_uncleanable: int
+    producers: Mapping[int, tuple[int, int]]
+
+
+class Sifter:
+    """Filters the batches of a log, one `Stretch` after the other."""
+
+    def __init__(self, known: OffsetMap, transactions: Transactions, rules: Rules) -> None:
+        self._known = known
+        self._transactions = transactions
+        self._rules = rules
+        self._scratch = np.empty(compaction_kernels.SCRATCH_SHAPE, np.uint64)
+        self._last_offsets = np.array([last for last, _ in rules.producers.values()], np.int64)
+
+    def sift(self, stretch: Stretch) -> Iterator[Buffer]:
+        """Yield the bytes that stay of a `Stretch`, in order. Raises `Corrupt` for a batch that cannot be decoded."""
+        attributes = stretch.rows[:, ATTRIBUTES]
+        control = attributes & CONTROL_BIT != 0
+        discarded = self._transactions.discarded(stretch)
+        has_horizon = attributes & DELETE_HORIZON_BIT != 0
+        expired = has_horizon & (stretch.rows[:, SPAN_BASE_TIMESTAMP] <= self._rules.now_ms)
+        verdicts = np.where(
+            expired, compaction_kernels.SIFT_EXPIRED, compaction_kernels.SIFT
+        ).astype(np.uint8)
+        verdicts[control] = compaction_kernels.KEEP
+        verdicts[discarded & (~control | expired)] = compaction_kernels.DROP
+        retained = self._retained(stretch, control)
+        for part in plain_batches(stretch, verdicts != compaction_kernels.DROP):
+            here = slice(part.first, part.end)
+            counts = part.spans[:, 2]
+            keep = np.empty(int(counts.sum()), np.uint8)
+            kept = np.zeros(len(counts), np.int64)
+            nulls = np.zeros(len(counts), np.int64)
+            done = compaction_kernels.sift_records(
+                part.data,
+                part.spans,
+                verdicts[here],
+                self._known.latest_offset,
+                self._known.secret,
+                self._known.slots,
+                keep,
+                kept,
+                nulls,
+                self._scratch,
+            )
+            if done < len(counts):
+                raise Corrupt(f"batch {part.spans[done, 3]}: its records are malformed")
+            starts_clock = ((nulls > 0) | (discarded & control)[here]) & ~has_horizon[here]
+            starts_clock &= kept > 0
+            actions = np.where(
+                kept == 0, compaction_kernels.GONE, compaction_kernels.FILTERED
+            ).astype(np.uint8)
+            actions[(kept == 0) & retained[here]] = compaction_kernels.EMPTIED
+            actions[(kept > 0) & (kept == counts) & ~starts_clock] = compaction_kernels.COPIED
+            yield self._write(stretch, part, actions, starts_clock, keep, kept)
+
+    def _retained(self, stretch: Stretch, control: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which batches keep at least their header: a producer's last one, and the last one of the round."""
+        rows = stretch.rows
+        retained: NDArray[np.bool_] = rows[:, NEXT_OFFSET] == self._rules.first_uncleanable
+        producers = self._rules.producers
+        last = rows[:, NEXT_OFFSET] - 1
+        mine = (rows[:, PRODUCER_ID] >= 0) & (np.isin(last, self._last_offsets) | control)
+        for number in np.flatnonzero(mine).tolist():
+            known = producers.get(int(rows[number, PRODUCER_ID]))
+            if known is None:
+                continue
+            offset, epoch = known
+            if offset >= 0:
+                retained[number] |= offset == last[number]
+            elif control[number]:
+                header = Batch.parse(stretch.data, int(rows[number, POSITION])).header
+                retained[number] |= epoch == header.producer_epoch
+        return retained
+
+    def _write(
+        self,
+        stretch: Stretch,
+        part: PlainBatches,
+        actions: NDArray[np.uint8],
+        starts_clock: NDArray[np.bool_],
+        keep: NDArray[np.uint8],
+        kept: NDArray[np.int64],
+    ) -> Buffer:
+        rows = np.ascontiguousarray(stretch.rows[part.first : part.end])
+        rows[:, SPAN_COUNT] = part.spans[:, 2]
+        horizon = self._rules.now_ms + self._rules.delete_retention_ms
+        bases = np.where(starts_clock, horizon, rows[:, SPAN_BASE_TIMESTAMP])
+        with_base = starts_clock | (rows[:, ATTRIBUTES] & DELETE_HORIZON_BIT != 0)
+        if actions[0] == compaction_kernels.FILTERED and rows[0, ATTRIBUTES] & CODEC_MASK:
+            base = int(bases[0]) if with_base[0] else None
+            batch = Batch.parse(stretch.data, int(rows[0, POSITION]))
+            return _packed(batch, part, base, keep, int(kept[0]))
+        copied = actions == compaction_kernels.COPIED
+        if copied.all() and len(rows):
+            # Copy the run as it is: scanned batches follow each other without a gap in the file.
+            return stretch.data[int(rows[0, POSITION]) : int(rows[-1, POSITION] + rows[-1, SIZE])]
+        size = int(
+            rows[actions != compaction_kernels.GONE, SIZE].sum()
+        ) + compaction_kernels.GROWTH * int(kept.sum())
+        out = np.empty(size, np.uint8)
+        rewritten = np.empty(
+            (int((~copied & (actions != compaction_kernels.GONE)).sum()), 2), np.int64
+        )
+        written, count = compaction_kernels.write_batches(
+            np.frombuffer(stretch.data, np.uint8),
+            rows,
+            actions,
+            with_base.astype(np.uint8),
+            bases,
+            keep,
+            kept,
+            out,
+            rewritten,
+        )
+        view = out[:written].data
+        for start, end in rewritten[:count].tolist():
+            reseal(view[start:end])
+        return view
+
+
+def _packed(
+    batch: Batch, part: PlainBatches, base: int | None, keep: NDArray[np.uint8], kept: int
+) -> bytearray:
+    """Return what stays of a compressed batch, compressed again at the codec's default level."""
+    header = batch.header
+    attributes = header.attributes & _KEPT_BITS
+    late = bool(attributes & LOG_APPEND_TIME_BIT)
+    payload = np.empty(len(part.data) + compaction_kernels.GROWTH * kept, np.uint8)
+    size, base_timestamp, greatest = compaction_kernels.filter_records(
+        part.data,
+        part.spans[0],
+        header.max_timestamp if late else -1,
+        keep,
+        0,
+        base is not None,
+        base or 0,
+        payload,
+        0,
+    )
+    data = bytearray(HEADER_SIZE)
+    data += compression.compress(header.codec, payload[:size].data, None)
+    seal(
+        data,
+        attributes=attributes | (0 if base is None else DELETE_HORIZON_BIT),
+        base_offset=header.base_offset,
+        last_offset_delta=header.last_offset_delta,
+        base_timestamp=base_timestamp,
+        max_timestamp=header.max_timestamp if late else greatest,
+        record_count=kept,
+        leader_epoch=header.partition_leader_epoch,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+    )
+    return data

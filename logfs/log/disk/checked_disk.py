@@ -1,0 +1,143 @@
+"""The `Disk` of one log directory, which refuses every call after the first storage error.
+
+A failure of a device or a filesystem (EIO and its like) concerns all partitions of the directory, as in Kafka. A full
+disk, a missing file or damaged bytes do not.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from logfs.errors import LogDirFailed
+from logfs.log.disk.disk import Disk, File
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator
+
+logger = logging.getLogger(__name__)
+
+STORAGE_ERRORS = frozenset(
+    {
+        errno.EIO,
+        errno.EROFS,
+        errno.ENODEV,
+        errno.ENXIO,
+        errno.ESTALE,
+        errno.EUCLEAN,
+        errno.EREMOTEIO,
+        errno.ENOTCONN,
+        errno.ENOMEDIUM,
+        errno.ETIMEDOUT,
+    }
+)
+
+
+class WatchedDisk(Disk):
+    """A wrapper around another `Disk` for one log directory; after `fail` every call raises `LogDirFailed`.
+
+    Any thread may call any method. All other errors are those of the wrapped disk. Open descriptors stay open.
+    """
+
+    def __init__(
+        self, disk: Disk, log_dir: Path, failed: Callable[[], object] = lambda: None
+    ) -> None:
+        """`failed` is called once, in the thread that met the error, with the locks that this thread holds."""
+        super().__init__()
+        self.disk = disk
+        self.writable = disk.writable
+        self.naming = disk.naming
+        self.flush_times = disk.flush_times
+        self.is_disowned = False
+        self._log_dir = log_dir
+        self._failed = failed
+
+    def fail(self, reason: object) -> LogDirFailed:
+        """Refuse every call from now on, and return the error that says why. Only the first call sets the reason."""
+        if self.failure is None:
+            self.failure = LogDirFailed(
+                f"{self._log_dir}: the log directory is offline: {reason}; repair the disk, then close the store (or "
+                "unmount) and open it again, which recovers what was fsynced"
+            )
+            logger.error("%s", self.failure)
+            self._failed()
+        return self.failure
+
+    def disown(self, owner: int) -> None:
+        """Refuse every call in a child that process `owner` forked: it has the descriptors, but not the lock."""
+        self.is_disowned = True
+        # The thread that held the lock does not exist in the child.
+        self.naming = threading.RLock()
+        if self.failure is None:
+            self.failure = LogDirFailed(
+                f"{self._log_dir}: process {owner} opened it and forked this process, which does not have its lock; "
+                "open the store again in this process"
+            )
+        self._failed()
+
+    def forbid_blocking(self) -> None:
+        self.disk.forbid_blocking()
+
+    def allow_blocking(self) -> None:
+        self.disk.allow_blocking()
+
+    def check_may_block(self) -> None:
+        self.disk.check_may_block()
+
+    def scan(self, path: Path) -> Iterator[os.DirEntry[str]]:
+        return iter(self.call(lambda: list(self.disk.scan(path))))
+
+    def call(self, work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Run an operation on the directory. Raises `LogDirFailed` after a storage error, in this call or before."""
+        if self.failure is not None:
+            raise self.failure
+        try:
+            return work(*arguments, **named)
+        except OSError as error:
+            if error.filename is None and arguments and isinstance(arguments[0], (File, Path)):
+                # Errors of calls on descriptors have no file name.
+                error.filename = str(getattr(arguments[0], "path", arguments[0]))
+            if error.errno in STORAGE_ERRORS:
+                raise self.fail(error) from error
+            raise
+
+
+def _watched(name: str) -> Callable[..., Any]:
+    def method(self: WatchedDisk, *arguments: Any, **named: Any) -> Any:
+        return self.call(getattr(self.disk, name), *arguments, **named)
+
+    return method
+
+
+for _name in (
+    *(
+        "open",
+        "read",
+        "write",
+        "truncate",
+        "size",
+        "stat_file",
+        "sync",
+        "allocate",
+        "map",
+        "sync_map",
+    ),
+    *(
+        "rename",
+        "move",
+        "unlink",
+        "mkdir",
+        "rmdir",
+        "sync_directory",
+        "free_bytes",
+        "exists",
+        "stat",
+        "set_mtime",
+    ),
+    *("is_settled", "read_file", "read_all", "replace_file", "put_file"),
+):
+    setattr(WatchedDisk, _name, _watched(_name))

@@ -1,0 +1,377 @@
+"""File access of the engine: every open, read, write, sync and rename goes through a `Disk`.
+
+This narrow interface serves three purposes. A fault or a crash can be injected at every call (`tests/crashdisk.py`
+does so). No caller can forget to sync a directory after a rename. A thread that must never wait for a disk cannot do
+so by accident: the mount registers its event loop with `Disk.forbid_blocking`, and a read that would have to wait
+there raises `WouldBlock`, so that the caller repeats it in a worker thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import stat
+import threading
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from logfs.errors import Corrupt, NotWritable, OffsetOutOfRange
+from logfs.log.disk.latency_histogram import Durations
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from typing_extensions import Buffer
+
+    from logfs.errors import LogDirFailed
+
+# Errors of a full disk, quota or size limit, and of too many open files. The existing data is sound, so the partition
+# may go on.
+EXHAUSTED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
+
+
+# The suffix of a file that is about to replace another.
+TEMPORARY = ".tmp"
+# The modes of new files and directories: no access for other users, as Debian does for logs.
+DIRECTORY_MODE = 0o750
+FILE_MODE = 0o640
+
+# The limit of a small file. A checkpoint of a million partitions is shorter; a sparse file may be larger than memory.
+_MOST_BYTES = 64 * 1024 * 1024
+
+# The clock of file timestamps advances in ticks of a few ms: two changes within a tick may have the same mtime.
+_SETTLED_NS = 50_000_000
+
+
+class WouldBlock(Exception):
+    """A call that would wait for the disk in a thread that must not: repeat it in a worker thread."""
+
+
+_STANDARD_ERROR = 2
+# How many times a reader tries that finds files gone. On a busy machine compaction may win many times in a row.
+TRIES = 100
+
+
+class Gone(OffsetOutOfRange):
+    """A file that another process writes has left the log, or was cut, since the directory was listed."""
+
+
+@dataclass(slots=True, eq=False)
+class File:
+    """An open regular file. The descriptor survives an unlink of the name, and is closed with the object."""
+
+    path: Path
+    fd: int
+
+    def close(self) -> None:
+        """Close the descriptor; closing twice is harmless."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Disk:
+    """Files and directories below a log directory. Raises `OSError` as the system does.
+
+    Any thread may call any method. Only `read`, `hold` and `check_may_block` can raise `WouldBlock`, and only in the
+    thread that called `forbid_blocking`.
+    """
+
+    writable = True
+    # Why everything on this disk is offline: see `checked_disk`.
+    failure: LogDirFailed | None = None
+
+    def __init__(self) -> None:
+        self._loop_thread = -1
+        # Held while a file is opened by a name that may change, and while such a name is changed.
+        self.naming = threading.RLock()
+        # The durations of the flushes that made logs durable.
+        self.flush_times = Durations()
+
+    def forbid_blocking(self) -> None:
+        """From now on, a `read` in the calling thread raises `WouldBlock` rather than wait for the disk."""
+        self._loop_thread = threading.get_ident()
+
+    def allow_blocking(self) -> None:
+        """Undo `forbid_blocking`."""
+        self._loop_thread = -1
+
+    def check_may_block(self) -> None:
+        """Raise `WouldBlock` in the thread that must not wait. Call this before any operation that takes long."""
+        if threading.get_ident() == self._loop_thread:
+            raise WouldBlock
+
+    @contextmanager
+    def hold(self, lock: threading.Lock | threading.RLock) -> Iterator[None]:
+        """Hold a lock. The thread that must not wait gets `WouldBlock` if another thread has the lock."""
+        if not lock.acquire(blocking=False):
+            self.check_may_block()
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    # Files.
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
+        """Open a regular file; a symlink, FIFO or device of that name is an `OSError` and is never waited for.
+
+        `create` makes a missing file, with mode 0640 less the umask. Other users read through the mount, whose mode
+        bits control their access, and not from these files.
+        """
+        flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        flags |= os.O_RDWR if write else os.O_RDONLY
+        flags |= os.O_CREAT if create else 0
+        fd = os.open(path, flags, FILE_MODE)
+        if fd <= _STANDARD_ERROR:
+            # The standard streams were closed: the output of a library must not go into a segment.
+            fd, low = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _STANDARD_ERROR + 1), fd
+            os.close(low)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "is not a regular file", str(path))
+        return File(path, fd)
+
+    def read(self, file: File, position: int, size: int) -> memoryview:
+        """Return the bytes [position, position + size) of a file, fewer only at its end."""
+        if threading.get_ident() != self._loop_thread:
+            return memoryview(self._read_fully(file, position, size))
+        buffer = bytearray(size)
+        try:
+            done = os.preadv(file.fd, [buffer], position, os.RWF_NOWAIT)
+        except OSError as error:
+            # BlockingIOError: not in the page cache. EOPNOTSUPP: this filesystem cannot tell.
+            if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
+                raise WouldBlock from None
+            raise
+        if done < size and position + done < os.fstat(file.fd).st_size:
+            raise WouldBlock
+        # Read-only, as views of bytes are: the compiled kernels treat read-only and writable views as different
+        # types.
+        return memoryview(buffer)[:done].toreadonly()
+
+    def _read_fully(self, file: File, position: int, size: int) -> bytes:
+        data = os.pread(file.fd, size, position)
+        if len(data) == size or not data:
+            return data
+        parts = [data]
+        done = len(data)
+        while done < size and (data := os.pread(file.fd, size - done, position + done)):
+            parts.append(data)
+            done += len(data)
+        return b"".join(parts)
+
+    def write(self, file: File, position: int, data: Buffer) -> None:
+        """Write all of `data` at `position`, or raise; after an error any part of it may be in the file."""
+        view = memoryview(data)
+        done = os.pwrite(file.fd, view, position)
+        while done < len(view):
+            done += os.pwrite(file.fd, view[done:], position + done)
+
+    def truncate(self, file: File, size: int) -> None:
+        """Make the file exactly `size` bytes long, zero-filled where it grows."""
+        os.ftruncate(file.fd, size)
+
+    def size(self, file: File) -> int:
+        """Return the file's length in bytes."""
+        return os.fstat(file.fd).st_size
+
+    def stat_file(self, file: File) -> os.stat_result:
+        """Return the `fstat` of an open file, whatever has become of its name."""
+        return os.fstat(file.fd)
+
+    def sync(self, file: File) -> None:
+        """Return when the file's data, and the metadata that is needed to read it, will survive a power cut."""
+        os.fdatasync(file.fd)
+
+    def allocate(self, file: File, position: int, size: int) -> None:
+        """Allocate the blocks of a range of a file, so that a store through a mapping cannot meet a full disk."""
+        os.posix_fallocate(file.fd, position, size)
+
+    def map(self, file: File, size: int) -> mmap.mmap:
+        """Return a shared mapping of the file's first `size` bytes, writable where the disk is."""
+        access = mmap.ACCESS_WRITE if self.writable else mmap.ACCESS_READ
+        return mmap.mmap(file.fd, size, access=access)
+
+    def sync_map(self, mapping: mmap.mmap) -> None:
+        """Return when what was stored through the mapping will survive a power cut."""
+        mapping.flush()
+
+    # Names.
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Rename, replacing `new`, and sync the directory, so that no caller can forget it."""
+        self.move(old, new)
+        self.sync_directory(new.parent)
+
+    def move(self, old: Path, new: Path) -> None:
+        """Rename as one of several renames; the caller syncs the directory after the last."""
+        os.rename(old, new)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file's name; a missing one is not an error."""
+        path.unlink(missing_ok=True)
+
+    def mkdir(self, path: Path, *, mode: int = DIRECTORY_MODE) -> None:
+        """Make a directory, with `mode` less the umask, and sync its parent; if that fails, remove it again."""
+        os.mkdir(path, mode)
+        try:
+            self.sync_directory(path.parent)
+        except BaseException:
+            with suppress(OSError):
+                self.rmdir(path)
+            raise
+
+    def rmdir(self, path: Path) -> None:
+        """Remove an empty directory."""
+        os.rmdir(path)
+
+    def sync_directory(self, path: Path) -> None:
+        """Return when the directory's entries will survive a power cut."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def scan(self, path: Path) -> Iterator[os.DirEntry[str]]:
+        """Yield the entries of a directory, in no particular order."""
+        with os.scandir(path) as entries:
+            yield from entries
+
+    def free_bytes(self, path: Path) -> int:
+        """Return the free bytes of a path's filesystem that are available to non-root users."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
+    def exists(self, path: Path) -> bool:
+        """Whether anything of that name exists, a dangling symlink included."""
+        return os.path.lexists(path)
+
+    def stat(self, path: Path) -> os.stat_result:
+        """Return the `lstat` of the path."""
+        return os.lstat(path)
+
+    def is_settled(self, found: os.stat_result) -> bool:
+        """Whether any change from now on gives a file or directory another mtime than that in `found`."""
+        return time.time_ns() - found.st_mtime_ns > _SETTLED_NS
+
+    def set_mtime(self, path: Path, mtime_ms: int) -> None:
+        """Set a file's modification time, in ms since the epoch."""
+        os.utime(path, ns=(mtime_ms * 1_000_000, mtime_ms * 1_000_000))
+
+    # Small files.
+
+    def read_file(self, path: Path) -> bytes:
+        """Return all bytes of a small regular file. Raises `Corrupt` for a file that is not small."""
+        file = self.open(path)
+        try:
+            return self.read_all(file)
+        finally:
+            file.close()
+
+    def read_all(self, file: File) -> bytes:
+        """Return all bytes of an open small file. Raises `Corrupt` for a file that is not small."""
+        size = self.size(file)
+        if size > _MOST_BYTES:
+            raise Corrupt(
+                f"{file.path}: is {size} bytes long, but such a file has at most {_MOST_BYTES}"
+            )
+        return self._read_fully(file, 0, size)
+
+    def replace_file(self, path: Path, data: bytes) -> None:
+        """Replace a small file atomically and durably: `.tmp`, fsync, rename, fsync of the directory.
+
+        This is Kafka's own procedure (kafka-storage 1.4), so a crash leaves the old content or the new.
+        """
+        self.put_file(path, data, sync=True)
+        self.sync_directory(path.parent)
+
+    def put_file(self, path: Path, data: bytes, *, sync: bool) -> None:
+        """Replace a small file by writing a `.tmp` file and renaming it.
+
+        A killed process leaves the old content or the new; with `sync`, so does a power cut. The caller syncs the
+        directory.
+        """
+        temporary = path.with_name(path.name + TEMPORARY)
+        self.unlink(temporary)
+        file = self.open(temporary, write=True, create=True)
+        try:
+            self.write(file, 0, data)
+            if sync:
+                self.sync(file)
+            self.move(temporary, path)
+        except OSError:
+            # An unfinished file must not keep a full disk full.
+            with suppress(OSError):
+                self.unlink(temporary)
+            raise
+        finally:
+            file.close()
+
+
+class ReadOnlyDisk(Disk):
+    """A read-only `Disk`: every call that would change a file or directory raises `NotWritable`."""
+
+    writable = False
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
+        if write or create:
+            self._refuse(path)
+        return super().open(path)
+
+    def write(self, file: File, position: int, data: Buffer) -> None:
+        self._refuse(file.path)
+
+    def truncate(self, file: File, size: int) -> None:
+        self._refuse(file.path)
+
+    def allocate(self, file: File, position: int, size: int) -> None:
+        self._refuse(file.path)
+
+    def sync(self, file: File) -> None:
+        self._refuse(file.path)
+
+    def sync_map(self, mapping: mmap.mmap) -> None:
+        raise NotWritable("the store is open read-only: nothing in it is synced")
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._refuse(old)
+
+    def move(self, old: Path, new: Path) -> None:
+        self._refuse(old)
+
+    def unlink(self, path: Path) -> None:
+        self._refuse(path)
+
+    def mkdir(self, path: Path, *, mode: int = DIRECTORY_MODE) -> None:
+        self._refuse(path)
+
+    def rmdir(self, path: Path) -> None:
+        self._refuse(path)
+
+    def sync_directory(self, path: Path) -> None:
+        self._refuse(path)
+
+    def set_mtime(self, path: Path, mtime_ms: int) -> None:
+        self._refuse(path)
+
+    def replace_file(self, path: Path, data: bytes) -> None:
+        self._refuse(path)
+
+    def put_file(self, path: Path, data: bytes, *, sync: bool) -> None:
+        self._refuse(path)
+
+    def _refuse(self, path: Path) -> None:
+        raise NotWritable(
+            f"{path}: the store is open read-only; open it without --read-only to change it"
+        )

@@ -1,0 +1,5 @@
+"""Partitions that another process writes, read here while they grow. Imports all folders above `follow`.
+
+- `live_partition`: a read-only partition that is kept up to date with its files. Begin here.
+- `live_segment`: one segment of it, known by the inodes of its files.
+"""

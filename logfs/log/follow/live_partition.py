@@ -1,0 +1,336 @@
+"""A partition that another process writes: a read-only store keeps it up to date with the files on the disk.
+
+A broker does not report what it appends, rolls, deletes, compacts or truncates. `refresh` therefore looks at the
+times of the directory and of the last .log file, and reads what is new only if they have changed. Segments that still
+exist stay the same objects, so their readers are not disturbed. Segments that were replaced or dropped live on, with
+their open files, for the readers that hold them. Nothing is written or locked. A look during which files vanish is
+repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from logfs.errors import Corrupt
+from logfs.log.append.partition import Partition
+from logfs.log.disk.disk import TRIES, Gone
+from logfs.log.follow.live_segment import FollowedSegment
+from logfs.log.recovery import Loaded, Start
+from logfs.log.segment.index import TimeEntry
+from logfs.log.segment.segment import UNMEASURED, Tip
+from logfs.log.segment.segment_listing import list_segments
+from logfs.log.state.leader_epochs import LeaderEpochs
+from logfs.log.state.producer_snapshots import Snapshots
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from logfs.config import LogConfig
+    from logfs.format.base.names import TopicPartition
+    from logfs.format.batches.batch import Batch
+    from logfs.format.batches.record import Record
+    from logfs.log.disk.disk import Disk
+    from logfs.log.read.reader import OffsetAndTimestamp, T
+    from logfs.log.segment.segment import Segment
+    from logfs.log.segment.segment_listing import Files, Listing
+
+logger = logging.getLogger(__name__)
+
+# When segments leave the log, this many of the newest are opened for their readers.
+_KEPT_OPEN = 256
+
+
+def load(disk: Disk, directory: Path, start: Start) -> Loaded:
+    """Load a partition that another process is writing, reading only its listing and its end.
+
+    Raises `OSError`; `Gone` if files vanish too fast; `Corrupt` for a leader epoch file that cannot be read.
+    """
+    for _ in range(TRIES - 1):
+        with suppress(Gone):
+            return _load(disk, directory, start)
+    return _load(disk, directory, start)
+
+
+def _load(disk: Disk, directory: Path, start: Start) -> Loaded:
+    """Try once to load; raise `Gone` if a listed file has left the log since."""
+    segments = _make_segments(disk, directory, _list(disk, directory), {})
+    if not segments:
+        # The directory is being created or removed.
+        empty = FollowedSegment(disk, directory, start.log_start_offset)
+        empty.resume(Tip(0, empty.base_offset, UNMEASURED), TimeEntry(-1, start.log_start_offset))
+        segments = [empty]
+    last = segments[-1]
+    # Closed, because a store may have very many partitions; the next read opens the file again.
+    last.close()
+    timestamp = last.last_timestamp
+    if timestamp < 0 and len(segments) > 1:
+        timestamp = segments[-2].max_timestamp.timestamp
+    end = last.next_offset
+    first = min(max(start.log_start_offset, segments[0].base_offset), end)
+    epochs = LeaderEpochs(disk, directory)
+    snapshots = Snapshots(disk, directory, start.producer_expiration_ms)
+    point = min(start.recovery_point, end)
+    return Loaded([*segments], first, point, epochs, snapshots, None, timestamp)
+
+
+def _list(disk: Disk, directory: Path) -> Listing:
+    def end_of(base_offset: int, files: Files) -> int:
+        """Return the offset after a segment that is being swapped in."""
+        segment = FollowedSegment(disk, directory, base_offset)
+        segment.identify(files)
+        segment.follow_end()
+        return segment.next_offset
+
+    return list_segments(disk, directory, end_of)
+
+
+def _make_segments(
+    disk: Disk, directory: Path, listing: Listing, known: dict[int, FollowedSegment]
+) -> list[FollowedSegment]:
+    """Return the segments of a listing; those that are known and unchanged stay the same objects."""
+    bases = list(listing)
+    segments = []
+    for base, following in zip(bases, [*bases[1:], None], strict=False):
+        segment = known.get(base)
+        if segment is None or not _carry_on(segment, listing[base], following):
+            segment = FollowedSegment(disk, directory, base)
+            segment.identify(listing[base])
+            # Only the cluster knows whether the topic is compacted.
+            segment.gaps = True
+            segment.next_base = following
+            if following is None:
+                segment.follow_end()
+        segments.append(segment)
+    return segments
+
+
+def _carry_on(segment: FollowedSegment, files: Files, following: int | None) -> bool:
+    """Update a known segment; return whether it is still the same, apart from what was appended."""
+    if not segment.is_same(files) or segment.next_base not in (None, following):
+        return False
+    segment.identify(files)
+    if segment.next_base is None and following is not None:
+        try:
+            segment.seal_at(following)
+        except Gone:
+            segment.is_lost = True
+            return False
+    return True
+
+
+class FollowedPartition(Partition):
+    """A partition of a read-only store. Every reader sees what was on the disk at the last `refresh`."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        name: TopicPartition,
+        config: Callable[[], LogConfig],
+        clock: Callable[[], int],
+        load: Callable[[], Loaded],
+    ) -> None:
+        """Load the partition. `load` makes segments of the kind `FollowedSegment`; its errors pass through."""
+        before = disk.stat(directory)
+        loaded = load()
+        super().__init__(disk, directory, name, config, clock, loaded)
+        self._inode = before.st_ino
+        # The log start of the checkpoint. A broker writes it once a minute, so the files may show a later one.
+        self._checkpointed_start = loaded.log_start_offset
+        # The last state seen of the directory and of the last .log file; None if another look may show more.
+        self._seen_directory = before.st_mtime_ns if disk.is_settled(before) else None
+        self._seen_log: tuple[int, int, int] | None = None
+        with suppress(FileNotFoundError):
+            log = disk.stat(self.active.path)
+            is_settled = disk.is_settled(log) and not self._active.is_waiting
+            self._seen_log = _state(log) if is_settled else None
+
+    # Keeping up.
+
+    def follow_log_start(self, offset: int) -> None:
+        """Apply the log start offset of a new checkpoint."""
+        if offset != self._checkpointed_start:
+            with self.disk.hold(self.lock):
+                self._checkpointed_start = offset
+                self._set_log_start()
+
+    def refresh(self) -> bool:
+        """Bring the partition up to date with its files; return whether anything has changed.
+
+        Costs two calls of `stat` if nothing has. Raises `WouldBlock` in a thread that must not wait, if there is more
+        to do. A deleted partition stays as it was.
+        """
+        if self._is_up_to_date():
+            return False
+        self.check_may_block()
+        with self.disk.hold(self.lock):
+            try:
+                return self._catch_up()
+            except (FileNotFoundError, Gone) as error:
+                logger.debug("%s: changed while it was refreshed: %s", self.directory, error)
+                self._seen_directory = self._seen_log = None
+                return False
+
+    def _is_up_to_date(self) -> bool:
+        try:
+            directory = self.disk.stat(self.directory)
+            log = self.disk.stat(self.active.path)
+        except FileNotFoundError:
+            return False
+        return directory.st_mtime_ns == self._seen_directory and _state(log) == self._seen_log
+
+    def _catch_up(self) -> bool:
+        found = self.disk.stat(self.directory)
+        if found.st_ino != self._inode:
+            # The name leads to a new partition; noticing it is up to the store.
+            return False
+        changed = False
+        if found.st_mtime_ns != self._seen_directory:
+            changed = self._take_listing()
+            self._seen_directory = found.st_mtime_ns if self.disk.is_settled(found) else None
+        active = self._active
+        log = self.disk.stat(active.path)
+        changed |= self._advance(active)
+        is_settled = self.disk.is_settled(log) and not self._active.is_waiting
+        self._seen_log = _state(log) if is_settled else None
+        return changed
+
+    @property
+    def _active(self) -> FollowedSegment:
+        active = self.segments[-1]
+        assert isinstance(active, FollowedSegment)
+        return active
+
+    def _advance(self, active: FollowedSegment) -> bool:
+        """Take in what was appended; replace a segment that was cut by a new object."""
+        try:
+            if not active.advance():
+                return False
+        except Gone:
+            fresh = FollowedSegment(self.disk, self.directory, active.base_offset)
+            fresh.identify(active.inodes)
+            fresh.gaps = True
+            fresh.follow_end()
+            active.is_lost = True
+            self.segments = (*self.segments[:-1], fresh)
+            self._producers = None
+            active = fresh
+            self._set_log_start()
+            self.generation += 1
+        self.last_timestamp = active.last_timestamp
+        return True
+
+    def _take_listing(self) -> bool:
+        listing = _list(self.disk, self.directory)
+        if not listing:
+            # The partition is being created, or removed file by file.
+            return False
+        known = {s.base_offset: s for s in self.segments if isinstance(s, FollowedSegment)}
+        before = self._active
+        segments = tuple(_make_segments(self.disk, self.directory, listing, known))
+        kept = set(map(id, segments))
+        dropped = [segment for segment in known.values() if id(segment) not in kept]
+        for segment in dropped[-_KEPT_OPEN:]:
+            # For views that hold the segment: an open file survives its name. A segment that was cut is lost to them.
+            files = listing.get(segment.base_offset)
+            segment.is_lost |= files is not None and segment.is_same(files)
+            with suppress(OSError, Gone):
+                segment.hold_open(indexes=False)
+        if before in dropped:
+            _retire(before, segments)
+        changed = segments != self.segments
+        self.segments = segments
+        self._set_log_start()
+        self._reload_epochs()
+        if segments[-1].last_timestamp >= 0:
+            self.last_timestamp = segments[-1].last_timestamp
+        if any(segment.is_lost for segment in dropped):
+            self._producers = None
+        if dropped:
+            # Set last: a view that was made before is then recognised as outdated.
+            self.generation += 1
+        return changed
+
+    def _set_log_start(self) -> None:
+        start = max(self._checkpointed_start, self.segments[0].base_offset)
+        start = min(start, self.log_end_offset)
+        if start != self.log_start_offset:
+            self.log_start_offset = start
+            self.generation += 1
+
+    def _reload_epochs(self) -> None:
+        try:
+            self.epochs = LeaderEpochs(self.disk, self.directory)
+        except (Corrupt, OSError) as error:
+            logger.warning(
+                "%s: the leader epochs cannot be reloaded; the previous ones are used: %s",
+                self.directory,
+                error,
+            )
+
+    # Reading: a reader that finds a file gone looks at the directory again and starts over.
+
+    def batches(
+        self, offset: int, end: int | None = None, segments: Sequence[Segment] | None = None
+    ) -> Iterator[Batch]:
+        at, left = offset, TRIES
+        while True:
+            try:
+                for batch in super().batches(at, end, segments):
+                    yield batch
+                    at, left = batch.header.next_offset, TRIES
+                return
+            except Gone as gone:
+                left -= 1
+                self._look_again(left, gone)
+                # Read the log as it is now: offsets that have left it are out of range.
+                segments = None
+
+    def record(self, offset: int) -> Record | None:
+        return self.until_found(super().record, offset)
+
+    def first_offset_from(self, offset: int) -> int | None:
+        return self.until_found(super().first_offset_from, offset)
+
+    def last_offset(self) -> int | None:
+        return self.until_found(super().last_offset)
+
+    def offset_for_time(self, timestamp: int, *, shown: bool = False) -> OffsetAndTimestamp | None:
+        return self.until_found(partial(super().offset_for_time, shown=shown), timestamp)
+
+    def until_found(self, read: Callable[..., T], *arguments: Any) -> T:
+        for left in reversed(range(TRIES)):
+            try:
+                return read(*arguments)
+            except Gone as gone:
+                self._look_again(left, gone)
+        raise AssertionError("the last try returns or raises")
+
+    def _look_again(self, tries_left: int, gone: Gone) -> None:
+        """Refresh after a `Gone`; raise it if there are no tries left."""
+        if not tries_left:
+            raise gone
+        self.check_may_block()
+        with self.disk.hold(self.lock):
+            self._seen_directory = None
+        self.refresh()
+
+
+def _retire(segment: FollowedSegment, segments: tuple[FollowedSegment, ...]) -> None:
+    """Seal a last segment that was sealed and dropped between two looks.
+
+    Readers finish this segment, then continue with the next.
+    """
+    following = [other.base_offset for other in segments if other.base_offset > segment.base_offset]
+    with suppress(OSError, Gone):
+        if following:
+            segment.seal_at(following[0])
+
+
+def _state(found: os.stat_result) -> tuple[int, int, int]:
+    return found.st_ino, found.st_size, found.st_mtime_ns

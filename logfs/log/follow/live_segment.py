@@ -1,0 +1,433 @@
+"""A segment that another process writes, compacts and deletes, while this process reads it."""
+
+from __future__ import annotations
+
+import copy
+import time
+from bisect import bisect_left, bisect_right
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from logfs.errors import Corrupt
+from logfs.format.base import names
+from logfs.format.batches.batch import HEADER_SIZE, LENGTH_OVERHEAD, MAGIC, Batch, parse_header
+from logfs.format.messages.control import ControlType, end_of_transaction
+from logfs.log.disk.disk import Gone
+from logfs.log.segment import text_index_cache
+from logfs.log.segment.batch_iterator import Damage, Walk, walk
+from logfs.log.segment.index import MAX_RELATIVE_OFFSET, TimeEntry
+from logfs.log.segment.index_builder import rebuild_text, text_fits
+from logfs.log.segment.segment import (
+    POINT_READ_BYTES,
+    UNMEASURED,
+    Segment,
+    Tip,
+)
+from logfs.log.segment.segment_listing import open_by_inode
+from logfs.log.segment.txn_index import TransactionIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from logfs.log.disk.disk import Disk, File
+    from logfs.log.segment.segment_listing import Files
+    from logfs.log.segment.text_index import TextIndex
+
+# Up to this many new bytes are walked batch by batch. If there are more, the offset index is used to skip most of
+# them.
+_STEP_BYTES = 64 * 1024
+# Above every offset and every timestamp.
+_LAST = 2**63 - 1
+# The broker writes an entry of the transaction index after its marker. This is how long to wait for it.
+_AWAIT_SECONDS = 0.3
+# The suffixes of `Segment.indexes`, in that order.
+_SUFFIXES = (names.OFFSET_INDEX, names.TIME_INDEX, names.TEXT_INDEX)
+
+
+class FollowedSegment(Segment):
+    """A segment of a read-only store, identified by the inodes of its files rather than by their names.
+
+    The last segment grows when `advance` is called, up to the last whole batch. An open file stays the same, whatever
+    becomes of its names. A file that was not opened in time, or that was cut, raises `Gone`.
+    """
+
+    def __init__(self, disk: Disk, directory: Path, base_offset: int) -> None:
+        super().__init__(disk, directory, base_offset)
+        # The inode numbers by suffix. Empty until `identify`: the files are then those that loading found under the
+        # path.
+        self.inodes: Files = {}
+        self.last_timestamp = -1
+        # Whether its bytes were cut off, and perhaps written again: nothing of it may be shown any more.
+        self.is_lost = False
+        self.txn_index: _FollowedTxnIndex = _FollowedTxnIndex(disk, self.txn_index.path)
+        self._measured: Tip | None = None
+        # The position and the header of the last batch. They show whether the file was cut and has grown again.
+        self._last: tuple[int, bytes] | None = None
+        # The position of bytes in which no batch was found, and the file's length when they were searched (-1: not
+        # yet).
+        self._doubt: tuple[int, int] | None = None
+        # The position of a marker whose index entry is missing, and the time until which to wait for the entry.
+        self._awaited: tuple[int, float] | None = None
+
+    def identify(self, files: Files) -> None:
+        """Use the files with these inode numbers."""
+        before, self.inodes = self.inodes, files
+        if files == before:
+            return
+        if before.get(names.TXN_INDEX) != files.get(names.TXN_INDEX) or not before:
+            self.txn_index.follow(files.get(names.TXN_INDEX))
+        if before:
+            # Kafka may have created an index since, at its first entry, or replaced it. The text index stays: this
+            # process maintains its own by now.
+            directory, is_growing = self.path.parent, self.offset_index.is_growing
+            new = FollowedSegment(self._disk, directory, self.base_offset).indexes
+            if before.get(names.OFFSET_INDEX) != files.get(names.OFFSET_INDEX):
+                self.offset_index = new[0]
+            if before.get(names.TIME_INDEX) != files.get(names.TIME_INDEX):
+                self.time_index = new[1]
+            self.offset_index.is_growing = self.time_index.is_growing = is_growing
+            self._watch_indexes()
+        for index, suffix in zip(self.indexes, _SUFFIXES, strict=True):
+            if index.source is None:
+                inode = files.get(suffix)
+                # Of the three, only the text index may vanish alone: only logfs needs it, and it is rebuilt.
+                may_go = index is self.text_index
+                index.source = partial(_open_index, self._disk, index.path, inode, may_go=may_go)
+
+    def is_same(self, files: Files) -> bool:
+        """Whether the .log file is the one that this segment reads."""
+        inode, file = files[names.LOG], self._file
+        if not self.inodes and file is not None:
+            return self._disk.stat_file(file).st_ino == inode
+        return self.inodes.get(names.LOG, inode) == inode
+
+    def _size_of_file(self) -> int:
+        if self._file is None:
+            with suppress(FileNotFoundError):
+                found = self._disk.stat(self.path)
+                if found.st_ino == self.inodes.get(names.LOG):
+                    return found.st_size
+        return self._disk.size(self.file)
+
+    def _open(self) -> File:
+        return open_by_inode(self._disk, self.path, self.inodes.get(names.LOG))
+
+    def mtime_ms(self) -> int:
+        try:
+            return self._disk.stat_file(self.file).st_mtime_ns // 1_000_000
+        except Gone:
+            return 0
+
+    def read(self, position: int, size: int) -> memoryview:
+        wanted = max(min(size, self.size_bytes - position), 0)
+        data = self._disk.read(self.file, position, wanted)
+        if self.is_lost or len(data) < wanted:
+            raise self._cut()
+        return data
+
+    def _cut(self) -> Gone:
+        return Gone(f"{self.path}: was truncated while it was read; read again")
+
+    # Growing.
+
+    def follow_end(self) -> None:
+        """Find the end of the last segment by its indexes; nothing before their last entry is read."""
+        self._tip = Tip(0, self.base_offset, UNMEASURED)
+        self.advance()
+
+    def walk_unknown_end(
+        self, position: int, first_offset: int
+    ) -> Iterator[tuple[int, Batch] | Damage]:
+        # Recovery finds the end of the segment with this walk, so the last batch is noted here.
+        for found in super().walk_unknown_end(position, first_offset):
+            if not isinstance(found, Damage):
+                self._last = found[0], bytes(found[1].data[:HEADER_SIZE])
+            yield found
+
+    def advance(self, *, may_wait: bool = True) -> bool:
+        """Take in the whole batches that were appended since the last call; return whether there were any.
+
+        With `may_wait` the segment may end before a marker whose index entry a broker has not written yet: see
+        `is_waiting`. Raises `Gone` if the file was cut below the end known before; this segment is then of no use.
+        """
+        tip = self._tip
+        assert tip is not None
+        for index in self.indexes:
+            index.is_growing = True
+            index.recount()
+        size = self._disk.size(self.file)
+        position, expected, last = tip.size_bytes, tip.next_offset, self._last
+        max_entry = self.max_entry
+        if size - position > _STEP_BYTES:
+            position, expected = max((position, expected), self._start_before(_LAST, size))
+            self.txn_index.forget()
+        damaged: list[Damage] = []
+        for found in self._new_batches(position, expected, size, may_wait=may_wait):
+            if isinstance(found, Damage):
+                damaged.append(found)
+                position, expected = found.end, found.next_offset
+                continue
+            header = found[1].header
+            last = found[0], bytes(found[1].data[:HEADER_SIZE])
+            position, expected = found[0] + header.size_bytes, header.next_offset
+            if header.max_timestamp > max_entry.timestamp:
+                max_entry = TimeEntry(header.max_timestamp, header.last_offset)
+            self.last_timestamp = header.max_timestamp
+        # Checked last, so that bytes that were cut and written again meanwhile are noticed.
+        self._check_uncut(tip)
+        if position == tip.size_bytes:
+            return False
+        self.damaged += tuple(damaged)
+        self._last = last
+        self._tip = Tip(position, expected, UNMEASURED)
+        if size - tip.size_bytes > _STEP_BYTES:
+            # Include the batches that were skipped.
+            max_entry = max(max_entry, self._time_before(_LAST))
+        self.max_entry = max_entry
+        return True
+
+    def _check_uncut(self, tip: Tip) -> None:
+        if self._disk.size(self.file) < tip.size_bytes:
+            raise self._cut()
+        if self._last is not None:
+            position, header = self._last
+            if self._disk.read(self.file, position, HEADER_SIZE) != header:
+                raise self._cut()
+
+    # The indexes of a growing segment. After a truncation Kafka leaves old entries in the space after those in force,
+    # so each entry is checked against the log before it is used.
+
+    def position_of(self, offset: int) -> int:
+        if self.offset_index.is_growing:
+            return self._start_before(offset, self.size_bytes)[0]
+        return super().position_of(offset)
+
+    def _look_from(self, offset: int) -> tuple[int, int, int]:
+        if self.offset_index.is_growing and not len(self.text_index):
+            return *self._start_before(offset, self.size_bytes), POINT_READ_BYTES
+        return super()._look_from(offset)
+
+    def _start_before(self, offset: int, size: int) -> tuple[int, int]:
+        """Return position and base offset of a batch at or before `offset`, by an entry that agrees with the log."""
+        index = self.offset_index
+        number = bisect_right(range(len(index)), offset, key=lambda n: index[n].offset) - 1
+        back = 1
+        while number >= 0:
+            position = index[number].position
+            data = self._disk.read(self.file, position, HEADER_SIZE)
+            header = parse_header(data) if len(data) == HEADER_SIZE else None
+            if (
+                header is not None
+                and header.magic == MAGIC
+                and self.base_offset <= header.base_offset <= offset
+                and HEADER_SIZE <= header.size_bytes <= size - position
+            ):
+                data = self._disk.read(self.file, position, header.size_bytes)
+                if len(data) == header.size_bytes and Batch(header, data).is_valid:
+                    return position, header.base_offset
+            number -= back
+            back *= 2
+        return 0, self.base_offset
+
+    def offset_before(self, timestamp: int) -> int:
+        if self.time_index.is_growing:
+            return self._time_before(timestamp).offset
+        return super().offset_before(timestamp)
+
+    def _time_before(self, timestamp: int) -> TimeEntry:
+        """Return an entry of the time index before `timestamp` whose batch is in the log.
+
+        The entry is before `timestamp`, not at it: an old entry may have the timestamp of a batch that is not the
+        first with that timestamp.
+        """
+        index = self.time_index
+        number = bisect_left(range(len(index)), timestamp, key=lambda n: index[n].timestamp) - 1
+        back = 1
+        while number >= 0:
+            entry = index[number]
+            if self.has(entry):
+                return entry
+            number -= back
+            back *= 2
+        return TimeEntry(-1, self.base_offset)
+
+    def _new_batches(
+        self, position: int, expected: int, size: int, *, may_wait: bool
+    ) -> Iterator[tuple[int, Batch] | Damage]:
+        """Yield the whole batches from `position` on, and damage; a half-written batch ends them."""
+        doubt, self._doubt = self._doubt, None
+        awaited, self._awaited = self._awaited, None
+        while size - position > LENGTH_OVERHEAD:
+            head = self._disk.read(self.file, position, LENGTH_OVERHEAD)
+            length = int.from_bytes(head[8:], "big", signed=True)
+            if not any(head):
+                # Preallocated space.
+                return
+            end = position + LENGTH_OVERHEAD + length
+            found = None
+            if length > 0 and end <= size:
+                found = next(self._walk_to(position, end, expected), None)
+            if found is None or isinstance(found, Damage):
+                found = None
+                if doubt is not None and doubt[0] == position and doubt[1] != size:
+                    # No batch at the second look either: this is damage if a batch follows.
+                    found = next(self._walk_to(position, size, expected), None)
+                    doubt = position, size
+                if not isinstance(found, Damage) or found.end == size:
+                    self._doubt = doubt if doubt and doubt[0] == position else (position, -1)
+                    return
+                position, expected = found.end, found.next_offset
+            elif may_wait and self._is_ahead(found[1]) and self._awaits(position, awaited):
+                return
+            else:
+                position, expected = end, found[1].header.next_offset
+            yield found
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether another `advance` may show more, though the .log file stays the same."""
+        return self._awaited is not None
+
+    def _awaits(self, position: int, before: tuple[int, float] | None) -> bool:
+        """Whether to wait for the index entry of the marker at `position`; `before` is the wait of the last look.
+
+        A marker without a transaction never gets an entry, so the wait is limited.
+        """
+        now = time.monotonic()
+        if before is None or before[0] != position:
+            before = position, now + _AWAIT_SECONDS
+        if now >= before[1]:
+            return False
+        self._awaited = before
+        return True
+
+    def _is_ahead(self, batch: Batch) -> bool:
+        """Whether a batch aborts a transaction whose index entry is still missing; it is written after the batch.
+
+        Without the entry, the records of the transaction would look committed.
+        """
+        if not batch.header.is_control:
+            return False
+        self.txn_index.forget()
+        with suppress(Corrupt):
+            marker = end_of_transaction(batch)
+            if marker is None or marker.control_type is not ControlType.ABORT:
+                return False
+        entries = self.txn_index.entries
+        return not entries or entries[-1].last_offset < batch.header.last_offset
+
+    def _walk_to(
+        self, position: int, end: int, expected: int
+    ) -> Iterator[tuple[int, Batch] | Damage]:
+        def read(start: int, size: int) -> memoryview:
+            return self._disk.read(self.file, start, size)
+
+        limit = self.base_offset + MAX_RELATIVE_OFFSET + 1
+        bounds = (expected, limit)
+        return walk(Walk(read, position, end, *bounds, exact=True, base_offset=self.base_offset))
+
+    def seal_at(self, next_base: int) -> None:
+        """Take in the rest of this segment and seal it: the log continues in another. Raises `Gone` as `advance`."""
+        # A writer that has rolled has written the entries of all markers before.
+        self.advance(may_wait=False)
+        tip = self._tip
+        assert tip is not None
+        for index in self.indexes:
+            index.is_growing = False
+        self._measured = None
+        self._tip = tip._replace(next_offset=next_base)
+        self.next_base = next_base
+
+    # Text.
+
+    @property
+    def tip(self) -> Tip:
+        now = self._tip or Tip(self.size_bytes, self.next_offset, UNMEASURED)
+        if now.text is not UNMEASURED:
+            return now
+        measured = self._measured
+        if measured is None or measured[:2] != now[:2]:
+            measured = self._measure(now)
+        return measured
+
+    def _measure(self, now: Tip) -> Tip:
+        """Measure the text up to a tip by the text index; what the index does not cover is read."""
+        # A copy with the same files, whose tip does not move meanwhile.
+        still = copy.copy(self)
+        still._tip = now
+        if not text_fits(still) or self.text_index.last.position != now.size_bytes:
+            self._disk.check_may_block()
+            with self._rebuilding:
+                measured = self._measured
+                if measured is not None and measured >= now:
+                    return measured
+                self._index_text(still, now)
+        self._measured = now._replace(text=self.text_index.last.before)
+        return self._measured
+
+    def _index_text(self, still: Segment, now: Tip) -> None:
+        """Extend the text index up to a tip: in memory or, for a sealed segment, from the user's cache.
+
+        Another object takes the place of the index, because readers use the present one without a lock.
+        """
+        is_sealed = self.next_base is not None
+        before, still.text_index = self.text_index, self._another_text_index()
+        if not (
+            is_sealed
+            and text_index_cache.load(self._disk, self.file, still.text_index)
+            and text_fits(still)
+            and still.text_index.last.position == now.size_bytes
+        ):
+            still.text_index = before
+            entries = before.to_bytes() if text_fits(still) else b""
+            still.text_index = self._another_text_index()
+            still.text_index.take_entries(entries)
+            still.text_index.truncate(now.size_bytes)
+            rebuild_text(still)
+            if is_sealed:
+                text_index_cache.save(self._disk, self.file, still.text_index)
+        self.text_index = still.text_index
+        self._watch_indexes()
+
+    def _another_text_index(self) -> TextIndex:
+        """Return another object for the text index, with the same file."""
+        index = self.new_indexes()[2]
+        index.source, index.is_growing = self.text_index.source, self.text_index.is_growing
+        return index
+
+
+class _FollowedTxnIndex(TransactionIndex):
+    """A transaction index that is read by the inode of its file, once that is known."""
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        super().__init__(disk, path)
+        self._inode: int | None = None
+        self._is_known = False
+
+    def follow(self, inode: int | None) -> None:
+        """Use the file with this inode number; None stands for no file."""
+        if self._is_known:
+            # Until the inode is known, the entries are those that recovery found, perhaps in memory alone.
+            self.forget()
+        self._inode, self._is_known = inode, True
+
+    def _read(self) -> bytes:
+        if not self._is_known:
+            return super()._read()
+        if self._inode is None:
+            return b""
+        file = open_by_inode(self._disk, self.path, self._inode)
+        return self._disk.read_all(file)
+
+
+def _open_index(disk: Disk, path: Path, inode: int | None, *, may_go: bool) -> File | None:
+    if inode is None:
+        return None
+    try:
+        return open_by_inode(disk, path, inode)
+    except Gone:
+        if may_go:
+            return None
+        raise

@@ -1,0 +1,469 @@
+"""The key map: the offset of the newest record of each key. `keys/` and `newest` use it.
+
+A key map has two tables of hashes. One is in a file and covers the log up to some offset; the other is in memory and
+covers what came after. The file is written whole and renamed into place (`key_tables`), and never changed. A
+new file replaces it when the log has grown by as much as writing it costs. A crash therefore leaves a valid file, and
+when a log is opened again, only the part after it has to be read. The file is `logfs.keys` in the partition
+directory; a store that only reads keeps its own in the user's cache directory.
+
+Three checks keep the answers right. Every block of the file is checked when it is read. The last batch that a table
+covers must still be where it was, which reveals a truncated log or another log. The record that a table leads to must
+have the key. If a check fails, the map is rebuilt. Compaction keeps the newest record of each key, so it does not
+invalidate the map.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import secrets
+import threading
+from contextlib import suppress
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from logfs.errors import Corrupt
+from logfs.format.base import names
+from logfs.format.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT, Batch
+from logfs.format.files.key_table_format import Anchor, anchor_of
+from logfs.log.disk.disk import Disk, Gone
+from logfs.log.segment import text_index_cache
+from logfs.log.segment.batch_iterator import Damage, DamagedRange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from logfs.format.batches.batch import Header
+    from logfs.format.batches.record import Record
+    from logfs.log.read.key_tables import FileTable, MemoryTable
+    from logfs.log.read.readable_log import ReadableLog
+    from logfs.log.segment.batch_scanner import Stretch
+    from logfs.log.segment.segment import Segment
+
+    Shows = Callable[[Header], bool]
+
+logger = logging.getLogger(__name__)
+
+# Up to this much of the log is read in the calling thread; on a mount, without a switch to a worker thread.
+INLINE_BYTES = 256 << 10
+# A file is written only for at least this much of the log; less is read again.
+SMALLEST_BYTES = 16 << 20
+# With this many keys, the table in memory takes 48 MiB and is written to a file.
+MEMORY_KEYS = 1_350_000
+# The limit for all files in the cache directory, enough for about 100 million keys.
+CACHE_BYTES = 4 << 30
+# A map that was not used for this long is not kept up to date any more; its next user waits for it.
+IDLE_MS = 3_600_000
+
+_NULL_BIT = 1 << 63
+_NOTHING = Anchor(-1, -1, -1, -1, 0)
+_TRIES = 5
+
+
+class KeyMap:
+    """The newest record of each key, as readers of one isolation level see it.
+
+    Any thread may use it. Nothing is read or kept before the first lookup.
+    """
+
+    def __init__(self, reader: ReadableLog, *, is_kept: bool = True) -> None:
+        """Make the map of the records that `reader` sees. Unless `is_kept`, it writes no file."""
+        self._reader = reader
+        self._isolation = int(reader is not reader.log)
+        self._lock = threading.Lock()
+        self._base: FileTable | None = None
+        self._tail: MemoryTable | None = None
+        # The first offset that is not covered, the last batch before it, and the generation that both hold for.
+        self._end = 0
+        self._anchor = _NOTHING
+        self._generation = -1
+        self._secret = secrets.token_bytes(16)
+        # The secrets of files that turned out to be wrong.
+        self._distrusted: set[bytes] = set()
+        # The bytes of log that the table in memory covers.
+        self._tail_bytes = 0
+        self._is_kept = is_kept
+        self._was_asked = False
+        self._asked_ms: int | None = None
+        # During a long read: bytes done and bytes in all. `on_progress` is called with the same numbers.
+        self.progress: tuple[int, int] | None = None
+        self.on_progress: Callable[[int, int], None] = lambda done, total: None
+
+    def newest(self, key: bytes) -> Record | None:
+        """Return the newest record with a key; None if there is none, its value is null, or it has left the log.
+
+        Once the map is made, the cost does not depend on the length of the log. Raises `Corrupt` for a record in a
+        damaged range, `WouldBlock` if there is more to read than the calling thread may wait for, and `OSError`.
+        """
+        self._was_asked = True
+        for left in reversed(range(_TRIES)):
+            self._reader.refresh()
+            try:
+                offset, end = self._find(key)
+                if offset is None or offset < self._reader.log_start_offset:
+                    return None
+                record = self._reader.record(offset)
+            except Gone:
+                if not left:
+                    raise
+                continue
+            if record is not None and record.key == key:
+                return record
+            if self._reader.log_end_offset == end:
+                # The log has not grown, so no newer record has taken its place.
+                self._start_anew(f"offset {offset} has no record with the expected key")
+        raise Corrupt(
+            f"{self._reader.log.directory}: its keys cannot be determined; run 'logfs check'"
+        )
+
+    def keep_up(self, now_ms: int) -> None:
+        """Cover what the log has gained, if the map was used in the last `IDLE_MS`. May take long."""
+        if self._was_asked:
+            self._was_asked, self._asked_ms = False, now_ms
+        if self._asked_ms is not None and now_ms - self._asked_ms < IDLE_MS:
+            with self._reader.disk.hold(self._lock), suppress(Gone):
+                self._bring_up()
+
+    def detach(self) -> None:
+        """Write no more files, because the log has changed. Its reader makes a new map for the next lookup."""
+        self._is_kept = False
+
+    def _find(self, key: bytes) -> tuple[int | None, int]:
+        """Return the offset that the tables have for a key, and the end of the log that they cover.
+
+        The offset is None if the key has no record, or its newest value is null.
+        """
+        from logfs.log.read.key_tables import hash_key
+
+        disk = self._reader.disk
+        with disk.hold(self._lock):
+            while True:
+                self._bring_up()
+                first, second = hash_key(key, self._memory.secret)
+                word = self._memory.get(first, second)
+                try:
+                    if not word and self._base is not None:
+                        word = self._base.get(disk, first, second)
+                except Corrupt as error:
+                    self._reset(error)
+                    continue
+                return None if not word or word & _NULL_BIT else word - 1, self._end
+
+    # Catching up, always under the lock.
+
+    def _bring_up(self) -> None:
+        """Cover the log up to its end. A later call continues one that was interrupted."""
+        log = self._reader.log
+        while True:
+            generation = log.generation
+            if self._tail is None or (
+                generation != self._generation and not self._is_anchored(self._anchor)
+            ):
+                log.check_may_block()
+                self._load()
+            self._generation = generation
+            end = self._reader.log_end_offset
+            if self._end < end:
+                try:
+                    self._catch_up(end)
+                except Corrupt as error:
+                    if self._base is None:
+                        # The damage is in the log itself, so another map would not get past it.
+                        raise
+                    self._reset(error)
+                    continue
+            if log.generation == generation:
+                return
+
+    def _load(self) -> None:
+        """Begin with the table in a file, or with nothing if there is none."""
+        from logfs.log.read.key_tables import FileTable, MemoryTable, warm_up
+
+        warm_up()
+        self._base = None
+        for path, disk in self._sources():
+            try:
+                found = FileTable(disk, path)
+            except FileNotFoundError:
+                continue
+            except (Corrupt, OSError) as error:
+                logger.warning("%s: is not used and is rebuilt: %s", path, error)
+                continue
+            header = found.header
+            if header.isolation != self._isolation or not self._is_anchored(header.anchor):
+                logger.info("%s: belongs to another log, or to records that were truncated", path)
+            elif header.secret not in self._distrusted and (
+                self._base is None or header.covered > self._base.header.covered
+            ):
+                self._base = found
+        if self._base is not None:
+            header = self._base.header
+            self._anchor, self._end, self._secret = header.anchor, header.covered, header.secret
+        else:
+            self._anchor, self._end = _NOTHING, self._reader.log.log_start_offset
+        self._tail_bytes = 0
+        self._tail = MemoryTable(self._secret)
+
+    def _sources(self) -> Iterator[tuple[Path, Disk]]:
+        """Yield the paths where a file may be, each with the `Disk` for it."""
+        log = self._reader.log
+        yield file_path(self._reader), log.disk
+        if not log.disk.writable and self._is_kept:
+            cached = self._cached_path()
+            if cached is not None:
+                yield cached, Disk()
+
+    def _cached_path(self) -> Path | None:
+        """Return the path of the file in the user's cache directory; None if there is no such directory."""
+        home = text_index_cache.directory("keys")
+        log = self._reader.log
+        try:
+            found = log.disk.stat(log.directory)
+        except OSError:
+            return None
+        state = (found.st_dev, found.st_ino, log.name.directory, self._isolation)
+        digest = hashlib.sha256(repr(state).encode()).hexdigest()
+        return None if home is None else home / digest[:40]
+
+    def _reset(self, why: object) -> None:
+        """Forget everything, and remove the files."""
+        log = self._reader.log
+        log.check_may_block()
+        logger.warning("%s: the key map is rebuilt: %s", log.directory, why)
+        if self._base is not None:
+            # A file that another process wrote cannot be removed, and must not be used again.
+            self._distrusted.add(self._base.header.secret)
+        self._secret = secrets.token_bytes(16)
+        self._tail = None
+        for path, disk in self._sources():
+            if disk.writable:
+                with suppress(OSError):
+                    disk.unlink(path)
+
+    def _start_anew(self, why: str) -> None:
+        with self._reader.disk.hold(self._lock):
+            self._reset(why)
+
+    def _is_anchored(self, anchor: Anchor) -> bool:
+        """Return whether the log still has this batch where it was, so that nothing up to there was truncated."""
+        log = self._reader.log
+        if anchor.last_offset < log.log_start_offset:
+            # All offsets that were noted are below the log start.
+            return True
+        if anchor.last_offset >= log.log_end_offset:
+            return False
+        try:
+            batch = log.segments_from(anchor.base_offset)[0].find_batch(anchor.base_offset)
+        except DamagedRange:
+            return False
+        return batch is not None and anchor_of(batch.header) == anchor
+
+    def _catch_up(self, end: int) -> None:
+        """Cover the log from the end of the tables up to an offset."""
+        log = self._reader.log
+        start = max(self._end, log.log_start_offset)
+        segments = log.segments
+        places = list(_places(log.segments_from(start, segments), start, end))
+        total = sum(segment.size_bytes - position for segment, position in places)
+        if total > INLINE_BYTES:
+            log.check_may_block()
+            self.progress = (0, total)
+        shows = self._reader.shown(segments)
+        done = 0
+        try:
+            for segment, position in places:
+                for size, last in self._take(segment, position, end, shows):
+                    done += size
+                    self._tail_bytes += size
+                    if last is not None and last.last_offset < end:
+                        self._anchor, self._end = anchor_of(last), max(self._end, last.next_offset)
+                    if total > INLINE_BYTES:
+                        self.progress = (done, total)
+                        self.on_progress(done, total)
+                    if self._is_kept and self._memory.used >= MEMORY_KEYS:
+                        self._write()
+        finally:
+            self.progress = None
+        self._end = end
+        table_bytes = self._base.size_bytes if self._base else 0
+        if self._is_kept and self._tail_bytes >= max(SMALLEST_BYTES, table_bytes):
+            self._write()
+
+    def _take(
+        self, segment: Segment, position: int, end: int, shows: Shows
+    ) -> Iterator[tuple[int, Header | None]]:
+        """Put the keys of a segment from a position on into the table in memory.
+
+        Yields for each part of the segment its size in bytes, and the header of its last batch or None.
+        """
+        from logfs.format.kernels.batch_kernels import NEXT_OFFSET, POSITION, SIZE, SPAN_BASE_OFFSET
+        from logfs.log.segment import batch_scanner
+
+        head = segment.header(position) if position else None
+        first = segment.base_offset if head is None else head.base_offset
+        for found in batch_scanner.stretches(segment, position if head else 0, first):
+            if isinstance(found, Damage):
+                logger.warning("%s", found.error(segment.path))
+                yield found.end - found.start, None
+                continue
+            if not isinstance(found, batch_scanner.Stretch):
+                batch = found[1]
+                if batch.header.base_offset >= end:
+                    return
+                self._put_old(batch)
+                yield batch.header.size_bytes, batch.header
+                continue
+            rows = found.rows
+            rows = rows[(rows[:, SPAN_BASE_OFFSET] < end) & (rows[:, NEXT_OFFSET] > self._end)]
+            last = None
+            if len(rows):
+                self._put(found._replace(rows=rows), shows)
+                last = Batch.parse(found.data, int(rows[-1, POSITION])).header
+            yield int(found.rows[-1, POSITION] + found.rows[-1, SIZE]), last
+            if found.rows[-1, NEXT_OFFSET] >= end:
+                return
+
+    def _put(self, stretch: Stretch, shows: Shows) -> None:
+        """Put the keys of scanned batches into the table; a batch that cannot be decoded is skipped."""
+        from logfs.format.kernels.batch_kernels import ATTRIBUTES, POSITION
+        from logfs.log.segment.batch_scanner import plain_batches
+
+        rows = stretch.rows
+        attributes = rows[:, ATTRIBUTES]
+        wanted = attributes & CONTROL_BIT == 0
+        if self._isolation:
+            for number in (wanted & (attributes & TRANSACTIONAL_BIT != 0)).nonzero()[0].tolist():
+                header = Batch.parse(stretch.data, int(rows[number, POSITION])).header
+                wanted[number] = shows(header)
+        try:
+            for part in plain_batches(stretch, wanted):
+                self._memory.put(part.data, part.spans, self._end)
+        except Corrupt as error:
+            if len(rows) == 1:
+                logger.warning("%s: %s", self._reader.log.directory, error)
+                return
+            for number in range(len(rows)):
+                self._put(stretch._replace(rows=rows[number : number + 1]), shows)
+
+    def _put_old(self, batch: Batch) -> None:
+        """Put the keys of messages of an old format into the table; what cannot be decoded is skipped."""
+        try:
+            for record in batch.records():
+                if record.key is not None and record.offset >= self._end:
+                    self._memory.put_one(record.key, record.offset, is_null=record.value is None)
+        except Corrupt as error:
+            logger.warning("%s: %s", self._reader.log.directory, error)
+
+    @property
+    def _memory(self) -> MemoryTable:
+        """The table in memory, which must exist."""
+        assert self._tail is not None
+        return self._tail
+
+    # Writing the file.
+
+    def _write(self) -> None:
+        """Write both tables to a file and begin an empty one in memory. If that fails, keep the one in memory."""
+        from logfs.log.read.key_tables import Coverage, MemoryTable, write_table
+
+        log = self._reader.log
+        log.check_may_block()
+        disk, path = log.disk, file_path(self._reader)
+        temporary = path.with_name(path.name + ".tmp")
+        if not disk.writable:
+            cached = self._cached_path()
+            if cached is None:
+                self._is_kept = False
+                return
+            # Other processes may write the same file, for it has no lock.
+            disk, path = Disk(), cached
+            temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        base, tail = self._base, self._memory
+        parts = [tail.slots] if base is None else chain(base.chunks(), [tail.slots])
+        keys = tail.used + (base.header.used if base else 0)
+        coverage = Coverage(self._isolation, self._end, self._anchor)
+        try:
+            if not log.disk.writable:
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._base = write_table(disk, path, temporary, parts, keys, self._secret, coverage)
+            if not log.disk.writable:
+                text_index_cache.remove_oldest(disk, path.parent, CACHE_BYTES)
+        except OSError as error:
+            logger.warning("%s: the key map is kept in memory only: %s", path, error)
+            self._is_kept = False
+            return
+        self._tail_bytes = 0
+        self._tail = MemoryTable(self._secret)
+
+    # For the audit.
+
+    def audit(self) -> str | None:
+        """Compare the file with the whole log, and return what is wrong with it; None if nothing is."""
+        import numpy as np
+
+        words = self._words()
+        if self._base is None:
+            # The file belongs to another log, and is not used.
+            return None
+        whole = KeyMap(self._reader, is_kept=False)
+        whole._secret = self._secret
+        whole._distrusted.add(self._secret)
+        same = np.array_equal(words, whole._words())
+        return None if same else "does not agree with the log; run 'logfs reindex'"
+
+    def _words(self) -> NDArray[np.uint64]:
+        """Return what can be found, in the order of the offsets: uint64[keys, 3], hash (two words) and offset + 1."""
+        import numpy as np
+
+        from logfs.log.read.key_tables import MemoryTable
+
+        with self._lock:
+            self._bring_up()
+            base, tail = self._base, self._memory
+            merged = MemoryTable(self._secret, tail.used + (base.header.used if base else 0))
+            for part in (*(base.chunks() if base else ()), tail.slots):
+                merged.put_table(part)
+        start = self._reader.log_start_offset
+        found = merged.slots[(merged.slots[:, 2] > start) & (merged.slots[:, 2] < _NULL_BIT)]
+        return found[np.lexsort(found.T)]
+
+
+def file_path(reader: ReadableLog) -> Path:
+    """Return the path of the file of a reader's key map, whether it exists or not."""
+    is_all = reader is reader.log
+    return reader.log.directory / (names.KEY_MAP if is_all else names.COMMITTED_KEY_MAP)
+
+
+def remove_files(log: ReadableLog) -> None:
+    """Remove the files of the key maps of a log."""
+    for name in (names.KEY_MAP, names.COMMITTED_KEY_MAP):
+        log.disk.unlink(log.directory / name)
+        log.disk.unlink(log.directory / f"{name}.tmp")
+
+
+def audit(reader: ReadableLog) -> str | None:
+    """Return what is wrong with the file of a key map; None if nothing is, or if there is no file.
+
+    Raises `Corrupt` for a damaged file, and `OSError`.
+    """
+    from logfs.log.read.key_tables import FileTable
+
+    try:
+        for _ in FileTable(reader.disk, file_path(reader)).chunks():
+            pass
+    except FileNotFoundError:
+        return None
+    return KeyMap(reader, is_kept=False).audit()
+
+
+def _places(segments: Sequence[Segment], start: int, end: int) -> Iterator[tuple[Segment, int]]:
+    """Yield the segments with offsets in [start, end), each with the position at which to begin."""
+    for segment in segments:
+        if segment.base_offset >= end:
+            return
+        yield segment, segment.position_of(start) if start > segment.base_offset else 0

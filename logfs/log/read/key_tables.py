@@ -1,0 +1,246 @@
+"""Two tables of keys and the offsets of their newest records: one in a file that never changes, one in memory.
+
+Both hold hashes of the keys under one secret, and no keys (see `offset_map`). They import the compiled
+kernels, so they are made only where waiting is allowed.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from logfs.errors import Corrupt
+from logfs.format.files import key_table_format
+from logfs.format.files.key_table_format import (
+    BLOCK_BYTES,
+    BLOCK_SLOTS,
+    HEADER_BYTES,
+    SLOT_BYTES,
+    TableHeader,
+)
+from logfs.format.kernels import compaction_kernels
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from logfs.format.files.key_table_format import Anchor
+    from logfs.log.disk.disk import Disk
+
+_FIRST_SLOTS = 1024
+_LOAD_FACTOR = 0.7
+_CHUNK_BLOCKS = 128
+
+
+class MemoryTable:
+    """A table in memory that grows.
+
+    One thread at a time may write it. Meanwhile `get` finds what was put before.
+    """
+
+    def __init__(self, secret: bytes, keys: int = 0) -> None:
+        """Make an empty table with room for `keys` keys."""
+        self.secret = np.frombuffer(secret, np.uint64)
+        self.slots: NDArray[np.uint64] = np.zeros((max(keys * 3 // 2, _FIRST_SLOTS), 3), np.uint64)
+        self.used = 0
+        self._scratch = np.empty(compaction_kernels.SCRATCH_SHAPE, np.uint64)
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory that the table takes, in bytes."""
+        return self.slots.nbytes
+
+    def put(self, data: NDArray[np.uint8], spans: NDArray[np.int64], first_offset: int) -> None:
+        """Put the keys of the records at or above `first_offset`. Putting a record again changes nothing.
+
+        `spans` is int64[batches, 5] as for `decode_columns`. Raises `Corrupt` for records that break the format.
+        """
+        while len(spans):
+            done, self.used, _, outcome = compaction_kernels.put_keys(
+                data,
+                spans,
+                first_offset,
+                self.secret,
+                self.slots,
+                self.used,
+                int(len(self.slots) * _LOAD_FACTOR),
+                self._scratch,
+                np.uint64(compaction_kernels.NULL_BIT),
+            )
+            if outcome < 0:
+                raise Corrupt(f"batch {spans[done, 3]}: its records are malformed")
+            if outcome == compaction_kernels.FULL:
+                self._grow()
+            spans = spans[done:]
+
+    def put_one(self, key: bytes, offset: int, *, is_null: bool) -> None:
+        """Put one key."""
+        if self.used >= int(len(self.slots) * _LOAD_FACTOR):
+            self._grow()
+        first, second = hash_key(key, self.secret)
+        slot = compaction_kernels.find_slot(self.slots, first, second)
+        self.used += int(self.slots[slot, 2] == 0)
+        self.slots[slot] = (
+            first,
+            second,
+            offset + 1 | (compaction_kernels.NULL_BIT if is_null else 0),
+        )
+
+    def put_table(self, slots: NDArray[np.uint64]) -> None:
+        """Put all keys of a table with the same secret. Raises `Corrupt` if there is no room for all of them."""
+        self.used += _moved(slots, self.slots, self.used)
+
+    def get(self, first: np.uint64, second: np.uint64) -> int:
+        """Return the last word of the slot of a hash, or 0 if it has none."""
+        return int(self.slots[compaction_kernels.find_slot(self.slots, first, second), 2])
+
+    def _grow(self) -> None:
+        larger: NDArray[np.uint64] = np.zeros((len(self.slots) * 2, 3), np.uint64)
+        _moved(self.slots, larger, 0)
+        self.slots = larger
+
+
+def _moved(old: NDArray[np.uint64], slots: NDArray[np.uint64], used: int) -> int:
+    """Put a table into another that has `used` keys, and return how many keys are new.
+
+    Raises `Corrupt` if they do not fit. The size of the other table rests on the number of keys in a file's header,
+    and nothing else confirms that number.
+    """
+    added = int(compaction_kernels.move_slots(old, slots, used))
+    if added < 0:
+        raise Corrupt("a key map has more keys than its header states")
+    return added
+
+
+def hash_key(key: bytes, secret: NDArray[np.uint64]) -> tuple[np.uint64, np.uint64]:
+    """Return the two words of a key's hash."""
+    first, second = compaction_kernels.hash_key(np.frombuffer(key, np.uint8), 0, len(key), secret)
+    return np.uint64(first), np.uint64(second)
+
+
+def warm_up() -> None:
+    """Compile the kernels of a small catch-up, or load them from the cache.
+
+    A small catch-up may run in a thread that must not wait.
+    """
+    table = MemoryTable(bytes(16))
+    table.get(*hash_key(b"", table.secret))
+    table.put(np.frombuffer(b"\0", np.uint8), np.zeros((1, 5), np.int64), 0)
+    table.put_table(table.slots)
+
+
+class FileTable:
+    """A table in a file. A lookup reads one or two blocks as a rule, and checks each block that it reads."""
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        """Open the file. Raises `Corrupt` if it is no valid table, and `OSError`."""
+        self.path = path
+        self._disk = disk
+        self._file = disk.open(path)
+        self.size_bytes = disk.size(self._file)
+        head = disk.read(self._file, 0, HEADER_BYTES)
+        try:
+            self.header = key_table_format.parse_header(head, self.size_bytes)
+            start = HEADER_BYTES + self.header.slots * SLOT_BYTES
+            self._crcs = key_table_format.parse_crcs(
+                head, disk.read(self._file, start, self.size_bytes - start)
+            )
+        except Corrupt as error:
+            raise self._damaged(error) from None
+        self.secret = np.frombuffer(self.header.secret, np.uint64)
+
+    def get(self, disk: Disk, first: np.uint64, second: np.uint64) -> int:
+        """Return the last word of the slot of a hash, or 0 if it has none.
+
+        `disk` decides whether the calling thread may wait. Raises `Corrupt` for a damaged block, `WouldBlock`,
+        `OSError`.
+        """
+        low, high, count = int(first), int(second), self.header.slots
+        at = ((low >> 32) * count) >> 32
+        for _ in range(count // BLOCK_SLOTS + 1):
+            number, within = divmod(at, BLOCK_SLOTS)
+            data = disk.read(self._file, HEADER_BYTES + number * BLOCK_BYTES, BLOCK_BYTES)
+            self._check(number, data)
+            words = np.frombuffer(data, "<u8").reshape(-1, 3)[within:]
+            ends = np.flatnonzero(
+                (words[:, 2] == 0) | ((words[:, 0] == low) & (words[:, 1] == high))
+            )
+            if len(ends):
+                return int(words[ends[0], 2])
+            at = (number + 1) * BLOCK_SLOTS % count
+        raise self._damaged(Corrupt("the table has no empty slot"))
+
+    def chunks(self) -> Iterator[NDArray[np.uint64]]:
+        """Yield the whole table in order, checked, as uint64[n, 3] arrays. Raises `Corrupt` and `OSError`."""
+        for first in range(0, len(self._crcs), _CHUNK_BLOCKS):
+            count = min(_CHUNK_BLOCKS, len(self._crcs) - first)
+            start = HEADER_BYTES + first * BLOCK_BYTES
+            data = self._disk.read(self._file, start, count * BLOCK_BYTES)
+            for number in range(count):
+                self._check(first + number, data[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES])
+            yield np.frombuffer(data, np.uint64).reshape(-1, 3)
+
+    def _check(self, number: int, data: memoryview) -> None:
+        try:
+            key_table_format.check_block(data, self._crcs[number])
+        except Corrupt as error:
+            raise self._damaged(error) from None
+
+    def _damaged(self, error: Corrupt) -> Corrupt:
+        return Corrupt(f"{self.path}: {error}")
+
+
+class Coverage(NamedTuple):
+    """What a table covers: the isolation level, the offset where it ends, and the last batch before that."""
+
+    isolation: int
+    end: int
+    anchor: Anchor
+
+
+def write_table(
+    disk: Disk,
+    path: Path,
+    temporary: Path,
+    parts: Iterable[NDArray[np.uint64]],
+    keys: int,
+    secret: bytes,
+    coverage: Coverage,
+) -> FileTable:
+    """Write a table that merges `parts` to a file, and open it. Later parts override earlier ones.
+
+    `keys` is the greatest number of keys that the parts may have together. The table is written to `temporary` and
+    renamed at the end, so a crash leaves the old file or the new one. It is durable on return. Raises `Corrupt` if
+    there are too many keys, `OSError`, and what `parts` raises.
+    """
+    count = key_table_format.slots_for(keys)
+    size = key_table_format.file_bytes(count)
+    end = HEADER_BYTES + count * SLOT_BYTES
+    disk.unlink(temporary)
+    file = disk.open(temporary, write=True, create=True)
+    try:
+        disk.allocate(file, 0, size)
+        mapping = disk.map(file, size)
+        view = memoryview(mapping)[HEADER_BYTES:end]
+        slots = np.frombuffer(view, np.uint64).reshape(-1, 3)
+        used = 0
+        for part in parts:
+            used += _moved(part, slots, used)
+        crcs = key_table_format.format_crcs(view)
+        disk.sync_map(mapping)
+        header = TableHeader(coverage.isolation, count, used, coverage.end, secret, coverage.anchor)
+        disk.write(file, end, crcs)
+        disk.write(file, 0, key_table_format.format_header(header, crcs))
+        disk.sync(file)
+        disk.rename(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            disk.unlink(temporary)
+        raise
+    finally:
+        file.close()
+    return FileTable(disk, path)

@@ -1,0 +1,119 @@
+"""What text views, the key index and isolation levels need of a log, so that `Reader` may import them."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Protocol
+from weakref import WeakSet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from logfs.format.base.names import TopicPartition
+    from logfs.format.batches.batch import Batch, Header
+    from logfs.format.batches.record import Record
+    from logfs.log.disk.disk import Disk
+    from logfs.log.segment.segment import Segment
+
+
+class SegmentHolder(Protocol):
+    """A view that keeps segments after they have left the log. The log calls it before any of them leaves."""
+
+    def pin(self) -> None:
+        """Keep every segment that the log has now, and release those that readers have passed."""
+
+    def exchange(self, copies: Mapping[Segment, Segment]) -> None:
+        """Replace segments that the view holds by their copies in another place."""
+
+
+class ViewRegistry:
+    """The views of a log, which are told before segments leave it. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._views: WeakSet[SegmentHolder] = WeakSet()
+        self._lock = threading.Lock()
+
+    def add(self, view: SegmentHolder) -> None:
+        """Register a view, so that it keeps its segments when some of them are about to leave the log."""
+        with self._lock:
+            self._views.add(view)
+
+    def pin(self) -> None:
+        """Make the views keep every segment that the log has now, and release those that readers have passed."""
+        for view in self._all():
+            view.pin()
+
+    def exchange(self, copies: Mapping[Segment, Segment]) -> None:
+        """Make the views continue with copies of segments that have the same text. Hold no lock of the log."""
+        for view in self._all():
+            view.exchange(copies)
+
+    def _all(self) -> list[SegmentHolder]:
+        with self._lock:
+            return list(self._views)
+
+
+class ReadableLog(Protocol):
+    """An ordered list of segments, of which the offsets in [log_start_offset, log_end_offset) are readable.
+
+    `Reader` has all of this, and says more about each.
+    """
+
+    @property
+    def directory(self) -> Path:
+        """The partition directory."""
+
+    @property
+    def name(self) -> TopicPartition:
+        """The topic and the number of the partition."""
+
+    @property
+    def disk(self) -> Disk:
+        """The disk that holds the directory."""
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """All segments in order. The sequence is replaced as a whole."""
+
+    @property
+    def log_start_offset(self) -> int:
+        """The lowest readable offset."""
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset after the last readable record."""
+
+    @property
+    def generation(self) -> int:
+        """Changes when bytes of the text views may differ from before."""
+
+    @property
+    def log(self) -> ReadableLog:
+        """The log with all of its records, which may hold more than this reader shows."""
+
+    @property
+    def views(self) -> ViewRegistry:
+        """The text views of the log."""
+
+    def check_may_block(self) -> None:
+        """Raise `WouldBlock` in a thread that must not wait for the disk."""
+
+    def refresh(self) -> bool:
+        """Bring a partition of a read-only store up to date with its files; return whether anything has changed."""
+
+    def shown(self, segments: Sequence[Segment]) -> Callable[[Header], bool]:
+        """Return a predicate on batch headers: whether readers see the records."""
+
+    def segments_from(
+        self, offset: int, segments: Sequence[Segment] | None = None
+    ) -> Sequence[Segment]:
+        """Return the segments from the one whose range holds `offset` on."""
+
+    def batches(
+        self, offset: int, end: int | None = None, segments: Sequence[Segment] | None = None
+    ) -> Iterator[Batch]:
+        """Yield whole batches, from the one that holds `offset` up to the log end or `end`."""
+
+    def record(self, offset: int) -> Record | None:
+        """Return the record at `offset`; None if readers do not see one there."""

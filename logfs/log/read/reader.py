@@ -1,0 +1,476 @@
+"""Reading a log: by offset, by time, in bulk. `Partition` extends this to a log that grows."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from logfs.errors import Corrupt, InvalidRecord, OffsetOutOfRange
+from logfs.format.batches.record import NO_TIMESTAMP
+from logfs.log.read.text_view import TextView, offset_of_last
+from logfs.log.segment.batch_iterator import Damage, unreadable
+from logfs.log.segment.segment import POINT_READ_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from logfs.format.base.names import TopicPartition
+    from logfs.format.batches.batch import Batch, Header
+    from logfs.format.batches.columns import Columns
+    from logfs.format.batches.record import Record
+    from logfs.format.text.rendering import View
+    from logfs.log.disk.disk import Disk
+    from logfs.log.read.key_index import KeyMap
+    from logfs.log.read.readable_log import ReadableLog, ViewRegistry
+    from logfs.log.read.text_view import Text
+    from logfs.log.segment.segment import Segment
+    from logfs.log.state.leader_epochs import LeaderEpochs
+
+T = TypeVar("T")
+
+# Special values that `offset_for_time` takes in place of a timestamp (kafka-storage 3.10).
+LATEST = -1
+EARLIEST = -2
+MAX_TIMESTAMP = -3
+
+
+class OffsetAndTimestamp(NamedTuple):
+    """The result of a time lookup; `timestamp` in ms, -1 where Kafka gives none; `leader_epoch` -1 if unknown."""
+
+    offset: int
+    timestamp: int
+    leader_epoch: int = -1
+
+
+def _is_data(header: Header) -> bool:
+    return not header.is_control
+
+
+def _is_any(header: Header) -> bool:
+    return True
+
+
+def last_batch_before(segment: Segment, offset: int) -> Batch | None:
+    """Return the last batch of a segment that begins before `offset`, or None. Raises `DamagedRange`."""
+    batch = segment.find_batch(offset - 1)
+    if batch is not None and batch.header.base_offset < offset:
+        return batch
+    # Compaction left a gap there. The batch before the gap is at or after the index entry.
+    before: Batch | Damage | None = None
+    for found in segment.walk(segment.position_of(offset - 1)):
+        first = found.first_offset if isinstance(found, Damage) else found[1].header.base_offset
+        if first >= offset:
+            break
+        before = found if isinstance(found, Damage) else found[1]
+    if isinstance(before, Damage):
+        raise before.error(segment.path)
+    return before
+
+
+class Traffic:
+    """Counters for metrics since the opening: bytes read through a mount, and appends and reads that failed."""
+
+    __slots__ = ("bytes_out", "failed_appends", "failed_reads")
+
+    def __init__(self) -> None:
+        self.bytes_out = 0
+        self.failed_appends = 0
+        self.failed_reads = 0
+
+
+class Reader:
+    """An ordered list of segments, of which the offsets in [log_start_offset, log_end_offset) are readable.
+
+    Any thread may read without a lock: the list of segments is replaced as a whole, sealed segments never change
+    (rule 4), and the active segment is read up to its tip.
+    """
+
+    if TYPE_CHECKING:
+        # A partition has these as attributes. A `CommittedReader` has them as properties, from its partition.
+
+        @property
+        def disk(self) -> Disk:
+            """The disk that holds the directory."""
+
+        @property
+        def directory(self) -> Path:
+            """The partition directory."""
+
+        @property
+        def name(self) -> TopicPartition:
+            """The topic and the number of the partition."""
+
+        @property
+        def segments(self) -> Sequence[Segment]:
+            """All segments in order. The sequence is replaced as a whole."""
+
+        @property
+        def log_start_offset(self) -> int:
+            """The lowest readable offset."""
+
+        @property
+        def epochs(self) -> LeaderEpochs:
+            """The leader epochs."""
+
+        @property
+        def last_timestamp(self) -> int:
+            """The timestamp of the last batch (ms); -1 if it has none, or if there is no batch."""
+
+        @property
+        def generation(self) -> int:
+            """Changes when bytes of the text views may differ from before: see `text_view`."""
+
+        @property
+        def views(self) -> ViewRegistry:
+            """The text views of the log."""
+
+        @property
+        def traffic(self) -> Traffic:
+            """Counters for metrics."""
+
+    def __init__(self) -> None:
+        self._keys: KeyMap | None = None
+        self._making_keys = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.directory)!r})"
+
+    @property
+    def log(self) -> ReadableLog:
+        """The log itself, which may hold more than this reader shows."""
+        return self
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self.name.topic
+
+    @property
+    def partition(self) -> int:
+        """The partition's number."""
+        return self.name.partition
+
+    @property
+    def active(self) -> Segment:
+        """The segment that appends go to."""
+        return self.segments[-1]
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset of the next record to be appended."""
+        return self.segments[-1].next_offset
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all .log files in bytes."""
+        return sum(segment.size_bytes for segment in self.segments)
+
+    def shown(self, segments: Sequence[Segment]) -> Callable[[Header], bool]:
+        """Return a predicate on batch headers: whether readers see the records. Control batches are never seen.
+
+        `segments` are those that the log had when the reading began, because compaction may replace them meanwhile.
+        """
+        return _is_data
+
+    def aborted(self, segments: Sequence[Segment]) -> dict[int, list[tuple[int, int]]]:
+        """Return the transactions hidden from readers, by producer id: (first offset, marker's offset) in order."""
+        return {}
+
+    def text(self, view: View, start: int | None = None, end: int | None = None) -> Text:
+        """Return the records [start, end) as one long text that grows with the log (`text_view`)."""
+        return TextView(self, view, start, end)
+
+    def refresh(self) -> bool:
+        """Bring a partition of a read-only store up to date with its files; return whether anything has changed.
+
+        A partition that is written by this process is always up to date: see `live_partition`.
+        """
+        return False
+
+    def check_may_block(self) -> None:
+        """Raise `WouldBlock` in a thread that must not wait for the disk."""
+        self.disk.check_may_block()
+
+    def check_readable(self, offset: int) -> None:
+        """Raise `OffsetOutOfRange` unless the offset is in [log start offset, log end offset]."""
+        if not self.log_start_offset <= offset <= self.log_end_offset:
+            raise OffsetOutOfRange(
+                f"{self.name.directory}: offset {offset} is not in "
+                f"[{self.log_start_offset}, {self.log_end_offset}]"
+            )
+
+    def segments_from(
+        self, offset: int, segments: Sequence[Segment] | None = None
+    ) -> Sequence[Segment]:
+        """Return the segments from the one whose range holds `offset` on, out of `segments` or else of the log."""
+        segments = self.segments if segments is None else segments
+        number = bisect_right(segments, offset, key=lambda segment: segment.base_offset)
+        return segments[max(number - 1, 0) :]
+
+    def batches(
+        self, offset: int, end: int | None = None, segments: Sequence[Segment] | None = None
+    ) -> Iterator[Batch]:
+        """Yield whole batches, from the one that holds `offset` up to the log end or `end`; control batches too.
+
+        With `segments`, reads those and not the log as it is now. Raises `OffsetOutOfRange`, and `DamagedRange` (a
+        `Corrupt`) at damage; reading can continue after it, at the error's `next_offset`.
+        """
+        if segments is None:
+            self.check_readable(offset)
+        stop = self.log_end_offset if end is None else min(end, self.log_end_offset)
+        for segment in self.segments_from(offset, segments):
+            if segment.base_offset >= stop:
+                return
+            for found in segment.batches_from(offset):
+                if isinstance(found, Damage):
+                    if found.first_offset >= stop:
+                        return
+                    raise found.error(segment.path)
+                batch = found[1]
+                if batch.header.base_offset >= stop:
+                    return
+                yield batch
+
+    def read(self, offset: int | None = None, end: int | None = None) -> Iterator[Record]:
+        """Yield the records in [offset, end), by default from the log start to the log end as it is now.
+
+        Control records are left out. Raises as `batches`.
+        """
+        first = self.log_start_offset if offset is None else offset
+        stop = self.log_end_offset if end is None else min(end, self.log_end_offset)
+        self.check_readable(first)
+        segments = self.segments
+        shows = self.shown(segments)
+        for batch in self.batches(first, stop, segments):
+            if not shows(batch.header):
+                continue
+            whole = batch.header.base_offset >= first and batch.header.last_offset < stop
+            with self._decoding(batch, segments):
+                records = list(batch.records())
+            for record in records:
+                if whole or first <= record.offset < stop:
+                    yield record
+
+    def columns(self, offset: int | None = None, end: int | None = None) -> Columns:
+        """Return the records in [offset, end) as numpy columns (`columns`). Raises as `batches`."""
+        from logfs.format.batches.columns import concatenate
+
+        first = self.log_start_offset if offset is None else offset
+        stop = self.log_end_offset if end is None else min(end, self.log_end_offset)
+        self.check_readable(first)
+        segments = self.segments
+        shows = self.shown(segments)
+        parts = []
+        for batch in self.batches(first, stop, segments):
+            if shows(batch.header):
+                with self._decoding(batch, segments):
+                    rows = batch.columns()
+                inside = (rows.offsets >= first) & (rows.offsets < stop)
+                parts.append(rows if inside.all() else rows.select(inside))
+        return concatenate(parts)
+
+    def record(self, offset: int) -> Record | None:
+        """Return the record at `offset`; None if compaction took it or readers do not see it.
+
+        Raises `OffsetOutOfRange`, and `Corrupt` if it lies in a damaged range.
+        """
+        self.check_readable(offset)
+        if offset >= self.log_end_offset:
+            last = f"the last is {self.log_end_offset - 1}"
+            if self.log_end_offset == self.log_start_offset:
+                last = f"the log is empty, and its next offset is {self.log_end_offset}"
+            raise OffsetOutOfRange(
+                f"{self.name.directory}: there is no offset {offset} yet: {last}"
+            )
+        segments = self.segments
+        batch = self.segments_from(offset, segments)[0].find_batch(offset)
+        if (
+            batch is None
+            or not self.shown(segments)(batch.header)
+            or batch.header.base_offset > offset
+        ):
+            return None
+        with self._decoding(batch, segments):
+            return batch.record_at(offset)
+
+    @contextmanager
+    def _decoding(self, batch: Batch, segments: Sequence[Segment]) -> Iterator[None]:
+        """Raise `DamagedRange` for a batch whose checksum is right but whose records cannot be read."""
+        try:
+            yield
+        except Corrupt as error:
+            segment = self.segments_from(batch.header.base_offset, segments)[0]
+            for found in segment.batches_from(batch.header.base_offset):
+                if not isinstance(found, Damage):
+                    raise unreadable(*found, error).error(segment.path) from None
+            raise
+
+    @property
+    def keys(self) -> KeyMap:
+        """The map of each key to the offset of its newest record, made at the first use."""
+        from logfs.log.read.key_index import KeyMap
+
+        with self._making_keys:
+            if self._keys is None:
+                self._keys = KeyMap(self)
+            return self._keys
+
+    def key_indexes(self) -> Iterator[KeyMap]:
+        """Yield the key map if it has been used."""
+        keys = self._keys
+        if keys is not None:
+            yield keys
+
+    def drop_keys(self) -> None:
+        """Forget the key map because the log has changed. The next use makes another."""
+        with self._making_keys:
+            if self._keys is not None:
+                self._keys.detach()
+            self._keys = None
+
+    def until_found(self, read: Callable[..., T], *arguments: Any) -> T:
+        """Return the result of a call. In a log that another process writes, repeat the call while files vanish."""
+        return read(*arguments)
+
+    def newest(self, key: bytes) -> Record | None:
+        """Return the newest record with `key`; None if there is none, or its value is null: see `KeyMap.newest`."""
+        return self.until_found(self.keys.newest, key)
+
+    def first_offset_from(self, offset: int) -> int | None:
+        """Return the offset of the first record at or after `offset`; None if there is none.
+
+        Damage counts as a record: the answer is then its first offset, or `offset` if that is greater.
+        """
+        segments = self.segments
+        shows = self.shown(segments)
+        for segment in self.segments_from(offset, segments):
+            for found in segment.batches_from(offset):
+                if isinstance(found, Damage):
+                    return max(found.first_offset, offset)
+                if found[1].header.base_offset >= self.log_end_offset:
+                    return None
+                if not shows(found[1].header):
+                    continue
+                try:
+                    records = list(found[1].records())
+                except Corrupt:
+                    return max(found[1].header.base_offset, offset)
+                for record in records:
+                    if record.offset >= offset:
+                        return record.offset
+        return None
+
+    def last_offset(self) -> int | None:
+        """Return the offset of the last record; None if there is none. Raises `DamagedRange` at damage after it."""
+        segments = self.segments
+        shows = self.shown(segments)
+        at = self.log_end_offset
+        while at > self.log_start_offset:
+            segment = self.segments_from(at - 1, segments)[0]
+            batch = last_batch_before(segment, at)
+            if batch is None:
+                at = min(at - 1, segment.base_offset)
+                continue
+            if shows(batch.header):
+                with self._decoding(batch, segments):
+                    offsets = [record.offset for record in batch.records() if record.offset < at]
+                if offsets:
+                    return offsets[-1] if offsets[-1] >= self.log_start_offset else None
+            at = batch.header.base_offset
+        return None
+
+    def offset_for_time(self, timestamp: int, *, shown: bool = False) -> OffsetAndTimestamp | None:
+        """Return the earliest offset with a timestamp (ms) of at least `timestamp`, as Kafka's offsetsForTimes does.
+
+        Also takes `LATEST`, `EARLIEST` and `MAX_TIMESTAMP`; raises `InvalidRecord` for other negative values. Returns
+        None if there is no such record. Only the first segment whose largest timestamp is at least `timestamp` is
+        searched (kafka-storage 3.10). Kafka's answer may be a control record; with `shown`, the answer is a record
+        that readers see, in any segment.
+        """
+        if timestamp == LATEST:
+            return OffsetAndTimestamp(self.log_end_offset, NO_TIMESTAMP, self.epochs.latest)
+        if timestamp == EARLIEST:
+            start = self.log_start_offset
+            return OffsetAndTimestamp(start, NO_TIMESTAMP, self.epochs.epoch_for(start))
+        if timestamp == MAX_TIMESTAMP:
+            return self._offset_of_max_timestamp()
+        if timestamp < 0:
+            raise InvalidRecord(
+                f"{timestamp} is not a timestamp: give ms since the epoch, -1, -2 or -3"
+            )
+        segments = self.segments
+        shows = self.shown(segments) if shown else _is_any
+        # Records below the log start are not readable, even while their files exist: they were deleted by offset, and
+        # their files go later.
+        for segment in self.segments_from(self.log_start_offset, segments):
+            if not segment.size_bytes and not segment.gaps:
+                # The records of this segment are lost, so its file's time is not that of any record.
+                continue
+            # Even if it holds no record: for a segment that compaction emptied its file's time counts, and hides the
+            # others.
+            if segment.largest_timestamp >= timestamp:
+                start = max(segment.offset_before(timestamp), self.log_start_offset)
+                found = self._first_at(segment, start, timestamp, shows)
+                if found is not None and found.offset >= self.log_end_offset:
+                    return None
+                if found is not None or not shown:
+                    return found
+        return None
+
+    def offset_of_last(self, count: int) -> int:
+        """Return the offset of the first of the last `count` records; the log start if there are fewer."""
+        return self.until_found(self._offset_of_last, count)
+
+    def _offset_of_last(self, count: int) -> int:
+        return offset_of_last(self, count)
+
+    def _first_at(
+        self, segment: Segment, start: int, timestamp: int, shows: Callable[[Header], bool]
+    ) -> OffsetAndTimestamp | None:
+        """Return the first record at or after `timestamp`, searched from offset `start` on; None if there is none.
+
+        It is in the first batch that reaches `timestamp`, or in a later one.
+        """
+        position, reached = segment.skip_earlier(segment.position_of(start), timestamp)
+        if reached is not None and reached >= self.log_start_offset:
+            with suppress(Corrupt):
+                batch = segment.find_batch(reached)
+                if (
+                    batch is not None
+                    and batch.header.max_timestamp >= timestamp
+                    and shows(batch.header)
+                ):
+                    first = batch.first_at(timestamp, self.log_start_offset)
+                    if first is not None:
+                        return OffsetAndTimestamp(*first, batch.header.partition_leader_epoch)
+        for found in segment.walk(position, chunk_bytes=POINT_READ_BYTES):
+            if isinstance(found, Damage):
+                continue
+            header = found[1].header
+            if header.max_timestamp < timestamp or header.last_offset < self.log_start_offset:
+                continue
+            if not shows(header):
+                continue
+            with suppress(Corrupt):
+                first = found[1].first_at(timestamp, self.log_start_offset)
+                if first is not None:
+                    return OffsetAndTimestamp(*first, header.partition_leader_epoch)
+        return None
+
+    def _offset_of_max_timestamp(self) -> OffsetAndTimestamp | None:
+        segments = self.segments_from(self.log_start_offset)
+        filled = [segment for segment in segments if segment.size_bytes]
+        if not filled:
+            return None
+        segment = max(filled, key=lambda s: s.max_timestamp.timestamp)
+        entry = segment.max_timestamp
+        if entry.timestamp < 0:
+            header = segment.header(0)
+            if header is not None and header.magic == 0:
+                # Messages of magic 0 cannot have timestamps, so none is the greatest.
+                return None
+            return OffsetAndTimestamp(self.log_start_offset, NO_TIMESTAMP)
+        return self._first_at(segment, self.log_start_offset, entry.timestamp, _is_any)

@@ -1,0 +1,65 @@
+"""The keys that were appended last, for `ls keys/`, at a cost that does not depend on the length of the log."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+from logfs.log.segment.batch_iterator import DamagedRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from logfs.format.batches.batch import Batch
+    from logfs.log.read.reader import Reader
+    from logfs.log.segment.segment import Segment
+
+# The bytes that are read backwards from the end of the log, and the most segments that are read for them.
+STRETCH_BYTES = 256 << 10
+_SEGMENTS = 4
+
+
+def recent_keys(reader: Reader, limit: int) -> list[bytes]:
+    """Return the keys of the newest records, newest first, at most `limit`, without those whose newest value is null.
+
+    The records are those of the last 256 KiB of the log, to the nearest index entry. Raises `WouldBlock`.
+    """
+    found: dict[bytes, bool] = {}
+    for batch in _newest_batches(reader):
+        for record in reversed(list(batch.records())):
+            inside = reader.log_start_offset <= record.offset < reader.log_end_offset
+            if inside and record.key is not None:
+                found.setdefault(record.key, record.value is not None)
+    return [key for key, has_value in found.items() if has_value][:limit]
+
+
+def _newest_batches(reader: Reader) -> Iterator[Batch]:
+    """Yield the visible batches of the last `STRETCH_BYTES` of the log, the newest first."""
+    segments = reader.segments
+    shows = reader.shown(segments)
+    end, left = reader.log_end_offset, STRETCH_BYTES
+    used = [segment for segment in segments if segment.base_offset < end and segment.size_bytes]
+    for segment in reversed(used[-_SEGMENTS:]):
+        stop = min(end, segment.next_offset)
+        start = _start(segment, stop, left)
+        batches: list[Batch] = []
+        while True:
+            try:
+                batches.extend(reader.log.batches(start, stop, [segment]))
+                break
+            except DamagedRange as damage:
+                # Go on after the damage, as the key map does.
+                start = damage.next_offset
+        left -= sum(batch.header.size_bytes for batch in batches)
+        yield from (batch for batch in reversed(batches) if shows(batch.header))
+        if left <= 0:
+            return
+
+
+def _start(segment: Segment, stop: int, size_bytes: int) -> int:
+    """Return the lowest offset within `size_bytes` before `stop`, by the sparse index; always below `stop`."""
+    last = segment.position_of(stop - 1)
+    offsets = range(segment.base_offset, stop - 1)
+    return segment.base_offset + bisect_left(
+        offsets, last - size_bytes + 1, key=segment.position_of
+    )

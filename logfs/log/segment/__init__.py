@@ -1,0 +1,14 @@
+"""One segment of a partition: a `.log` file and its indexes. Imports `disk`.
+
+- `segment`: append, locate, read, seal (Kafka's LogSegment). Begin here.
+- `segment_files`: the files of a segment, and which of them are open.
+- `segment_listing`: the segments that a directory holds at this moment.
+- `file_checks`: files that are refused before anything reads them.
+- `index`: sparse sorted entries of fixed width: the offset index and the time index.
+- `text_index`: the third index, by position in the text views.
+- `text_index_cache`: text indexes of segments that a broker wrote, in the user's cache directory.
+- `txn_index`: the aborted transactions of a segment.
+- `batch_iterator`: the batches of a file one by one, past damage.
+- `batch_scanner`: many batches at once in compiled loops, where nothing is wrong.
+- `index_builder`: all indexes of a segment, built from its log.
+"""

@@ -1,0 +1,278 @@
+"""The indexes of a segment, made from its log: they are caches of it (rule 3, kafka-storage 3.4).
+
+The entries are collected in memory, and new files replace the old ones by renames. However the process ends, each
+index is the old one or the new one.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+from logfs.errors import Corrupt
+from logfs.format.batches.batch import LENGTH_OVERHEAD, MAGIC, MAGIC_AT, START
+from logfs.format.batches.legacy import SMALLEST_BYTES
+from logfs.format.text.rendering import NO_TEXT, TextSize, measure
+from logfs.log.segment.batch_iterator import Damage, DamagedRange
+from logfs.log.segment.batch_scanner import ScannableSegment, survey, text_size
+from logfs.log.segment.index import TimeEntry
+from logfs.log.segment.text_index import TextEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from logfs.format.batches.batch import Batch
+    from logfs.log.segment.batch_scanner import BatchInfo
+    from logfs.log.segment.index import OffsetIndex, TimeIndex
+    from logfs.log.segment.text_index import TextIndex
+
+# Kafka's default index.interval.bytes.
+_INTERVAL_BYTES = 4096
+
+
+class IndexedSegment(ScannableSegment, Protocol):
+    """What building and checking its indexes needs of a segment."""
+
+    @property
+    def indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
+        """The three indexes of fixed width."""
+
+    @property
+    def offset_index(self) -> OffsetIndex:
+        """The index by offset."""
+
+    @property
+    def time_index(self) -> TimeIndex:
+        """The index by timestamp."""
+
+    @property
+    def text_index(self) -> TextIndex:
+        """The index by position in the text views."""
+
+    def new_indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
+        """Return other objects for the same index files."""
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the segment."""
+
+    @property
+    def first_timestamp(self) -> int:
+        """The greatest timestamp of the first batch (ms), -1 if there is none."""
+
+    def find_batch(self, offset: int) -> Batch | None:
+        """Return the batch that holds `offset`, or else the next one."""
+
+    def has(self, entry: TimeEntry) -> bool:
+        """Whether the log has a batch that matches a time index entry."""
+
+    def walk(
+        self, position: int, end: int, *, first_offset: int
+    ) -> Iterator[tuple[int, Batch] | Damage]:
+        """Yield the batches in [position, end) one by one, past damage."""
+
+
+class TextBuilder:
+    """A builder that adds text index entries for the batches of a segment, in order."""
+
+    def __init__(self, index: TextIndex, interval_bytes: int) -> None:
+        """Continue after the last entry of an index."""
+        self._index = index
+        self._interval_bytes = interval_bytes
+        self._last_entry = index.last.position
+        self.position = index.last.position
+        self.text = index.last.before
+
+    def note(self, found: BatchInfo | Damage) -> None:
+        """Take the next batch, or the next damage, which gets an entry before it and one after it."""
+        if isinstance(found, Damage):
+            self._entry(found.first_offset, found.start)
+            self.text = self.text.plus(text_size(found))
+            self._entry(found.next_offset, found.end)
+            self.position = found.end
+            return
+        if found.position - self._last_entry > self._interval_bytes:
+            self._entry(found.base_offset, found.position)
+        self.text = self.text.plus(found.text)
+        self.position = found.position + found.size_bytes
+
+    def finish(self, next_offset: int, size: int) -> None:
+        """Add the closing entry."""
+        self._entry(next_offset, size)
+
+    def _entry(self, offset: int, position: int) -> None:
+        if position > self._last_entry and not self._index.is_full:
+            self._index.append(offset, position, self.text)
+            self._last_entry = position
+
+
+class LookupBuilder:
+    """A builder of offset and time index entries for the batches of a segment, in order (kafka-storage 3.3)."""
+
+    def __init__(
+        self, offset_index: OffsetIndex, time_index: TimeIndex, interval_bytes: int
+    ) -> None:
+        self.max_entry = TimeEntry(-1, offset_index.base_offset)
+        self._offset_index = offset_index
+        self._time_index = time_index
+        self._interval_bytes = interval_bytes
+        self._last_entry = 0
+
+    def note(self, found: BatchInfo) -> None:
+        """Take the next batch."""
+        if found.max_timestamp > self.max_entry.timestamp:
+            self.max_entry = TimeEntry(found.max_timestamp, found.next_offset - 1)
+        if found.position - self._last_entry > self._interval_bytes:
+            # The size was chosen for a greater index.interval.bytes than the present one: the index becomes sparser.
+            if self._offset_index.is_full or self._time_index.is_full:
+                return
+            self._offset_index.append(found.next_offset - 1, found.position)
+            self._time_index.maybe_append(*self.max_entry)
+            self._last_entry = found.position
+
+
+class IndexBuilder:
+    """A builder of the offset, time and text index of a segment. The entries are collected, not saved.
+
+    The offset and the time index take at most `max_bytes` each. The text index takes as many entries as the offset
+    index, and the closing one.
+    """
+
+    def __init__(
+        self, segment: IndexedSegment, interval_bytes: int, max_bytes: int | None = None
+    ) -> None:
+        offset_index, time_index, text_index = segment.indexes
+        offset_index.collect(max_bytes)
+        time_index.collect(max_bytes)
+        text_index.collect(
+            None
+            if max_bytes is None
+            else (max_bytes // offset_index.entry.size + 1) * text_index.entry.size
+        )
+        self.end = segment.base_offset
+        self.text = NO_TEXT
+        self._texts = TextBuilder(text_index, interval_bytes)
+        self._lookups = LookupBuilder(offset_index, time_index, interval_bytes)
+
+    @property
+    def max_entry(self) -> TimeEntry:
+        """The greatest timestamp so far, and the last offset of its batch."""
+        return self._lookups.max_entry
+
+    def note(self, found: BatchInfo | Damage) -> None:
+        """Take the next batch or the next damage."""
+        self._texts.note(found)
+        self.text = self._texts.text
+        self.end = found.next_offset
+        if not isinstance(found, Damage):
+            self._lookups.note(found)
+
+
+def rebuild_lookups(segment: IndexedSegment) -> tuple[OffsetIndex, TimeIndex]:
+    """Rebuild the offset and the time index of a sealed segment from its log; replace their files and return them."""
+    offset_index, time_index, _ = segment.new_indexes()
+    offset_index.collect()
+    time_index.collect()
+    builder = LookupBuilder(offset_index, time_index, _INTERVAL_BYTES)
+    for found in survey(segment, 0, segment.base_offset):
+        if not isinstance(found, Damage):
+            builder.note(found)
+    if builder.max_entry.timestamp >= 0:
+        time_index.maybe_append(*builder.max_entry, closing=True)
+    offset_index.save(sync=True)
+    time_index.save(sync=True)
+    return offset_index, time_index
+
+
+def lookup_fits(segment: IndexedSegment, number: int) -> bool:
+    """Whether the offset index (0) or the time index (1) of a sealed segment can be right, by a cheap check.
+
+    The last entry of the time index decides in which segment a time is looked for, so it is checked against the log.
+    """
+    if number == 0:
+        return segment.offset_index.can_be(segment.next_offset, segment.size_bytes)
+    times = segment.time_index
+    if not times.can_be(segment.next_offset, segment.first_timestamp):
+        return False
+    with suppress(DamagedRange):
+        # A closing entry that is missing was that of the last batch, unless timestamps go back.
+        newest = segment.find_batch(segment.next_offset - 1)
+        if newest is not None and newest.header.max_timestamp > times.last.timestamp:
+            return False
+    return not len(times) or segment.has(times.last)
+
+
+def text_fits(segment: IndexedSegment) -> bool:
+    """Whether the text index still points at batches, by a cheap check: another program may have written the log."""
+    index = segment.text_index
+    size = segment.size_bytes
+    try:
+        last = index.last
+        number = len(index) - (2 if last.position == size else 1)
+        entry = index[number]
+    except Corrupt:
+        return False
+    if last.position > size or last.offset > segment.limit_offset:
+        return False
+    if number < 0:
+        return True
+    data = segment.read(entry.position, SMALLEST_BYTES)
+    if len(data) < SMALLEST_BYTES or data[MAGIC_AT] > MAGIC:
+        return False
+    offset, length = START.unpack_from(data)
+    fits = SMALLEST_BYTES <= LENGTH_OVERHEAD + length <= size - entry.position
+    return bool(fits and entry.offset <= offset < segment.limit_offset)
+
+
+def text_entries_between(
+    segment: IndexedSegment, before: TextEntry, after: TextEntry, count: int
+) -> list[TextEntry]:
+    """Return `count` entries of a text index between two others; none if the log between them does not agree."""
+    # Offset, position and text size of each batch or damage in between. A size of None is derived from the other
+    # sizes.
+    parts: list[tuple[int, int, TextSize | None]] = []
+    missing = after.before.minus(before.before)
+    for found in segment.walk(before.position, after.position, first_offset=before.offset):
+        size: TextSize | None = None
+        if isinstance(found, Damage):
+            first, position = found.first_offset, found.start
+            if found.end == found.start:
+                size = NO_TEXT
+        else:
+            first, position = found[1].header.base_offset, found[0]
+            with suppress(Corrupt):
+                size = measure(found[1])
+        parts.append((first, position, size))
+        missing = missing.minus(size or NO_TEXT)
+    is_damaged = any(size is None for _, _, size in parts)
+    if min(missing) < 0 or (max(missing) and not is_damaged):
+        return []
+    entries = [before]
+    text = before.before
+    for first, position, size in parts:
+        if position > entries[-1].position:
+            entries.append(TextEntry(first, position, text))
+        if size is None:
+            # Of several damaged ranges the first gets all of that text, as in the views.
+            size, missing = missing, NO_TEXT
+        text = text.plus(size)
+    del entries[0]
+    # Spaced evenly, as in an index that was never damaged.
+    between = len(entries)
+    return [entries[n * between // count] for n in range(count)] if between >= count else []
+
+
+def rebuild_text(segment: IndexedSegment) -> None:
+    """Bring a segment's text index up to date with its log, which another program has written or continued."""
+    index = segment.text_index
+    size = segment.size_bytes
+    index.collect(keep=text_fits(segment))
+    builder = TextBuilder(index, _INTERVAL_BYTES)
+    for found in survey(segment, builder.position, index.last.offset):
+        if isinstance(found, Damage) and found.end == size:
+            # The bytes alone do not show how far the damage goes. The segment's end does.
+            found = found._replace(next_offset=max(found.next_offset, segment.next_offset))
+        builder.note(found)
+    builder.finish(segment.next_offset, size)
+    # Synced, because the file is not checked again after a crash.
+    index.save(sync=True)

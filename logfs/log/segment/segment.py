@@ -1,0 +1,595 @@
+"""One segment: a .log file of record batches and its three sparse indexes."""
+
+from __future__ import annotations
+
+import logging
+import random
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import Corrupt
+from logfs.format.batches.batch import (
+    HEADER_SIZE,
+    LENGTH_OVERHEAD,
+    MAGIC,
+    START,
+    STEP,
+    Batch,
+    Header,
+    parse_header,
+)
+from logfs.format.batches.legacy import is_legacy, parse_batch
+from logfs.format.text.rendering import NO_TEXT, TextSize
+from logfs.log.segment.batch_iterator import CHUNK_BYTES, Damage, DamagedRange, Walk, walk
+from logfs.log.segment.batch_scanner import text_size
+from logfs.log.segment.index import MAX_RELATIVE_OFFSET, OffsetEntry, TimeEntry
+from logfs.log.segment.index_builder import (
+    lookup_fits,
+    rebuild_lookups,
+    rebuild_text,
+    text_entries_between,
+    text_fits,
+)
+from logfs.log.segment.segment_files import SegmentFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from logfs.config import LogConfig
+    from logfs.log.disk.disk import Disk
+    from logfs.log.segment.batch_scanner import BatchInfo
+    from logfs.log.segment.index import OffsetIndex, SparseIndex, TimeIndex
+    from logfs.log.segment.text_index import TextEntry
+
+logger = logging.getLogger(__name__)
+
+_LAST_OFFSET = 2**63 - 1
+
+# The text size of a segment that has not been measured yet.
+UNMEASURED = TextSize(-1, -1, -1)
+
+
+class Tip(NamedTuple):
+    """The end of a segment: bytes of its file, next offset, text size. Replaced as a whole, so never torn."""
+
+    size_bytes: int
+    next_offset: int
+    text: TextSize
+
+
+class Segment(SegmentFiles):
+    """Batches of consecutive offsets from `base_offset` on, in one append-only file.
+
+    Sealed segments never change (rule 4): any thread reads them without a lock. An active segment has one writer, and
+    readers see it up to its `tip`, which is set after the bytes are in the file. `size_bytes` may be less than the
+    file's length where a read-only store ignores a torn tail.
+    """
+
+    def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
+        """Make a segment of the files with these names, each followed by `suffix` (kafka-storage 1.1)."""
+        super().__init__(disk, directory, base_offset, suffix)
+        # Identifies the content of the file in caches, because a path may come to hold other bytes.
+        self.content = object()
+        self.gaps = True
+        self.damaged: tuple[Damage, ...] = ()
+        self._tip: Tip | None = None
+        self._sealed_size: int | None = None
+        # The offset and the time index, rebuilt after one of them was found to be impossible.
+        self._lookups: tuple[OffsetIndex, TimeIndex] | None = None
+        # State of the active segment: see `append` and `should_roll`.
+        self.max_entry = TimeEntry(-1, base_offset)
+        self.is_active = False
+        # Whether the indexes may have preallocated space after their entries, as those of an active segment have.
+        self.has_room = False
+        self._bytes_since_entry = 0
+        self._indexes_are_full = False
+        self._rolling_timestamp: int | None = None
+        self.created_ms = 0
+        self._jitter_ms = 0
+
+    def repaired(self, number: int) -> SparseIndex | None:
+        """Rebuild an index of a sealed segment that a crash or a manual edit damaged: see `SegmentFiles.repaired`."""
+        next_base = self.next_base
+        if next_base is None or self.is_active or not self.size_bytes:
+            return None
+        if lookup_fits(self, number) or (self._lookups and self._disk.writable):
+            return None
+        self._disk.check_may_block()
+        with self._rebuilding:
+            if self._lookups is None:
+                level = logging.WARNING if self._disk.writable else logging.INFO
+                logger.log(level, "%s: is rebuilt from the log", self.indexes[number].path)
+                self._lookups = rebuild_lookups(self)
+                # The other index has a new file, too.
+                self.indexes[1 - number].release()
+            return self._lookups[number]
+
+    def remade(self, before: TextEntry, after: TextEntry, count: int) -> Sequence[TextEntry]:
+        """See `SegmentFiles.remade`."""
+        self._disk.check_may_block()
+        return text_entries_between(self, before, after, count)
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the whole batches in the .log file, in bytes."""
+        if self._tip is not None:
+            return self._tip.size_bytes
+        if self._sealed_size is None:
+            self._sealed_size = self._size_of_file()
+        return self._sealed_size
+
+    def _size_of_file(self) -> int:
+        # A file that is not open stays closed: there may be very many.
+        file = self._file
+        with self._disk.hold(self._disk.naming):
+            return self._disk.size(file) if file else self._disk.stat(self.path).st_size
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the segment: the base offset of the next segment, or the log end offset."""
+        if self.next_base is not None:
+            return self.next_base
+        assert self._tip is not None, "the last segment of a loaded log has a tip"
+        return self._tip.next_offset
+
+    @property
+    def tip(self) -> Tip:
+        """Size, next offset and text in one. Text not measured yet comes from the text index or from the log."""
+        tip = self._tip
+        return self._load_tip() if tip is None or tip.text is UNMEASURED else tip
+
+    @property
+    def max_timestamp(self) -> TimeEntry:
+        """The greatest timestamp of a record (ms, -1 if there is none), with the last offset of its batch."""
+        return self.max_entry if self.max_entry.timestamp >= 0 else self.time_index.last
+
+    def mtime_ms(self) -> int:
+        """Return the .log file's modification time (ms), which counts where no record has a timestamp."""
+        with self._disk.hold(self._disk.naming):
+            return self._disk.stat(self.path).st_mtime_ns // 1_000_000
+
+    @property
+    def largest_timestamp(self) -> int:
+        """The timestamp (ms) that counts for retention and time lookups (kafka-storage 3.10)."""
+        timestamp = self.max_timestamp.timestamp
+        return timestamp if timestamp >= 0 else self.mtime_ms()
+
+    # Reading.
+
+    def read(self, position: int, size: int) -> memoryview:
+        """Return raw bytes of the .log file, up to the end of the last whole batch."""
+        left = self.size_bytes - position
+        return self._disk.read(self.file, position, max(min(size, left), 0))
+
+    def header(self, position: int) -> Header | None:
+        """Return the header of the batch at `position`, unchecked; None if there is none."""
+        data = self.read(position, HEADER_SIZE)
+        if is_legacy(data):
+            # The offsets of a wrapper are known only from its messages.
+            with suppress(Corrupt):
+                size = LENGTH_OVERHEAD + START.unpack_from(data)[1]
+                return parse_batch(self.read(position, size)).header
+        return parse_header(data) if len(data) == HEADER_SIZE else None
+
+    # Kafka's indexes have no checksum, so an entry is checked against the log before it is used.
+
+    def position_of(self, offset: int) -> int:
+        """Return the position at which to start looking for `offset`."""
+        return self._entry_before(offset).position
+
+    def _entry_before(self, offset: int) -> OffsetEntry:
+        """Return the offset index's entry at or before `offset`; the segment's start if the log contradicts it."""
+        found, start = self.offset_index.lookup(offset), OffsetEntry(self.base_offset, 0)
+        if not 0 < found.position < self.size_bytes:
+            return start
+        data = self.read(found.position, LENGTH_OVERHEAD)
+        first, length = START.unpack_from(data) if len(data) == LENGTH_OVERHEAD else (-1, -1)
+        ends = found.position + LENGTH_OVERHEAD + length
+        agrees = (
+            self.base_offset <= first <= found.offset and found.position < ends <= self.size_bytes
+        )
+        return found if agrees else start
+
+    def offset_before(self, timestamp: int) -> int:
+        """Return the offset at which to start looking for `timestamp`: all records below it are earlier."""
+        found = self.time_index.lookup(timestamp)
+        return found.offset if self.has(found) else self.base_offset
+
+    def has(self, entry: TimeEntry) -> bool:
+        """Whether the log has a batch that matches a time index entry. An entry of untrimmed zeros matches none."""
+        if entry.timestamp < 0:
+            return False
+        with suppress(DamagedRange):
+            batch = self.find_batch(entry.offset)
+            if batch is not None and batch.header.base_offset <= entry.offset:
+                return batch.header.max_timestamp == entry.timestamp
+        return False
+
+    def walk(
+        self,
+        position: int = 0,
+        end: int | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+        first_offset: int | None = None,
+    ) -> Iterator[tuple[int, Batch] | Damage]:
+        """Yield the batches from `position`, the start of a batch, and report damage separately (`batch_iterator`).
+
+        `first_offset` is the offset after what lies before `position`, if that is known.
+        """
+        first, size = self.base_offset, self.size_bytes
+        stop = size if end is None else min(end, size)
+        next_offset = self.next_offset if stop == size else None
+        bounds = (first if first_offset is None else first_offset, self.limit_offset, next_offset)
+        exact = not position or first_offset is not None
+        what = Walk(self.read, position, stop, *bounds, exact, self.gaps, chunk_bytes, first)
+        found = walk(what)
+        begin = next(found, None)
+        if isinstance(begin, Damage) and position:
+            # Without its predecessor a valid batch may look damaged, so walk from the segment's start.
+            for item in walk(what._replace(start=0, first_offset=first, exact=True)):
+                if isinstance(item, Damage) and item.end >= position:
+                    yield item._replace(start=max(item.start, position))
+                elif not isinstance(item, Damage) and item[0] >= position:
+                    yield item
+        elif begin is not None:
+            yield begin
+            yield from found
+
+    def walk_unknown_end(
+        self, position: int, first_offset: int
+    ) -> Iterator[tuple[int, Batch] | Damage]:
+        """Walk a file under recovery, as `walk` does: the offset after its last batch is not known yet.
+
+        `first_offset` is the offset that the first batch should have.
+        """
+        bounds = (first_offset, self.limit_offset, self.next_base)
+        what = Walk(self.read, position, self.size_bytes, *bounds, True, self.gaps)
+        return walk(what._replace(base_offset=self.base_offset))
+
+    def batches_from(self, offset: int) -> Iterator[tuple[int, Batch] | Damage]:
+        """Yield the batches with their positions, from the first whose last offset is at or after `offset`."""
+        for found in self.walk(self.position_of(offset)):
+            if isinstance(found, Damage):
+                if found.next_offset > offset:
+                    yield found
+            elif found[1].header.last_offset >= offset:
+                yield found
+
+    def find_batch(self, offset: int) -> Batch | None:
+        """Return the batch that holds `offset`, or else the next one; None after the last.
+
+        Raises `DamagedRange` if the offset lies in a damaged range. A point lookup costs one or two reads: it steps
+        over headers from an index entry on and checks only the batch that it arrives at. Where anything does not fit,
+        the careful walk decides. A batch's offsets are not covered by its CRC: they must follow the batch before, or
+        match the index.
+        """
+        position, expected, size = self._look_from(offset)
+        window, window_start = self.read(position, size), position
+        while True:
+            at = position - window_start
+            if at + HEADER_SIZE > len(window):
+                window, window_start, at = self.read(position, POINT_READ_BYTES), position, 0
+                if len(window) < HEADER_SIZE:
+                    return self._find_batch_carefully(offset)
+            base_offset, length, magic, last_delta = STEP.unpack_from(window, at)
+            size = length + LENGTH_OVERHEAD
+            if base_offset != expected or magic != MAGIC or size < HEADER_SIZE:
+                return self._find_batch_carefully(offset)
+            if base_offset + last_delta >= offset:
+                break
+            position, expected = position + size, base_offset + last_delta + 1
+        inside = at + size <= len(window)
+        data = window[at : at + size] if inside else self.read(position, size)
+        if len(data) == size:
+            batch = Batch(parse_header(data), data)
+            hides = (
+                batch.header.has_holes
+                and self._offset_at(position + size) < batch.header.next_offset
+            )
+            if batch.is_valid and not hides:
+                return batch
+        return self._find_batch_carefully(offset)
+
+    def _offset_at(self, position: int) -> int:
+        """Return the base offset field at `position`, right or wrong; at the file's end, one above all offsets."""
+        head = self.read(position, LENGTH_OVERHEAD)
+        return START.unpack_from(head)[0] if len(head) == LENGTH_OVERHEAD else self.limit_offset
+
+    def _look_from(self, offset: int) -> tuple[int, int, int]:
+        """Return the position to look for `offset` from, the offset expected there, and the size of the first read.
+
+        The text index gives all three. Without one, the offset index gives the position and the last offset of the
+        batch there; the number of its offsets is covered by its CRC.
+        """
+        around = None
+        with suppress(Corrupt):
+            around = self.text_index.around(offset)
+        if around:
+            start, position, after = around
+            ahead = POINT_READ_BYTES if after < 0 else max(after - position, HEADER_SIZE)
+            return position, start, min(ahead, _MOST_READ_BYTES)
+        found = self._entry_before(offset)
+        header = self.read(found.position, HEADER_SIZE) if found.position else b""
+        if len(header) < HEADER_SIZE:
+            return 0, self.base_offset, POINT_READ_BYTES
+        return found.position, found.offset - STEP.unpack_from(header)[-1], POINT_READ_BYTES
+
+    def skip_earlier(self, position: int, timestamp: int) -> tuple[int, int | None]:
+        """Step over headers, from the batch at `position` on, to the first with a timestamp of at least `timestamp`.
+
+        Returns the position of the batch before the one found, and the base offset of the one found. The offset is
+        None if the headers end first or do not lead to one another. Nothing else is checked, so the caller must check
+        the batch.
+        """
+        before, expected = position, None
+        window, window_start = self.read(position, POINT_READ_BYTES), position
+        while True:
+            at = position - window_start
+            if at + HEADER_SIZE > len(window):
+                window, window_start, at = self.read(position, POINT_READ_BYTES), position, 0
+                if len(window) < HEADER_SIZE:
+                    return before, None
+            header = parse_header(window, at)
+            follows = expected is None or header.base_offset == expected
+            if header.magic != MAGIC or not follows or header.size_bytes < HEADER_SIZE:
+                return before, None
+            if header.max_timestamp >= timestamp:
+                return before, header.base_offset
+            before, position, expected = position, position + header.size_bytes, header.next_offset
+
+    def _find_batch_carefully(self, offset: int) -> Batch | None:
+        """Do as `find_batch`, by the careful walk from the offset index's entry on."""
+        for found in self.walk(self.position_of(offset), chunk_bytes=POINT_READ_BYTES):
+            if isinstance(found, Damage):
+                if found.first_offset <= offset < found.next_offset:
+                    raise found.error(self.path)
+            elif found[1].header.last_offset >= offset:
+                return found[1]
+        return None
+
+    @property
+    def limit_offset(self) -> int:
+        """An offset above all those that may be in the segment."""
+        limit = self.base_offset + MAX_RELATIVE_OFFSET + 1
+        return limit if self.next_base is None else min(limit, self.next_base)
+
+    # Writing: the active segment alone.
+
+    def activate(self, config: LogConfig, now_ms: int, *, create: bool = False) -> None:
+        """Make the segment ready for appends: give its indexes space and, with `create`, make its files."""
+        self._begin_writing()
+        if create:
+            self._file = self._disk.open(self.path, write=True, create=True)
+            if self._disk.size(self._file):
+                self._disk.truncate(self._file, 0)
+            for index in self.indexes:
+                index.reset()
+            self.txn_index.remove()
+            self._tip = Tip(0, self.base_offset, NO_TEXT)
+            self.gaps = False
+            self.created_ms = now_ms
+        elif self._tip is not None:
+            # Measure the text before the text index gets space for more.
+            _ = self.tip
+        self.has_room = True
+        if config.preallocate and not self.size_bytes:
+            self._disk.truncate(self.file, config.segment_bytes)
+        self.offset_index.preallocate(config.segment_index_bytes)
+        self.time_index.preallocate(config.segment_index_bytes)
+        # As many entries as the offset index, and the closing one.
+        entries = config.segment_index_bytes // self.offset_index.entry.size + 1
+        self.text_index.preallocate(entries * self.text_index.entry.size)
+        self.is_active = True
+        self._indexes_are_full = self.offset_index.is_full or self.time_index.is_full
+        jitter = min(config.segment_jitter_ms, config.segment_ms)
+        self._jitter_ms = random.randrange(2**31) % jitter if jitter > 0 else 0
+        self.max_entry = self.max_timestamp
+
+    def append(
+        self,
+        data: bytearray | memoryview,
+        last_offset: int,
+        max_timestamp: int,
+        text: TextSize,
+        interval_bytes: int,
+    ) -> None:
+        """Write one batch at the end, and an index entry if one is due (kafka-storage 3.3, for each batch).
+
+        The batch has its offsets already. After an `OSError` the tip is unchanged, and the caller must cut off any
+        bytes of the batch that are in the file.
+        """
+        tip = self.tip
+        position = tip.size_bytes
+        size = len(data)
+        is_due = self._bytes_since_entry > interval_bytes
+        if is_due:
+            for index in self.indexes:
+                index.reserve()
+        self._disk.write(self.file, position, data)
+        if position == 0 and self._rolling_timestamp is None:
+            self._rolling_timestamp = max_timestamp
+        if max_timestamp > self.max_entry.timestamp:
+            self.max_entry = TimeEntry(max_timestamp, last_offset)
+        if is_due:
+            self._add_entries(last_offset, tip)
+        self._bytes_since_entry += size
+        self._tip = Tip(position + size, last_offset + 1, tip.text.plus(text))
+
+    def adopt(self, batches: Sequence[BatchInfo], interval_bytes: int) -> None:
+        """Add batches that are in the file after the tip, all at once. An index without space becomes sparser."""
+        tip = self.tip
+        for batch in batches:
+            last_offset = batch.next_offset - 1
+            if batch.position == 0:
+                self._rolling_timestamp = batch.max_timestamp
+            if batch.max_timestamp > self.max_entry.timestamp:
+                self.max_entry = TimeEntry(batch.max_timestamp, last_offset)
+            if self._bytes_since_entry > interval_bytes and not self._indexes_are_full:
+                with suppress(OSError):
+                    for index in self.indexes:
+                        index.reserve()
+                    self._add_entries(last_offset, tip)
+            self._bytes_since_entry += batch.size_bytes
+            text = tip.text.plus(batch.text)
+            tip = Tip(batch.position + batch.size_bytes, batch.next_offset, text)
+        self._tip = tip
+
+    def _add_entries(self, last_offset: int, tip: Tip) -> None:
+        """Add an entry to each index for the batch that begins at the tip."""
+        self.offset_index.append(last_offset, tip.size_bytes)
+        self.time_index.maybe_append(*self.max_entry)
+        if not self.text_index.is_full:
+            self.text_index.append(tip.next_offset, tip.size_bytes, tip.text)
+        self._bytes_since_entry = 0
+        self._indexes_are_full = self.offset_index.is_full or self.time_index.is_full
+
+    def should_roll(
+        self, size: int, last_offset: int, max_timestamp: int, config: LogConfig, now_ms: int
+    ) -> bool:
+        """Whether a batch of `size` bytes belongs in a new segment (kafka-storage 4.1)."""
+        held = self.size_bytes
+        if held > config.segment_bytes - size:
+            return True
+        if held and self._waited_ms(max_timestamp, now_ms) > self.max_ms(config):
+            return True
+        if self._indexes_are_full:
+            return True
+        return not 0 <= last_offset - self.base_offset <= MAX_RELATIVE_OFFSET
+
+    def max_ms(self, config: LogConfig) -> int:
+        """Return the age limit (ms) of the segment, less its own jitter (kafka-storage 4.1)."""
+        limit = config.segment_ms
+        if config.is_compacted:
+            limit = min(limit, config.max_compaction_lag_ms)
+        return limit - self._jitter_ms
+
+    def _waited_ms(self, max_timestamp: int, now_ms: int) -> int:
+        if self._rolling_timestamp is None:
+            self._rolling_timestamp = self.first_timestamp
+        if self._rolling_timestamp >= 0:
+            return max_timestamp - self._rolling_timestamp
+        return now_ms - self.created_ms
+
+    @property
+    def first_timestamp(self) -> int:
+        """The greatest timestamp of the first batch (ms), -1 if there is none."""
+        header = self.header(0)
+        return -1 if header is None else header.max_timestamp
+
+    def cut_back(self) -> None:
+        """Cut the file to the tip after a failed write."""
+        if self._file is not None:
+            # Without an open file nothing was written.
+            self._disk.truncate(self._file, self.tip.size_bytes)
+
+    def seal(self, next_base: int) -> None:
+        """Close the segment for good: write closing entries and trim its files (kafka-storage 3.5)."""
+        self.finish()
+        self.next_base = next_base
+
+    def finish(self) -> None:
+        """Write the closing entries and trim the files, at a roll or at a clean close."""
+        tip = self.tip
+        try:
+            if self.max_entry.timestamp >= 0:
+                self.time_index.maybe_append(*self.max_entry, closing=True)
+            if tip.size_bytes and not self.text_index.is_full:
+                self.text_index.append(tip.next_offset, tip.size_bytes, tip.text)
+            for index in self.indexes:
+                index.trim()
+            if self._disk.writable and self._disk.size(self.file) != tip.size_bytes:
+                self._disk.truncate(self.file, tip.size_bytes)
+            self.has_room = False
+        finally:
+            # Last: from here on a flush, which may be running in another thread, includes the indexes.
+            self.is_active = False
+
+    def save_indexes(self, *, sync: bool) -> None:
+        """Replace the index files with the entries that were collected; see `SparseIndex.save`."""
+        for index in (*self.indexes, self.txn_index):
+            index.save(sync=sync)
+
+    def flush(self, *, indexes: bool) -> None:
+        """Return when the .log file, and the indexes if asked, will survive a power cut: data before index."""
+        self._disk.sync(self.file)
+        if indexes:
+            for index in (*self.indexes, self.txn_index):
+                index.flush()
+            if not self.is_active:
+                self._end_writing()
+
+    def truncate(self, offset: int, config: LogConfig, now_ms: int) -> None:
+        """Drop the batch that holds `offset` and everything after it, and continue from there (kafka-storage 10.4).
+
+        The next offset becomes `offset`. Where offsets have no gaps, it becomes the base offset of the batch that was
+        cut: recovery would treat a batch after a gap as one with a damaged header. Cuts the indexes too, and gives
+        them space again.
+        """
+        self._begin_writing()
+        position = self.size_bytes
+        text = self.tip.text
+        if offset <= self.base_offset:
+            position, text = 0, NO_TEXT
+        else:
+            cut = next(
+                (found for found in self.batches_from(offset) if not isinstance(found, Damage)),
+                None,
+            )
+            if cut is not None:
+                position, text = cut[0], self.text_before(cut[0])
+                offset = offset if self.gaps else min(offset, cut[1].header.base_offset)
+        self._tip = Tip(position, offset, text)
+        self._disk.truncate(self.file, position)
+        # Synced before the next append: a crash must neither restore dropped records nor mix them with new ones.
+        self._disk.sync(self.file)
+        self.offset_index.truncate(offset)
+        self.time_index.truncate(offset)
+        self.text_index.truncate(position)
+        self.txn_index.truncate(offset)
+        self.max_entry = self.time_index.last
+        for found in self.walk(self.position_of(self.max_entry.offset)):
+            if not isinstance(found, Damage):
+                self._note_max(found[1].header)
+        self.content = object()
+        self._bytes_since_entry = 0
+        if position == 0:
+            self._rolling_timestamp = None
+            self.created_ms = now_ms
+        self.next_base = None
+        self.activate(config, now_ms)
+
+    def _note_max(self, header: Header) -> None:
+        if header.max_timestamp > self.max_entry.timestamp:
+            self.max_entry = TimeEntry(header.max_timestamp, header.last_offset)
+
+    # Text.
+
+    def text_before(self, position: int) -> TextSize:
+        """Return the text size of the batches that end at or before `position`, which is the start of a batch."""
+        entry = self.text_index.lookup_position(position)
+        text = entry.before
+        for found in self.walk(entry.position, position, first_offset=entry.offset):
+            text = text.plus(text_size(found if isinstance(found, Damage) else found[1]))
+        return text
+
+    def _load_tip(self) -> Tip:
+        """Return the tip by the closing entry of the text index or, where that is missing, by reading the log."""
+        size = self.size_bytes
+        if not text_fits(self) or self.text_index.last.position != size:
+            self._disk.check_may_block()
+            with self._rebuilding:
+                if self._tip is None or self._tip.text is UNMEASURED:
+                    rebuild_text(self)
+        self._tip = Tip(size, self.next_offset, self.text_index.last.before)
+        return self._tip
+
+    def resume(self, tip: Tip, max_entry: TimeEntry) -> None:
+        """Set the end and the greatest timestamp, as loading found them."""
+        self._tip = tip
+        self.max_entry = max_entry
+
+
+POINT_READ_BYTES = 16 * 1024
+# Two index entries are rarely further apart than a batch of the default max.message.bytes is long.
+_MOST_READ_BYTES = 2 * 1024 * 1024

@@ -1,0 +1,216 @@
+"""The files of a segment: their names, and which of them are open.
+
+A process has a limited number of descriptors (1,024 is usual). A log has any number of segments, with up to five
+files each. Files are therefore opened at the first use, and only a limited number of the sealed, durable segments
+stay open.
+"""
+
+from __future__ import annotations
+
+import resource
+import threading
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+from weakref import ref
+
+from logfs.format.base import names
+from logfs.log.segment.index import OffsetIndex, SparseIndex, TimeIndex
+from logfs.log.segment.text_index import TextIndex
+from logfs.log.segment.txn_index import TransactionIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from logfs.log.disk.disk import Disk, File
+    from logfs.log.segment.segment_listing import Files
+    from logfs.log.segment.text_index import TextEntry
+
+# One segment is kept open for every eight descriptors of the process: at four each, they use half of them.
+DESCRIPTORS_PER_SEGMENT = 8
+
+
+class SegmentFiles:
+    """The .log file of a segment, its three indexes and its transaction index. Any thread may open them."""
+
+    def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
+        """Name the files, with `suffix` at the end of each name (kafka-storage 1.1)."""
+
+        def path(kind: str) -> Path:
+            return directory / (names.stem(base_offset) + kind + suffix)
+
+        self.base_offset = base_offset
+        self.path = path(names.LOG)
+        self.offset_index = OffsetIndex(disk, path(names.OFFSET_INDEX), base_offset)
+        self.time_index = TimeIndex(disk, path(names.TIME_INDEX), base_offset)
+        self.text_index = TextIndex(disk, path(names.TEXT_INDEX), base_offset)
+        self.txn_index = TransactionIndex(disk, path(names.TXN_INDEX))
+        # The base offset of the next segment; None for the last one.
+        self.next_base: int | None = None
+        self._disk = disk
+        self._file: File | None = None
+        # Held while indexes are rebuilt, and while files are released.
+        self._rebuilding = threading.Lock()
+        # Conditions under which the files are not closed in favour of other segments.
+        self._is_durable = True
+        self._is_held_open = False
+        self._is_counted = False
+        self._watch_indexes()
+
+    def identify(self, files: Files) -> None:
+        """Use the files with these inode numbers. This class ignores them, and finds its files by name."""
+
+    def new_indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
+        """Return new objects for the three indexes, without the callbacks of this segment."""
+        return (
+            OffsetIndex(self._disk, self.offset_index.path, self.base_offset),
+            TimeIndex(self._disk, self.time_index.path, self.base_offset),
+            TextIndex(self._disk, self.text_index.path, self.base_offset),
+        )
+
+    def _watch_indexes(self) -> None:
+        for index in self.indexes:
+            index.on_open = partial(_count, ref(self))
+        self.offset_index.repair = partial(_repair, ref(self), 0)
+        self.time_index.repair = partial(_repair, ref(self), 1)
+        self.text_index.remake = partial(_remake, ref(self))
+
+    def repaired(self, number: int) -> SparseIndex | None:
+        """Return index `number` as the log says, if the content of its file cannot be right; None otherwise."""
+        return None
+
+    def remade(self, before: TextEntry, after: TextEntry, count: int) -> Sequence[TextEntry]:
+        """Return `count` entries of the text index between two others, made from the log; none if it has fewer."""
+        return ()
+
+    @property
+    def indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
+        """The three indexes."""
+        return self.offset_index, self.time_index, self.text_index
+
+    @property
+    def file(self) -> File:
+        """The .log file, opened at the first use."""
+        file = self._file
+        if file is None:
+            file = self._file = self._open()
+            _count(ref(self))
+        return file
+
+    def _open(self) -> File:
+        with self._disk.hold(self._disk.naming):
+            return self._disk.open(self.path, write=self._disk.writable)
+
+    @property
+    def files(self) -> Iterator[Path]:
+        """The paths of the files, whether they exist or not; the .log first."""
+        yield self.path
+        for index in (*self.indexes, self.txn_index):
+            yield index.path
+
+    def move(self, suffix: str) -> list[Path]:
+        """Rename the files to names that end in `suffix`, the .log first; return the new paths (kafka-storage 8.8).
+
+        Readers that hold the segment find the files there. The caller syncs the directory.
+        """
+        known = (names.CLEANED, names.SWAP, names.DELETED)
+        with self._disk.naming:
+            moved = []
+            for part in (self, *self.indexes, self.txn_index):
+                old = part.path
+                stem = old.stem if old.suffix in known else old.name
+                new = old.with_name(stem + suffix)
+                if self._disk.exists(old):
+                    self._disk.move(old, new)
+                    moved.append(new)
+                part.path = new
+            return moved
+
+    def hold_open(self, *, indexes: bool = True) -> None:
+        """Open what readers of the segment need and keep it open, because the names are about to go."""
+        self._is_held_open = True
+        _ = self.file
+        if indexes:
+            _ = [len(index) for index in self.indexes], self.txn_index.entries
+
+    def close(self) -> None:
+        """Release the files; readers that hold the segment open them again."""
+        for index in (*self.indexes, self.txn_index):
+            index.close()
+        self._file = None
+        self._is_durable = True
+
+    def discard(self) -> None:
+        """Remove the files."""
+        self.close()
+        for path in self.files:
+            self._disk.unlink(path)
+
+    def _begin_writing(self) -> None:
+        """Keep the files open from now on, until they are durable."""
+        with self._rebuilding:
+            self._is_durable = False
+
+    def _end_writing(self) -> None:
+        """Note that what was written is durable."""
+        self._is_durable = True
+        _count(ref(self))
+
+    def _release(self) -> bool:
+        """Close the files in favour of other segments, if that is allowed; return False to be called again later.
+
+        Readers continue with the descriptors that they have, or with new ones.
+        """
+        if not self._rebuilding.acquire(blocking=False):
+            return False
+        try:
+            self._is_counted = False
+            if self._is_durable and not self._is_held_open and self.next_base is not None:
+                self._file = None
+                for index in (*self.indexes, self.txn_index):
+                    index.release()
+            return True
+        finally:
+            self._rebuilding.release()
+
+
+def _repair(opened: ref[SegmentFiles], number: int) -> SparseIndex | None:
+    segment = opened()
+    return None if segment is None else segment.repaired(number)
+
+
+def _remake(
+    opened: ref[SegmentFiles], before: TextEntry, after: TextEntry, count: int
+) -> Sequence[TextEntry]:
+    segment = opened()
+    return () if segment is None else segment.remade(before, after, count)
+
+
+def relocate(segments: Iterable[SegmentFiles], directory: Path) -> None:
+    """Set the new directory of segments. The caller holds `naming`, as does code that opens their files by name."""
+    for segment in segments:
+        for part in (segment, *segment.indexes, segment.txn_index):
+            part.path = directory / part.path.name
+
+
+# The sealed segments of this process that have files open, in the order in which they were opened. Only atomic
+# operations are used on it, because a thread that opens a file may hold any lock.
+_open_segments: deque[ref[SegmentFiles]] = deque()
+
+
+def _count(opened: ref[SegmentFiles]) -> None:
+    """Register a segment that has files open, and close others if there are too many."""
+    segment = opened()
+    if segment is None or segment.next_base is None or segment._is_counted:
+        return
+    segment._is_counted = True
+    _open_segments.append(opened)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // DESCRIPTORS_PER_SEGMENT
+    for _ in range(len(_open_segments) - most):
+        with suppress(IndexError):
+            other = _open_segments.popleft()
+            oldest = other()
+            if oldest is not None and not oldest._release():
+                _open_segments.append(other)

@@ -1,0 +1,103 @@
+"""The segments in a partition directory that another process is changing.
+
+A name may lead to another file at the next lookup. A file is therefore identified by its inode number, and found
+again under any name that it may have by then: a compacted segment arrives as `.swap` and loses that suffix, and a
+segment that leaves the log is renamed to `.deleted` before it is removed (kafka-storage 7, 8.8).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from logfs.format.base import names
+from logfs.log.disk.disk import Gone
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from logfs.log.disk.disk import Disk, File
+
+    # `Files`: the inode numbers of a segment's files by suffix (".log", ".index"). `Listing`: the files of all
+    # segments by base offset.
+    Files = Mapping[str, int]
+    Listing = dict[int, dict[str, int]]
+
+_NAME = re.compile(
+    r"([0-9]{20})(\.log|\.index|\.timeindex|\.txnindex|\.textindex)(\.swap|\.cleaned)?"
+)
+# The limit of repeated scans. It is reached only if a process renames files without end.
+_LOOKS = 10
+
+
+def list_segments(disk: Disk, directory: Path, end_of: Callable[[int, Files], int]) -> Listing:
+    """Return the segments in order of their base offsets, as a crash at this moment would leave them.
+
+    A swap that is in progress (kafka-storage 8.8) is therefore seen as not begun or as done, never as half done.
+    `end_of` returns the offset after the last batch of a segment that is being swapped in. Raises `OSError`, and the
+    errors of `end_of`.
+    """
+    plain: Listing = {}
+    swapped: Listing = {}
+    cleaned: list[int] = []
+    for name, inode in _names(disk, directory).items():
+        match = _NAME.fullmatch(name)
+        assert match is not None
+        base_offset = int(match[1])
+        if match[3] == names.CLEANED:
+            cleaned.append(base_offset)
+        else:
+            kept = swapped if match[3] else plain
+            kept.setdefault(base_offset, {})[match[2]] = inode
+    if cleaned:
+        swapped = {base: files for base, files in swapped.items() if base < min(cleaned)}
+    ends = {base: end_of(base, files) for base, files in swapped.items() if names.LOG in files}
+    if ends:
+        # A swap that holds no batch still replaces the segment with its own base offset.
+        low, high = min(ends), max(max(end, base + 1) for base, end in ends.items())
+        plain = {base: files for base, files in plain.items() if not low <= base < high}
+    for base, files in swapped.items():
+        plain.setdefault(base, {}).update(files)
+    return {base: files for base, files in sorted(plain.items()) if names.LOG in files}
+
+
+def _names(disk: Disk, directory: Path) -> dict[str, int]:
+    """Return the names of segment files with their inode numbers.
+
+    A rename during a scan may hide a file, or show it twice. If the directory may have changed during the scan, scan
+    again until two scans agree.
+    """
+    before = disk.stat(directory)
+    seen = _look(disk, directory)
+    if disk.is_settled(before) and disk.stat(directory).st_mtime_ns == before.st_mtime_ns:
+        return seen
+    for _ in range(_LOOKS):
+        again = _look(disk, directory)
+        if again == seen:
+            break
+        seen = again
+    return seen
+
+
+def _look(disk: Disk, directory: Path) -> dict[str, int]:
+    return {
+        entry.name: entry.inode()
+        for entry in disk.scan(directory)
+        if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+    }
+
+
+def open_by_inode(disk: Disk, path: Path, inode: int | None) -> File:
+    """Open a segment's file under the name that a swap or a deletion has given it by now; None accepts any inode.
+
+    Raises `Gone` if the inode has none of these names any more.
+    """
+    for suffix in ("", names.SWAP, names.DELETED, ""):
+        try:
+            file = disk.open(path.with_name(path.name + suffix))
+        except FileNotFoundError:
+            continue
+        if inode is None or disk.stat_file(file).st_ino == inode:
+            return file
+    raise Gone(f"{path}: has left the log since the directory was listed; read again")

@@ -1,0 +1,191 @@
+"""The text index: where in a segment's file a byte of the text views is. Kafka has no such index."""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+
+from crc32c import crc32c
+
+from logfs.errors import Corrupt
+from logfs.format.text.rendering import NO_TEXT, TextSize, View
+from logfs.log.segment.index import MAX_RELATIVE_OFFSET, SparseIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from logfs.log.disk.disk import Disk, File
+
+# The number of entries for the longest block of a text view, at the default interval.
+_NEAR = 256
+
+
+class TextEntry(NamedTuple):
+    """The part of a segment before the batch at `position`: offsets below `offset`, and text of size `before`."""
+
+    offset: int
+    position: int
+    before: TextSize
+
+
+class TextIndex(SparseIndex):
+    """The sparse index from bytes of a segment's text views to positions in its file. Kafka ignores the file.
+
+    An entry stands for the start of a batch, and the closing entry for the end of the file, so that the text size of
+    a sealed segment is known without reading it. An entry has 32 bytes, big-endian: int32 relative offset of the last
+    record before it, int32 position, int32 records, int64 bytes of lines, int64 bytes of envelopes, and the uint32
+    CRC-32C of these and the base offset. The CRC thus rejects an entry that was not written for this segment.
+    """
+
+    entry = struct.Struct(">iiiqqI")
+    _facts = struct.Struct(">iiiqq")
+    # Called for damaged entries. Returns `count` entries between two valid ones, or none if the log has not as many.
+    remake: Callable[[TextEntry, TextEntry, int], Sequence[TextEntry]] = staticmethod(
+        lambda before, after, count: ()
+    )
+
+    def __init__(self, disk: Disk, path: Path, base_offset: int) -> None:
+        super().__init__(disk, path, base_offset)
+        self._seed = crc32c(base_offset.to_bytes(8, "big"))
+        # The replacements of damaged entries, by their numbers and their fields in the file.
+        self._remade: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def check_entries(self, entries: bytes) -> int | None:
+        """Return the number of the first damaged entry; None if all are valid."""
+        size, width, view = self._facts.size, self.entry.size, memoryview(entries)
+        for start in range(0, len(entries), width):
+            end = start + size
+            if view[end : start + width] != crc32c(view[start:end], self._seed).to_bytes(4, "big"):
+                return start // width
+        return None
+
+    def _crc(self, facts: Iterable[int]) -> int:
+        return crc32c(self._facts.pack(*facts), self._seed)
+
+    def _append(self, *fields: int) -> None:
+        super()._append(*fields, self._crc(fields))
+
+    def _get(self, number: int) -> tuple[int, ...]:
+        *facts, crc = fields = super()._get(number)
+        if crc == self._crc(facts):
+            return tuple(facts)
+        return self._remade.get((number, *fields)) or self._remake(number)
+
+    def _remake(self, number: int) -> tuple[int, ...]:
+        """Rebuild a damaged entry and its damaged neighbours from the log, and return the fields of the entry.
+
+        The log between the nearest valid entries is used. The new entries are kept in memory: `logfs check` reports
+        the file, and `logfs reindex` repairs it. Raises `Corrupt` if the entries cannot be rebuilt.
+        """
+        first, behind = number, number + 1
+        while first and not self._is_right(first - 1):
+            first -= 1
+        while behind < self._count and not self._is_right(behind):
+            behind += 1
+        # After the last valid entry it is unknown how far the log goes.
+        known = behind < self._count
+        entries = self.remake(self[first - 1], self[behind], behind - first) if known else ()
+        if not entries:
+            raise Corrupt(f"{self.path}: entry {number} is damaged; run 'logfs reindex'")
+        remade = {
+            at: (entry.offset - 1 - self.base_offset, entry.position, *entry.before)
+            for at, entry in enumerate(entries, first)
+        }
+        self._remade.update(((at, *super(TextIndex, self)._get(at)), remade[at]) for at in remade)
+        return remade[number]
+
+    def _is_right(self, number: int) -> bool:
+        *facts, crc = super()._get(number)
+        return crc == self._crc(facts)
+
+    def _written(self, file: File) -> int:
+        """Return the number of entries in a file, without the last one if it is only half written."""
+        count = super()._written(file)
+        width = self.entry.size
+        last = self._disk.read(file, max(count - 1, 0) * width, width) if count else b""
+        return count if self.check_entries(bytes(last)) is None else count - 1
+
+    def append(self, offset: int, position: int, before: TextSize) -> None:
+        """Add an entry for the batch at `position`: the next offset there, and the size of the text before it."""
+        self._open()
+        if position > self.last.position:
+            # The base offset of the next segment ends this one. That segment may be a stray file with a far higher
+            # offset.
+            offset = min(offset, self.base_offset + MAX_RELATIVE_OFFSET + 1)
+            # -1 means that no offset comes before: damage at the start of the file may take bytes and no offsets.
+            relative = self._relative(offset - 1) if offset > self.base_offset else -1
+            self._append(relative, position, *before)
+
+    @property
+    def last(self) -> TextEntry:
+        """The last entry; the start of the segment if there is none."""
+        self._open()
+        return self[self._count - 1]
+
+    def lookup_position(self, position: int) -> TextEntry:
+        """Return the last entry at or before a position of the .log file."""
+        self._open()
+        return self[self.number_of_position(position)]
+
+    def number_of_position(self, position: int) -> int:
+        """Return the number of the last entry at or before a position of the .log file; -1 for its start."""
+        self._open()
+        return bisect_right(range(self._count), position, key=lambda i: self._get(i)[1]) - 1
+
+    def last_before(self, position: int, number: int) -> int:
+        """Return the same as `number_of_position`, for a position that is not far after entry `number`."""
+        self._open()
+        high = min(number + _NEAR, self._count)
+        return (
+            bisect_right(range(high), position, lo=min(number, high), key=lambda i: self._get(i)[1])
+            - 1
+        )
+
+    def number_of_offset(self, offset: int) -> int:
+        """Return the number of the last entry at or before an offset; -1 for the segment's start."""
+        self._open()
+        relative = offset - 1 - self.base_offset
+        return bisect_right(range(self._count), relative, key=lambda i: self._get(i)[0]) - 1
+
+    def around(self, offset: int) -> tuple[int, int, int] | None:
+        """Return the last entry at or before an offset, or None if the index is empty.
+
+        The result is (its offset, its position, the position of the next entry or -1).
+        """
+        number = self.number_of_offset(offset)
+        start, position = self.base_offset, 0
+        if number >= 0:
+            relative, position, *_ = self._get(number)
+            start += relative + 1
+        after = self._get(number + 1)[1] if number + 1 < self._count else -1
+        return (start, position, after) if self._count else None
+
+    def number_of_text(self, at: int, view: View, prefix_bytes: int) -> int:
+        """Return the number of the last entry at or before byte `at` of a view; -1 for the segment's start."""
+        self._open()
+
+        def size_before(number: int) -> int:
+            return TextSize._make(self._get(number)[2:]).size(view, prefix_bytes)
+
+        return bisect_right(range(self._count), at, key=size_before) - 1
+
+    def number_of_record(self, record: int) -> int:
+        """Return the number of the last entry with at most `record` records before it; -1 for the segment's start."""
+        self._open()
+        return bisect_right(range(self._count), record, key=lambda i: self._get(i)[2]) - 1
+
+    def __getitem__(self, number: int) -> TextEntry:
+        if number < 0:
+            return TextEntry(self.base_offset, 0, NO_TEXT)
+        relative, position, *before = self._get(number)
+        return TextEntry(self.base_offset + relative + 1, position, TextSize._make(before))
+
+    def truncate(self, position: int) -> None:
+        """Keep the entries at or before a position of the .log file."""
+        self._open()
+        self.keep(self.number_of_position(position) + 1)
+
+    def __iter__(self) -> Iterator[TextEntry]:
+        return (self[number] for number in range(len(self)))

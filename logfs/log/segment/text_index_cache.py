@@ -1,0 +1,121 @@
+"""A cache of text indexes in the user's cache directory, for segments that another program wrote.
+
+A broker writes no text index, and a read-only store must not put one beside its files. Making one means reading the
+whole segment. The cache holds the entries of each sealed segment, and a checksum of them, in the file
+`$XDG_CACHE_HOME/logfs/text/<key>` (by default below `~/.cache`).
+
+The key is a digest of what distinguishes one state of a .log file from every other: device, inode, length, mtime,
+ctime, base offset, and the header of the first batch. A file that was changed, replaced or moved has another key, so
+its old entries are never found again. The files that were unused for longest are removed. A failure to read or write
+the cache costs time, and is no error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import stat
+import struct
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from logfs.format.batches.batch import HEADER_SIZE
+from logfs.log.disk.disk import Disk
+
+if TYPE_CHECKING:
+    from logfs.log.disk.disk import File
+    from logfs.log.segment.text_index import TextIndex
+
+logger = logging.getLogger(__name__)
+
+# No file is kept for a segment smaller than this; it is read again.
+SMALLEST_BYTES = 1 << 20
+# Enough for the text indexes of about 150 GiB of log, at an entry every 4 KiB.
+LIMIT_BYTES = 1 << 30
+
+_VERSION = b"logfs text index 2"
+# The checksum after the entries, which has fewer bytes than an entry.
+_TRAILER = struct.Struct(">I")
+
+
+def directory(kind: str = "text") -> Path | None:
+    """Return the cache directory of a kind; None for a user without a home directory."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(home):
+        home = os.path.expanduser("~/.cache")
+    return Path(home, "logfs", kind) if os.path.isabs(home) else None
+
+
+def load(disk: Disk, log: File, index: TextIndex) -> bool:
+    """Give a sealed segment's text index the entries cached for its .log file, and return whether there are any."""
+    path = _path(disk, log, index)
+    if path is None:
+        return False
+    own = Disk()
+    try:
+        file = own.open(path)
+        data = own.read_file(path)
+        os.utime(file.fd)
+    except OSError as error:
+        logger.debug("%s: %s", path, error)
+        return False
+    entries, trailer = data[: -_TRAILER.size], data[-_TRAILER.size :]
+    if _TRAILER.pack(zlib.crc32(entries)) != trailer or len(entries) % index.entry.size:
+        logger.warning("%s: is damaged, and will be rebuilt", path)
+        return False
+    index.take_file(file, len(entries) // index.entry.size)
+    return True
+
+
+def save(disk: Disk, log: File, index: TextIndex) -> None:
+    """Cache the entries of a sealed segment's text index. The files unused for longest make room for them."""
+    path = _path(disk, log, index)
+    if path is None:
+        return
+    entries = index.to_bytes()
+    own = Disk()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own.replace_file(path, entries + _TRAILER.pack(zlib.crc32(entries)))
+        remove_oldest(own, path.parent, LIMIT_BYTES)
+        # From here on the entries are read when they are needed, and take no memory.
+        index.take_file(own.open(path), len(entries) // index.entry.size)
+    except OSError as error:
+        logger.info("%s: the text index is not cached: %s", path, error)
+
+
+def _path(disk: Disk, log: File, index: TextIndex) -> Path | None:
+    """Return the file for a segment as it is now; None if the segment is too small, or if there is no cache."""
+    found = disk.stat_file(log)
+    home = directory()
+    if found.st_size < SMALLEST_BYTES or home is None:
+        return None
+    state = (
+        found.st_dev,
+        found.st_ino,
+        found.st_size,
+        found.st_mtime_ns,
+        found.st_ctime_ns,
+        index.base_offset,
+    )
+    digest = hashlib.sha256(_VERSION)
+    digest.update(repr(state).encode())
+    digest.update(disk.read(log, 0, HEADER_SIZE))
+    return home / digest.hexdigest()[:40]
+
+
+def remove_oldest(disk: Disk, home: Path, limit_bytes: int) -> None:
+    """Remove the files of a cache directory that were unused for longest, until at most `limit_bytes` are left."""
+    found = []
+    for entry in disk.scan(home):
+        status = entry.stat(follow_symlinks=False)
+        if stat.S_ISREG(status.st_mode):
+            found.append((status.st_mtime_ns, status.st_size, entry.name))
+    size = sum(size for _, size, _ in found)
+    for _, length, name in sorted(found):
+        if size <= limit_bytes:
+            break
+        disk.unlink(home / name)
+        size -= length

@@ -1,0 +1,123 @@
+"""The .txnindex file of a segment: the aborted transactions whose markers lie in the segment (kafka-storage 9.5)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logfs.errors import Corrupt
+from logfs.format.files.aborted_transactions import ENTRY, AbortedTransaction, parse_aborted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from logfs.log.disk.disk import Disk, File
+
+
+class TransactionIndex:
+    """The aborted transactions of a segment in the order of their markers. The first one creates the file.
+
+    There is one writer; any thread may read `entries`. Recovery rebuilds the index like the other indexes. Without a
+    writable disk, the entries of a rebuild stay in memory.
+    """
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        self.path = path
+        self._disk = disk
+        self._file: File | None = None
+        self._entries: tuple[AbortedTransaction, ...] | None = None
+        # Whether new entries stay in memory until `save`.
+        self._is_collecting = False
+        # Whether the file may hold entries that a power cut would lose.
+        self._is_dirty = False
+
+    @property
+    def entries(self) -> Sequence[AbortedTransaction]:
+        """All entries. Raises `Corrupt` for a file of a later version, and `OSError`.
+
+        Raises `WouldBlock` in a thread that must not wait, if the file has to be read first.
+        """
+        if self._entries is None:
+            self._disk.check_may_block()
+            try:
+                with self._disk.naming:
+                    self._entries = tuple(parse_aborted(self._read()))
+            except FileNotFoundError:
+                self._entries = ()
+        return self._entries
+
+    def forget(self) -> None:
+        """Read the file again at the next use, because another process writes it."""
+        self._entries = None
+
+    def _read(self) -> bytes:
+        return self._disk.read_file(self.path)
+
+    def check_sane(self, base_offset: int) -> None:
+        """Raise `Corrupt` if an entry lies below the segment or the entries are out of order (kafka-storage 3.8)."""
+        before = base_offset - 1
+        for entry in self.entries:
+            if entry.last_offset <= before:
+                raise Corrupt(
+                    f"{self.path}: a transaction that ends at offset {entry.last_offset} follows offset {before}"
+                )
+            before = entry.last_offset
+
+    def append(self, aborted: AbortedTransaction) -> None:
+        """Add the transaction that the newest abort marker has ended."""
+        entries = self.entries
+        if self._disk.writable and not self._is_collecting:
+            if self._file is None:
+                self._file = self._disk.open(self.path, write=True, create=True)
+            self._is_dirty = True
+            self._disk.write(self._file, len(entries) * ENTRY.size, aborted.pack())
+        self._entries = (*entries, aborted)
+
+    def truncate(self, offset: int) -> None:
+        """Drop the transactions whose markers lie at or after `offset`."""
+        entries = self.entries
+        kept = tuple(entry for entry in entries if entry.last_offset < offset)
+        if len(kept) < len(entries):
+            self._resize(kept)
+
+    def collect(self) -> None:
+        """Forget all entries, and collect new ones in memory until `save`. The file does not change."""
+        self._file, self._entries, self._is_collecting = None, (), True
+
+    def save(self, *, sync: bool) -> None:
+        """Replace the file with the collected entries, as `SparseIndex.save`. Without entries, it creates no file."""
+        self._is_collecting = False
+        if self._disk.writable and (self.entries or self._disk.exists(self.path)):
+            data = b"".join(entry.pack() for entry in self.entries)
+            self._disk.put_file(self.path, data, sync=sync)
+            self._is_dirty = not sync
+
+    def remove(self) -> None:
+        """Return to the state before the first entry: unlink the file, which an earlier segment may have left."""
+        self._file, self._entries = None, ()
+        if self._disk.exists(self.path):
+            self._disk.unlink(self.path)
+
+    def _resize(self, kept: tuple[AbortedTransaction, ...]) -> None:
+        self._entries = kept
+        if self._disk.writable and self._disk.exists(self.path):
+            if self._file is None:
+                self._file = self._disk.open(self.path, write=True)
+            self._is_dirty = True
+            self._disk.truncate(self._file, len(kept) * ENTRY.size)
+
+    def flush(self) -> None:
+        """Return when the entries will survive a power cut."""
+        if self._is_dirty:
+            self._disk.sync(self._file or self._disk.open(self.path, write=True))
+            self._is_dirty = False
+
+    def release(self) -> None:
+        """Release the file, which is not written any more; the entries in memory stay."""
+        self._file = None
+
+    def close(self) -> None:
+        """Release the file and, on a writable disk, forget the entries in memory."""
+        self._file = None
+        if self._disk.writable:
+            self._entries = None

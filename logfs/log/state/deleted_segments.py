@@ -1,0 +1,97 @@
+"""Segments that have left a log, by retention or compaction, until their files are removed (kafka-storage 7)."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.format.base import names
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from logfs.log.disk.disk import Disk
+    from logfs.log.segment.segment import Segment
+    from logfs.log.state.producer_snapshots import Snapshots
+
+
+# In place of a base offset: the segment's files have names that no other segment needs.
+_NO_NAME = -1
+
+
+class Dropped(NamedTuple):
+    """A segment that has left the log.
+
+    Its files are at `paths`. They may be removed from `due_ms` on, once no reader holds `segment`.
+    """
+
+    due_ms: int
+    base_offset: int
+    segment: weakref.ref[Segment]
+    paths: Sequence[Path]
+
+
+class DroppedSegments:
+    """The dropped segments of one partition. Not thread-safe: the caller makes one call at a time."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._dropped: list[Dropped] = []
+        self._renamed = 0
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The dropped segments that a reader still holds."""
+        found = [gone.segment() for gone in self._dropped]
+        return [segment for segment in found if segment is not None]
+
+    def move_away(
+        self, segments: Sequence[Segment], snapshots: Snapshots, due_ms: int, kept: int = -1
+    ) -> None:
+        """Rename the files of segments, and the snapshots at their base offsets except `kept`, to `.deleted` names.
+
+        The files may be removed from `due_ms` on. The caller syncs the directory.
+        """
+        bases = {segment.base_offset for segment in segments}
+        self._make_way([gone for gone in self._dropped if gone.base_offset in bases])
+        for segment in segments:
+            moved = segment.move(names.DELETED)
+            if segment.base_offset != kept:
+                moved += snapshots.move_away(segment.base_offset)
+            gone = Dropped(due_ms, segment.base_offset, weakref.ref(segment), moved)
+            self._dropped.append(gone)
+
+    def are_due(self, now_ms: int) -> bool:
+        """Whether the delay of any dropped segment has passed."""
+        return any(gone.due_ms <= now_ms for gone in self._dropped)
+
+    def remove(self, now_ms: int) -> int:
+        """Unlink the files of segments whose delay has passed; return the number of segments.
+
+        The files of a segment that a reader holds stay until the reader has released it. Unlinking them while they
+        are held open would free no space on the disk, and would need more descriptors than a process has once a
+        reader is far behind.
+        """
+        due = [gone for gone in self._dropped if gone.due_ms <= now_ms and not gone.segment()]
+        self._unlink(due)
+        return len(due)
+
+    def _make_way(self, before: Sequence[Dropped]) -> None:
+        """Free the file names of dropped segments, because other segments need the names.
+
+        The files of a segment that a reader holds are renamed once more. All other files are unlinked.
+        """
+        for gone in before:
+            segment = gone.segment()
+            if segment is not None:
+                self._renamed += 1
+                moved = segment.move(f".{self._renamed}{names.DELETED}")
+                self._dropped.append(gone._replace(base_offset=_NO_NAME, paths=moved))
+        self._unlink(before)
+
+    def _unlink(self, due: Sequence[Dropped]) -> None:
+        for gone in due:
+            for path in gone.paths:
+                self._disk.unlink(path)
+            self._dropped.remove(gone)

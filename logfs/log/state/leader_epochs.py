@@ -1,0 +1,97 @@
+"""The leader epochs of a partition, and the offset at which each began (kafka-storage 10.1)."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+from logfs.errors import Corrupt
+from logfs.format.files import checkpoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from logfs.log.disk.disk import Disk
+
+FILE_NAME = "leader-epoch-checkpoint"
+UNDEFINED = (-1, -1)
+
+
+class LeaderEpochs:
+    """An ordered map of leader epochs to start offsets, kept in `leader-epoch-checkpoint`.
+
+    Both epochs and start offsets increase. The file is written at each change. There is one writer.
+    """
+
+    def __init__(self, disk: Disk, directory: Path) -> None:
+        """Load the file; if it is missing, create it empty on a writable disk. Raises `Corrupt` if malformed."""
+        self._disk = disk
+        self._path = directory / FILE_NAME
+        self._entries: list[tuple[int, int]] = []
+        if disk.exists(self._path):
+            try:
+                self._entries = checkpoint.parse_epochs(disk.read_file(self._path))
+            except Corrupt as error:
+                raise Corrupt(
+                    f"{self._path}: {error}; move it away, and recovery rebuilds it from the log"
+                ) from None
+        elif disk.writable:
+            disk.open(self._path, write=True, create=True).close()
+
+    def move(self, disk: Disk, directory: Path) -> None:
+        """Continue with a copy of the file in another directory."""
+        self._disk, self._path = disk, directory / FILE_NAME
+
+    @property
+    def entries(self) -> list[tuple[int, int]]:
+        """The pairs (epoch, start offset) in ascending order."""
+        return list(self._entries)
+
+    @property
+    def latest(self) -> int:
+        """The newest epoch; -1 if there is none."""
+        return self._entries[-1][0] if self._entries else -1
+
+    def assign(self, epoch: int, offset: int) -> None:
+        """Note that `epoch` writes from `offset` on, and remove the entries that contradict it."""
+        if self._entries and epoch == self.latest and offset >= self._entries[-1][1]:
+            return
+        kept = [entry for entry in self._entries if entry[0] < epoch and entry[1] < offset]
+        self._replace([*kept, (epoch, offset)])
+
+    def epoch_for(self, offset: int) -> int:
+        """Return the epoch that wrote `offset`; -1 if it is unknown."""
+        number = bisect_right(self._entries, offset, key=lambda entry: entry[1])
+        return self._entries[number - 1][0] if number else -1
+
+    def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
+        """Return the greatest known epoch at or below `epoch`, and the offset at which it ended.
+
+        Return `UNDEFINED` if `epoch` is above all known epochs, and `epoch` with the first start offset if it is
+        below all.
+        """
+        if not self._entries or epoch > self.latest:
+            return UNDEFINED
+        if epoch == self.latest:
+            return epoch, log_end_offset
+        number = bisect_right(self._entries, epoch, key=lambda entry: entry[0])
+        if number == 0:
+            return epoch, self._entries[0][1]
+        return self._entries[number - 1][0], self._entries[number][1]
+
+    def truncate_from_end(self, offset: int) -> None:
+        """Drop the epochs that start at or after `offset`."""
+        self._replace([entry for entry in self._entries if entry[1] < offset])
+
+    def truncate_from_start(self, offset: int) -> None:
+        """Drop what lies below `offset`. The epoch that covers `offset` starts there from now on."""
+        below = [entry for entry in self._entries if entry[1] <= offset]
+        above = [entry for entry in self._entries if entry[1] > offset]
+        self._replace([(below[-1][0], offset), *above] if below else above)
+
+    def _replace(self, entries: list[tuple[int, int]]) -> None:
+        if entries == self._entries:
+            return
+        if self._disk.writable:
+            self._disk.replace_file(self._path, checkpoint.format_epochs(entries))
+        self._entries = entries

@@ -1,0 +1,167 @@
+"""The .snapshot files of a partition: its producers at some offsets, so that not all of the log is read again.
+
+Which of them are kept is described in kafka-storage 9.8. A snapshot that cannot be read is dropped; an older one, or
+the log itself, gives the same state.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from logfs.errors import Corrupt
+from logfs.format.base import names
+from logfs.format.files.producer_snapshot import format_snapshot, parse_snapshot
+from logfs.log.segment import batch_scanner
+from logfs.log.state.producers import Producers
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from pathlib import Path
+
+    from logfs.log.disk.disk import Disk
+    from logfs.log.segment.segment import Segment
+
+logger = logging.getLogger(__name__)
+
+
+class Snapshots:
+    """The snapshots of a partition directory by offset. Each has the producers' state after the batches below it."""
+
+    def __init__(self, disk: Disk, directory: Path, expiration_ms: int) -> None:
+        """`expiration_ms` is how long an idle producer is remembered."""
+        self._disk = disk
+        self._directory = directory
+        self._expiration_ms = expiration_ms
+        # The snapshots that a power cut could lose.
+        self._unsynced: set[int] = set()
+        # While there is no snapshot, none is written at or below this offset: what lies below the log start is
+        # forgotten.
+        self.floor = 0
+        self.offsets = sorted(
+            names.parse_stem(entry.name)
+            for entry in disk.scan(directory)
+            if entry.name.endswith(names.SNAPSHOT)
+        )
+
+    def move(self, disk: Disk, directory: Path, offsets: list[int]) -> None:
+        """Continue with the files in another directory."""
+        self._disk, self._directory, self.offsets = disk, directory, offsets
+        self._unsynced.clear()
+
+    @property
+    def latest(self) -> int:
+        """The offset of the newest snapshot, or `floor` if there is none."""
+        return self.offsets[-1] if self.offsets else self.floor
+
+    def path(self, offset: int) -> Path:
+        """Return the path of the snapshot at an offset."""
+        return self._directory / (names.stem(offset) + names.SNAPSHOT)
+
+    def read(self, offset: int) -> bytes:
+        """Return the bytes of the snapshot at an offset."""
+        return self._disk.read_file(self.path(offset))
+
+    def take(self, offset: int, producers: Producers) -> None:
+        """Write a snapshot of the producers at `offset`, unless there is one at or after it.
+
+        A read-only store writes none. The file survives a power cut after the next `flush`.
+        """
+        if offset <= self.latest or not self._disk.writable:
+            return
+        self._disk.put_file(self.path(offset), format_snapshot(producers.entries()), sync=False)
+        self.offsets.append(offset)
+        self._unsynced.add(offset)
+
+    def flush(self) -> None:
+        """Return when the snapshots will survive a power cut, provided that the caller syncs their directory."""
+        while self._unsynced:
+            offset = next(iter(self._unsynced))
+            # A snapshot that has been dropped since needs no sync.
+            with suppress(FileNotFoundError):
+                file = self._disk.open(self.path(offset), write=True)
+                try:
+                    self._disk.sync(file)
+                finally:
+                    file.close()
+            self._unsynced.discard(offset)
+
+    def newest(self, now_ms: int) -> tuple[int, Producers]:
+        """Return the offset and the producers of the newest snapshot that can be read, without expired producers.
+
+        Drops damaged snapshots. Without any other, returns `floor` and no producers.
+        """
+        for offset in reversed(self.offsets):
+            try:
+                producers = Producers(parse_snapshot(self.read(offset)))
+                producers.expire(now_ms, self._expiration_ms)
+                return offset, producers
+            except FileNotFoundError:
+                self.offsets.remove(offset)
+            except Corrupt as error:
+                logger.warning(
+                    "%s: %s; an older snapshot or the log is used", self.path(offset), error
+                )
+                self.drop(offset)
+        return self.floor, Producers()
+
+    def restore(
+        self, segments: Sequence[Segment], log_start_offset: int, end: int, now_ms: int
+    ) -> Producers:
+        """Return the producers at the offset `end`, from the newest snapshot up to there and the log after it.
+
+        Drops the snapshots beyond either end of the log, and writes those that are missing at the base offsets of the
+        last two segments and at `end` (kafka-storage 9.8).
+        """
+        self.drop_outside(log_start_offset, end)
+        self.floor = log_start_offset
+        start, producers = self.newest(now_ms)
+        wanted = {segment.base_offset for segment in segments[-2:]}
+        for segment in segments:
+            if segment.base_offset >= end or segment.next_offset <= start:
+                continue
+            first = max(start, segment.base_offset)
+            if segment.base_offset in wanted:
+                self.take(first, producers)
+            replay(producers, segment, first, end)
+        self.take(end, producers)
+        return producers
+
+    def drop(self, offset: int) -> None:
+        """Remove the snapshot at an offset, if there is one."""
+        if offset in self.offsets:
+            self.offsets.remove(offset)
+            if self._disk.writable:
+                self._disk.unlink(self.path(offset))
+
+    def move_away(self, offset: int) -> list[Path]:
+        """Rename the snapshot at an offset to end in `.deleted`; return its new path, if there is one."""
+        if offset not in self.offsets:
+            return []
+        self.offsets.remove(offset)
+        path = self.path(offset)
+        moved = path.with_name(path.name + names.DELETED)
+        self._disk.move(path, moved)
+        return [moved]
+
+    def drop_strays(self, base_offsets: Collection[int]) -> None:
+        """Remove all snapshots but those at segment bases, and that of a clean shutdown (the newest, above all)."""
+        strays = [offset for offset in self.offsets if offset not in base_offsets]
+        if strays and strays[-1] > max(base_offsets, default=-1):
+            strays.pop()
+        for offset in strays:
+            self.drop(offset)
+
+    def drop_outside(self, log_start_offset: int, log_end_offset: int) -> None:
+        """Remove the snapshots above the log end, and those at or below the log start."""
+        for offset in [*self.offsets]:
+            if not log_start_offset < offset <= log_end_offset:
+                self.drop(offset)
+
+
+def replay(producers: Producers, segment: Segment, start: int, end: int) -> None:
+    """Note a segment's batches with offsets in [start, end) in `producers`; damaged ones are skipped."""
+    for batch in batch_scanner.producers_batches(segment):
+        if start <= batch.header.last_offset and batch.header.base_offset < end:
+            producers.note(batch)

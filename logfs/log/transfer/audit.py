@@ -1,0 +1,590 @@
+"""The audit of a segment: its log and its indexes compared in one pass, at the speed of the kernels.
+
+Offsets and transactions continue from one segment to the next. Each segment therefore yields an `Account` of them, so
+that segments can be audited in any order and by several processes. `settle` then reports what is wrong between
+segments.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from logfs.errors import Corrupt, LogfsError
+from logfs.format.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT, Batch
+from logfs.format.messages.control import ControlType, end_of_transaction
+from logfs.format.text.rendering import NO_TEXT, TextSize
+from logfs.log.disk.disk import Gone
+from logfs.log.segment import batch_scanner
+from logfs.log.segment.batch_iterator import Damage
+from logfs.log.state.producers import Transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from logfs.log.segment.segment import Segment
+
+    Epochs = Sequence[tuple[int, int]]
+
+# The entries of the index files (kafka-storage 3.1, 3.2, and `TextIndex`).
+_OFFSETS = np.dtype([("offset", ">i4"), ("position", ">i4")])
+_TIMES = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
+_TEXTS = np.dtype(
+    [
+        *(("offset", ">i4"), ("position", ">i4"), ("records", ">i4"), ("lines", ">i8")),
+        *(("json", ">i8"), ("crc", ">u4")),
+    ]
+)
+# In place of an epoch: the epoch file has none for the offset, or the message is of an old format.
+_NO_EPOCH, _LEGACY_EPOCH = -1, -2
+
+
+class Severity(enum.IntEnum):
+    """The severity of a finding: NOTE is worth knowing, ERROR means that something is lost or wrong."""
+
+    NOTE = 0
+    ERROR = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is not as it should be."""
+
+    severity: Severity
+    path: Path
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.severity.name.lower()}: {self.path}: {self.text}"
+
+
+def error(path: Path, text: str) -> Finding:
+    """Return a finding that something is lost or wrong."""
+    return Finding(Severity.ERROR, path, text)
+
+
+def note(path: Path, text: str) -> Finding:
+    """Return a finding that is worth knowing."""
+    return Finding(Severity.NOTE, path, text)
+
+
+class Marker(NamedTuple):
+    """The marker of a transaction that did not begin in the same segment."""
+
+    offset: int
+    is_aborted: bool
+    is_indexed: bool
+
+
+@dataclass
+class Account:
+    """What matters of a segment to its neighbours: its end, and the transactions that cross its ends.
+
+    - `began`: the producers with a transaction open at the segment's end, and the offset at which it began.
+    - `ended`: the first marker of each producer whose transaction began before the segment, or did not begin at all.
+    - `over`: the producers with any marker in the segment.
+    - `missing`: the aborted transactions that both began and ended in the segment and are not in the index.
+    """
+
+    path: Path
+    txn_index: Path
+    base_offset: int
+    gaps: bool
+    end_offset: int
+    records: int = 0
+    began: dict[int, int] = field(default_factory=dict)
+    ended: dict[int, Marker] = field(default_factory=dict)
+    over: set[int] = field(default_factory=set)
+    missing: list[Transaction] = field(default_factory=list)
+
+
+class _Batches(NamedTuple):
+    """Consecutive batches as arrays with a row for each.
+
+    `texts` has three columns: records, bytes of lines, bytes of envelopes. `end` is the position after the last
+    batch.
+    """
+
+    positions: NDArray[np.int64]
+    end: int
+    first_offsets: NDArray[np.int64]
+    next_offsets: NDArray[np.int64]
+    max_timestamps: NDArray[np.int64]
+    leader_epochs: NDArray[np.int64]
+    texts: NDArray[np.int64]
+
+
+def audit(
+    segment: Segment,
+    epochs: Epochs,
+    *,
+    trusts_indexes: bool = True,
+    live: bool = False,
+    log_start_offset: int = 0,
+    report: Callable[[int], object] = lambda _: None,
+) -> Iterator[Finding | Account]:
+    """Yield all problems that reading a segment can find; its account comes last.
+
+    Checks every batch: its CRC, its records, its offsets, and its leader epoch against `epochs`, which are (epoch,
+    start offset) in order. Without `trusts_indexes` the indexes are not checked: a crash may have left them behind
+    the log. In a `live` log, a writer that has just rolled may not have trimmed the indexes yet. Damage wholly below
+    `log_start_offset` is a note, because it is no loss: a crash during retention leaves gaps there.
+
+    `report` is called with the number of bytes as they are read. Raises `OSError`, and `Gone` if files leave the log
+    meanwhile.
+    """
+    account = Account(
+        segment.path, segment.txn_index.path, segment.base_offset, segment.gaps, segment.base_offset
+    )
+    transactions = _Transactions(segment, account)
+    indexes: list[_Index] = []
+    if trusts_indexes and not segment.damaged:
+        indexes = yield from _sound_indexes(segment, live=live)
+    text = NO_TEXT
+    for found in batch_scanner.stretches(segment, 0, segment.base_offset):
+        if isinstance(found, Damage):
+            damage = found
+            if found.end == segment.size_bytes:
+                # The bytes alone do not show how far the damage goes. The segment's end does.
+                damage = found._replace(next_offset=max(found.next_offset, segment.next_offset))
+            tell = note if damage.next_offset <= log_start_offset else error
+            yield tell(segment.path, str(damage.error(segment.path)).partition(": ")[2])
+            for index in indexes:
+                index.pass_damage(found)
+            text = text.plus(batch_scanner.text_size(found))
+            account.end_offset = damage.next_offset
+            report(found.end - found.start)
+            continue
+        if isinstance(found, batch_scanner.Stretch):
+            batches = yield from _of_stretch(segment, found)
+            transactional = _transactional(found)
+        else:
+            batches = yield from _of_legacy(segment, *found)
+            transactional = []
+        yield from _check_epochs(segment, batches, epochs)
+        for batch in transactional:
+            yield from transactions.note(batch)
+        for index in indexes:
+            yield from index.hold_against(batches, text)
+        text = TextSize(*(np.array(text) + batches.texts.sum(axis=0)).tolist())
+        account.end_offset = int(batches.next_offsets[-1])
+        report(batches.end - int(batches.positions[0]))
+    for index in indexes:
+        yield from index.finish(segment.size_bytes, text)
+    if trusts_indexes and not segment.damaged:
+        yield from transactions.look_up()
+    account.records = text.records
+    yield account
+
+
+def settle(accounts: Iterable[Account], log_start_offset: int) -> Iterator[Finding]:
+    """Yield all problems between the segments of a partition, given their accounts in order of their offsets."""
+    expected: int | None = None
+    open_since: dict[int, int] = {}
+    for account in accounts:
+        if expected is not None and account.base_offset != expected and not account.gaps:
+            what = "are missing" if account.base_offset > expected else "appear twice"
+            low, high = sorted((expected, account.base_offset))
+            yield error(account.path, f"offsets {low} to {high - 1} {what}")
+        expected = None if account.gaps else account.end_offset
+        missing = [
+            each._replace(first_offset=open_since.get(each.producer_id, each.first_offset))
+            for each in account.missing
+        ]
+        for producer_id, marker in account.ended.items():
+            first = open_since.get(producer_id, -1)
+            if first >= 0 and marker.is_aborted and not marker.is_indexed:
+                missing.append(Transaction(producer_id, first, marker.offset, True))
+        for producer_id in account.over:
+            open_since.pop(producer_id, None)
+        open_since = account.began | open_since
+        for transaction in missing:
+            # Of a transaction that began below the log start, recovery may have seen only the readable part.
+            if transaction.first_offset >= log_start_offset:
+                yield error(
+                    account.txn_index,
+                    f"the index entry of producer {transaction.producer_id}'s transaction that was aborted at "
+                    f"{transaction.last_offset} is missing; run 'logfs reindex'",
+                )
+
+
+# The batches.
+
+
+def _of_stretch(
+    segment: Segment, stretch: batch_scanner.Stretch
+) -> Generator[Finding, None, _Batches]:
+    """Return the batches of a `Stretch`, whose CRCs have been checked; yield what is wrong with their records."""
+    from logfs.format.kernels import batch_kernels
+
+    start, data, rows = stretch
+    texts = np.zeros((len(rows), 3), np.int64)
+    done = 0
+    for columns, group, sizes in batch_scanner.measured(data, rows):
+        first = done + int(
+            np.searchsorted(rows[done:, batch_kernels.POSITION], group[0, batch_kernels.POSITION])
+        )
+        done = first + len(group)
+        texts[first:done] = sizes
+        if isinstance(columns, Corrupt):
+            yield _odd_batch(segment, start, group[0], str(columns))
+            continue
+        counts = group[:, batch_kernels.SPAN_COUNT]
+        ends = np.cumsum(counts)
+        filled = counts > 0
+        offsets = columns.offsets
+        lowest = offsets[(ends - counts)[filled]]
+        highest = offsets[ends[filled] - 1]
+        inside = (lowest >= group[filled, batch_kernels.SPAN_BASE_OFFSET]) & (
+            highest < group[filled, batch_kernels.NEXT_OFFSET]
+        )
+        for row in group[filled][~inside]:
+            yield _odd_batch(segment, start, row, "its records lie outside its offsets")
+    last = rows[-1]
+    return _Batches(
+        start + rows[:, batch_kernels.POSITION],
+        start + int(last[batch_kernels.POSITION] + last[batch_kernels.SIZE]),
+        rows[:, batch_kernels.SPAN_BASE_OFFSET],
+        rows[:, batch_kernels.NEXT_OFFSET],
+        rows[:, batch_kernels.MAX_TIMESTAMP],
+        rows[:, batch_kernels.LEADER_EPOCH],
+        texts,
+    )
+
+
+def _odd_batch(segment: Segment, start: int, row: NDArray[np.int64], text: str) -> Finding:
+    from logfs.format.kernels import batch_kernels
+
+    base, position = (
+        int(row[batch_kernels.SPAN_BASE_OFFSET]),
+        start + int(row[batch_kernels.POSITION]),
+    )
+    return error(segment.path, f"batch {base} at byte {position}: {text}")
+
+
+def _of_legacy(segment: Segment, position: int, batch: Batch) -> Generator[Finding, None, _Batches]:
+    """Return a batch of an old format, which has no leader epoch; yield what is wrong with its records."""
+    header = batch.header
+    where = f"batch {header.base_offset} at byte {position}"
+    try:
+        offsets = [record.offset for record in batch.records()]
+    except LogfsError as why:
+        yield error(segment.path, f"{where}: {why}")
+    else:
+        if offsets and not (header.base_offset <= offsets[0] and offsets[-1] <= header.last_offset):
+            yield error(segment.path, f"{where}: its records lie outside its offsets")
+    return _Batches(
+        np.array([position]),
+        position + header.size_bytes,
+        np.array([header.base_offset]),
+        np.array([header.next_offset]),
+        np.array([header.max_timestamp]),
+        np.array([_LEGACY_EPOCH]),
+        np.array([batch_scanner.text_size(batch)]),
+    )
+
+
+def _check_epochs(segment: Segment, batches: _Batches, epochs: Epochs) -> Iterator[Finding]:
+    """Yield an error for each batch whose leader epoch differs from that of the epoch file (kafka-storage 10.1)."""
+    if not epochs:
+        return
+    table = np.array(epochs, np.int64)
+    numbers = np.searchsorted(table[:, 1], batches.first_offsets, side="right") - 1
+    expected = np.where(numbers >= 0, table[numbers, 0], _NO_EPOCH)
+    found = batches.leader_epochs
+    wrong = (expected != _NO_EPOCH) & (found != expected) & (found != _LEGACY_EPOCH)
+    for number in np.flatnonzero(wrong).tolist():
+        yield error(
+            segment.path,
+            f"batch {batches.first_offsets[number]} at byte {batches.positions[number]}: leader epoch "
+            f"{found[number]}, but the epoch file has {expected[number]}",
+        )
+
+
+# The indexes.
+
+
+class _Index:
+    """The entries of an index, as far as the log has been walked. Only the first wrong entry is reported."""
+
+    dtype: np.dtype[np.void]
+    key: str
+    # A key below that of every entry: no entry stands for the first batch, at position 0 (kafka-storage 3.3).
+    before_first = 0
+
+    def __init__(self, segment: Segment, path: Path, data: bytes, *, live: bool) -> None:
+        self.path = path
+        self.entries = np.frombuffer(data, self.dtype)
+        self.base_offset = segment.base_offset
+        self.live = live
+        self._keys = self.entries[self.key].astype(np.int64)
+        self._done = 0
+
+    def leave_out_room(self) -> None:
+        """Ignore entries of zeros at the end."""
+        width = self.dtype.itemsize
+        used = np.flatnonzero(self.entries.view(np.uint8).reshape(-1, width).any(axis=1))
+        self._keep(int(used[-1]) + 1 if len(used) else 0)
+
+    def check_order(self) -> Iterator[Finding]:
+        """Yield the first entry that goes back. It and those after it are of no use, and are ignored."""
+        back = np.flatnonzero(np.diff(self._keys, prepend=self.before_first) <= 0)
+        if len(back):
+            yield self._wrong(f"entry {back[0]} is out of order; run 'logfs reindex'")
+            self._keep(int(back[0]))
+
+    def hold_against(self, batches: _Batches, text: TextSize) -> Iterator[Finding]:
+        """Check the entries that describe these batches; `text` is the size of the text before them."""
+        raise NotImplementedError
+
+    def pass_damage(self, damage: Damage) -> None:
+        """Skip bytes that are not batches. The entries for them cannot be checked, nor those that follow."""
+        self._keep(self._done)
+
+    def finish(self, size: int, text: TextSize) -> Iterator[Finding]:
+        """Check the entries after the last batch, given the size of the log (bytes) and of its text."""
+        raise NotImplementedError
+
+    def _take(self, limit: int) -> NDArray[np.void]:
+        """Return the entries whose key is below `limit`, each of them once."""
+        first, self._done = self._done, max(int(np.searchsorted(self._keys, limit)), self._done)
+        return self.entries[first : self._done]
+
+    def _keep(self, count: int) -> None:
+        self.entries, self._keys = self.entries[:count], self._keys[:count]
+
+    def _wrong(self, text: str) -> Finding:
+        return error(self.path, text)
+
+
+class _Offsets(_Index):
+    dtype, key = _OFFSETS, "position"
+
+    def pass_damage(self, damage: Damage) -> None:
+        """Skip the entries for the damaged bytes; those after them can be checked again."""
+        self._take(damage.end)
+
+    def hold_against(self, batches: _Batches, text: TextSize) -> Iterator[Finding]:
+        entries = self._take(batches.end)
+        if not len(entries):
+            return
+        positions = entries["position"].astype(np.int64)
+        offsets = entries["offset"].astype(np.int64) + self.base_offset
+        at = np.maximum(np.searchsorted(batches.positions, positions, side="right") - 1, 0)
+        right = (batches.positions[at] == positions) & (batches.next_offsets[at] - 1 == offsets)
+        yield from self._first(offsets[~right], positions[~right])
+
+    def finish(self, size: int, text: TextSize) -> Iterator[Finding]:
+        rest = self.entries[self._done :]
+        yield from self._first(rest["offset"].astype(np.int64) + self.base_offset, rest["position"])
+
+    def _first(self, offsets: NDArray[np.int64], positions: NDArray[np.int64]) -> Iterator[Finding]:
+        if len(offsets):
+            yield self._wrong(
+                f"no batch with last offset {offsets[0]} at byte {positions[0]}; run 'logfs reindex'"
+            )
+            self._keep(self._done)
+
+
+class _Times(_Index):
+    """A time index: an entry's timestamp is the greatest of the records up to its offset (kafka-storage 3.2)."""
+
+    dtype, key = _TIMES, "offset"
+    before_first = -1
+    _largest = -1
+    _is_cut_short = False
+
+    def pass_damage(self, damage: Damage) -> None:
+        super().pass_damage(damage)
+        self._is_cut_short = True
+
+    def _keep(self, count: int) -> None:
+        self._is_cut_short |= count < len(self.entries)
+        super()._keep(count)
+
+    def hold_against(self, batches: _Batches, text: TextSize) -> Iterator[Finding]:
+        latest = np.maximum(np.maximum.accumulate(batches.max_timestamps), self._largest)
+        entries = self._take(int(batches.next_offsets[-1]) - self.base_offset)
+        offsets = entries["offset"].astype(np.int64) + self.base_offset
+        expected = latest[np.searchsorted(batches.next_offsets - 1, offsets)]
+        yield from self._check(entries, expected)
+        self._largest = int(latest[-1])
+
+    def finish(self, size: int, text: TextSize) -> Iterator[Finding]:
+        rest = self.entries[self._done :]
+        yield from self._check(rest, np.full(len(rest), self._largest))
+        # A closed segment has an entry with its greatest timestamp (kafka-storage 3.5). A writer that has just rolled
+        # may not have written it yet.
+        told = int(self.entries["timestamp"][-1]) if len(self.entries) else -1
+        if not self._is_cut_short and not self.live and told < self._largest:
+            yield self._wrong(
+                f"its last timestamp is {told}, but the latest in the log is {self._largest}; run 'logfs reindex'"
+            )
+
+    def _check(self, entries: NDArray[np.void], expected: NDArray[np.int64]) -> Iterator[Finding]:
+        for number in np.flatnonzero(entries["timestamp"] != expected)[:1]:
+            offset, timestamp = entries[number]["offset"], entries[number]["timestamp"]
+            yield self._wrong(
+                f"the latest timestamp up to offset {self.base_offset + int(offset)} is {expected[number]}, not "
+                f"{timestamp}; run 'logfs reindex'"
+            )
+            self._is_cut_short = True
+            self._keep(self._done)
+
+
+class _Texts(_Index):
+    dtype, key = _TEXTS, "position"
+
+    def hold_against(self, batches: _Batches, text: TextSize) -> Iterator[Finding]:
+        entries = self._take(batches.end)
+        if not len(entries):
+            return
+        before = np.cumsum(batches.texts, axis=0) - batches.texts + np.array(text)
+        at = np.searchsorted(batches.positions, entries["position"].astype(np.int64), side="right")
+        yield from self._check(entries, batches.positions[np.maximum(at - 1, 0)], before[at - 1])
+
+    def finish(self, size: int, text: TextSize) -> Iterator[Finding]:
+        rest = self.entries[self._done :]
+        yield from self._check(
+            rest, np.full(len(rest), size), np.tile(np.array(text), (len(rest), 1))
+        )
+
+    def _check(
+        self, entries: NDArray[np.void], positions: NDArray[np.int64], texts: NDArray[np.int64]
+    ) -> Iterator[Finding]:
+        wrong = entries["position"] != positions
+        for number, name in enumerate(("records", "lines", "json")):
+            wrong |= entries[name] != texts[:, number]
+        for first in np.flatnonzero(wrong)[:1]:
+            position = entries[first]["position"]
+            yield self._wrong(
+                f"the entry at byte {position} does not agree with the log; run 'logfs reindex'"
+            )
+            self._keep(self._done)
+
+
+def _sound_indexes(segment: Segment, *, live: bool) -> Generator[Finding, None, list[_Index]]:
+    """Return the indexes that can be compared with the log; yield what is wrong with the others."""
+    found: list[_Index] = []
+    kinds = (_Offsets, _Times, _Texts)
+    for index, kind in zip(segment.indexes, kinds, strict=True):
+        try:
+            index.check_sane()
+        except Gone:
+            raise
+        except LogfsError as why:
+            yield error(index.path, str(why).partition(": ")[2])
+            continue
+        if not index.exists():
+            yield note(index.path, "missing; it is rebuilt when it is needed")
+            continue
+        held = kind(segment, index.path, index.file_bytes(), live=live)
+        if live or isinstance(held, _Texts):
+            # A crash may have left unused space in a text index. A broker that closes the segment later does not trim
+            # it.
+            held.leave_out_room()
+        if isinstance(held, _Texts):
+            damaged = segment.text_index.check_entries(held.entries.tobytes())
+            if damaged is not None:
+                yield error(index.path, f"entry {damaged} is damaged; run 'logfs reindex'")
+                continue
+        yield from held.check_order()
+        found.append(held)
+    return found
+
+
+# Transactions.
+
+
+def _transactional(stretch: batch_scanner.Stretch) -> list[Batch]:
+    from logfs.format.kernels import batch_kernels
+
+    rows = stretch.rows
+    bits = TRANSACTIONAL_BIT | CONTROL_BIT
+    wanted = rows[rows[:, batch_kernels.ATTRIBUTES] & bits != 0, batch_kernels.POSITION]
+    return [Batch.parse(stretch.data, position) for position in wanted.tolist()]
+
+
+class _Transactions:
+    """The check that every aborted transaction of a segment's log is in its index (kafka-storage 9.5)."""
+
+    def __init__(self, segment: Segment, account: Account) -> None:
+        self._segment = segment
+        self._account = account
+        self._seen: set[int] = set()
+        # `_aborts`: for each abort marker (producer id, offset), the offset of the producer's marker before it, or
+        # -1. `_markers`: the offset of each producer's last marker.
+        self._aborts: dict[tuple[int, int], int] = {}
+        self._markers: dict[int, int] = {}
+        self._aborted: list[Transaction] = []
+
+    def note(self, batch: Batch) -> Iterator[Finding]:
+        """Note the next transactional or control batch; yield an error for a control batch that cannot be read."""
+        header, account = batch.header, self._account
+        producer_id, offset = header.producer_id, header.base_offset
+        if not header.is_control:
+            account.began.setdefault(producer_id, offset)
+            self._seen.add(producer_id)
+            return
+        try:
+            marker = end_of_transaction(batch)
+        except Corrupt as why:
+            offsets = f"offsets {offset} to {header.last_offset}"
+            yield error(
+                self._segment.path, f"{offsets}: a control batch that cannot be read: {why}"
+            )
+            return
+        if marker is None or not header.is_transactional:
+            return
+        is_aborted = marker.control_type is ControlType.ABORT
+        if is_aborted:
+            self._aborts[producer_id, offset] = self._markers.get(producer_id, -1)
+        self._markers[producer_id] = offset
+        first = account.began.pop(producer_id, None)
+        if first is not None and is_aborted:
+            self._aborted.append(Transaction(producer_id, first, offset, is_aborted))
+        elif producer_id not in self._seen:
+            # This segment alone does not show whether it must be in the index, so it counts as indexed until
+            # `look_up`.
+            account.ended[producer_id] = Marker(offset, is_aborted, True)
+        self._seen.add(producer_id)
+        account.over.add(producer_id)
+
+    def look_up(self) -> Iterator[Finding]:
+        """Note in the account which aborted transactions the index lacks; yield the index's first wrong entry."""
+        index, account = self._segment.txn_index, self._account
+        try:
+            firsts = {
+                (each.producer_id, each.last_offset): each.first_offset for each in index.entries
+            }
+        except Corrupt as why:
+            yield error(index.path, str(why))
+            return
+        indexed = firsts.keys()
+        wrong = {
+            key
+            for each in self._aborted
+            if (key := (each.producer_id, each.last_offset)) in indexed
+            and not self._aborts[key] < firsts[key] <= each.first_offset
+        }
+        if not self._segment.gaps:
+            # In a compacted log the markers may be gone.
+            wrong |= indexed - self._aborts.keys()
+        for producer_id, offset in sorted(wrong)[:1]:
+            yield error(
+                index.path,
+                f"the entry of producer {producer_id} that ends at offset {offset} matches no abort in the log; run "
+                "'logfs reindex'",
+            )
+        account.missing += [
+            each for each in self._aborted if (each.producer_id, each.last_offset) not in indexed
+        ]
+        for producer_id, marker in account.ended.items():
+            is_indexed = (producer_id, marker.offset) in indexed
+            account.ended[producer_id] = marker._replace(is_indexed=is_indexed)

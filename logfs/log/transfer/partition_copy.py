@@ -1,0 +1,301 @@
+"""A copy of a partition in another directory, made while the log is in use, which then replaces the original.
+
+Sealed segments never change (rule 4) and the active segment only grows, so everything is copied without a lock.
+Whatever retention, compaction or a truncation has changed meanwhile is copied again.
+"""
+
+from __future__ import annotations
+
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from logfs.errors import Corrupt
+from logfs.format.base import names
+from logfs.log.segment.segment import Segment
+from logfs.log.segment.segment_files import relocate
+from logfs.log.segment.text_index import TextIndex
+from logfs.log.state.producer_snapshots import Snapshots
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+    from pathlib import Path
+
+    from logfs.log.append.partition import Partition
+    from logfs.log.disk.disk import Disk, File
+    from logfs.log.segment.index import SparseIndex
+    from logfs.log.segment.txn_index import TransactionIndex
+
+# The name of a file in a complete copy, kept until the original is about to be removed. It holds the unique part of
+# both directories' names.
+MOVED = "logfs.moved"
+
+_CHUNK_BYTES = 1024 * 1024
+# Segments are copied separately. Caches, and files that a crash or a compaction left, are not copied.
+_NOT_COPIED = (
+    *(names.LOG, names.OFFSET_INDEX, names.TIME_INDEX, names.TXN_INDEX, names.TEXT_INDEX),
+    *(names.DELETED, names.CLEANED, names.SWAP, ".tmp"),
+    *(names.KEY_MAP, names.COMMITTED_KEY_MAP, MOVED),
+)
+
+
+@dataclass(slots=True, eq=False)
+class _Copied:
+    """The copied part of a segment: `size_bytes` of its .log file, or all of its files if it is `whole`."""
+
+    segment: Segment
+    content: object
+    size_bytes: int = 0
+    whole: bool = False
+
+
+class Copy:
+    """A copy in progress.
+
+    Call `catch_up` any number of times, then `complete` and `take_over`; or `discard` at any time. Only one thread
+    may use it. `spend` is called with the bytes of .log files as they are copied, and may raise.
+    """
+
+    def __init__(
+        self, partition: Partition, disk: Disk, directory: Path, spend: Callable[[int], object]
+    ) -> None:
+        """Create the directory of the copy, through `disk`."""
+        self.directory = directory
+        # Whether the copy has become the partition, and must not be discarded.
+        self.is_needed = False
+        self._partition = partition
+        self._disk = disk
+        self._spend = spend
+        self._copied: dict[int, _Copied] = {}
+        # By name, the inode number, size and mtime of each other file that was copied; None if these may miss a
+        # change.
+        self._others: dict[str, tuple[int, int, int] | None] = {}
+        self._segments: list[Segment] = []
+        # After `take_over`: the segments of the original, each with its copy.
+        self.twins: dict[Segment, Segment] = {}
+        self._snapshots: Snapshots | None = None
+        mode = stat.S_IMODE(partition.disk.stat(partition.directory).st_mode)
+        disk.mkdir(directory, mode=mode)
+
+    @property
+    def missing_bytes(self) -> int:
+        """The bytes of .log files that have not been copied yet."""
+        return sum(
+            segment.size_bytes - copied.size_bytes
+            if (copied := self._copied.get(segment.base_offset)) and self._is_same(copied, segment)
+            else segment.size_bytes
+            for segment in self._partition.segments
+        )
+
+    @staticmethod
+    def _is_same(copied: _Copied, segment: Segment | None) -> bool:
+        return copied.segment is segment and segment.content is copied.content
+
+    def catch_up(self) -> None:
+        """Copy what the copy lacks, and remove from it what has left the log. May take long."""
+        segments = self._partition.segments
+        known = {segment.base_offset: segment for segment in segments}
+        for base_offset, copied in list(self._copied.items()):
+            if not self._is_same(copied, known.get(base_offset)):
+                del self._copied[base_offset]
+                for path in Segment(self._disk, self.directory, base_offset).files:
+                    self._disk.unlink(path)
+        for segment in segments:
+            try:
+                self._copy(segment, is_sealed=segment is not segments[-1])
+            except FileNotFoundError:
+                if any(each is segment for each in self._partition.segments):
+                    raise
+        self._copy_other_files()
+
+    def _copy_other_files(self) -> None:
+        """Copy the other files that have changed since they were copied, above all the snapshot of each segment."""
+        source, directory = self._partition.disk, self._partition.directory
+        found = {
+            entry.name
+            for entry in source.scan(directory)
+            if entry.is_file(follow_symlinks=False) and not entry.name.endswith(_NOT_COPIED)
+        }
+        for name in self._others.keys() - found:
+            del self._others[name]
+            self._disk.unlink(self.directory / name)
+        for name in sorted(found):
+            with suppress(FileNotFoundError):
+                status = source.stat(directory / name)
+                seen = status.st_ino, status.st_size, status.st_mtime_ns
+                if self._others.get(name) == seen:
+                    continue
+                # A file that may still be changed without a new mtime is copied again the next time.
+                self._others[name] = seen if source.is_settled(status) else None
+                self._copy_file(name)
+
+    def _copy(self, segment: Segment, *, is_sealed: bool) -> None:
+        copied = self._copied.get(segment.base_offset)
+        if copied is None:
+            copied = _Copied(segment, segment.content)
+            self._copied[segment.base_offset] = copied
+        if copied.whole:
+            return
+        self._copy_log(copied)
+        if not is_sealed or copied.size_bytes < segment.size_bytes:
+            return
+        for part in (*segment.indexes, segment.txn_index):
+            with suppress(FileNotFoundError):
+                self._copy_index(segment, part)
+        self._disk.set_mtime(self._path(segment, names.LOG), segment.mtime_ms())
+        copied.whole = True
+
+    def _path(self, segment: Segment, suffix: str) -> Path:
+        return self.directory / (names.stem(segment.base_offset) + suffix)
+
+    def _copy_log(self, copied: _Copied) -> None:
+        """Copy the rest of the .log file up to its current end, durably. A truncation may end the copy sooner."""
+        source, segment = self._partition.disk, copied.segment
+        end = segment.size_bytes
+        with source.naming:
+            old = source.open(segment.path)
+        new = self._disk.open(self._path(segment, names.LOG), write=True, create=True)
+        try:
+            for count in self._copy_bytes(old, new, copied.size_bytes, end):
+                copied.size_bytes += count
+                self._spend(count)
+            self._disk.sync(new)
+        finally:
+            old.close()
+            new.close()
+
+    def _copy_bytes(self, old: File, new: File, position: int, end: int) -> Iterator[int]:
+        """Copy bytes [position, end) of a file in chunks, fewer if it has become shorter; yield each chunk's size."""
+        while position < end:
+            data = self._partition.disk.read(old, position, min(_CHUNK_BYTES, end - position))
+            if not data:
+                return
+            self._disk.write(new, position, data)
+            position += len(data)
+            yield len(data)
+
+    def _copy_file(self, name: str) -> None:
+        """Copy a file that belongs to no segment. Staged batches and torn tails may be large."""
+        source = self._partition.disk
+        old = source.open(self._partition.directory / name)
+        new = self._disk.open(self.directory / name, write=True, create=True)
+        try:
+            self._disk.truncate(new, 0)
+            for _ in self._copy_bytes(old, new, 0, source.size(old)):
+                # The bytes to move are those of the segments.
+                self._spend(0)
+            self._disk.sync(new)
+        finally:
+            old.close()
+            new.close()
+
+    def _copy_index(self, segment: Segment, part: SparseIndex | TransactionIndex) -> None:
+        """Copy one index of a sealed segment; a text index only if it is complete, for it can be rebuilt."""
+        source = self._partition.disk
+        with source.naming:
+            path = part.path
+            data = source.read_file(path)
+        if isinstance(part, TextIndex):
+            width = TextIndex.entry.size
+            if len(data) < width or len(data) % width:
+                return
+            if TextIndex.entry.unpack(data[-width:])[1] != segment.size_bytes:
+                return
+        kind = path.name.removesuffix(names.DELETED).rpartition(".")[2]
+        self._put(names.stem(segment.base_offset) + "." + kind, data)
+
+    def _put(self, name: str, data: bytes) -> None:
+        """Write a small file. Its content is durable, its name is not."""
+        file = self._disk.open(self.directory / name, write=True, create=True)
+        try:
+            self._disk.truncate(file, 0)
+            self._disk.write(file, 0, data)
+            self._disk.sync(file)
+        finally:
+            file.close()
+
+    # While all changes of the partition are blocked.
+
+    def complete(self, unique: str, now_ms: int) -> None:
+        """Copy the rest and make the whole copy durable; the original stays as it is.
+
+        The copy of the active segment is sealed, and a new active segment begins after it. Readers of the old segment
+        therefore find the new one as after any other roll. Raises `Corrupt` if a .log file has become shorter.
+        """
+        self.catch_up()
+        if self.missing_bytes:
+            raise Corrupt(f"{self._partition.directory}: a .log file has become shorter")
+        partition = self._partition
+        active, end = partition.active, partition.log_end_offset
+        self._segments = [self._twin(segment) for segment in partition.segments[:-1]]
+        if end > active.base_offset:
+            self._segments.append(self._seal(active, now_ms))
+        fresh = Segment(self._disk, self.directory, end)
+        fresh.activate(partition.config, now_ms, create=True)
+        fresh.flush(indexes=False)
+        self._segments.append(fresh)
+        self._snapshots = Snapshots(self._disk, self.directory, 0)
+        self._snapshots.floor = partition.snapshots.floor
+        self._snapshots.take(end, partition.producers)
+        self._snapshots.flush()
+        self._put(MOVED, unique.encode())
+        self._disk.sync_directory(self.directory)
+
+    def _twin(self, segment: Segment) -> Segment:
+        """Return a segment whose files are copies of a sealed segment's."""
+        twin = Segment(self._disk, self.directory, segment.base_offset)
+        twin.next_base, twin.gaps = segment.next_base, segment.gaps
+        twin.content, twin.damaged = segment.content, segment.damaged
+        twin.created_ms, twin.max_entry = segment.created_ms, segment.max_entry
+        return twin
+
+    def _seal(self, active: Segment, now_ms: int) -> Segment:
+        """Return the copy of the active segment, sealed."""
+        for index in active.indexes:
+            self._put(index.path.name, index.to_bytes())
+        with suppress(FileNotFoundError):
+            self._copy_index(active, active.txn_index)
+        sealed = self._twin(active)
+        sealed.resume(active.tip, active.max_entry)
+        sealed.activate(self._partition.config, now_ms)
+        sealed.seal(active.next_offset)
+        sealed.flush(indexes=True)
+        return sealed
+
+    def take_over(self, directory: Path) -> list[Segment]:
+        """Let the partition continue with the copy, now at `directory`, and return the segments that it leaves."""
+        partition = self._partition
+        assert self._snapshots is not None, "complete"
+        old = partition.segments
+        end = partition.log_end_offset
+        relocate(self._segments, directory)
+        left = partition.move(self._disk, directory, self._segments, self._snapshots.offsets)
+        # Readers of the old last segment continue with the new one at this offset.
+        old[-1].next_base = end
+        self.twins = dict(zip(old, self._segments, strict=False))
+        partition.forget_keys()
+        return left
+
+    def discard(self) -> None:
+        """Remove the copy."""
+        remove_directory(self._disk, self.directory)
+
+
+def remove_directory(disk: Disk, path: Path, kept: Collection[int] = ()) -> bool:
+    """Remove a partition's directory if it exists, and return whether it is gone.
+
+    Only files are removed: partitions have no subdirectories. The segments with base offsets in `kept` stay, and the
+    directory with them.
+    """
+    if not disk.exists(path):
+        return True
+    stems = tuple(map(names.stem, kept))
+    for entry in list(disk.scan(path)):
+        if not entry.name.startswith(stems):
+            disk.unlink(path / entry.name)
+    if stems:
+        return False
+    disk.rmdir(path)
+    disk.sync_directory(path.parent)
+    return True

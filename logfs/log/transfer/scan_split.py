@@ -1,0 +1,282 @@
+"""A log in pieces, for readers in other processes: the planner knows the log, a reader needs only files.
+
+A piece names the wanted records of one segment, and the position in the file at which they begin. It is small and
+can be pickled. Only the process that reads a piece reads its bytes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from logfs.errors import Corrupt
+from logfs.format.batches.batch import CONTROL_BIT, MAGIC, TRANSACTIONAL_BIT, Batch
+from logfs.log.disk.disk import Gone
+from logfs.log.segment import batch_scanner
+from logfs.log.segment.batch_iterator import Damage, DamagedRange, unreadable
+from logfs.log.transfer.segment_descriptor import planned_segments
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from logfs.format.batches.columns import Columns
+    from logfs.log.read.reader import Reader
+    from logfs.log.segment.segment import Segment
+    from logfs.log.transfer.segment_descriptor import PlannedFile, PlannedSegment
+
+    # Each producer's aborted transactions in order: (first offset, offset of the marker).
+    Aborted = Mapping[int, Sequence[tuple[int, int]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """The records [first_offset, end_offset) of a segment, from byte `position` of its file on.
+
+    `bytes` is the approximate number of bytes to read.
+    """
+
+    segment: PlannedSegment
+    position: int
+    first_offset: int
+    end_offset: int
+    bytes: int
+    aborted: Aborted
+
+    @property
+    def file(self) -> PlannedFile:
+        """The .log file of the segment."""
+        return self.segment.file
+
+
+def plan(
+    reader: Reader, first_offset: int, end_offset: int, *, piece_bytes: int
+) -> Iterator[Piece]:
+    """Yield the records [first_offset, end_offset) in pieces of about `piece_bytes`.
+
+    The pieces are cut at entries of the offset index. Together they are exactly those records, in order. `reader`
+    decides which transactions are visible. Raises `Gone` if a file leaves the log meanwhile: plan again.
+    """
+    segments = reader.segments
+    aborted = reader.aborted(segments)
+    wanted = [
+        segment
+        for segment in reader.segments_from(first_offset, segments)
+        if segment.base_offset < end_offset
+    ]
+    for segment, planned in planned_segments(reader, wanted):
+        first = max(first_offset, segment.base_offset)
+        end = min(end_offset, segment.next_offset)
+        if first >= end:
+            continue
+        cuts = [(first, segment.position_of(first)), *_cuts(segment, first, end, piece_bytes)]
+        stop = planned.size_bytes if end == segment.next_offset else _position_behind(segment, end)
+        for (offset, position), (next_offset, next_position) in zip(
+            cuts, [*cuts[1:], (end, stop)], strict=True
+        ):
+            yield Piece(
+                segment=planned,
+                position=position,
+                first_offset=offset,
+                end_offset=next_offset,
+                bytes=max(next_position - position, 0),
+                aborted=_between(aborted, offset, next_offset),
+            )
+
+
+def as_late_as(reader: Reader, timestamp: int) -> list[tuple[int, int]]:
+    """Return the ranges of offsets, in order, outside of which all records are earlier than `timestamp` (ms).
+
+    The ranges come from the time indexes. Timestamps need not rise with the offsets, so each segment is looked up
+    separately, and the ranges may contain earlier records too.
+    """
+    found: list[tuple[int, int]] = []
+    for segment in reader.segments:
+        end = segment.next_offset
+        first = _first_as_late_as(segment, timestamp)
+        if first < end:
+            start = found.pop()[0] if found and found[-1][1] == first else first
+            found.append((start, end))
+    return found
+
+
+def _first_as_late_as(segment: Segment, timestamp: int) -> int:
+    """Return an offset below which all records of a segment are earlier than `timestamp`; its end if all are."""
+    index = segment.time_index
+    try:
+        # While a segment is written, its last entry does not cover all records, and an entry may predate a
+        # truncation.
+        if not segment.is_active and not index.is_growing:
+            if index.last.timestamp < timestamp and segment.has(index.last):
+                return segment.next_offset
+            entry = index.lookup(timestamp - 1)
+            if segment.has(entry):
+                return entry.offset + 1
+    except (Gone, FileNotFoundError):
+        # The process that reads the segment reports the missing file.
+        pass
+    return segment.base_offset
+
+
+def split(piece: Piece, records: int) -> Iterator[Piece]:
+    """Split a piece into pieces of at most `records` offsets, which begin at the same byte or a little later."""
+    segment = piece.segment.open()
+    count = max(piece.end_offset - piece.first_offset, 1)
+    for first in range(piece.first_offset, piece.end_offset, records):
+        end = min(first + records, piece.end_offset)
+        position = max(segment.position_of(first), piece.position)
+        share = max(piece.bytes * (end - first) // count, 1)
+        yield replace(piece, first_offset=first, end_offset=end, position=position, bytes=share)
+    segment.close()
+
+
+def _cuts(segment: Segment, first: int, end: int, piece_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield base offsets and positions of batches between two offsets, about `piece_bytes` apart."""
+    index = segment.offset_index
+    count = len(index)
+    position = segment.position_of(first)
+    number = 0
+    while True:
+        wanted = position + piece_bytes
+        number = bisect_right(range(count), wanted, lo=number, key=lambda n: index[n].position)
+        if number >= count or index[number].offset >= end:
+            return
+        position = index[number].position
+        if position >= segment.size_bytes:
+            return
+        header = segment.header(position)
+        # An entry of a file that another process writes is used only if the log agrees.
+        if (
+            header is not None
+            and header.magic == MAGIC
+            and header.last_offset == index[number].offset
+            and first < header.base_offset < end
+        ):
+            yield header.base_offset, position
+
+
+def _between(aborted: Aborted, first: int, end: int) -> Aborted:
+    """Return the aborted transactions that have records between two offsets."""
+    found = {
+        producer: [each for each in ranges if each[0] < end and each[1] > first]
+        for producer, ranges in aborted.items()
+    }
+    return {producer: ranges for producer, ranges in found.items() if ranges}
+
+
+def _position_behind(segment: Segment, offset: int) -> int:
+    """Return a position at or after the start of the batch that holds an offset, by the index."""
+    index = segment.offset_index
+    number = bisect_right(range(len(index)), offset, key=lambda n: index[n].offset)
+    return (
+        min(index[number].position, segment.size_bytes)
+        if number < len(index)
+        else segment.size_bytes
+    )
+
+
+def read(piece: Piece, since: int | None = None) -> Iterator[Columns | DamagedRange]:
+    """Return an iterator over the records of a piece: columns, in order, and a `DamagedRange` for each damage.
+
+    Control records and aborted transactions are left out, and batches in which no record has a timestamp (ms) of
+    `since` or later. `Gone` is raised by this call, never by the iterator.
+    """
+    return _read(piece.segment.open(), piece, since)
+
+
+def _read(segment: Segment, piece: Piece, since: int | None) -> Iterator[Columns | DamagedRange]:
+    from logfs.format.kernels.batch_kernels import NEXT_OFFSET
+
+    try:
+        for found in batch_scanner.stretches(segment, *_start(segment, piece)):
+            if isinstance(found, Damage):
+                if found.first_offset >= piece.end_offset:
+                    return
+                if found.next_offset > piece.first_offset:
+                    yield found.error(segment.path)
+            elif isinstance(found, batch_scanner.Stretch):
+                yield from _scanned(segment, found, piece, since)
+                if found.rows[-1, NEXT_OFFSET] >= piece.end_offset:
+                    return
+            elif found[1].header.base_offset >= piece.end_offset:
+                return
+            else:
+                yield from _legacy(segment, *found, piece)
+    finally:
+        segment.close()
+
+
+def _start(segment: Segment, piece: Piece) -> tuple[int, int]:
+    """Return the position to read from and the offset expected there: those of the segment if no batch fits there."""
+    head = segment.header(piece.position) if piece.position else None
+    if head is not None and segment.base_offset <= head.base_offset <= piece.first_offset:
+        return piece.position, head.base_offset
+    return 0, segment.base_offset
+
+
+def _scanned(
+    segment: Segment, run: batch_scanner.Stretch, piece: Piece, since: int | None
+) -> Iterator[Columns | DamagedRange]:
+    """Yield the records of scanned batches that belong to the piece, and batches with malformed records as errors."""
+    from logfs.format.kernels.batch_kernels import (
+        ATTRIBUTES,
+        MAX_TIMESTAMP,
+        NEXT_OFFSET,
+        POSITION,
+        SPAN_BASE_OFFSET,
+    )
+
+    rows = run.rows
+    wanted = rows[:, ATTRIBUTES] & CONTROL_BIT == 0
+    wanted &= rows[:, NEXT_OFFSET] > piece.first_offset
+    wanted &= rows[:, SPAN_BASE_OFFSET] < piece.end_offset
+    wanted &= ~_aborted(rows, piece.aborted)
+    if since is not None:
+        wanted &= rows[:, MAX_TIMESTAMP] >= since
+    for columns, group in batch_scanner.decode_each(run.data, rows[wanted]):
+        if isinstance(columns, Corrupt):
+            start = int(group[0, POSITION])
+            batch = Batch.parse(run.data, start)
+            yield unreadable(run.position + start, batch, columns).error(segment.path)
+        else:
+            yield from _inside(columns, piece)
+
+
+def _legacy(
+    segment: Segment, position: int, batch: Batch, piece: Piece
+) -> Iterator[Columns | DamagedRange]:
+    """Yield the records of a batch of an old format that belong to the piece, or the error that tells of them."""
+    try:
+        columns = batch.columns()
+    except Corrupt as error:
+        yield unreadable(position, batch, error).error(segment.path)
+    else:
+        yield from _inside(columns, piece)
+
+
+def _inside(columns: Columns, piece: Piece) -> Iterator[Columns]:
+    """Yield the rows that belong to the piece, if there are any."""
+    offsets = columns.offsets
+    if not len(offsets):
+        return
+    if offsets[0] < piece.first_offset or offsets[-1] >= piece.end_offset:
+        columns = columns.select((offsets >= piece.first_offset) & (offsets < piece.end_offset))
+    if len(columns):
+        yield columns
+
+
+def _aborted(rows: NDArray[np.int64], aborted: Aborted) -> NDArray[np.bool_]:
+    """Return which batches belong to aborted transactions, as bool[rows]."""
+    from logfs.format.kernels.batch_kernels import ATTRIBUTES, PRODUCER_ID, SPAN_BASE_OFFSET
+
+    found = np.zeros(len(rows), np.bool_)
+    for producer, ranges in aborted.items():
+        mine = (rows[:, PRODUCER_ID] == producer) & (rows[:, ATTRIBUTES] & TRANSACTIONAL_BIT != 0)
+        bases = rows[:, SPAN_BASE_OFFSET]
+        for first, last in ranges if mine.any() else ():
+            found |= mine & (bases >= first) & (bases < last)
+    return found

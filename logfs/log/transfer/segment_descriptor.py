@@ -1,0 +1,236 @@
+"""Segments that one process has planned, for other processes that have only the files.
+
+The plan carries inode numbers. A process on another machine therefore notices that it sees other files than the
+planner did: a log directory that is not mounted there, an old copy, a file that is missing. A segment may also leave
+the log between planning and reading; `PlannedFile.has_left` distinguishes the two cases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from logfs.format.base import names
+from logfs.format.text.rendering import NO_TEXT
+from logfs.log.disk.disk import Gone, ReadOnlyDisk
+from logfs.log.segment.index import TimeEntry
+from logfs.log.segment.segment import Segment, Tip
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from logfs.log.disk.disk import Disk, File
+    from logfs.log.read.readable_log import ReadableLog
+    from logfs.log.read.reader import Reader
+
+# How many times a plan is tried while files leave the log.
+_TRIES = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedFile:
+    """The .log file of a segment as the planner saw it; it can be pickled.
+
+    `next_offset` is the offset after the segment, `size_bytes` the valid length of the file. The inode numbers
+    identify the file, its partition directory and its log directory; `inode` is None for the segment of an empty log
+    that has no file yet. `previous` is the base offset and the inode number of the segment before it, None for the
+    first segment of the log.
+    """
+
+    directory: str
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    inode: int | None
+    directory_inode: int
+    log_dir_inode: int
+    previous: tuple[int, int | None] | None
+
+    @property
+    def partition(self) -> str:
+        """The name of the partition directory."""
+        return Path(self.directory).name
+
+    @property
+    def path(self) -> Path:
+        """The path of the file."""
+        return Path(self.directory, names.stem(self.base_offset) + names.LOG)
+
+    def open(self) -> Segment:
+        """Return the segment, with its file open and checked; close it after use.
+
+        Raises `Gone` if the file is missing, is another file, or is shorter than planned. Raises `OSError`.
+        """
+        disk = ReadOnlyDisk()
+        segment = _FoundSegment(disk, Path(self.directory), self.base_offset, self.inode)
+        if self.inode is None:
+            return segment
+        try:
+            size = disk.size(segment.file)
+        except (Gone, NotADirectoryError):
+            raise Gone(self._why_gone(disk)) from None
+        if size < self.size_bytes:
+            segment.close()
+            raise Gone(
+                f"{self.path}: has {size} bytes, but had {self.size_bytes} when it was planned"
+            )
+        return segment
+
+    def _why_gone(self, disk: ReadOnlyDisk) -> str:
+        found = _inode_of(disk, self.path)
+        if found is None:
+            return f"{self.path}: the planned segment file does not exist"
+        return f"{self.path}: is not the planned segment file (inode {found}, planned {self.inode})"
+
+    def check_in_place(self) -> None:
+        """Raise `Gone` unless the log still has the planned file, under its own name or that of a swap."""
+        disk, swapped = ReadOnlyDisk(), self.path.with_name(self.path.name + names.SWAP)
+        # A swap is renamed to the final name, so the final name is looked up last.
+        if self.inode not in (None, *(_inode_of(disk, each) for each in (swapped, self.path))):
+            raise Gone(self._why_gone(disk))
+
+    def has_left(self, reader: Reader) -> bool:
+        """Whether the log has moved on from this segment, by retention, compaction or truncation.
+
+        `reader` shows the partition as it is now. False means that the segment still belongs to the log: a process
+        that cannot find it does not see the planned log. Raises `OSError`.
+        """
+        if reader.disk.stat(reader.directory).st_ino != self.directory_inode:
+            # The partition was deleted and recreated, or moved to another log directory.
+            return True
+        for _ in range(_TRIES):
+            reader.refresh()
+            try:
+                return self._has_left(reader)
+            except (FileNotFoundError, Gone):
+                continue
+        # The files change faster than they can be looked at.
+        return True
+
+    def _has_left(self, reader: Reader) -> bool:
+        log = reader.log
+        if log.log_start_offset >= self.next_offset or log.log_end_offset <= self.base_offset:
+            return True
+        # Compaction writes a new file for each group of segments, under the first base offset of the group.
+        holder = log.segments_from(self.base_offset)[0]
+        identity = holder.base_offset, _inode(log, holder)
+        if identity == (self.base_offset, self.inode):
+            # A truncation cuts the last segment; any other segment keeps its size.
+            return holder is log.segments[-1] and holder.size_bytes < self.size_bytes
+        return identity != self.previous
+
+
+class _FoundSegment(Segment):
+    """A segment whose .log file is known by its inode number, and may still have the name of a swap.
+
+    Compaction renames a new segment from .swap (kafka-storage 8.8). A segment that has left the log but is not
+    removed yet counts as gone: its records are those of the segment that took its place.
+    """
+
+    def __init__(self, disk: Disk, directory: Path, base_offset: int, inode: int | None) -> None:
+        super().__init__(disk, directory, base_offset)
+        self._inode = inode
+
+    def _open(self) -> File:
+        # The last try finds a file that got its name after the first one.
+        for suffix in ("", names.SWAP, ""):
+            try:
+                file = self._disk.open(self.path.with_name(self.path.name + suffix))
+            except FileNotFoundError:
+                continue
+            if self._inode in (None, self._disk.stat_file(file).st_ino):
+                return file
+            file.close()
+        raise Gone(f"{self.path}: the planned segment file does not exist")
+
+
+def _inode_of(disk: Disk, path: Path) -> int | None:
+    try:
+        return disk.stat(path).st_ino
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+@dataclass(frozen=True)
+class PlannedSegment:
+    """A whole segment for a job to read; it can be pickled."""
+
+    file: PlannedFile
+    is_last: bool
+    gaps: bool
+
+    @property
+    def partition(self) -> str:
+        """The name of the partition directory."""
+        return self.file.partition
+
+    @property
+    def size_bytes(self) -> int:
+        """The valid length of the .log file when it was planned."""
+        return self.file.size_bytes
+
+    def open(self) -> Segment:
+        """Return the segment, for reading; close it after use. Raises as `PlannedFile.open`."""
+        segment = self.file.open()
+        segment.gaps = self.gaps
+        segment.next_base = None if self.is_last else self.file.next_offset
+        tip = Tip(self.file.size_bytes, self.file.next_offset, NO_TEXT)
+        segment.resume(tip, TimeEntry(-1, 0))
+        return segment
+
+
+def _inode(reader: ReadableLog, segment: Segment) -> int | None:
+    """Return the inode number of the .log file that a segment reads. Raises `Gone`, `OSError`."""
+    try:
+        return reader.disk.stat_file(segment.file).st_ino
+    except (FileNotFoundError, Gone):
+        if segment.size_bytes or len(reader.log.segments) > 1:
+            raise
+        return None
+
+
+def planned_segments(
+    reader: Reader, segments: Sequence[Segment]
+) -> Iterator[tuple[Segment, PlannedSegment]]:
+    """Yield adjacent segments of a log, each with its description for other processes.
+
+    Raises `Gone` or `FileNotFoundError` if a file leaves the log meanwhile: refresh the reader and plan again.
+    """
+    disk, directory = reader.disk, reader.directory
+    directory_inode = disk.stat(directory).st_ino
+    # The parent is found through the directory, because the path of a log directory may be a symlink.
+    log_dir_inode = disk.stat(directory / "..").st_ino
+    every = reader.log.segments
+    previous: tuple[int, int | None] | None = None
+    for segment in segments:
+        if previous is None and segment is not every[0] and segment in every:
+            before = every[every.index(segment) - 1]
+            previous = before.base_offset, _inode(reader, before)
+        # Before its end is read: a segment that grows meanwhile must not count as one that ends there.
+        is_last = segment.next_base is None
+        inode = _inode(reader, segment)
+        file = PlannedFile(
+            directory=str(directory),
+            base_offset=segment.base_offset,
+            next_offset=segment.next_offset,
+            size_bytes=segment.size_bytes,
+            inode=inode,
+            directory_inode=directory_inode,
+            log_dir_inode=log_dir_inode,
+            previous=previous,
+        )
+        yield segment, PlannedSegment(file, is_last, segment.gaps)
+        previous = segment.base_offset, inode
+
+
+def planned(reader: Reader) -> list[tuple[Segment, PlannedSegment]]:
+    """Return the segments of a partition as they are now, in order. Raises `Gone`, `OSError`."""
+    for left in reversed(range(_TRIES)):
+        try:
+            return list(planned_segments(reader, reader.segments))
+        except (FileNotFoundError, Gone):
+            if not left:
+                raise
+            reader.refresh()
+    raise AssertionError("the last try returns or raises")

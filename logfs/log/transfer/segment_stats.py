@@ -1,0 +1,136 @@
+"""The contents of a segment, counted in one pass: records, bytes, keys, times, and the effect of compression."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from logfs.errors import Corrupt
+from logfs.format.batches.batch import CODEC_MASK, CONTROL_BIT, HEADER_SIZE
+from logfs.format.batches.compression import Codec
+from logfs.format.encoding.hyperloglog import KeySketch
+from logfs.log.segment import batch_scanner
+from logfs.log.segment.batch_iterator import Damage
+
+if TYPE_CHECKING:
+    from logfs.format.batches.batch import Batch
+    from logfs.format.batches.columns import Columns
+    from logfs.log.segment.segment import Segment
+
+
+@dataclass
+class Counts:
+    """The counts of one segment, or of several whose counts were merged.
+
+    - `log_bytes`: the size of the .log files.
+    - `plain_bytes`: the size that they would have without compression.
+    - `value_bytes`: the bytes of keys, values and headers alone.
+    - `codecs`: the bytes of the .log files by codec.
+    - `times`: the number of records by time. A key is the start of a time bucket (ms), or -1 for records without a
+      timestamp.
+    - `damaged`: the bytes that are not valid batches.
+    """
+
+    log_bytes: int = 0
+    plain_bytes: int = 0
+    value_bytes: int = 0
+    batches: int = 0
+    records: int = 0
+    null_keys: int = 0
+    null_values: int = 0
+    damaged: int = 0
+    codecs: Counter[str] = field(default_factory=Counter)
+    times: Counter[int] = field(default_factory=Counter)
+    keys: KeySketch = field(default_factory=KeySketch)
+
+    def merge(self, other: Counts) -> None:
+        """Add the counts of `other`."""
+        self.log_bytes += other.log_bytes
+        self.plain_bytes += other.plain_bytes
+        self.value_bytes += other.value_bytes
+        self.batches += other.batches
+        self.records += other.records
+        self.null_keys += other.null_keys
+        self.null_values += other.null_values
+        self.damaged += other.damaged
+        self.codecs += other.codecs
+        self.times += other.times
+        self.keys.merge(other.keys)
+
+
+def count(segment: Segment, bucket_ms: int) -> Counts:
+    """Return the counts of a segment; timestamps are rounded down to a multiple of `bucket_ms`. Raises `OSError`.
+
+    Records of aborted transactions count, because they use space. Control batches add to the bytes and batches, but
+    not to the records.
+    """
+    from logfs.format.kernels import batch_kernels
+
+    counts = Counts(log_bytes=segment.size_bytes)
+    for found in batch_scanner.stretches(segment, 0, segment.base_offset):
+        if isinstance(found, Damage):
+            counts.damaged += found.end - found.start
+            continue
+        if not isinstance(found, batch_scanner.Stretch):
+            _note_legacy(counts, found[1], bucket_ms)
+            continue
+        rows = found.rows
+        attributes, sizes = rows[:, batch_kernels.ATTRIBUTES], rows[:, batch_kernels.SIZE]
+        is_control = attributes & CONTROL_BIT != 0
+        for codec in np.unique(attributes & CODEC_MASK).tolist():
+            of_it = attributes & CODEC_MASK == codec
+            counts.codecs[_codec_name(codec)] += int(sizes[of_it].sum())
+        counts.batches += len(rows)
+        counts.plain_bytes += int(sizes[is_control].sum())
+        for columns, group in batch_scanner.decode_each(found.data, rows):
+            plain = int(group[:, batch_kernels.SIZE].sum())
+            if isinstance(columns, Corrupt):
+                # The CRC of the batch is right, but its records are malformed; `verify` reports it.
+                counts.damaged += plain
+                continue
+            if group[0, batch_kernels.ATTRIBUTES] & CODEC_MASK:
+                plain = HEADER_SIZE + len(columns.data)
+            _note_columns(counts, columns, plain, bucket_ms)
+    return counts
+
+
+def _codec_name(number: int) -> str:
+    """Return the name of a codec; `unknown` for the numbers 5 to 7, which no codec has."""
+    try:
+        return Codec(number).name.lower()
+    except ValueError:
+        return "unknown"
+
+
+def _note_legacy(counts: Counts, batch: Batch, bucket_ms: int) -> None:
+    """Count a batch of an old format; these have no control batches."""
+    header = batch.header
+    counts.batches += 1
+    counts.codecs[_codec_name(header.attributes & CODEC_MASK)] += header.size_bytes
+    try:
+        columns = batch.columns()
+    except Corrupt:
+        counts.damaged += header.size_bytes
+        return
+    # A wrapper adds no header: its messages have headers of their own.
+    plain = len(columns.data) if header.attributes & CODEC_MASK else header.size_bytes
+    _note_columns(counts, columns, plain, bucket_ms)
+
+
+def _note_columns(counts: Counts, columns: Columns, plain_bytes: int, bucket_ms: int) -> None:
+    counts.plain_bytes += plain_bytes
+    counts.records += len(columns)
+    counts.null_keys += int((columns.key_lengths < 0).sum())
+    counts.null_values += int((columns.value_lengths < 0).sum())
+    lengths = np.maximum(columns.key_lengths, 0).sum(dtype=np.int64)
+    lengths += np.maximum(columns.value_lengths, 0).sum(dtype=np.int64)
+    lengths += (columns.header_ends - columns.header_starts).sum()
+    counts.value_bytes += int(lengths)
+    times = columns.timestamps
+    begins = np.where(times < 0, -1, times - times % bucket_ms)
+    for begin, records in zip(*np.unique(begins, return_counts=True), strict=True):
+        counts.times[int(begin)] += int(records)
+    counts.keys.add(columns)

@@ -1,0 +1,462 @@
+"""Batches that are staged in files of a partition directory, and how a decided commit puts them into the log.
+
+Staged batches are sealed, with base offsets 0, n, 2n, …. Their place in the log is set by rewriting fields that no
+CRC covers. A `Landing` writes the batches after the log end, where they are invisible, and then shows all of them at
+once: in the active segment by a new tip, in new segments by a new list of segments. The header of the first batch is
+written last; until then, the log ends before it for processes that read the files. `logfs.store.commit` decides when
+a landing takes place.
+"""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from logfs.errors import Corrupt
+from logfs.format.base import names
+from logfs.format.batches.batch import (
+    HEADER_SIZE,
+    LENGTH_OVERHEAD,
+    Batch,
+    assign_offset,
+    parse_header,
+    stamp,
+)
+from logfs.format.batches.record import TimestampType
+from logfs.format.files.commit_file import NO_APPEND_TIME, Part, StagedFile, staged_name
+from logfs.format.text.rendering import NO_TEXT
+from logfs.log.append.partition import LEADER_EPOCH
+from logfs.log.append.validator import check_staged
+from logfs.log.segment.batch_iterator import Damage
+from logfs.log.segment.batch_scanner import BatchInfo, Stretch, infos, scan, survey
+from logfs.log.segment.index import MAX_RELATIVE_OFFSET, TimeEntry
+from logfs.log.segment.segment import Segment, Tip
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from logfs.config import LogConfig
+    from logfs.format.encoding.batch_builder import NewBatch
+    from logfs.log.append.partition import Partition
+    from logfs.log.disk.disk import Disk
+
+_CHUNK_BYTES = 1 << 20
+
+
+class StagedWriter:
+    """Writes sealed batches to a file in a partition directory. A commit can name the file once it is closed."""
+
+    def __init__(self, disk: Disk, directory: Path, writer: str, sequence: int) -> None:
+        """Create the file. Raises `FileNotFoundError` if there is no such partition."""
+        self._disk = disk
+        self._path = directory / staged_name(writer, sequence, uuid.uuid4().hex)
+        self._file = disk.open(self._path, write=True, create=True)
+        self._size_bytes = 0
+        self._record_count = 0
+
+    def write(self, batch: NewBatch) -> None:
+        """Add a batch after the last one, and set its base offset in the file."""
+        assign_offset(batch.data, self._record_count, -1)
+        self._disk.write(self._file, self._size_bytes, batch.data)
+        self._size_bytes += len(batch.data)
+        self._record_count += batch.record_count
+
+    def close(self) -> StagedFile:
+        """Make the file durable, and return its description."""
+        self._disk.sync(self._file)
+        self._file.close()
+        self._disk.sync_directory(self._path.parent)
+        name = self._path.name
+        return StagedFile(self._path.parent.name, name, self._size_bytes, self._record_count)
+
+    def discard(self) -> None:
+        """Remove the file."""
+        self._file.close()
+        self._disk.unlink(self._path)
+
+
+# Reading what was staged.
+
+
+def read_staged(
+    disk: Disk, directory: Path, staged: StagedFile
+) -> Iterator[tuple[memoryview, NDArray[np.int64]]]:
+    """Yield the batches of a staged file in runs: their bytes, and the rows that `scan` makes of them.
+
+    Raises `Corrupt` if the file does not match its description, and `FileNotFoundError` if it is gone.
+    """
+    from logfs.format.kernels import batch_kernels
+
+    file = disk.open(directory / staged.name)
+    try:
+        position = offset = 0
+        while position < staged.size_bytes:
+            left = staged.size_bytes - position
+            data = disk.read(file, position, min(_CHUNK_BYTES, left))
+            rows, end = scan(data, offset, gaps=False)
+            if not len(rows):
+                size = int.from_bytes(data[8:LENGTH_OVERHEAD], "big") + LENGTH_OVERHEAD
+                if len(data) < size <= left:
+                    data = disk.read(file, position, size)
+                    rows, end = scan(data, offset, gaps=False)
+            if not len(rows):
+                raise Corrupt(
+                    f"{file.path}: no valid batch at byte {position}: the file is damaged"
+                )
+            yield data, rows
+            position, offset = position + end, int(rows[-1, batch_kernels.NEXT_OFFSET])
+        if offset != staged.record_count or disk.size(file) != staged.size_bytes:
+            raise Corrupt(
+                f"{file.path}: contains {offset} records, but {staged.record_count} were staged"
+            )
+    finally:
+        file.close()
+
+
+class Measures(NamedTuple):
+    """The bytes, records and greatest timestamp (ms) of each staged batch, in order, as int64 arrays."""
+
+    sizes: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    timestamps: NDArray[np.int64]
+
+    def behind(self, skip: int) -> Measures:
+        """Return the measures of all but the first `skip` batches."""
+        return Measures(*(column[skip:] for column in self))
+
+
+def measure(
+    disk: Disk,
+    directory: Path,
+    files: Sequence[StagedFile],
+    checked_for: LogConfig | None = None,
+    now_ms: int = 0,
+) -> Measures:
+    """Read staged files and return the measures of their batches.
+
+    With `checked_for`, batches that these settings of the topic do not allow are refused. Raises as `read_staged`,
+    and `RecordTooLarge`, `InvalidRecord`.
+    """
+    from logfs.format.kernels import batch_kernels
+
+    columns = (batch_kernels.SIZE, batch_kernels.SPAN_COUNT, batch_kernels.MAX_TIMESTAMP)
+    found = [np.empty((0, 3), np.int64)]
+    for staged in files:
+        for data, rows in read_staged(disk, directory, staged):
+            found.append(rows[:, columns])
+            if checked_for is not None:
+                for position in rows[:, batch_kernels.POSITION].tolist():
+                    check_staged(Batch.parse(data, position), checked_for, now_ms)
+    return Measures(*np.concatenate(found).T)
+
+
+def placed(disk: Disk, directory: Path, part: Part) -> Iterator[Stretch]:
+    """Yield the batches of a part in their final form, in runs; positions count from the first byte of the part."""
+    from logfs.format.kernels import batch_kernels
+
+    offset, skip, position = part.base_offset, part.skip, 0
+    for staged in part.files:
+        for data, rows in read_staged(disk, directory, staged):
+            skipped, skip = min(skip, len(rows)), max(skip - len(rows), 0)
+            if skipped == len(rows):
+                continue
+            start = int(rows[skipped, batch_kernels.POSITION])
+            end = int(rows[-1, batch_kernels.POSITION] + rows[-1, batch_kernels.SIZE])
+            first = int(rows[skipped, batch_kernels.SPAN_BASE_OFFSET])
+            out = memoryview(bytearray(data[start:end]))
+            wanted = (batch_kernels.POSITION, batch_kernels.SIZE, batch_kernels.SPAN_BASE_OFFSET)
+            for at, size, base in rows[skipped:, wanted].tolist():
+                batch = out[at - start : at - start + size]
+                assign_offset(batch, offset + base - first, part.leader_epoch)
+                if part.append_time != NO_APPEND_TIME:
+                    stamp(batch, part.append_time)
+            final, _ = scan(out.toreadonly(), offset, gaps=False)
+            yield Stretch(position, out.toreadonly(), final)
+            offset, position = int(final[-1, batch_kernels.NEXT_OFFSET]), position + len(out)
+
+
+# Appending what was staged.
+
+
+class _Run:
+    """The batches that go into one segment, from a position of its file on. The first header is written last."""
+
+    def __init__(self, segment: Segment, position: int) -> None:
+        self.segment = segment
+        self.start = position
+        self.end = position
+        self.header = b""
+        self.batches: list[BatchInfo] = []
+
+
+class Landing:
+    """Puts staged batches into a partition. The caller holds both locks of the partition."""
+
+    def __init__(self, partition: Partition, part: Part, measures: Measures) -> None:
+        """Prepare a part whose place is the log end; `measures` are those of all of its batches."""
+        self.partition = partition
+        self.part = part
+        self._measures = measures.behind(part.skip)
+        self._config = partition.config
+        self._runs: list[_Run] = []
+
+    def write(self) -> None:
+        """Write the batches after the log end, still invisible. After an `OSError`, `undo` restores the log."""
+        part = self.part
+        counts = self._split()
+        active = self.partition.active
+        if part.segment != active.base_offset:
+            self._begin(part.segment)
+        elif len(counts) > 1:
+            # Readers of the empty segment must see nothing in it before all the others are there.
+            self._runs.append(_Run(copy.copy(active), 0))
+        else:
+            self._runs.append(_Run(active, part.position))
+        left = counts.pop(0)
+        for stretch in placed(self.partition.disk, self.partition.directory, part):
+            found = list(infos(stretch._replace(position=0)))
+            while found:
+                if not left:
+                    self._seal(found[0].base_offset)
+                    left = counts.pop(0)
+                self._put(stretch.data, found[:left])
+                found, left = found[left:], max(left - len(found), 0)
+        if self._runs[-1].segment is not active:
+            self.partition.disk.sync_directory(self.partition.directory)
+
+    def _split(self) -> list[int]:
+        """Return how many batches go into each segment."""
+        limit = self._config.segment_bytes
+        counts, held, base = [0], self.part.position, self.part.segment
+        offset = self.part.base_offset
+        for size, count in zip(*(c.tolist() for c in self._measures[:2]), strict=True):
+            last_delta = offset + count - 1 - base
+            if held and (held + size > limit or last_delta > MAX_RELATIVE_OFFSET):
+                counts, held, base = [*counts, 0], 0, offset
+            counts[-1] += 1
+            held += size
+            offset += count
+        return counts
+
+    def _begin(self, base_offset: int) -> None:
+        disk, directory = self.partition.disk, self.partition.directory
+        segment = Segment(disk, directory, base_offset)
+        self._runs.append(_Run(segment, 0))
+        segment.activate(self._config, 0, create=True)
+
+    def _put(self, data: memoryview, batches: Sequence[BatchInfo]) -> None:
+        """Write batches after the last one; `data` holds their bytes."""
+        run = self._runs[-1]
+        start = batches[0].position
+        part = data[start : batches[-1].position + batches[-1].size_bytes]
+        if run.end == run.start:
+            run.header = bytes(part[:HEADER_SIZE])
+            part = memoryview(bytes(HEADER_SIZE) + part[HEADER_SIZE:])
+        self.partition.disk.write(run.segment.file, run.end, part)
+        run.batches += [
+            batch._replace(position=batch.position - start + run.end) for batch in batches
+        ]
+        run.end += len(part)
+
+    def _seal(self, next_base: int) -> None:
+        """Finish the last run, and begin the next segment: only the last file of a log may be incomplete."""
+        self._complete()
+        self._runs[-1].segment.seal(next_base)
+        self._begin(next_base)
+
+    def _complete(self) -> None:
+        run = self._runs[-1]
+        self.partition.disk.write(run.segment.file, run.start, run.header)
+        run.segment.adopt(run.batches, self._config.index_interval_bytes)
+
+    def undo(self) -> None:
+        """Take back what `write` did."""
+        partition = self.partition
+        for run in reversed(self._runs):
+            segment = run.segment
+            if segment.base_offset != partition.active.base_offset:
+                for path in segment.files:
+                    partition.disk.unlink(path)
+            elif segment is partition.active:
+                segment.cut_back()
+            else:
+                partition.active.truncate(segment.base_offset, self._config, 0)
+        self._runs.clear()
+
+    def show(self, now_ms: int) -> None:
+        """Make the batches visible.
+
+        Raises `PartitionFailed` after an `OSError`: how much was done is unknown, and the log takes no more appends.
+        """
+        partition = self.partition
+        first, last = self._runs[0], self._runs[-1]
+        try:
+            self._complete()
+            segments = partition.segments
+            if first.segment is not partition.active:
+                new = tuple(run.segment for run in self._runs)
+                kept = segments[:-1]
+                if first.segment.base_offset != partition.active.base_offset:
+                    partition.active.seal(first.segment.base_offset)
+                    kept = segments
+                segments = kept + new
+                for segment in new:
+                    partition.snapshots.take(segment.base_offset, partition.producers)
+        except OSError as error:
+            raise partition.fail("a commit could not be made visible", error) from error
+        sizes, counts, _ = self._measures
+        timestamp = last.batches[-1].max_timestamp
+        partition.segments = segments
+        partition.note_appended(int(counts.sum()), int(sizes.sum()), timestamp, now_ms)
+
+
+def place(partition: Partition, part: Part, measures: Measures, now_ms: int) -> Part:
+    """Return the part with its place, at the log end. The caller holds the locks of the partition.
+
+    If the part had a place before, `skip` of its batches stay there.
+    """
+    new = measures.behind(part.skip)
+    active, config = partition.active, partition.config
+    if not active.is_active:
+        active.activate(config, now_ms)
+    if partition.epochs.latest < 0:
+        partition.epochs.assign(LEADER_EPOCH, partition.log_end_offset)
+    end = partition.log_end_offset
+    late = config.message_timestamp_type == TimestampType.LOG_APPEND_TIME.label
+    newest = now_ms if late else int(new.timestamps.max(initial=-1))
+    last = end + int(new.counts.sum()) - 1
+    rolls = active.should_roll(int(new.sizes.sum()), last, newest, config, now_ms)
+    in_new = rolls and active.size_bytes > 0
+    return replace(
+        part,
+        base_offset=end,
+        segment=end if in_new else active.base_offset,
+        position=0 if in_new else active.size_bytes,
+        leader_epoch=partition.epochs.latest,
+        append_time=now_ms if late else NO_APPEND_TIME,
+    )
+
+
+# After a crash, on the files of a partition that is not open.
+
+
+def take_stock(disk: Disk, directory: Path, part: Part) -> tuple[Part, bool]:
+    """Return a part as the files of its partition have it, and whether the log ends where it begins.
+
+    There are three cases. The part is done: all of its batches are in the log, or the log starts above them by now.
+    Or batches of another writer stand there: everything stays, and `skip` counts the batches of the part that are in
+    the log. Otherwise only what a crash left of the part lies at or after its place: the second value is True, and a
+    writable disk has these bytes cut off.
+
+    Raises as `read_staged`, `Corrupt` for a place within an existing batch, and `OSError`.
+    """
+    from logfs.format.kernels import batch_kernels
+
+    bases = sorted(
+        names.parse_stem(entry.name)
+        for entry in disk.scan(directory)
+        if entry.name.endswith(names.LOG)
+    )
+    if bases and bases[0] > part.base_offset:
+        # The part was done, and has left the log since.
+        return replace(part, done=True), False
+    bases = [base for base in bases if base >= part.segment]
+    standing = _Standing(disk, directory, bases, part)
+    ours: set[tuple[int, int]] = set()
+    for stretch in placed(disk, directory, part):
+        wanted = (
+            batch_kernels.POSITION,
+            batch_kernels.SIZE,
+            batch_kernels.CRC,
+            batch_kernels.SPAN_BASE_OFFSET,
+        )
+        for at, size, crc, offset in stretch.rows[:, wanted].tolist():
+            ours.add((offset, crc))
+            standing.compare(offset, stretch.data[at : at + size])
+    if not standing.differs:
+        return replace(part, done=True), False
+    if standing.has_others(ours):
+        return replace(part, skip=part.skip + standing.matched), False
+    standing.check_place(part)
+    if disk.writable:
+        standing.cut(part)
+    return part, True
+
+
+class _Standing:
+    """The files in which the batches of a part belong, and how many of its batches they hold."""
+
+    def __init__(self, disk: Disk, directory: Path, bases: Sequence[int], part: Part) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._segments = {base: Segment(disk, directory, base) for base in bases}
+        self._base = part.segment
+        self._position = part.position
+        self._next_offset = part.base_offset
+        self.matched = 0
+        self.differs = False
+
+    def compare(self, offset: int, batch: memoryview) -> None:
+        """Compare the next batch with the files, unless one before it differed."""
+        if self.differs:
+            return
+        segment = self._segments.get(self._base)
+        if segment is not None and self._position == segment.size_bytes and offset > self._base:
+            segment = self._segments.get(offset, segment)
+            if segment.base_offset == offset:
+                self._base, self._position = offset, 0
+        if segment is None or segment.read(self._position, len(batch)) != batch:
+            self.differs = True
+            return
+        self.matched += 1
+        self._position += len(batch)
+        self._next_offset = parse_header(batch).next_offset
+
+    def has_others(self, ours: set[tuple[int, int]]) -> bool:
+        """Return whether a batch that is not in `ours` follows those that matched."""
+        for base, segment in self._segments.items():
+            if base < self._base:
+                continue
+            position = self._position if base == self._base else 0
+            size = segment.size_bytes
+            segment.resume(Tip(size, base, NO_TEXT), TimeEntry(-1, base))
+            for found in segment.walk_unknown_end(position, max(base, self._next_offset)):
+                if isinstance(found, Damage):
+                    continue
+                header = found[1].header
+                if (header.base_offset, header.crc) not in ours:
+                    return True
+        return False
+
+    def check_place(self, part: Part) -> None:
+        """Raise `Corrupt` if the part's place is within an existing batch: it was not noted for this log."""
+        segment = self._segments.get(part.segment)
+        if segment is None:
+            return
+        size = segment.size_bytes
+        segment.resume(Tip(size, segment.base_offset, NO_TEXT), TimeEntry(-1, segment.base_offset))
+        for found in survey(segment, 0, segment.base_offset):
+            if not isinstance(found, Damage) and (
+                found.position < part.position < found.position + found.size_bytes
+            ):
+                raise Corrupt(
+                    f"{segment.path}: a commit would begin at byte {part.position}, which is within a batch"
+                )
+
+    def cut(self, part: Part) -> None:
+        """Cut off everything from the place where the part begins."""
+        for base, segment in reversed(self._segments.items()):
+            if base > part.segment:
+                for path in segment.files:
+                    self._disk.unlink(path)
+            elif segment.size_bytes > part.position:
+                self._disk.truncate(segment.file, part.position)
+                self._disk.sync(segment.file)
+        self._disk.sync_directory(self._directory)
