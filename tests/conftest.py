@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from logfs.store.check import Severity, check
+from logfs.store.observe.check import Severity, check
 from logfs.store.store import Store
 from tests.system.mounts import is_mounted
 

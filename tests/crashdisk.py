@@ -26,10 +26,10 @@ from logfs.format.text.rendering import View
 from logfs.log.disk.disk import Disk, File
 from logfs.log.read.text_view import TextView
 from logfs.log.segment.batch_iterator import DamagedRange
-from logfs.store.check import Severity, check
-from logfs.store.commit import read_commits
-from logfs.store.log_dir import CLEAN_SHUTDOWN
-from logfs.store.retention import Cause
+from logfs.store.commits.commit import read_commits
+from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
+from logfs.store.maintenance.retention import Cause
+from logfs.store.observe.check import Severity, check
 from logfs.store.store import Store
 from tests.staging import stage
 
@@ -685,7 +685,7 @@ class Workload:
 
     def checkpoint(self) -> None:
         """Write the checkpoints."""
-        self.step(self.store.write_checkpoints)
+        self.step(self.store.checkpoints.write)
 
     def close(self) -> None:
         """Close the store, which makes everything durable if it says so; open it again with `reopen`."""

@@ -14,7 +14,7 @@ from logfs.errors import InvalidStore
 from logfs.format.batches.batch import Batches, assign_offset
 from logfs.format.batches.record import Record
 from logfs.log.transfer.audit import audit
-from logfs.store.check import Finding, Severity, check
+from logfs.store.observe.check import Finding, Severity, check
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def test_what_was_found_before_an_audit_is_cut_short_is_told(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         yield from audit(subject, *arguments, **named)
 
-    monkeypatch.setattr("logfs.store.check.audit", fail_at_the_second)
+    monkeypatch.setattr("logfs.store.observe.check.audit", fail_at_the_second)
     found = errors(closed)
     assert damaged in [each.path for each in found]
     assert "cannot be audited any further" in found[-1].text

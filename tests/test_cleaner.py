@@ -94,7 +94,7 @@ def orders(store: Store) -> Partition:
     set_topic(store, cleanup_policy="compact", file_delete_delay_ms="0")
     orders = store.create(NAME)
     # As the store does before the first round, so that the audit knows of the gaps.
-    store.set_cleaner_offset(orders, 0)
+    store.checkpoints.set_cleaner_offset(orders, 0)
     return orders
 
 
@@ -194,7 +194,7 @@ def test_old_formats_are_left_alone(log_dir: Path, clock: Clock) -> None:
     """A log with messages of magic 1 is refused, and nothing of it is lost."""
     with Store(log_dir, clock=clock) as store:
         set_topic(store, cleanup_policy="compact")
-        store.set_cleaner_offset(store.create(NAME), 0)
+        store.checkpoints.set_cleaner_offset(store.create(NAME), 0)
         directory = store[NAME].directory
     old = b"".join(message(1, Old(n, b"%d" % n, b"k", T)) for n in range(3))
     (directory / f"{0:020}.log").write_bytes(old)

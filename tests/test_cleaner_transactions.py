@@ -63,7 +63,7 @@ class Producer:
 def orders(store: Store) -> Partition:
     store.settings.set_topic("orders", "cleanup.policy", "compact")
     orders = store.create(NAME)
-    store.set_cleaner_offset(orders, 0)
+    store.checkpoints.set_cleaner_offset(orders, 0)
     return orders
 
 

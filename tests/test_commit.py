@@ -25,8 +25,8 @@ from logfs.format.files.commit_file import StagedFile
 from logfs.format.text.rendering import View
 from logfs.log.disk.disk import Disk, File
 from logfs.log.read.text_view import TextView
-from logfs.store.check import check
-from logfs.store.commit import ORPHAN_MS, read_commits
+from logfs.store.commits.commit import ORPHAN_MS, read_commits
+from logfs.store.observe.check import check
 from logfs.store.store import Store
 from tests.crashdisk import abandon
 from tests.staging import stage

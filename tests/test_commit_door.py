@@ -16,8 +16,8 @@ from logfs.errors import InvalidName, InvalidRecord, InvalidStore, StoreLocked, 
 from logfs.format.batches.record import Record
 from logfs.format.files.commit_file import STAGED, StagedFile
 from logfs.log.disk.disk import Disk
-from logfs.store import door
-from logfs.store.commit import Committed
+from logfs.store.commits.commit import Committed
+from logfs.store.observe import commit_client
 from logfs.store.settings import Settings
 from logfs.store.store import Store
 from tests.staging import stage
@@ -58,16 +58,18 @@ def test_without_a_mount_the_directories_are_opened_for_it(log_dir: Path) -> Non
         for name in ("a-0", "b-0", "c-0"):
             store.create(name)
     twin = put(log_dir, "q", 0, {"a-0": [b"twin"]})
-    done = door.commit(log_dir, "q", 0, put(log_dir, "q", 0, {"a-0": [b"1"], "b-0": [b"2", b"3"]}))
+    done = commit_client.commit(
+        log_dir, "q", 0, put(log_dir, "q", 0, {"a-0": [b"1"], "b-0": [b"2", b"3"]})
+    )
     assert done == Committed(False, {"a-0": (0, 1), "b-0": (0, 2)})
-    assert door.commit([log_dir], "q", 0, put(log_dir, "q", 0, {"a-0": [b"1"]})).already
+    assert commit_client.commit([log_dir], "q", 0, put(log_dir, "q", 0, {"a-0": [b"1"]})).already
     assert (read(log_dir, "a-0"), read(log_dir, "b-0")) == ([b"1"], [b"2", b"3"])
     assert (log_dir / ".kafka_cleanshutdown").exists()
     assert not (log_dir / "a-0" / twin[0].name).exists()
     with pytest.raises(InvalidStore):
-        door.commit(log_dir / "nowhere", "q", 1, [])
+        commit_client.commit(log_dir / "nowhere", "q", 1, [])
     with pytest.raises(UnknownPartition, match="logfs create"):
-        door.commit(log_dir, "q", 1, [StagedFile("d-0", "x", 1, 1)])
+        commit_client.commit(log_dir, "q", 1, [StagedFile("d-0", "x", 1, 1)])
 
 
 def test_a_mount_takes_commits(mount: Mount) -> None:
@@ -78,20 +80,20 @@ def test_a_mount_takes_commits(mount: Mount) -> None:
     lines = mount.path / "a-0/records"
     for _ in range(3):
         assert lines.stat().st_size == 0
-    told = json.loads((log_dir / door.MOUNT_FILE).read_bytes())
+    told = json.loads((log_dir / commit_client.MOUNT_FILE).read_bytes())
     assert told["mountpoint"] == str(mount.path)
     wanted = {"a-0": [b"%d" % n for n in range(2000)], "b-0": [b"x"]}
-    done = door.commit(log_dir, "q", 0, put(log_dir, "q", 0, wanted))
+    done = commit_client.commit(log_dir, "q", 0, put(log_dir, "q", 0, wanted))
     assert done == Committed(False, {"a-0": (0, 2000), "b-0": (0, 1)})
     assert lines.read_bytes() == b"".join(value + b"\n" for value in wanted["a-0"])
     assert (mount.path / "b-0/records").read_bytes() == b"x\n"
-    assert door.commit(log_dir, "q", 0, put(log_dir, "q", 0, wanted)).already
+    assert commit_client.commit(log_dir, "q", 0, put(log_dir, "q", 0, wanted)).already
     with (mount.path / "a-0/append").open("ab", buffering=0) as file:
         file.write(b"after\n")
     assert lines.read_bytes().endswith(b"1999\nafter\n")
     mount.stop()
-    assert not (log_dir / door.MOUNT_FILE).exists()
-    assert door.commit(log_dir, "q", 0, []).already
+    assert not (log_dir / commit_client.MOUNT_FILE).exists()
+    assert commit_client.commit(log_dir, "q", 0, []).already
     assert not list(log_dir.rglob("*" + STAGED))
 
 
@@ -119,30 +121,33 @@ def test_partitions_are_made_by_whoever_has_the_directories(mount: Mount) -> Non
     log_dir = mount.log_dirs[0]
     mount.partition("a-0")
     staged = put(log_dir, "q", 0, {"a-0": [b"kept"]})
-    door.commit(log_dir, "q", 0, staged)
-    door.create(log_dir, ["a-0", "a-1"])
+    commit_client.commit(log_dir, "q", 0, staged)
+    commit_client.create(log_dir, ["a-0", "a-1"])
     assert (mount.path / "a-1/records").read_bytes() == b""
     with pytest.raises(InvalidName):
-        door.create(log_dir, ["b-0", "../c-0"])
+        commit_client.create(log_dir, ["b-0", "../c-0"])
     mount.stop()
-    door.create([log_dir], ["a-1", "a-2"])
+    commit_client.create([log_dir], ["a-1", "a-2"])
     with Store(log_dir, read_only=True) as store:
         assert sorted(store) == ["a-0", "a-1", "a-2"]
     assert read(log_dir, "a-0") == [b"kept"]
     with Store(log_dir), pytest.raises(StoreLocked):
-        door.create(log_dir, ["a-3"], seconds=0.1)
+        commit_client.create(log_dir, ["a-3"], seconds=0.1)
 
 
 def test_a_log_directory_that_is_missing_is_not_made(log_dir: Path) -> None:
     """As by `logfs create`: it may be a misspelt path. An empty one becomes a store by its first partition."""
-    for ask in (lambda: door.commit(log_dir, "q", 0, []), lambda: door.create(log_dir, ["a-0"])):
+    for ask in (
+        lambda: commit_client.commit(log_dir, "q", 0, []),
+        lambda: commit_client.create(log_dir, ["a-0"]),
+    ):
         with pytest.raises(InvalidStore, match="does not exist"):
             ask()
     log_dir.mkdir()
     with pytest.raises(InvalidStore, match="holds no partitions"):
-        door.commit(log_dir, "q", 0, [])
+        commit_client.commit(log_dir, "q", 0, [])
     assert not list(log_dir.iterdir())
-    door.create(log_dir, ["a-0"])
+    commit_client.create(log_dir, ["a-0"])
     with Store(log_dir, read_only=True) as store:
         assert list(store) == ["a-0"]
 
@@ -154,9 +159,9 @@ def test_what_a_mount_refuses_is_told_with_its_reason(mount: Mount) -> None:
     (mount.path / "a-0/config/cleanup.policy").write_text("compact")
     staged = put(log_dir, "q", 0, {"a-0": [b"no key"]})
     with pytest.raises(InvalidRecord, match="needs a key"):
-        door.commit(log_dir, "q", 0, staged)
+        commit_client.commit(log_dir, "q", 0, staged)
     with pytest.raises(UnknownPartition):
-        door.commit(log_dir, "q", 0, [StagedFile("d-0", "x", 1, 1)])
+        commit_client.commit(log_dir, "q", 0, [StagedFile("d-0", "x", 1, 1)])
     with pytest.raises(OSError, match="Invalid argument"):
         os.write(fd := os.open(mount.path / ".logfs/commit", os.O_WRONLY), b"{}\n")
     os.close(fd)
@@ -164,10 +169,10 @@ def test_what_a_mount_refuses_is_told_with_its_reason(mount: Mount) -> None:
     (log_dir / "outside.staged").write_bytes((log_dir / "a-0" / staged[0].name).read_bytes())
     for name in ("../outside.staged", str(log_dir / "outside.staged"), f"{0:020}.log", "\0.staged"):
         with pytest.raises(InvalidRecord, match="is not the name of a staged file"):
-            door.commit(log_dir, "q", 0, [replace(staged[0], name=name)])
+            commit_client.commit(log_dir, "q", 0, [replace(staged[0], name=name)])
     (log_dir / "outside.staged").unlink()
     with pytest.raises(InvalidRecord, match="does not fit in"):
-        door.commit(log_dir, "q", 2**64, [])
+        commit_client.commit(log_dir, "q", 2**64, [])
     for file in (["a-0", "x.staged", "1", 1], ["a-0", 1, 1, 1], ["a-0", "x.staged", 2**64, 1]):
         request = {"writer": "q", "sequence": 1, "staged": [file]}
         with pytest.raises(OSError, match="Invalid argument"):
@@ -176,7 +181,7 @@ def test_what_a_mount_refuses_is_told_with_its_reason(mount: Mount) -> None:
     # A large request comes in many writes.
     many = [StagedFile("d-0", f"{number:0100}", 1, 1) for number in range(20_000)]
     with pytest.raises(UnknownPartition):
-        door.commit(log_dir, "q", 0, many)
+        commit_client.commit(log_dir, "q", 0, many)
 
 
 def test_mounts_come_and_go_between_commits(make_mount: Callable[..., Mount]) -> None:
@@ -190,7 +195,9 @@ def test_mounts_come_and_go_between_commits(make_mount: Callable[..., Mount]) ->
     def send() -> None:
         try:
             for number, value in enumerate(wanted):
-                door.commit(log_dir, "q", number, put(log_dir, "q", number, {"a-0": [value]}))
+                commit_client.commit(
+                    log_dir, "q", number, put(log_dir, "q", number, {"a-0": [value]})
+                )
         except BaseException as error:
             failures.append(error)
 
@@ -200,7 +207,7 @@ def test_mounts_come_and_go_between_commits(make_mount: Callable[..., Mount]) ->
         mount.kill() if number % 2 else mount.stop()
         if number % 2:
             # A dead mount stays, and so does what it told of itself.
-            assert (log_dir / door.MOUNT_FILE).exists()
+            assert (log_dir / commit_client.MOUNT_FILE).exists()
         _restart(mount)
     sender.join(100)
     assert not sender.is_alive()
@@ -216,15 +223,15 @@ def test_an_answer_counts_if_the_mount_goes_away_after_it(
     mount = make_mount()
     mount.partition("a-0")
     log_dir = mount.log_dirs[0]
-    ask = door._ask
+    ask = commit_client._ask
 
     def ask_and_kill(fd: int, request: bytes) -> object:
         answer = ask(fd, request)
         mount.kill()
         return answer
 
-    monkeypatch.setattr(door, "_ask", ask_and_kill)
-    done = door.commit(log_dir, "q", 0, put(log_dir, "q", 0, {"a-0": [b"x"]}))
+    monkeypatch.setattr(commit_client, "_ask", ask_and_kill)
+    done = commit_client.commit(log_dir, "q", 0, put(log_dir, "q", 0, {"a-0": [b"x"]}))
     assert done.offsets == {"a-0": (0, 1)}
     mount.start()
     mount.stop()
@@ -260,7 +267,7 @@ def test_another_process_that_holds_the_directory_is_named(log_dir: Path) -> Non
     """It is waited for, and then the error says who it is, and that a broker takes no commits."""
     with Store(log_dir) as store:
         store.create("a-0")
-    (log_dir / door.MOUNT_FILE).write_text('{"pid": 1, "mountpoint": "/"}')
+    (log_dir / commit_client.MOUNT_FILE).write_text('{"pid": 1, "mountpoint": "/"}')
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(log_dir)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
@@ -268,7 +275,7 @@ def test_another_process_that_holds_the_directory_is_named(log_dir: Path) -> Non
         assert other.stdout.readline() == b"held\n"
         staged = put(log_dir, "q", 0, {"a-0": [b"x"]})
         with pytest.raises(StoreLocked, match=f"process {other.pid}.*broker accepts none"):
-            door.commit(log_dir, "q", 0, staged, seconds=0.1)
+            commit_client.commit(log_dir, "q", 0, staged, seconds=0.1)
         other.communicate()
-    assert not door.commit(log_dir, "q", 0, staged).already
-    (log_dir / door.MOUNT_FILE).unlink()
+    assert not commit_client.commit(log_dir, "q", 0, staged).already
+    (log_dir / commit_client.MOUNT_FILE).unlink()

@@ -12,9 +12,9 @@ from logfs import errors
 from logfs.cli import main
 from logfs.format.batches.record import Record
 from logfs.log.compaction.cleaning import CleaningAborted, Dirty
-from logfs.store.check import check
-from logfs.store.compactor import Throttle
-from logfs.store.log_dir import CLEANER_OFFSETS
+from logfs.store.directory.log_dir import CLEANER_OFFSETS
+from logfs.store.maintenance.compaction import Throttle
+from logfs.store.observe.check import check
 from logfs.store.store import Store
 from tests.conftest import need_fuse, wait_for
 
@@ -112,9 +112,9 @@ def test_dirty_offset_reset_if_larger_than_end_offset(store: Store, clock: Clock
     """A checkpoint beyond the log end means nothing (14.8, 128)."""
     orders = store.create("orders-0")
     fill(orders, clock, 1)
-    store.set_cleaner_offset(orders, 21)
+    store.checkpoints.set_cleaner_offset(orders, 21)
     assert store.compactor.plan("orders-0").dirty == Dirty(0, 20)
-    store.set_cleaner_offset(orders, 20)
+    store.checkpoints.set_cleaner_offset(orders, 20)
     assert store.compactor.plan("orders-0").dirty == Dirty(20, 20)
 
 
@@ -123,7 +123,7 @@ def test_dirty_offset_reset_if_smaller_than_start_offset(store: Store, clock: Cl
     set_topic(store, "orders", cleanup_policy="compact,delete")
     orders = store.create("orders-0")
     fill(orders, clock, 3)
-    store.set_cleaner_offset(orders, 10)
+    store.checkpoints.set_cleaner_offset(orders, 10)
     store.delete_records("orders-0", 20)
     assert store.compactor.plan("orders-0").dirty == Dirty(20, 60)
 
@@ -160,7 +160,7 @@ def test_grab_filthiest_compacted_log_returns_log_with_dirtiest_ratio(
     fill(store.create("other-0"), clock, 3)
     store["orders-2"].is_paused = True
     store["orders-3"].uncleanable = errors.Corrupt("of old")
-    with caplog.at_level(logging.INFO, "logfs.store.compactor"):
+    with caplog.at_level(logging.INFO, "logfs.store.maintenance.compaction"):
         store.compactor.run_due()
     done = [message.partition(":")[0] for message in caplog.messages]
     # Four fifths, and then two thirds.
@@ -251,8 +251,8 @@ def test_an_error_takes_one_log_out_and_the_others_go_on(
     store: Store, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is said in the log and in the status, and a round that works takes it back."""
-    from logfs.store.metrics import metrics
-    from logfs.store.status import partition_status
+    from logfs.store.observe.metrics import metrics
+    from logfs.store.observe.status import partition_status
 
     bad, good = store.create("orders-0"), store.create("orders-1")
     fill(bad, clock, 2)

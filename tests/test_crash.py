@@ -19,8 +19,8 @@ from logfs.log.segment.index import SparseIndex
 from logfs.log.segment.segment import Segment
 from logfs.log.transfer import staged_batches
 from logfs.log.transfer.staged_batches import StagedWriter
-from logfs.store.commit import Commits
-from logfs.store.mover import Mover
+from logfs.store.commits.commit import Commits
+from logfs.store.maintenance.mover import Mover
 from logfs.store.store import Store
 from tests import crashdisk
 from tests.crashdisk import RecordingDisk, State, Workload
@@ -514,11 +514,11 @@ def _dropped_without_checkpoint(patch: pytest.MonkeyPatch) -> None:
     retain = Store.retain
 
     def careless(self: Store) -> int:
-        self.write_checkpoints = lambda: None  # type: ignore[method-assign]
+        self.checkpoints.write = lambda: None  # type: ignore[method-assign]
         try:
             return retain(self)
         finally:
-            del self.write_checkpoints
+            del self.checkpoints.write
 
     patch.setattr(Store, "retain", careless)
 
@@ -565,7 +565,7 @@ def _commit_noted_before_it_is_durable(patch: pytest.MonkeyPatch) -> None:
     def land(self: Commits, home: Path, decided: Pending, landings: Sequence[Landing]) -> None:
         for landing in landings:
             landing.write()
-            landing.show(self._store.clock())
+            landing.show(self._registry.clock())
 
     patch.setattr(Commits, "_land", land)
 
@@ -585,7 +585,7 @@ def _commit_without_a_look_back(patch: pytest.MonkeyPatch) -> None:
 
 def _commit_that_keeps_its_place(patch: pytest.MonkeyPatch) -> None:
     """What retention has passed counts as done."""
-    patch.setattr(Commits, "give_up_place", lambda self, name: None)
+    patch.setattr(Commits, "clear_place", lambda self, name: None)
 
 
 def _stock_that_cuts_too_late(patch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,8 @@ from logfs.format.text.rendering import View
 from logfs.log import recovery
 from logfs.log.read.text_view import TextView
 from logfs.log.segment.batch_iterator import DamagedRange
-from logfs.store.check import Severity, check
-from logfs.store.log_dir import CLEAN_SHUTDOWN
+from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
+from logfs.store.observe.check import Severity, check
 from logfs.store.store import Store
 from tests import crashdisk
 from tests.conftest import DEEP, Mount, need_fuse, need_root

@@ -16,7 +16,7 @@ from logfs.log.append.partition import Partition
 from logfs.log.disk.checked_disk import WatchedDisk
 from logfs.log.disk.disk import Disk, File
 from logfs.log.segment.segment import Segment
-from logfs.store.log_dir import CLEAN_SHUTDOWN
+from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
 from logfs.store.store import Store
 from tests import crashdisk
 from tests.conftest import DEEP, assert_clean

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-from logfs.store.check import Severity, check
+from logfs.store.observe.check import Severity, check
 from logfs.store.store import Store
 from tests.conftest import Mount, assert_clean, need_fuse, need_root, run, wait_for
 

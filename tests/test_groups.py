@@ -29,7 +29,7 @@ from logfs.format.batches.compression import Codec
 from logfs.format.encoding.batch_builder import BatchFormat, build_records
 from logfs.format.messages.group_record import OffsetCommit, OffsetKey
 from logfs.log.segment.segment import Segment
-from logfs.store.groups import TOPIC, GroupOffset, Groups, resolve_offset
+from logfs.store.commits.groups import TOPIC, GroupOffset, Groups, resolve_offset
 from logfs.store.store import Store
 from tests.conftest import need_command, need_root, run
 from tests.test_cli import call, fails, ok
@@ -334,7 +334,7 @@ def test_following_is_reading_from_the_beginning(steps: list[tuple[str, str, int
                 assert offsets(store) == committed
             model.append((log.log_end_offset, committed, pending))
         assert offsets(store) == model[-1][1]
-        assert Groups(store).of("orders-0") == store.groups.of("orders-0")
+        assert Groups(store, store.create).of("orders-0") == store.groups.of("orders-0")
 
 
 # What happens to the log meanwhile.

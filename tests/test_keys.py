@@ -30,10 +30,10 @@ from logfs.format.files import key_table_format
 from logfs.format.files.key_table_format import HEADER_BYTES, SLOT_BYTES
 from logfs.log.read import key_index, recent_keys
 from logfs.log.read.read_committed import Isolation
-from logfs.store import key_maps
-from logfs.store.check import Severity, check
-from logfs.store.log_dir import CLEAN_SHUTDOWN
-from logfs.store.status import store_status
+from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
+from logfs.store.maintenance.upkeep import update_key_indexes
+from logfs.store.observe.check import Severity, check
+from logfs.store.observe.status import store_status
 from logfs.store.store import Store
 from tests.conftest import Clock, Mount, assert_clean, run
 from tests.crashdisk import fast_directory
@@ -213,7 +213,7 @@ def test_nobody_who_does_not_look_pays(log_dir: Path) -> None:
     with Store(log_dir) as store:
         log = store.create(NAME)
         log.append(pairs("a"))
-        key_maps.keep_up(store)
+        update_key_indexes(store)
         assert not list(log.key_indexes())
         assert offset_of(log, b"a") == 0
         assert not map_file(log).exists()
@@ -448,14 +448,14 @@ def test_upkeep_keeps_a_map_that_is_asked_for(store: Store, clock: Clock) -> Non
     log.keys.on_progress = lambda done, total: seen.append(total)
     many = [Record(b"v" * 1000, b"%d" % n) for n in range(500)]
     log.append(many)
-    key_maps.keep_up(store)
+    update_key_indexes(store)
     assert len(seen) > 0
     seen.clear()
     assert offset_of(log, b"7") == 8
-    key_maps.keep_up(store)
+    update_key_indexes(store)
     log.append(many)
     clock.now_ms += key_index.IDLE_MS
-    key_maps.keep_up(store)
+    update_key_indexes(store)
     assert not seen
     assert offset_of(log, b"7") == 508
     assert seen
@@ -718,7 +718,7 @@ class KeyMachine(RuleBasedStateMachine):
 
     @rule()
     def keep_up(self) -> None:
-        key_maps.keep_up(self.store)
+        update_key_indexes(self.store)
 
     @rule(clean=st.booleans())
     def reopen(self, clean: bool) -> None:

@@ -13,8 +13,8 @@ import pytest
 from logfs.errors import StoreLocked
 from logfs.format.base import names
 from logfs.format.batches.record import Record
-from logfs.store.lease import Lease, LeasedLogDir
-from logfs.store.log_dir import CLEAN_SHUTDOWN
+from logfs.store.directory.lease import Lease, LeasedLogDir
+from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
 from logfs.store.store import Store
 from tests.conftest import assert_clean
 

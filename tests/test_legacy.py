@@ -27,8 +27,8 @@ from logfs.format.text.rendering import View
 from logfs.log.read.reader import EARLIEST, LATEST, MAX_TIMESTAMP
 from logfs.log.read.text_view import TextView, offset_of_last
 from logfs.log.segment.batch_iterator import DamagedRange
-from logfs.store.check import Severity, check
-from logfs.store.log_dir import CLEANER_OFFSETS
+from logfs.store.directory.log_dir import CLEANER_OFFSETS
+from logfs.store.observe.check import Severity, check
 from logfs.store.store import Store
 from tests.conftest import DEEP, assert_clean
 from tests.legacy_encoder import CREATE, LATE, NONE, Old, as_read, message, stored, wrapper

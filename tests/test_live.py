@@ -35,8 +35,8 @@ from logfs.log.read.text_view import TextView
 from logfs.log.segment import text_index_cache
 from logfs.log.segment.index import OffsetIndex, TimeIndex
 from logfs.log.segment.text_index import TextIndex
-from logfs.store.check import check
-from logfs.store.log_dir import LOG_STARTS
+from logfs.store.directory.log_dir import LOG_STARTS
+from logfs.store.observe.check import check
 from logfs.store.store import Store
 from tests.conftest import wait_for
 from tests.test_store import fingerprint
@@ -702,11 +702,11 @@ def test_a_partition_that_cannot_be_read_is_tried_again_when_it_changes(writer: 
     with logfs.open(writer.log_dir, read_only=True) as store:
         assert list(store) == ["other-0"]
         for _ in range(2):
-            writer("store.write_checkpoints()")
+            writer("store.checkpoints.write()")
             store.refresh()
             assert list(store.offline) == [NAME]
         Disk().replace_file(epochs, good)
-        writer("store.write_checkpoints()")
+        writer("store.checkpoints.write()")
         store.refresh()
         assert values(store[NAME]) == [b"0"]
 

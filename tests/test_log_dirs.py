@@ -15,9 +15,9 @@ import pytest
 from logfs.cli import main
 from logfs.errors import LogDirFailed
 from logfs.log.disk.disk import Disk
-from logfs.store.log_dir import CLEAN_SHUTDOWN, RECOVERY_POINTS
-from logfs.store.metrics import metrics
-from logfs.store.status import store_status
+from logfs.store.directory.log_dir import CLEAN_SHUTDOWN, RECOVERY_POINTS
+from logfs.store.observe.metrics import metrics
+from logfs.store.observe.status import store_status
 from logfs.store.store import Store
 from tests.conftest import Clock, Mount, assert_clean, need_fuse, need_root, run, wait_for
 
@@ -86,7 +86,7 @@ TRIGGERS: dict[str, Callable[[Store, str], object]] = {
     "sync": lambda store, name: (store[name].append([b"x"]), store[name].flush()),
     "read": lambda store, name: store[name].record(0),
     "open": lambda store, name: store[name].roll(0) and store.create("b-0"),
-    "replace_file": lambda store, name: store.write_checkpoints(),
+    "replace_file": lambda store, name: store.checkpoints.write(),
     "stat": lambda store, name: store.upkeep(),
 }
 
@@ -168,7 +168,7 @@ def test_settings_are_refused_while_a_copy_of_them_cannot_be_written(
         fill(store)
         disk.break_down("replace_file", log_dirs[0])
         with pytest.raises(LogDirFailed):
-            store.write_checkpoints()
+            store.checkpoints.write()
         disk.broken = None
         with pytest.raises(LogDirFailed):
             store.settings.set_topic("a", "retention.ms", "1")

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from logfs.errors import Corrupt
 from logfs.format.batches.record import Record
 from logfs.log.disk.latency_histogram import Durations
-from logfs.store.metrics import GAUGE, Family, Sample, metrics, render
+from logfs.store.observe.metrics import GAUGE, Family, Sample, metrics, render
 from logfs.store.store import Store
 from tests.conftest import wait_for
 
@@ -232,7 +232,7 @@ def test_retention_by_its_reasons(busy: Store, clock: Clock) -> None:
 
 def test_what_is_paused_failed_or_offline(busy: Store, log_dir: Path) -> None:
     busy["orders-0"].is_paused = True
-    busy.keeper.is_paused = True
+    busy.is_paused = True
     busy.upkeep()
     found = scrape(busy)
     assert found("logfs_partition_paused", topic="orders") == 1
@@ -265,7 +265,7 @@ def test_recovery_is_told_by_its_totals(busy: Store, log_dir: Path, clock: Clock
 
 
 def test_work_in_the_background_shows_how_far_it_is(busy: Store) -> None:
-    with busy.keeper.doing("compacting", "keys-0", 200) as work:
+    with busy.doing("compacting", "keys-0", 200) as work:
         work.done_bytes = 50
         found = scrape(busy)
     labels = {"what": "compacting", "name": "keys-0"}

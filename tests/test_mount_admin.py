@@ -19,7 +19,7 @@ import orjson
 import pytest
 
 import logfs
-from logfs.store.mount_table import logfs_mounts, mounts
+from logfs.store.directory.mount_table import logfs_mounts, mounts
 from tests.conftest import (
     Mount,
     assert_clean,

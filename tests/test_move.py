@@ -20,8 +20,8 @@ from logfs.errors import InvalidName, InvalidSetting, NotWritable, PartitionFail
 from logfs.format.batches.record import Record
 from logfs.format.text.rendering import View
 from logfs.log.disk.disk import Disk
-from logfs.store.modes import Access, Modes
-from logfs.store.mover import MoveAborted
+from logfs.store.directory.permissions import Access, Modes
+from logfs.store.maintenance.mover import MoveAborted
 from logfs.store.store import Store
 from tests.conftest import Clock, Mount, assert_clean, wait_for
 from tests.crashdisk import abandon
@@ -259,7 +259,7 @@ def test_what_happens_to_the_log_meanwhile_happens_to_the_copy(
         assert after[-1].offset == 50
     with Store(log_dirs, clock=clock, recover=True) as store:
         assert content(store[NAME]) == after
-        assert store.cleaner_offset(NAME) is not None
+        assert store.checkpoints.cleaner_offset(NAME) is not None
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])

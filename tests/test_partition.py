@@ -22,7 +22,7 @@ from logfs.format.encoding.batch_builder import BatchFormat, build_records
 from logfs.log.disk.disk import Disk
 from logfs.log.read.reader import EARLIEST, LATEST, MAX_TIMESTAMP
 from logfs.log.segment.batch_iterator import DamagedRange
-from logfs.store.check import check
+from logfs.store.observe.check import check
 from logfs.store.store import Store
 from tests.conftest import assert_clean
 from tests.test_batch import E_COMMIT
@@ -753,7 +753,7 @@ def test_a_log_below_its_start_is_dropped(log_dir: Path, clock: Clock) -> None:
         orders.roll(clock())
         orders.append([b"c", b"d", b"e"])
         orders.advance_log_start(4)
-        store.write_checkpoints()
+        store.checkpoints.write()
     for path in [*(log_dir / NAME).glob(f"{2:020}*"), log_dir / ".kafka_cleanshutdown"]:
         path.unlink()
     (log_dir / "recovery-point-offset-checkpoint").unlink()
@@ -780,7 +780,7 @@ def test_recovery_keeps_the_recovery_point_until_a_flush(
         orders = store.create(NAME)
         orders.append([b"a", b"b"])
         orders.flush()
-        store.write_checkpoints()
+        store.checkpoints.write()
         orders.append([b"c"])
         shutil.copytree(log_dir, tmp_path / "copy")
     with Store(tmp_path / "copy", clock=clock) as store:

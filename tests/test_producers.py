@@ -12,7 +12,7 @@ from logfs.format.batches.batch import HEADER_SIZE, Batch, seal
 from logfs.format.batches.record import Record, TimestampType, encode_record
 from logfs.format.files.aborted_transactions import AbortedTransaction, parse_aborted
 from logfs.format.files.producer_snapshot import ProducerEntry, format_snapshot, parse_snapshot
-from logfs.store.check import Severity, check
+from logfs.store.observe.check import Severity, check
 from logfs.store.store import Store
 
 if TYPE_CHECKING:

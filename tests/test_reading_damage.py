@@ -18,7 +18,7 @@ from logfs.format.batches.compression import Codec
 from logfs.format.text.rendering import View
 from logfs.log.segment import text_index_cache
 from logfs.log.transfer import scan_split
-from logfs.store.check import Severity, check
+from logfs.store.observe.check import Severity, check
 from logfs.store.store import Store
 from tests.legacy_encoder import Old, message, wrapper
 from tests.test_producers import batch as producers_batch

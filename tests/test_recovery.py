@@ -14,7 +14,7 @@ from logfs.format.base import names
 from logfs.format.batches.record import Record
 from logfs.log.disk.checked_disk import WatchedDisk
 from logfs.log.disk.disk import Disk
-from logfs.store.check import Severity, check
+from logfs.store.observe.check import Severity, check
 from logfs.store.store import Store
 from tests.conftest import DEEP
 

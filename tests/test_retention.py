@@ -17,7 +17,7 @@ from logfs.format.batches.record import Record
 from logfs.format.text.rendering import View
 from logfs.log.disk.disk import Disk
 from logfs.log.read.text_view import NOBODY
-from logfs.store.check import check
+from logfs.store.observe.check import check
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
@@ -129,14 +129,14 @@ def test_what_is_appended_meanwhile_stays(
     """All has expired; before the segments go, somebody appends to the last of them."""
     set_topic(store, segment_ms=str(100 * WEEK))
     clock.now += 2 * WEEK
-    write = store.write_checkpoints
+    write = store.checkpoints.write
 
     def append_before() -> None:
         monkeypatch.undo()
         orders.append([b"new"])
         write()
 
-    monkeypatch.setattr(store, "write_checkpoints", append_before)
+    monkeypatch.setattr(store.checkpoints, "write", append_before)
     assert store.retain() == 3
     assert [(record.offset, record.value) for record in orders.read()] == [(35, b"new")]
     clock.now += 2 * WEEK
@@ -151,7 +151,7 @@ def test_what_compaction_merged_meanwhile_stays(
     set_topic(store, cleanup_policy="compact,delete")
     orders.append([Record(b"%d" % number, b"%d" % number) for number in range(35, 50)])
     orders.roll(clock.now)
-    write = store.write_checkpoints
+    write = store.checkpoints.write
 
     def compact_before() -> None:
         monkeypatch.undo()
@@ -159,7 +159,7 @@ def test_what_compaction_merged_meanwhile_stays(
         write()
 
     set_topic(store, retention_bytes=str(sum(each.size_bytes for each in orders.segments[2:])))
-    monkeypatch.setattr(store, "write_checkpoints", compact_before)
+    monkeypatch.setattr(store.checkpoints, "write", compact_before)
     store.retain()
     assert orders.log_start_offset == 20
     assert [record.value for record in orders.read()] == [b"%d" % n for n in range(35, 50)]

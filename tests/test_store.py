@@ -31,8 +31,13 @@ from logfs.format.batches.record import Record
 from logfs.format.files import checkpoint
 from logfs.format.text.rendering import View
 from logfs.log.disk.disk import Disk
-from logfs.store import lock
-from logfs.store.log_dir import CLEAN_SHUTDOWN, HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
+from logfs.store.directory import lock
+from logfs.store.directory.log_dir import (
+    CLEAN_SHUTDOWN,
+    HIGH_WATERMARKS,
+    LOG_STARTS,
+    RECOVERY_POINTS,
+)
 from logfs.store.store import Store
 from tests.conftest import assert_clean
 
@@ -557,7 +562,7 @@ def test_only_moved_starts_are_checkpointed(log_dir: Path, clock: Clock) -> None
         store.create(NAME).append([b"a", b"b", b"c"])
         store.create("other-0").append([b"a"])
         store[NAME].advance_log_start(2)
-        store.write_checkpoints()
+        store.checkpoints.write()
         assert points(log_dir, LOG_STARTS) == {ORDERS: 2}
     with Store(log_dir, clock=clock) as store:
         assert store[NAME].log_start_offset == 2
@@ -570,7 +575,7 @@ def test_truncation_lowers_the_checkpoint_at_once(store: Store, log_dir: Path) -
     for value in (b"a", b"b", b"c"):
         orders.append([value])
     orders.flush()
-    store.write_checkpoints()
+    store.checkpoints.write()
     assert points(log_dir) == {ORDERS: 3}
     store.truncate(NAME, 1)
     assert points(log_dir) == {ORDERS: 1}
@@ -601,7 +606,7 @@ def test_only_what_ends_at_the_recovery_point_or_later_is_recovered(
             orders.append([b"%d" % n * 1000])
             orders.roll(clock())
         orders.flush()
-        store.write_checkpoints()
+        store.checkpoints.write()
         orders.append([b"last"])
         last = sum(segment.size_bytes for segment in orders.segments[-2:])
         shutil.copytree(log_dir, copy)
@@ -865,7 +870,7 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent(log_dir: Path, clock: 
 
 def test_offsets_below_all_are_refused_and_change_nothing(store: Store, log_dir: Path) -> None:
     store.create(NAME).append([b"a", b"b"])
-    store.write_checkpoints()
+    store.checkpoints.write()
     before = points(log_dir)
     with pytest.raises(OffsetOutOfRange, match="orders-0: no such offset -1"):
         store.truncate(NAME, -1)

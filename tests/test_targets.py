@@ -20,9 +20,9 @@ import pytest
 import logfs
 from logfs.cli import COMMANDS, main
 from logfs.errors import InvalidStore
-from logfs.store import door
-from logfs.store.check import check
-from logfs.store.recognition import Kind, check_log_dirs, recognise
+from logfs.store.directory.recognition import Kind, check_log_dirs, recognise
+from logfs.store.observe import commit_client
+from logfs.store.observe.check import check
 from logfs.store.store import Store
 from tests.system.mounts import is_mounted
 
@@ -241,8 +241,8 @@ def test_python_refuses_a_wrong_path(kind: str, places: Path) -> None:
         lambda: Store(path, create=False),
         lambda: Store(path, read_only=True, only="orders-0"),
         lambda: list(check(path)),
-        lambda: door.create(path, ["a-0"]),
-        lambda: door.commit(path, "writer", 1, []),
+        lambda: commit_client.create(path, ["a-0"]),
+        lambda: commit_client.commit(path, "writer", 1, []),
     ]
     if kind != "missing" and kind != "misspelt":
         ways += [lambda: Store(path), lambda: logfs.open(path, create=True)]

@@ -16,8 +16,8 @@ import pytest
 from logfs.cli import main
 from logfs.cli.watch import parse_metrics
 from logfs.format.batches.record import Record
-from logfs.store import mount_table
-from logfs.store.metrics import GAUGE, Family, Sample, render
+from logfs.store.directory import mount_table
+from logfs.store.observe.metrics import GAUGE, Family, Sample, render
 from logfs.store.store import Store
 from tests.conftest import run, wait_for
 from tests.terminal import Terminal
@@ -294,7 +294,7 @@ def test_status_shows_how_far_a_compaction_is(mount: Mount) -> None:
 
 def test_the_engine_tells_of_a_partition_alone(store: Store) -> None:
     """Without a store there is nothing to tell of upkeep."""
-    from logfs.store.status import partition_status
+    from logfs.store.observe.status import partition_status
 
     store.create("orders-0").append([Record(b"x")])
     assert "last_cleaning" not in partition_status(store["orders-0"])

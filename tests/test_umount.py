@@ -12,7 +12,7 @@ import pytest
 
 from logfs.errors import InvalidStore
 from logfs.mount.session import Options, check_paths
-from logfs.store import mount_table
+from logfs.store.directory import mount_table
 from tests.conftest import Mount, need_command, need_root, run, wait_for
 from tests.system.mounts import is_mounted
 

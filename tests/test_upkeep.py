@@ -12,9 +12,9 @@ import pytest
 
 from logfs.config import BrokerConfig, LogConfig
 from logfs.format.batches.record import Record
-from logfs.store import rolling
+from logfs.store.maintenance.schedule import Backoff, Task, Timer, due, next_due_ms
+from logfs.store.maintenance.upkeep import is_roll_overdue
 from logfs.store.store import Store
-from logfs.store.upkeep import Backoff, Task, Timer, due, next_due_ms
 from tests.conftest import wait_for
 
 if TYPE_CHECKING:
@@ -111,15 +111,15 @@ def test_a_partition_that_fails_holds_up_nobody(
         "upkeep: retention of orders-1 failed, and is retried in 1 s: [Errno 5]"
     )
     store.upkeep()
-    assert store.keeper.failures == 1, "it waits"
+    assert store.scheduler.failures == 1, "it waits"
     clock.now_ms += 1000
     store.upkeep()
-    assert store.keeper.failures == 2
+    assert store.scheduler.failures == 2
     monkeypatch.undo()
     clock.now_ms += 2000
     store.upkeep()
     assert len(bad.segments) == 1
-    assert not list(store.keeper.backoff)
+    assert not list(store.scheduler.backoff)
 
 
 def test_a_task_that_fails_as_a_whole_backs_off_and_the_rest_is_done(
@@ -129,7 +129,7 @@ def test_a_task_that_fails_as_a_whole_backs_off_and_the_rest_is_done(
     store.create("gone-0")
     store.delete("gone-0")
     calls = []
-    monkeypatch.setattr(store, "write_checkpoints", lambda: calls.append(1) or 1 / 0)
+    monkeypatch.setattr(store.checkpoints, "write", lambda: calls.append(1) or 1 / 0)
     clock.now_ms += HOUR
     store.upkeep()
     store.upkeep()
@@ -148,10 +148,10 @@ def test_what_was_deleted_waits_for_nothing(
     monkeypatch.setattr(orders, "advance_log_start", lambda _: 1 / 0)
     clock.now_ms += 8 * 24 * HOUR
     store.upkeep()
-    assert [*store.keeper.backoff] == [(Task.RETENTION, "orders-0")]
+    assert [*store.scheduler.backoff] == [(Task.RETENTION, "orders-0")]
     store.delete("orders-0")
     store.upkeep()
-    assert not [*store.keeper.backoff]
+    assert not [*store.scheduler.backoff]
 
 
 def test_each_action_is_one_line(
@@ -182,7 +182,7 @@ def test_a_pause_holds_up_everything_but_durability(store: Store, clock: Clock) 
     keys.roll(clock())
     store.create("gone-0")
     store.delete("gone-0")
-    store.keeper.is_paused = True
+    store.is_paused = True
     keys.append([Record(b"3", b"k")])
     clock.now_ms += HOUR
     store.upkeep()
@@ -193,7 +193,7 @@ def test_a_pause_holds_up_everything_but_durability(store: Store, clock: Clock) 
     store.compactor.request("keys-0")
     store.upkeep()
     assert [record.value for record in keys.read()] == [b"2", b"3"], "what is asked for is done"
-    store.keeper.is_paused = False
+    store.is_paused = False
     store.upkeep()
     assert len(orders.segments) == 1
     assert not list(store.log_dirs[0].path.glob("gone*"))
@@ -233,7 +233,7 @@ def test_the_age_of_a_quiet_segment(
     for time in times:
         orders.append([Record(b"x", timestamp=clock() + time)])
     config = LogConfig(segment_ms=limit_ms)
-    assert rolling.is_overdue(orders.active, config, idle_ms, clock()) is rolls
+    assert is_roll_overdue(orders.active, config, idle_ms, clock()) is rolls
 
 
 def test_max_compaction_lag_bounds_a_compacted_segment_and_jitter_lets_it_roll_early(
@@ -246,8 +246,8 @@ def test_max_compaction_lag_bounds_a_compacted_segment_and_jitter_lets_it_roll_e
     active = orders.active
     limit = active.max_ms(compacted)
     assert 4000 < limit <= 5000
-    assert not rolling.is_overdue(active, compacted, limit, clock())
-    assert rolling.is_overdue(active, compacted, limit + 1, clock())
+    assert not is_roll_overdue(active, compacted, limit, clock())
+    assert is_roll_overdue(active, compacted, limit + 1, clock())
 
 
 def test_a_quiet_partition_is_rolled_in_time_for_retention_and_compaction(
@@ -262,7 +262,7 @@ def test_a_quiet_partition_is_rolled_in_time_for_retention_and_compaction(
     store.upkeep()
     assert len(keys.segments) == 1
     clock.now_ms += HOUR
-    with caplog.at_level(logging.INFO, "logfs.store.upkeep"):
+    with caplog.at_level(logging.INFO, "logfs.store.maintenance.upkeep"):
         store.upkeep()
     assert "rolled: older than segment.ms=3600000" in caplog.text
     assert [record.value for record in keys.read()] == [b"2"]

@@ -28,7 +28,7 @@ from logfs.log.read.text_view import (
 )
 from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.log.segment.text_index import TextIndex
-from logfs.store.check import check
+from logfs.store.observe.check import check
 from logfs.store.store import Store
 from tests.test_batch import E_COMMIT
 

@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     A log directory without partitions is not reported as clean, because nothing was checked.
     """
-    from logfs.store.check import Severity, check
+    from logfs.store.observe.check import Severity, check
     from logfs.store.store import Store
 
     log_dirs = log_dirs_of(arguments.log_dirs)

@@ -88,10 +88,10 @@ def log_dirs_of(words: Iterable[str | Path], *, may_be_empty: bool = False) -> l
     Raises `InvalidStore` for a path that is not a log directory; the message describes the path. With `may_be_empty`
     an empty directory is accepted, too: it becomes a log directory.
     """
-    from logfs.store import door
+    from logfs.store.observe import commit_client
 
-    found = [Path(path) for path in door.log_dirs_of(words)]
-    door.check_there(found, may_be_empty=may_be_empty)
+    found = [Path(path) for path in commit_client.log_dirs_of(words)]
+    commit_client.check_there(found, may_be_empty=may_be_empty)
     return found
 
 
@@ -111,7 +111,7 @@ def target(words: Sequence[str], *, may_be_empty: bool = False) -> Target:
 
 def _check_no_log_dir(path: Path) -> None:
     """Raise `InvalidStore` if a TARGET is a log directory or a mountpoint, and so does not name a partition."""
-    from logfs.store.recognition import Kind, recognise
+    from logfs.store.directory.recognition import Kind, recognise
 
     found = recognise(path)
     if found.kind in (Kind.LOG_DIR, Kind.MOUNTPOINT):

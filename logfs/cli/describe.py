@@ -9,7 +9,7 @@ from logfs.cli.common import add_log_dirs, log_dirs_of, recovery_progress
 if TYPE_CHECKING:
     import argparse
 
-    from logfs.store.log_dir import LogDir
+    from logfs.store.directory.log_dir import LogDir
     from logfs.store.store import Store
 
 
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _print_json(store: Store, topics: set[str] | None) -> None:
     import json
 
-    from logfs.store.moves import futures
+    from logfs.store.maintenance.move_recovery import futures
 
     log_dirs = []
     for log_dir in store.log_dirs:
@@ -73,7 +73,7 @@ def _error(log_dir: LogDir) -> str | None:
 def _broker_id(store: Store) -> int:
     """Return the node id of the broker that the log directory belongs to, or 0 for a store that logfs created."""
     from logfs.format.files import checkpoint
-    from logfs.store.log_dir import META_PROPERTIES
+    from logfs.store.directory.log_dir import META_PROPERTIES
 
     log_dir = store.working[0]
     path = log_dir.path / META_PROPERTIES

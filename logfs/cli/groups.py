@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from logfs.store.groups import GroupOffset
+    from logfs.store.commits.groups import GroupOffset
     from logfs.store.store import Store
 
 _COLUMNS = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG")
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _commit(store: Store, group: str, name: str, words: str) -> int:
-    from logfs.store.groups import resolve_offset
+    from logfs.store.commits.groups import resolve_offset
 
     commit = store.groups.commit(group, name, resolve_offset(store[name], words))
     print(f"committed offset {commit.offset} of {group} for {name}")

@@ -32,14 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Move the partition, with a progress bar on a terminal, and print its new directory."""
-    from logfs.store import door
+    from logfs.store.observe import commit_client
 
     source = target(arguments.target)
     check_there(source)
     log_dirs, name = source
     wanted = arguments.to.absolute()
     # An empty directory is accepted: the move makes it a log directory.
-    door.check_there([wanted], may_be_empty=True)
+    commit_client.check_there([wanted], may_be_empty=True)
     known = [path.absolute() for path in log_dirs]
     known += [wanted] if wanted not in known else []
     store, partition = open_target(Target(known, name))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from logfs.store.mount_table import Mount
+    from logfs.store.directory.mount_table import Mount
 
 # Exit code: the mountpoint is unmounted, but the filesystem is still mounted elsewhere, so the log directories stay
 # locked.
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidStore(
             f"umount needs pyfuse3 and trio ({error}); install logfs[mount]"
         ) from None
-    from logfs.store.mount_table import logfs_mounts
+    from logfs.store.directory.mount_table import logfs_mounts
 
     mountpoint = Path(os.path.abspath(arguments.mountpoint))
     mount = logfs_mounts().get(str(mountpoint))
@@ -104,7 +104,7 @@ def _status(mountpoint: Path) -> dict[str, Any]:
 
 def _check_closed(status: dict[str, Any]) -> int:
     """Print the log directories that were not closed properly, and return the exit code."""
-    from logfs.store.log_dir import CLEAN_SHUTDOWN
+    from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
 
     if status["read_only"]:
         return 0
@@ -124,7 +124,7 @@ def _wait(mount: Mount, pid: int, daemon: int) -> int:
 
     `daemon` is a pidfd, which becomes readable when the process ends.
     """
-    from logfs.store.mount_table import is_served, other_mounts
+    from logfs.store.directory.mount_table import is_served, other_mounts
 
     poll = select.poll()
     poll.register(daemon, select.POLLIN)

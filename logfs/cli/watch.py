@@ -63,7 +63,7 @@ class Mount:
 
         Raises `TimeoutError` if the daemon is stopped or waits for its disk, and `OSError` if it cannot be read.
         """
-        from logfs.store.mount_table import PATIENCE_SECONDS, within
+        from logfs.store.directory.mount_table import PATIENCE_SECONDS, within
 
         try:
             return within(PATIENCE_SECONDS, self._look)
@@ -96,8 +96,8 @@ class LogDir:
         self._store = Store(path, read_only=True, progress=recovery_progress())
 
     def look(self) -> Look:
-        from logfs.store.metrics import metrics
-        from logfs.store.status import store_status
+        from logfs.store.observe.metrics import metrics
+        from logfs.store.observe.status import store_status
 
         for left in reversed(range(TRIES)):
             self._store.refresh()
@@ -114,7 +114,7 @@ class LogDir:
 
 def mounts() -> list[str]:
     """Return the mountpoints of all logfs mounts, without bind mounts of directories in them."""
-    from logfs.store.mount_table import logfs_mounts
+    from logfs.store.directory.mount_table import logfs_mounts
 
     return [path for path, mount in logfs_mounts().items() if mount.root == "/"]
 
@@ -124,7 +124,7 @@ def source(path: Path | None) -> Source:
 
     Raises `InvalidStore` if there is no path and not exactly one mount, or if the path is neither.
     """
-    from logfs.store.recognition import Kind, recognise
+    from logfs.store.directory.recognition import Kind, recognise
 
     if path is None:
         found = mounts()

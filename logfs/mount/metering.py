@@ -6,7 +6,7 @@ import errno
 from typing import TYPE_CHECKING
 
 from logfs.mount.guard import REQUESTS
-from logfs.store.metrics import COUNTER, GAUGE, HISTOGRAM, Family, Sample, histogram
+from logfs.store.observe.metrics import COUNTER, GAUGE, HISTOGRAM, Family, Sample, histogram
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

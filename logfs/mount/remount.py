@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from logfs.errors import InvalidStore
-from logfs.store.lock import STATUS_FILE
-from logfs.store.mount_table import logfs_mounts
+from logfs.store.directory.lock import STATUS_FILE
+from logfs.store.directory.mount_table import logfs_mounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -28,9 +28,10 @@ from logfs.mount.nodes.root import RootDirectory
 from logfs.mount.protocol import Operations
 from logfs.mount.threads import run_in_thread
 from logfs.mount.watchdog import watchdog
-from logfs.store import door, key_maps
-from logfs.store.mount_table import Mounted, mounted_at
-from logfs.store.recognition import Kind, check_log_dirs, recognise
+from logfs.store.directory.mount_table import Mounted, mounted_at
+from logfs.store.directory.recognition import Kind, check_log_dirs, recognise
+from logfs.store.maintenance.upkeep import update_key_indexes
+from logfs.store.observe import commit_client
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def run(
         # Closing the store waits for the disk. This thread may wait: it serves no more requests.
         store.disk.allow_blocking()
         if not store.read_only:
-            door.withdraw(store.working)
+            commit_client.withdraw(store.working)
 
 
 def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -275,7 +276,7 @@ async def _serve(
         nursery.start_soon(_stop_on_signal, operations)
         interval = _REFRESH_SECONDS if store.read_only else _UPKEEP_SECONDS
         nursery.start_soon(_upkeep, lambda: store.upkeep(compaction=False), interval)
-        nursery.start_soon(_upkeep, lambda: key_maps.keep_up(store), interval)
+        nursery.start_soon(_upkeep, lambda: update_key_indexes(store), interval)
         if not store.read_only:
             # A round may take minutes, so no other upkeep waits for it. A request for a round wakes its task at once.
             for worker in (store.compactor, store.mover):
@@ -303,7 +304,7 @@ async def _announce(store: Store, mountpoint: Path, ready: Callable[[], None]) -
     _start_notifier()
     await run_in_thread(_raise_read_ahead, mountpoint)
     if not store.read_only:
-        await run_in_thread(door.announce, store.working, mountpoint)
+        await run_in_thread(commit_client.announce, store.working, mountpoint)
     ready()
 
 

@@ -15,13 +15,13 @@ import signal
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from logfs.store.mount_table import logfs_mounts
+from logfs.store.directory.mount_table import logfs_mounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from logfs.store.mount_table import Mount
+    from logfs.store.directory.mount_table import Mount
 
 logger = logging.getLogger(__name__)
 

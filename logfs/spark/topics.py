@@ -11,7 +11,7 @@ from logfs.format.base import names
 from logfs.format.base.names import TopicPartition
 from logfs.format.files import checkpoint
 from logfs.spark.options import EARLIEST_OFFSET, LATEST_OFFSET, Kind, check_partitions
-from logfs.store.door import log_dirs_of
+from logfs.store.observe.commit_client import log_dirs_of
 from logfs.store.store import Store, read_topic_id
 
 if TYPE_CHECKING:

@@ -20,16 +20,17 @@ from logfs.log.follow.live_partition import FollowedPartition
 from logfs.log.follow.live_segment import FollowedSegment
 from logfs.log.segment.file_checks import check_files
 from logfs.log.segment.segment import Segment
-from logfs.store import moves
-from logfs.store.lease import Lease, LeasedLogDir
-from logfs.store.lock import STATUS_FILE
-from logfs.store.log_dir import LogDir
+from logfs.store.directory.lease import Lease, LeasedLogDir
+from logfs.store.directory.lock import STATUS_FILE
+from logfs.store.directory.log_dir import LogDir
+from logfs.store.maintenance import move_recovery
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from logfs.config import LogConfig
-    from logfs.store.store import Store
+    from logfs.store.commits.commit import Commits
+    from logfs.store.registry import PartitionRegistry
 
     # The name of the only partition to load, or a function that returns whether to load the partition of a name.
     Only = str | Callable[[str], bool]
@@ -103,7 +104,7 @@ def _check_log_dir(disk: Disk, path: Path) -> None:
             disk.mkdir(parent)
 
 
-def _check_unique(found: Mapping[LogDir, moves.Found]) -> None:
+def _check_unique(found: Mapping[LogDir, move_recovery.Found]) -> None:
     """Raise `InvalidStore` for a partition in two log directories, unless another process uses the second one."""
     homes: dict[TopicPartition, LogDir] = {}
     for log_dir, each in found.items():
@@ -119,10 +120,18 @@ class Loader:
     """The loader of a store, which opens the partitions in its log directories."""
 
     def __init__(
-        self, store: Store, progress: Progress, *, only: Only | None, recover: bool
+        self,
+        registry: PartitionRegistry,
+        commits: Commits,
+        progress: Progress,
+        *,
+        only: Only | None,
+        recover: bool,
     ) -> None:
         """`only` selects the partitions to load; with `recover` they are recovered even after a clean shutdown."""
-        self._store = store
+        self._registry = registry
+        self._commits = commits
+        self.recovered_bytes = 0
         self._progress = progress
         self._wanted = (lambda name: only in (None, name)) if not callable(only) else only
         self._recover = recover
@@ -135,8 +144,8 @@ class Loader:
 
         Raises `InvalidStore`, before anything is changed, for a partition that is in two of the directories.
         """
-        found: dict[LogDir, moves.Found] = {}
-        for log_dir in self._store.working:
+        found: dict[LogDir, move_recovery.Found] = {}
+        for log_dir in self._registry.working:
             try:
                 found[log_dir] = self._scan(log_dir)
                 log_dir.is_known = True
@@ -150,18 +159,18 @@ class Loader:
             except OSError as error:
                 log_dir.disk.fail(error)
                 del found[log_dir]
-        moves.settle(self._store, found, self._wanted)
+        move_recovery.finish_or_undo(self._registry, found, self._wanted)
         for log_dir, (partitions, *_) in found.items():
             for name, path, inode in sorted(partitions):
                 self._inodes[name.directory] = inode
                 if self._wanted(name.directory):
                     self._load_partition(log_dir, name, path)
                 else:
-                    self._store.homes[name.directory] = log_dir
+                    self._registry.homes[name.directory] = log_dir
 
-    def _scan(self, log_dir: LogDir) -> moves.Found:
+    def _scan(self, log_dir: LogDir) -> move_recovery.Found:
         """Return the partition directories in a log directory. A store that writes notes deleted ones for removal."""
-        found = moves.Found([], [], [])
+        found = move_recovery.Found([], [], [])
         for entry in log_dir.disk.scan(log_dir.path):
             if not entry.is_dir(follow_symlinks=False):
                 continue
@@ -172,8 +181,8 @@ class Loader:
                 logger.info("%s: is not a partition, ignored", entry.path)
                 continue
             path = log_dir.path / entry.name
-            if kind is DirectoryKind.DELETED and not self._store.read_only:
-                self._store.deletions[path] = self._store.clock()
+            if kind is DirectoryKind.DELETED and not self._registry.read_only:
+                self._registry.deletions[path] = self._registry.clock()
             elif kind is DirectoryKind.NORMAL and name.topic != "__cluster_metadata":
                 found.partitions.append((name, path, entry.inode()))
             elif kind is DirectoryKind.FUTURE:
@@ -183,35 +192,35 @@ class Loader:
         return found
 
     def _load_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> None:
-        if name.directory in self._store.homes:
+        if name.directory in self._registry.homes:
             # The partition is being moved from one log directory to another, as in `refresh`.
             log_dir.look_again()
             return
-        self._store.homes[name.directory] = log_dir
+        self._registry.homes[name.directory] = log_dir
         try:
-            self._store.partitions[name.directory] = self._open_partition(log_dir, name, path)
+            self._registry.partitions[name.directory] = self._open_partition(log_dir, name, path)
         except (FileNotFoundError, Gone) as error:
-            if not self._store.read_only:
+            if not self._registry.read_only:
                 raise
             # Another process is deleting it, or has removed files during the load: the next refresh tries again.
             logger.info("%s: changed while it was loaded: %s", path, error)
-            del self._store.homes[name.directory]
+            del self._registry.homes[name.directory]
             log_dir.look_again()
         except (LogfsError, OSError) as error:
             logger.error("%s: offline: %s", path, error)
-            self._store.offline[name.directory] = error
+            self._registry.offline[name.directory] = error
         except Exception as error:
             # Unexpected error, perhaps provoked by a hostile file. The other partitions must not suffer from it.
             reason = InvalidStore(f"{path}: cannot be loaded: {error!r}")
             logger.exception("%s: offline", path)
-            self._store.offline[name.directory] = reason
+            self._registry.offline[name.directory] = reason
 
     def _open_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> Partition:
         check_files(log_dir.disk, path)
         end: recovery.Place | None = None
-        if self._store.read_only and not log_dir.live and not log_dir.clean:
-            end = self._store.commits.place_of_remains(log_dir, name, path)
-        changed = self._store.commits.take_stock(log_dir, name, path)
+        if self._registry.read_only and not log_dir.live and not log_dir.clean:
+            end = self._commits.place_of_remains(log_dir, name, path)
+        changed = self._commits.take_stock(log_dir, name, path)
         clean = log_dir.clean and not self._recover and not changed
         start = recovery.Start(
             clean,
@@ -219,10 +228,10 @@ class Loader:
             log_dir.log_starts.get(name, 0),
             log_dir.may_have_gaps(name),
             self._recover,
-            self._store.settings.broker_config.producer_id_expiration_ms,
+            self._registry.settings.broker_config.producer_id_expiration_ms,
             end,
         )
-        config = self._store.settings.log_config(name.topic)
+        config = self._registry.settings.log_config(name.topic)
         total = 0
         if not clean and not log_dir.live:
             logs = (e for e in log_dir.disk.scan(path) if e.name.endswith(names.LOG))
@@ -232,53 +241,55 @@ class Loader:
         def report(size: int) -> None:
             nonlocal done
             done += size
-            self._store.recovered_bytes += size
+            self.recovered_bytes += size
             self._progress(name.directory, done, total)
 
         def load() -> recovery.Loaded:
             if log_dir.live:
                 return live_partition.load(log_dir.disk, path, start)
-            kind = FollowedSegment if self._store.read_only else Segment
+            kind = FollowedSegment if self._registry.read_only else Segment
             return recovery.load(
-                log_dir.disk, path, config, start, self._store.clock(), report, kind
+                log_dir.disk, path, config, start, self._registry.clock(), report, kind
             )
 
         def get_config() -> LogConfig:
-            return self._store.settings.log_config(name.topic)
+            return self._registry.settings.log_config(name.topic)
 
-        if self._store.read_only:
-            return FollowedPartition(log_dir.disk, path, name, get_config, self._store.clock, load)
-        return Partition(log_dir.disk, path, name, get_config, self._store.clock, load())
+        if self._registry.read_only:
+            return FollowedPartition(
+                log_dir.disk, path, name, get_config, self._registry.clock, load
+            )
+        return Partition(log_dir.disk, path, name, get_config, self._registry.clock, load())
 
     def refresh(self, log_dir: LogDir) -> None:
         """Drop the partitions that have left a log directory, load new ones, and apply the log start checkpoint."""
         scanned = self._scan(log_dir)
         found = {name.directory: (name, path, inode) for name, path, inode in scanned.partitions}
         for name, path in scanned.futures:
-            # The copy of a move that a crash has interrupted, loaded as the partition by `moves.settle`.
-            loaded = self._store.partitions.get(name.directory)
+            # The copy of an interrupted move, which `move_recovery.finish_or_undo` has made the partition.
+            loaded = self._registry.partitions.get(name.directory)
             if loaded is not None and loaded.directory == path:
                 found.setdefault(name.directory, (name, path, self._inodes[name.directory]))
-        for directory in [d for d, home in self._store.homes.items() if home is log_dir]:
+        for directory in [d for d, home in self._registry.homes.items() if home is log_dir]:
             inode = found[directory][2] if directory in found else None
             if inode != self._inodes.get(directory) or self._may_work_now(directory, log_dir):
-                self._store.partitions.pop(directory, None)
-                self._store.offline.pop(directory, None)
-                del self._store.homes[directory]
+                self._registry.partitions.pop(directory, None)
+                self._registry.offline.pop(directory, None)
+                del self._registry.homes[directory]
         for directory, (name, path, inode) in found.items():
-            if directory not in self._store.homes and self._wanted(directory):
+            if directory not in self._registry.homes and self._wanted(directory):
                 self._inodes[directory] = inode
                 self._load_partition(log_dir, name, path)
-            elif self._store.homes.get(directory, log_dir) is not log_dir:
+            elif self._registry.homes.get(directory, log_dir) is not log_dir:
                 # The partition is being moved from one log directory to another, and is in both for a moment.
                 log_dir.look_again()
-        for partition in self._store.partitions.values():
+        for partition in self._registry.partitions.values():
             if isinstance(partition, FollowedPartition) and partition.name.directory in found:
                 partition.follow_log_start(log_dir.log_starts.get(partition.name, 0))
 
     def _may_work_now(self, directory: str, log_dir: LogDir) -> bool:
         """Whether the directory of a partition that is offline has changed since the last call."""
-        if directory not in self._store.offline:
+        if directory not in self._registry.offline:
             return False
         try:
             mtime = log_dir.disk.stat(log_dir.path / directory).st_mtime_ns

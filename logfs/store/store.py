@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 import uuid
 from contextlib import suppress
@@ -26,16 +25,19 @@ from logfs.log import recovery
 from logfs.log.append.partition import LEADER_EPOCH, Partition
 from logfs.log.disk.disk import Disk, ReadOnlyDisk
 from logfs.log.transfer.partition_copy import remove_directory
-from logfs.store.commit import Commits
-from logfs.store.compactor import Compactor
-from logfs.store.groups import Groups
+from logfs.store.checkpoints import Checkpoints
+from logfs.store.commits.commit import Commits
+from logfs.store.commits.groups import Groups
+from logfs.store.directory.log_dir import FirstError
+from logfs.store.directory.recognition import check_log_dirs
 from logfs.store.loading import Loader, open_log_dirs
-from logfs.store.log_dir import FirstError
-from logfs.store.mover import Mover
-from logfs.store.recognition import check_log_dirs
-from logfs.store.retainer import Retainer
+from logfs.store.maintenance.compaction import Compactor
+from logfs.store.maintenance.mover import Mover
+from logfs.store.maintenance.retention import Retainer
+from logfs.store.maintenance.schedule import Task
+from logfs.store.maintenance.upkeep import MaintenanceScheduler
+from logfs.store.registry import PartitionRegistry
 from logfs.store.settings import Settings
-from logfs.store.upkeep import Keeper, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -44,11 +46,10 @@ if TYPE_CHECKING:
 
     from logfs.format.base.names import TopicPartition
     from logfs.format.files.commit_file import StagedFile
-    from logfs.store import retention
-    from logfs.store.commit import Committed
+    from logfs.store.commits.commit import Committed
+    from logfs.store.directory.log_dir import LogDir
     from logfs.store.loading import Only, Progress
-    from logfs.store.log_dir import LogDir
-    from logfs.store.upkeep import Work
+    from logfs.store.maintenance import retention
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Store:
+class Store(PartitionRegistry):
     """The partitions of one or several log directories, by name: `store["orders-0"]`.
 
     A store is a context manager; after a clean close the next opening needs no recovery. Any thread may read;
@@ -95,34 +96,28 @@ class Store:
         """
         log_dirs = [log_dirs] if isinstance(log_dirs, (str, os.PathLike)) else list(log_dirs)
         check_log_dirs(log_dirs, may_be_empty=not read_only, may_be_made=create and not read_only)
-        self.read_only = read_only
-        self.clock = clock
-        self.disk = disk or (ReadOnlyDisk() if read_only else Disk())
-        self.partitions: dict[str, Partition] = {}
-        self.offline: dict[str, LogfsError | OSError] = {}
-        self.opened_ms = clock()
-        self.recovered_bytes = 0
+        super().__init__(
+            disk or (ReadOnlyDisk() if read_only else Disk()), clock, read_only=read_only
+        )
         self.loading_seconds = 0.0
-        # The operations that run in the background, for status and metrics.
-        self.background: list[Work] = []
-        self.groups = Groups(self)
         # Deleted partitions whose commits by groups could not be removed, for example because the disk was full.
         self._stale_commits: set[str] = set()
-        self._lock = threading.RLock()
-        # The log directory of each partition, including those that are offline or were not loaded.
-        self.homes: dict[str, LogDir] = {}
-        # The directories of deleted partitions, and when each may be removed (ms since the epoch).
-        self.deletions: dict[Path, int] = {}
-        self._loader = Loader(self, progress or (lambda *_: None), only=only, recover=recover)
-        self.compactor = Compactor(self)
-        self.retainer = Retainer(self, self._lock)
-        self.mover = Mover(self, self._lock)
-        self.log_dirs: list[LogDir] = []
-        self.log_dirs = open_log_dirs(self.disk, log_dirs, self._log_dir_failed)
+        self.log_dirs = open_log_dirs(self.disk, log_dirs, self.log_dir_failed)
         try:
             self.settings = Settings([(log_dir.disk, log_dir.path) for log_dir in self.log_dirs])
-            self.keeper = Keeper(self, self._lock)
+            self.groups = Groups(self, self.create)
             self.commits = Commits(self)
+            self.checkpoints = Checkpoints(self)
+            shared = (self, self.checkpoints, self.commits)
+            self.retainer = Retainer(*shared)
+            self.compactor = Compactor(*shared)
+            self.mover = Mover(*shared, self.compactor)
+            self.scheduler = MaintenanceScheduler(
+                *shared, self.retainer, self.compactor, self.mover
+            )
+            self._loader = Loader(
+                self, self.commits, progress or (lambda *_: None), only=only, recover=recover
+            )
             began = time.monotonic()
             self._loader.load()
             if not self.working:
@@ -136,6 +131,11 @@ class Store:
             for log_dir in self.log_dirs:
                 log_dir.close()
             raise
+
+    @property
+    def recovered_bytes(self) -> int:
+        """The bytes that were read to recover partitions."""
+        return self._loader.recovered_bytes
 
     def __enter__(self) -> Store:
         return self
@@ -155,80 +155,11 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({[str(log_dir.path) for log_dir in self.log_dirs]})"
 
-    def __getitem__(self, name: str) -> Partition:
-        """Return the partition of that name. Raises `UnknownPartition`, or the error that keeps it offline."""
-        partition = self.partitions.get(name)
-        if partition is not None:
-            return partition
-        if name in self.offline:
-            raise self.offline[name]
-        raise UnknownPartition(f"{name}: no such partition; 'logfs create' creates it")
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.partitions
-
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self.partitions))
 
     def __len__(self) -> int:
         return len(self.partitions)
-
-    # Log directories that fail.
-
-    @property
-    def working(self) -> list[LogDir]:
-        """The log directories that work."""
-        return [log_dir for log_dir in self.log_dirs if log_dir.failure is None]
-
-    @property
-    def failed(self) -> list[LogDirFailed]:
-        """The errors of the log directories that do not work."""
-        return [log_dir.failure for log_dir in self.log_dirs if log_dir.failure is not None]
-
-    def _log_dir_failed(self, log_dir: LogDir) -> None:
-        """Take all partitions of a log directory offline (Kafka's handleLogDirFailure).
-
-        The thread that met the error may hold any locks, so this waits for none. The partitions refuse all calls from
-        now on, and `offline` has them as soon as no thread holds the lock of the store.
-        """
-        if log_dir.disk.is_disowned:
-            # In a forked child the thread that held this lock, or a partition's, does not exist.
-            self._lock = threading.RLock()
-        for name, partition in list(self.partitions.items()):
-            if self.homes.get(name) is log_dir:
-                partition.failure = log_dir.failure
-                if log_dir.disk.is_disowned:
-                    partition.lock, partition.flush_lock = threading.RLock(), threading.RLock()
-        if self._lock.acquire(blocking=False):
-            try:
-                self._settle_failures()
-            finally:
-                self._lock.release()
-
-    def _settle_failures(self) -> None:
-        here = {name: self.homes[name].failure for name in self.partitions}
-        lost = {name: failure for name, failure in here.items() if failure is not None}
-        if lost:
-            self.offline = {**self.offline, **lost}
-            # Replaced whole: the thread that met the error may be iterating over it.
-            self.partitions = {n: p for n, p in self.partitions.items() if n not in lost}
-
-    def check_log_dirs(self) -> None:
-        """Take unmounted and replaced log directories offline, and the partitions of all that have failed."""
-        for log_dir in self.log_dirs:
-            log_dir.check_in_place()
-        with self._lock:
-            self._settle_failures()
-
-    def _emptiest(self) -> LogDir:
-        """Return the log directory for a new partition: the working one that has the fewest."""
-        self.check_log_dirs()
-        for log_dir in self.log_dirs:
-            if log_dir.failure is not None and (not self.working or not log_dir.is_known):
-                # A directory that was never read may have a partition of that name, which would then exist twice.
-                raise log_dir.failure
-        homes = list(self.homes.values())
-        return min(self.working, key=lambda log_dir: sum(home is log_dir for home in homes))
 
     # Partitions.
 
@@ -239,21 +170,26 @@ class Store:
         """
         parsed = names.parse_directory(name)
         self._check_writable(name)
-        with self._lock:
+        with self.lock:
             if name in self.homes:
                 raise PartitionExists(f"{name}: the partition exists")
-            log_dir = self._emptiest()
+            log_dir = self.emptiest()
             self._copy_settings(parsed.topic, log_dir)
             partition = self._make(log_dir, parsed)
             self.homes[name] = log_dir
             self.partitions[name] = partition
             if parsed in log_dir.recovery_points or parsed in log_dir.log_starts:
                 # Entries of a deleted partition of that name, which are left if the checkpoints could not be written.
-                self.write_checkpoints()
-            self._forget_cleaner_offset(log_dir, parsed)
+                self.checkpoints.write()
+            self.checkpoints.forget_cleaner_offset(log_dir, parsed)
         if name in self._stale_commits:
             self._forget_groups(name)
         return partition
+
+    def _copy_settings(self, topic: str, log_dir: LogDir) -> None:
+        """Copy the settings of a topic to a log directory before it gets a partition of the topic."""
+        is_new = log_dir not in self.homes.values()
+        self.settings.copy_to(topic, log_dir.disk, log_dir.path, is_new=is_new)
 
     def _make(self, log_dir: LogDir, name: TopicPartition) -> Partition:
         """Create the directory of a partition and its first files; after an error none of them remains."""
@@ -300,7 +236,7 @@ class Store:
         `UnknownPartition`, `NotWritable`.
         """
         self._check_writable(name)
-        with self._lock:
+        with self.lock:
             partition = self.partitions.get(name)
             if partition is None:
                 if name in self.offline and self.homes[name].failure is not None:
@@ -318,12 +254,12 @@ class Store:
             # The partition is gone. Entries that cannot be removed now, on a full disk, are removed by `create`.
             errors = FirstError()
             with errors:
-                self._forget_cleaner_offset(home, partition.name)
+                self.checkpoints.forget_cleaner_offset(home, partition.name)
             if not any(other.topic == partition.topic for other in self.partitions.values()):
                 with errors:
                     self.settings.remove_topic(partition.topic)
             with errors:
-                self.write_checkpoints()
+                self.checkpoints.write()
             if errors.error is not None:
                 logger.error(
                     "%s: deleted, but not all of its settings and checkpoint entries: %s",
@@ -350,18 +286,18 @@ class Store:
         """
         if offset < 0:
             raise OffsetOutOfRange(f"{name}: no such offset {offset}")
-        with self._lock:
+        with self.lock:
             partition = self[name]
-            self.commits.give_up_place(name)
+            self.commits.clear_place(name)
             if offset < partition.recovery_point:
                 # First: after a crash in between, dropped records must not count as durable records that are lost.
                 partition.lower_recovery_point(offset)
-                self.write_checkpoints()
+                self.checkpoints.write()
             changed = partition.truncate(offset)
             if changed:
-                self.write_checkpoints()
-                if (self.cleaner_offset(name) or 0) > partition.log_end_offset:
-                    self.set_cleaner_offset(partition, partition.active.base_offset)
+                self.checkpoints.write()
+                if (self.checkpoints.cleaner_offset(name) or 0) > partition.log_end_offset:
+                    self.checkpoints.set_cleaner_offset(partition, partition.active.base_offset)
             return changed
 
     def delete_records(self, name: str, offset: int) -> int:
@@ -373,23 +309,23 @@ class Store:
         """
         if offset < -1:
             raise OffsetOutOfRange(f"{name}: no such offset {offset}")
-        with self._lock:
+        with self.lock:
             partition = self[name]
             if not partition.config.is_deleted:
                 raise InvalidSetting(
                     f"{name}: cleanup.policy has no 'delete', so its records cannot be deleted by offset"
                 )
-            self.commits.give_up_place(name)
+            self.commits.clear_place(name)
             partition.advance_log_start(partition.log_end_offset if offset == -1 else offset)
-            self.write_checkpoints()
-            self.keeper.ask(Task.RETENTION)
+            self.checkpoints.write()
+            self.scheduler.ask(Task.RETENTION)
             return partition.log_start_offset
 
     def commit(self, writer: str, sequence: int, staged: Iterable[StagedFile]) -> Committed:
         """Append staged batches to several partitions, all or none and only once; see `Commits.commit`."""
         return self.commits.commit(writer, sequence, staged)
 
-    # Retention and compaction, by `retainer` and `compactor`. The cleaner checkpoints are kept here.
+    # Retention and compaction, by `retainer` and `compactor`.
 
     def retention_plan(self, name: str) -> retention.Plan:
         """Return what `retain` would do to a partition now, and why, without doing it."""
@@ -403,50 +339,6 @@ class Store:
         """Compact a partition now; see `Compactor.compact`, which also reports progress."""
         self._check_writable(name)
         self.compactor.compact(name, roll=roll)
-
-    def cleaner_offset(self, name: str) -> int | None:
-        """Return the offset up to which a partition was compacted, or None if it never was (kafka-storage 8.9)."""
-        return self.homes[name].cleaner_offsets.get(self[name].name)
-
-    def set_cleaner_offset(self, partition: Partition, offset: int) -> None:
-        """Record that a partition was compacted up to an offset, unless the partition was deleted meanwhile."""
-        with self._lock:
-            if self.partitions.get(partition.name.directory) is partition:
-                log_dir = self.homes[partition.name.directory]
-                log_dir.write_cleaner_offsets({**log_dir.cleaner_offsets, partition.name: offset})
-
-    def _forget_cleaner_offset(self, log_dir: LogDir, name: TopicPartition) -> None:
-        if name in log_dir.cleaner_offsets:
-            known = log_dir.cleaner_offsets
-            log_dir.write_cleaner_offsets({n: o for n, o in known.items() if n != name})
-
-    def prepare_move(self, partition: Partition, log_dir: LogDir) -> None:
-        """Write a partition's checkpoint entries and settings to the log directory that it is about to move to."""
-        self._copy_settings(partition.topic, log_dir)
-        offset = self.homes[partition.name.directory].cleaner_offsets.get(partition.name)
-        if offset is None:
-            self._forget_cleaner_offset(log_dir, partition.name)
-        else:
-            log_dir.write_cleaner_offsets({**log_dir.cleaner_offsets, partition.name: offset})
-        self._write_checkpoints(log_dir, partition)
-
-    def _copy_settings(self, topic: str, log_dir: LogDir) -> None:
-        """Copy the settings of a topic to a log directory before it gets a partition of the topic."""
-        is_new = log_dir not in self.homes.values()
-        self.settings.copy_to(topic, log_dir.disk, log_dir.path, is_new=is_new)
-
-    def finish_move(self, partition: Partition, source: LogDir) -> None:
-        """Remove a partition from the checkpoints of the log directory that it has left."""
-        self.write_checkpoints()
-        self._forget_cleaner_offset(source, partition.name)
-
-    def home(self, name: str) -> Path:
-        """Return the path of the log directory that a partition is in."""
-        return self.homes[name].path
-
-    def is_brokers(self, name: str) -> bool:
-        """Whether a broker also uses the log directory that a partition is in."""
-        return self.homes[name].is_brokers
 
     def _check_writable(self, name: str) -> None:
         if self.read_only:
@@ -462,7 +354,7 @@ class Store:
         """
         if not self.read_only:
             return
-        with self._lock:
+        with self.lock:
             for log_dir in self.log_dirs:
                 if log_dir.has_changed():
                     self._loader.refresh(log_dir)
@@ -473,7 +365,7 @@ class Store:
                 logger.error("%s: cannot be refreshed: %s", name, error)
 
     def upkeep(self, *, compaction: bool = True) -> None:
-        """Do the tasks that are due (see `logfs.store.upkeep`). May take long; a failure is logged and tried again.
+        """Do the tasks that are due (see `MaintenanceScheduler`). May take long; a failure is logged and tried again.
 
         In a read-only store this is `refresh`. Without `compaction`, the longest task is left to a caller of
         `compactor.run_due` in another thread.
@@ -482,50 +374,16 @@ class Store:
             self.refresh()
             return
         self.check_log_dirs()
-        self.keeper.run_due()
+        self.scheduler.run_due()
         if compaction:
             self.compactor.run_due()
-
-    def write_checkpoints(self) -> None:
-        """Write the recovery points, log start offsets and high watermarks of all log directories that work.
-
-        If one directory cannot be written, the others are written before the error is raised.
-        """
-        errors = FirstError()
-        for log_dir in self.working:
-            with errors:
-                self._write_checkpoints(log_dir)
-        errors.throw()
-
-    def _write_checkpoints(self, log_dir: LogDir, *coming: Partition) -> None:
-        here = [p for n, p in self.partitions.items() if self.homes[n] is log_dir]
-        here += coming
-        # Copies of unfinished moves, which are the partitions from the next opening on.
-        copies = [name for name, home in self.mover.unfinished.items() if home is log_dir]
-        here += [self.partitions[name] for name in copies if name in self.partitions]
-        points = {partition.name: partition.recovery_point for partition in here}
-        starts = {
-            partition.name: partition.log_start_offset
-            for partition in here
-            if partition.log_start_offset > partition.segments[0].base_offset
-        }
-        for directory, home in self.homes.items():
-            # The partition is offline or was not loaded: it keeps its entries.
-            if home is log_dir and directory not in self.partitions:
-                name = names.parse_directory(directory)
-                points[name] = log_dir.recovery_points.get(name, 0)
-                if name in log_dir.log_starts:
-                    starts[name] = log_dir.log_starts[name]
-        log_dir.write_recovery_points(points)
-        log_dir.write_high_watermarks(points)
-        log_dir.write_log_starts(starts)
 
     def close(self) -> None:
         """Flush and close everything.
 
         A log directory gets the clean-shutdown marker only if all of it closed cleanly. Closing twice is harmless.
         """
-        with self._lock:
+        with self.lock:
             log_dirs = self.log_dirs
             for log_dir in log_dirs:
                 log_dir.check_in_place()
@@ -553,7 +411,7 @@ class Store:
             if not partition.close()
         }
         dirty |= {id(self.homes[name]) for name in self.offline}
-        dirty |= set(map(id, self.mover.unfinished.values()))
+        dirty |= set(map(id, self.checkpoints.unfinished.values()))
         # Partitions that were not loaded are as clean as they were.
         unseen = {id(home) for name, home in self.homes.items() if name not in self.partitions}
         dirty |= {id(log_dir) for log_dir in log_dirs if not log_dir.clean} & unseen
@@ -561,7 +419,7 @@ class Store:
         for log_dir in log_dirs:
             if log_dir.failure is None:
                 with errors:
-                    self._write_checkpoints(log_dir)
+                    self.checkpoints.write_one(log_dir)
                     if id(log_dir) not in dirty:
                         log_dir.mark_clean()
         errors.throw()

@@ -16,7 +16,7 @@ import pytest
 from logfs import Record
 from logfs.format.base import names
 from logfs.format.files import checkpoint
-from logfs.store.log_dir import LOG_STARTS, RECOVERY_POINTS
+from logfs.store.directory.log_dir import LOG_STARTS, RECOVERY_POINTS
 from tests.conftest import assert_clean
 from tests.kafka.helper import KafkaError
 from tests.kafka.storage import CLIENT, NAME, KafkaStorage, LogfsStorage

@@ -9,7 +9,7 @@ import pytest
 
 from logfs.format.batches.record import Record
 from logfs.log.disk.disk import Disk
-from logfs.store import door
+from logfs.store.observe import commit_client
 from logfs.store.settings import Settings
 from logfs.store.store import Store
 from tests.conftest import assert_clean
@@ -91,13 +91,13 @@ def test_kafka_reads_what_was_committed(
 
     attempt("query")
     staged = attempt("query")
-    door.commit(log_dir, "another", 0, attempt("another", 1))
+    commit_client.commit(log_dir, "another", 0, attempt("another", 1))
     with Store(log_dir) as store:
         for topic in topics:
             store[f"{topic}-0"].append([Record(b"appended", timestamp=T)])
-    done = door.commit(log_dir, "query", 0, staged)
+    done = commit_client.commit(log_dir, "query", 0, staged)
     assert set(done.offsets.values()) == {(3, 2003)}
-    assert door.commit(log_dir, "query", 0, attempt("query")).already
+    assert commit_client.commit(log_dir, "query", 0, attempt("query")).already
     assert_clean(log_dir)
     for topic in topics:
         for log in sorted(broker.partition(f"{topic}-0").glob("*.log")):

@@ -15,8 +15,8 @@ from logfs.errors import InvalidStore, LogfsError, StoreLocked, UnknownPartition
 from logfs.format.batches.batch import Batches, assign_offset
 from logfs.format.batches.record import Record
 from logfs.spark.jobs import compact, plot, reindex, stats, verify
-from logfs.store.check import check
-from logfs.store.log_dir import CLEAN_SHUTDOWN
+from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
+from logfs.store.observe.check import check
 from logfs.store.store import Store
 from tests.conftest import Clock, assert_clean
 

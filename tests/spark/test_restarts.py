@@ -20,7 +20,7 @@ import pytest
 
 from logfs.format.files.commit_file import STAGED, CommitLog
 from logfs.log.disk.disk import Disk
-from logfs.store.commit import read_commits
+from logfs.store.commits.commit import read_commits
 from logfs.store.store import Store
 from tests.conftest import need_fuse
 from tests.spark.conftest import need_spark, spark_settings

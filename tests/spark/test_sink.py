@@ -13,7 +13,7 @@ import pytest
 from logfs.format.batches.record import Record
 from logfs.format.files.commit_file import STAGED
 from logfs.log.transfer.staged_batches import Landing
-from logfs.store.commit import Commits
+from logfs.store.commits.commit import Commits
 from logfs.store.store import Store
 from tests.conftest import need_fuse
 

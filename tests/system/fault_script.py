@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from logfs.store import door
+from logfs.store.observe import commit_client
 from tests.system.load import stage_values
 
 if TYPE_CHECKING:
@@ -249,7 +249,9 @@ class _Script:
             return
         now_ms = int(time.time() * 1000)
         staged = stage_values(home, "faults", sequence, {"c-0": [value]}, now_ms)
-        request = door.format_request(door.Request("faults", sequence, tuple(staged)))
+        request = commit_client.format_request(
+            commit_client.Request("faults", sequence, tuple(staged))
+        )
         if self.call("commit", lambda: _write(self.mountpoint / ".logfs/commit", request)):
             self.journal.commits.append(sequence)
 

@@ -25,7 +25,7 @@ from logfs.format.text import envelope
 from logfs.log.compaction.cleaner import clean
 from logfs.log.compaction.cleaning import Dirty
 from logfs.log.segment.batch_iterator import Damage
-from logfs.store.log_dir import CLEAN_SHUTDOWN, META_PROPERTIES
+from logfs.store.directory.log_dir import CLEAN_SHUTDOWN, META_PROPERTIES
 from logfs.store.store import PARTITION_METADATA, Store
 from tests.legacy_encoder import Old, message, wrapper
 from tests.staging import stage
@@ -210,7 +210,7 @@ def _compacted(store: Store) -> None:
     store.settings.set_topic("orders", "cleanup.policy", "compact")
     store.settings.set_topic("orders", "file.delete.delay.ms", "0")
     orders = store.create(NAME)
-    store.set_cleaner_offset(orders, 0)
+    store.checkpoints.set_cleaner_offset(orders, 0)
     for round_ in range(4):
         for first in range(0, 9, 3):
             pairs = ((b"k%d" % (n % 5), n) for n in range(first, first + 3))
@@ -220,7 +220,7 @@ def _compacted(store: Store) -> None:
         orders.append([Record(b"once %d" % round_, b"only %d" % round_)])
         orders.roll(NOW)
         clean(orders, Dirty(0, orders.active.base_offset), NOW, memory_bytes=1 << 16)
-    store.set_cleaner_offset(orders, orders.active.base_offset)
+    store.checkpoints.set_cleaner_offset(orders, orders.active.base_offset)
     orders.append([Record(b"last", b"k1")])
 
 

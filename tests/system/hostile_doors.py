@@ -21,7 +21,7 @@ from logfs.format.text import envelope
 from logfs.format.text.rendering import View
 from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.log.transfer import scan_split
-from logfs.store.status import partition_status, store_status
+from logfs.store.observe.status import partition_status, store_status
 from logfs.store.store import Store
 from tests.system.hostile_corpus import NOW, Template, covered, seen
 

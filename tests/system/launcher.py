@@ -34,8 +34,8 @@ _PRELOADED = (
     "logfs.cli.move",
     "logfs.cli.retain",
     "logfs.mount.session",
-    "logfs.store.check",
-    "logfs.store.door",
+    "logfs.store.observe.check",
+    "logfs.store.observe.commit_client",
     "tests.system.power_load",
     "tests.system.power_oracle",
 )

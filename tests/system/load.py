@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from logfs.errors import LogfsError
 from logfs.format.batches.record import Record
 from logfs.log.disk.disk import Disk
-from logfs.store import door
-from logfs.store.mount_table import DEAD_ERRORS, is_dead
+from logfs.store.directory.mount_table import DEAD_ERRORS, is_dead
+from logfs.store.observe import commit_client
 from logfs.store.settings import Settings
 from tests.staging import stage
 from tests.system.scenes import log_dirs
@@ -88,7 +88,7 @@ def commit(root: str) -> None:
         for name in ("plain-0", "txn-0")
     }
     try:
-        door.commit(log_dir, "writer", 0, stage_values(log_dir, "writer", 0, wanted))
+        commit_client.commit(log_dir, "writer", 0, stage_values(log_dir, "writer", 0, wanted))
     except (LogfsError, OSError) as error:
         sys.exit(f"logfs: {error}")
 
@@ -226,7 +226,9 @@ class _Load:
             staged = stage_values(home, "load", sequence, {"commit-0": wanted["commit-0"]})
             home = next(each for each in self.log_dirs if (each / "commit-1").is_dir())
             staged += stage_values(home, "load", sequence, {"commit-1": wanted["commit-1"]})
-            request = door.format_request(door.Request("load", sequence, tuple(staged)))
+            request = commit_client.format_request(
+                commit_client.Request("load", sequence, tuple(staged))
+            )
             fd = os.open(self.mountpoint / ".logfs/commit", os.O_RDWR)
             try:
                 os.write(fd, request)

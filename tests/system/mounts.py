@@ -8,7 +8,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from logfs.store.mount_table import mounts
+from logfs.store.directory.mount_table import mounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from logfs.errors import LogfsError
 from logfs.format.text.rendering import View
 from logfs.log.read.text_view import TextView
-from logfs.store.check import Severity, check
+from logfs.store.observe.check import Severity, check
 from logfs.store.store import Store
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from logfs.store.mount_table import mounts
+from logfs.store.directory.mount_table import mounts
 from tests.system.launcher import ROOT, Executed, Launcher, Process, wait_until
 from tests.system.mounts import is_mounted
 from tests.system.power_load import Profile

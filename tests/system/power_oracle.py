@@ -17,7 +17,7 @@ import numpy as np
 from logfs.errors import Corrupt, LogfsError
 from logfs.format.files.producer_snapshot import parse_snapshot
 from logfs.log.segment.batch_iterator import DamagedRange
-from logfs.store.check import Severity, check
+from logfs.store.observe.check import Severity, check
 from logfs.store.store import Store
 from tests.system.power_load import (
     CONFIGURED,

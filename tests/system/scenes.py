@@ -97,7 +97,7 @@ class _Builder:
             for name in NAMES:
                 if self.random.random() < 0.7:
                     store[name].flush()
-            store.write_checkpoints()
+            store.checkpoints.write()
         if self.ending == "closed":
             store.close()
         for name in NAMES:

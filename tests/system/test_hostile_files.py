@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from logfs.store.check import Severity, check
+from logfs.store.observe.check import Severity, check
 from logfs.store.store import Store
 from tests.system.hostile import campaign
 from tests.test_cli import call

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from logfs.log.append.partition import Partition
     from logfs.log.read.reader import Reader
-    from logfs.store.modes import Modes
+    from logfs.store.directory.permissions import Modes
 
 # A write of up to this size is encoded and written to the kernel's page cache on the trio thread, which takes less
 # time than a switch to a worker thread and back. Larger writes go to a worker thread; for compressed topics the limit

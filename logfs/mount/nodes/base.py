@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from logfs.log.read.read_committed import Isolation
 from logfs.mount.errnos import refuse
-from logfs.store.modes import Access
+from logfs.store.directory.permissions import Access
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from logfs.log.append.partition import Partition
     from logfs.log.read.reader import Reader
     from logfs.mount.errnos import ErrorLog
-    from logfs.store.modes import Modes
+    from logfs.store.directory.permissions import Modes
     from logfs.store.store import Store
 
 READ_BITS = 0o444

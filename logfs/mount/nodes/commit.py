@@ -1,4 +1,4 @@
-"""`.logfs/commit`: each line of JSON written to it commits staged batches (`logfs.store.door`)."""
+"""`.logfs/commit`: each line of JSON written to it commits staged batches (`commit_client`)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import NotWritable
 from logfs.mount.nodes.base import Caller, File, Handle, Stat
-from logfs.store.door import format_answer, parse_request, serve
+from logfs.store.observe.commit_client import format_answer, parse_request, serve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from logfs.log.read.reader import Reader
-    from logfs.store.modes import Access
+    from logfs.store.directory.permissions import Access
 
 
 class CommitFile(File):

@@ -9,7 +9,7 @@ from logfs.mount.nodes.base import DIRECTORY_BITS, Context, Directory, Partition
 
 if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
-    from logfs.store.modes import Modes
+    from logfs.store.directory.permissions import Modes
 
 
 class PartitionFolder(PartitionAccess, Directory):

@@ -16,7 +16,7 @@ from logfs.mount.nodes.base import READ_BITS, Caller, Context, Directory, File, 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from logfs.store.modes import Access
+    from logfs.store.directory.permissions import Access
 
 
 @cache

@@ -12,13 +12,13 @@ from logfs.format.base.names import file_name, parse_file_name
 from logfs.mount.errnos import refuse
 from logfs.mount.nodes.base import READ_BITS, WRITE_BITS, Caller, Context, File, Handle, Node, Stat
 from logfs.mount.nodes.folder import PartitionFolder
-from logfs.store.groups import resolve_offset
+from logfs.store.commits.groups import resolve_offset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from logfs.format.messages.group_record import OffsetCommit
-    from logfs.store.modes import Access
+    from logfs.store.directory.permissions import Access
 
 LAG = ".lag"
 # The longest name that a listing shows. A longer name resolves if the system permits its length.

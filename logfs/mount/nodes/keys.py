@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from logfs.format.batches.record import Record
-    from logfs.store.modes import Access
+    from logfs.store.directory.permissions import Access
 
 # The number of keys that are listed; every key resolves.
 _LISTED = 1000

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from logfs.log.read.reader import Reader
-    from logfs.store.modes import Access, Modes
+    from logfs.store.directory.permissions import Access, Modes
 
 # A record has exactly one name: its offset in canonical decimal.
 _OFFSET = re.compile(r"(0|[1-9][0-9]{0,18})")

@@ -17,8 +17,8 @@ from logfs.mount.nodes.offsets import OffsetsDirectory
 from logfs.mount.nodes.segments import SegmentsDirectory
 from logfs.mount.nodes.text import TextFile
 from logfs.mount.nodes.time import TimeDirectory
-from logfs.store.modes import Access, Modes
-from logfs.store.status import partition_status
+from logfs.store.directory.permissions import Access, Modes
+from logfs.store.observe.status import partition_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

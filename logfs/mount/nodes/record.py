@@ -21,7 +21,7 @@ from logfs.mount.nodes.base import (
 if TYPE_CHECKING:
     from logfs.format.batches.record import Record
     from logfs.log.read.reader import Reader
-    from logfs.store.modes import Modes
+    from logfs.store.directory.permissions import Modes
 
 JSON = ".json"
 

@@ -24,9 +24,9 @@ from logfs.mount.nodes.commit import CommitFile
 from logfs.mount.nodes.config import BrokerConfigDirectory
 from logfs.mount.nodes.generated import GeneratedFile, installed_ns
 from logfs.mount.nodes.partition import PartitionDirectory
-from logfs.store.metrics import metrics
-from logfs.store.modes import Access, Modes
-from logfs.store.status import store_status, upkeep_text
+from logfs.store.directory.permissions import Access, Modes
+from logfs.store.observe.metrics import metrics
+from logfs.store.observe.status import store_status, upkeep_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,13 +156,13 @@ class SelfDirectory(Directory):
         if store.read_only:
             raise NotWritable(f"{self.path}/ctl: the store is open read-only")
         if text in ("pause", "resume"):
-            store.keeper.is_paused = text == "pause"
+            store.is_paused = text == "pause"
         elif text == "retain":
             store.retain()
         elif text == "compact":
             store.compactor.request_all()
         elif text == "checkpoint":
-            store.keeper.checkpoint()
+            store.scheduler.checkpoint()
         else:
             raise InvalidName(f"{text!r} is not a command; use one of {', '.join(_COMMANDS)}")
 

@@ -22,7 +22,7 @@ from logfs.mount.nodes.growing import GrowingFile, GrowingHandle
 
 if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
-    from logfs.store.modes import Modes
+    from logfs.store.directory.permissions import Modes
 
 JSONL = ".jsonl"
 

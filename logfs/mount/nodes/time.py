@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from logfs.log.read.reader import OffsetAndTimestamp, Reader
-    from logfs.store.modes import Access
+    from logfs.store.directory.permissions import Access
 
 
 class TimeDirectory(PartitionFolder):

@@ -28,7 +28,7 @@ from logfs.spark.sink.staging import Task, check_staged, partitions_in, planned_
 from logfs.spark.sink.writer import Staged
 from logfs.spark.splits import packed
 from logfs.spark.workers import NotOnHost, host
-from logfs.store import door
+from logfs.store.observe import commit_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from logfs.spark.jobs.running import Progress
     from logfs.spark.jobs.selection import Paths
     from logfs.spark.sink.staging import PlannedPartitions
-    from logfs.store.commit import Committed
+    from logfs.store.commits.commit import Committed
 
 _FORMS: dict[str, type[Form]] = {"parquet": ParquetForm, "json": EnvelopeForm, "text": TextForm}
 
@@ -85,7 +85,7 @@ def import_(
     Rows keep their order within a file. Files that specify partitions and offsets, as those of an export do, are
     imported in the order of the offsets. Blocks until the job has ended. Raises `InvalidSetting` for wrong arguments,
     `FileNotFoundError`, `JobFailed` that names the file (or the first and the last of several files) and for a
-    malformed line its number, and the errors of `logfs.store.door.commit`.
+    malformed line its number, and the errors of `logfs.store.observe.commit_client.commit`.
     """
     options = ImportOptions(format, topic, key, value, key_separator, repartition)
     if partitions is not None and partitions < 1:
@@ -153,7 +153,7 @@ def _check_topics(
             raise InvalidSetting(
                 f"{', '.join(directories)}: has no topic {topic!r}; give a number of partitions to create it"
             )
-    door.create(
+    commit_client.create(
         directories,
         [f"{topic}-{number}" for topic in sorted(wanted) for number in range(wanted[topic])],
     )
@@ -202,7 +202,7 @@ def _commit(
     """
     files = [file for _, file in staged]
     try:
-        return door.commit(directories, writer, 0, files)
+        return commit_client.commit(directories, writer, 0, files)
     except CommitPending:
         # The commit is decided, so the staged files are still needed.
         raise
@@ -211,7 +211,7 @@ def _commit(
             check_staged(directories, staged)
         finally:
             with suppress(LogfsError, OSError):
-                door.discard(directories, files)
+                commit_client.discard(directories, files)
         raise
 
 

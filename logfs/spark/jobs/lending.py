@@ -15,9 +15,9 @@ from logfs.format.base import names
 from logfs.spark import workers
 from logfs.spark.jobs.running import Work, run
 from logfs.spark.jobs.selection import check_topics, log_dirs, of_topics
-from logfs.store.commit import held_up
-from logfs.store.door import check_there
-from logfs.store.lease import Lease
+from logfs.store.commits.commit import held_up
+from logfs.store.directory.lease import Lease
+from logfs.store.observe.commit_client import check_there
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from logfs.spark.jobs.running import Progress
     from logfs.spark.jobs.selection import Paths
-    from logfs.store.lease import LeasedLogDir, Returned
+    from logfs.store.directory.lease import LeasedLogDir, Returned
 
 _Result = TypeVar("_Result")
 

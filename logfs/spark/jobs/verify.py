@@ -11,7 +11,7 @@ from logfs.log.transfer.segment_descriptor import planned
 from logfs.spark.jobs.missing import Missing, still_in_log
 from logfs.spark.jobs.running import Work, run
 from logfs.spark.jobs.selection import opened
-from logfs.store.check import check_log_dirs, check_small_files, trusts_indexes
+from logfs.store.observe.check import check_log_dirs, check_small_files, trusts_indexes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

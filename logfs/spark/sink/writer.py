@@ -2,7 +2,7 @@
 
 Two attempts of a task, or two runs of a micro-batch, stage two separate sets of files. The driver commits the files
 of the successful attempts, and the log accepts one commit for each micro-batch of a query and for each batch write
-(`logfs.store.commit`).
+(`commit`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from logfs.errors import CommitPending, LogfsError
 from logfs.spark import workers
 from logfs.spark.sink.options import WriteOptions, check_write_schema
 from logfs.spark.sink.staging import Task, check_staged, planned_partitions
-from logfs.store import door
+from logfs.store.observe import commit_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,8 +61,8 @@ class _Sink:
         check_write_schema(schema, options)
         self.options = options
         # Resolved in the driver: a mountpoint need not exist on the machines of the tasks.
-        self.log_dirs = door.log_dirs_of(options.paths)
-        door.check_there(map(Path, self.log_dirs))
+        self.log_dirs = commit_client.log_dirs_of(options.paths)
+        commit_client.check_there(map(Path, self.log_dirs))
         self.planned = planned_partitions(self.log_dirs, options.topic)
 
     def _stage(self, batches: Iterator[pa.RecordBatch], writer: str, sequence: int) -> Staged:
@@ -79,7 +79,7 @@ class _Sink:
     ) -> None:
         # The files are in the order of Spark's partitions, so a sorted DataFrame is appended in its order.
         try:
-            done = door.commit(self.log_dirs, writer, sequence, _files(messages))
+            done = commit_client.commit(self.log_dirs, writer, sequence, _files(messages))
         except CommitPending:
             raise
         except (LogfsError, OSError):
@@ -94,7 +94,7 @@ class _Sink:
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Remove the staged files, except those that a decided commit needs. Upkeep removes any that are left."""
         try:
-            door.discard(self.log_dirs, _files(messages))
+            commit_client.discard(self.log_dirs, _files(messages))
         except (LogfsError, OSError) as error:
             logger.warning("staged files are left for upkeep to remove: %s", error)
 
@@ -121,7 +121,7 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """In the driver: append all staged records atomically.
 
-        Raises `NotOnHost` for a staged file that is missing, and as `logfs.store.door.commit`.
+        Raises `NotOnHost` for a staged file that is missing, and as `logfs.store.observe.commit_client.commit`.
         """
         self._commit(messages, *self._id)
 
@@ -153,7 +153,7 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """In the driver: append all staged records atomically, unless the micro-batch was committed before.
 
-        Raises `NotOnHost` for a staged file that is missing, and as `logfs.store.door.commit`.
+        Raises `NotOnHost` for a staged file that is missing, and as `logfs.store.observe.commit_client.commit`.
         """
         writers = {message.writer for message in messages if isinstance(message, Staged)}
         for writer in writers:

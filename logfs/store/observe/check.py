@@ -16,16 +16,16 @@ from logfs.log.disk.disk import TRIES, Gone
 from logfs.log.read import key_index
 from logfs.log.recovery import TORN
 from logfs.log.transfer.audit import Account, Finding, Severity, audit, error, note, settle
-from logfs.store import modes
-from logfs.store.commit import ORPHAN_MS, read_commits
-from logfs.store.log_dir import (
+from logfs.store.commits.commit import ORPHAN_MS, read_commits
+from logfs.store.directory import permissions
+from logfs.store.directory.log_dir import (
     CLEANER_OFFSETS,
     HIGH_WATERMARKS,
     LOG_STARTS,
     META_PROPERTIES,
     RECOVERY_POINTS,
 )
-from logfs.store.modes import Modes
+from logfs.store.directory.permissions import Modes
 from logfs.store.store import PARTITION_METADATA, Store
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from logfs.log.append.partition import Partition
     from logfs.log.disk.disk import Disk
     from logfs.log.segment.segment import Segment
-    from logfs.store.log_dir import LogDir
+    from logfs.store.directory.log_dir import LogDir
 
     Progress = Callable[[str, int], None]
 
@@ -105,7 +105,7 @@ def check_small_files(store: Store, partition: Partition) -> Iterator[Finding]:
     try:
         Modes(partition)
     except Corrupt as why:
-        yield error(directory / modes.FILE_NAME, str(why).partition(": ")[2])
+        yield error(directory / permissions.FILE_NAME, str(why).partition(": ")[2])
     for path in sorted(directory.glob("*" + TORN)):
         yield note(
             path, "a torn tail that recovery cut off and kept; remove it if it is not needed"

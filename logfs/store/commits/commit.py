@@ -28,7 +28,7 @@ from logfs.format.files.commit_file import NO_PLACE, CommitLog, Part, Pending, S
 from logfs.log.disk.disk import EXHAUSTED, Disk
 from logfs.log.recovery import Place
 from logfs.log.transfer.staged_batches import Landing, Measures, measure, place, take_stock
-from logfs.store.log_dir import FirstError
+from logfs.store.directory.log_dir import FirstError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from logfs.format.base.names import TopicPartition
     from logfs.log.append.partition import Partition
-    from logfs.store.log_dir import LogDir
-    from logfs.store.store import Store
+    from logfs.store.directory.log_dir import LogDir
+    from logfs.store.registry import PartitionRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -64,14 +64,14 @@ class Committed(NamedTuple):
 class Commits:
     """The commits of a store; only a store that is open for writing takes any. One commit runs at a time."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, registry: PartitionRegistry) -> None:
         """Read the commit files of the store's log directories, unless the store is read-only."""
-        self._store = store
+        self._registry = registry
         self._lock = threading.RLock()
         self._known: dict[LogDir, CommitLog] = {}
         self._unreadable: LogfsError | OSError | None = None
-        self._next_look_ms = store.opened_ms
-        for log_dir in () if store.read_only else store.log_dirs:
+        self._next_look_ms = registry.opened_ms
+        for log_dir in () if registry.read_only else registry.log_dirs:
             try:
                 self._known[log_dir] = read_commits(log_dir.disk, log_dir.path)
             except (Corrupt, OSError) as error:
@@ -113,9 +113,9 @@ class Commits:
         must not wait for the disk. `CommitPending` is raised after a decision: this commit, or an earlier one, is
         decided and waits for the cause that the error names.
         """
-        self._store.disk.check_may_block()
+        self._registry.disk.check_may_block()
         files = list(staged)
-        if self._store.read_only:
+        if self._registry.read_only:
             raise NotWritable(f"{writer}: the store is open read-only")
         if not writer or not 0 <= sequence <= INT64_MAX:
             raise InvalidRecord(
@@ -133,28 +133,28 @@ class Commits:
             return self._commit(writer, sequence, files)
 
     def _commit(self, writer: str, sequence: int, files: Sequence[StagedFile]) -> Committed:
-        store = self._store
+        registry = self._registry
         by_partition: dict[str, list[StagedFile]] = {}
         for file in files:
             if file.record_count:
                 by_partition.setdefault(file.partition, []).append(file)
         for name in sorted(by_partition):
-            store[name].check_appendable()
+            registry[name].check_appendable()
         _check_names(files)
         home = self._home_of(writer, min(by_partition, default=None))
         measures = {}
         parts = []
         for name in sorted(by_partition):
-            partition = store[name]
+            partition = registry[name]
             chosen = tuple(by_partition[name])
             measures[name] = measure(
-                partition.disk, partition.directory, chosen, partition.config, store.clock()
+                partition.disk, partition.directory, chosen, partition.config, registry.clock()
             )
-            where = "" if store.homes[name] is home else str(store.home(name))
+            where = "" if registry.homes[name] is home else str(registry.home(name))
             parts.append(Part(name, chosen, 0, 0, 0, 0, log_dir=where))
             # Flush before the locks are taken: other threads then do not have to wait for the longest fsync.
             partition.flush()
-        pending = Pending(writer, sequence, store.clock(), tuple(parts))
+        pending = Pending(writer, sequence, registry.clock(), tuple(parts))
         return self._apply(home, pending, measures)
 
     def _home_of(self, writer: str, name: str | None) -> LogDir:
@@ -165,7 +165,7 @@ class Commits:
         known = [home for home, log in self._known.items() if writer in log.writers]
         if known and known[0].failure is None:
             return known[0]
-        return self._store.working[0] if name is None else self._store.homes[name]
+        return self._registry.working[0] if name is None else self._registry.homes[name]
 
     def _apply(self, home: LogDir, pending: Pending, measures: Mapping[str, Measures]) -> Committed:
         """Decide a commit, unless it is decided already; do it, and record that it is done.
@@ -173,7 +173,7 @@ class Commits:
         The locks of its partitions are held until the batches are durable.
         """
         todo = [part for part in pending.parts if not part.done]
-        partitions = {part.partition: self._store[part.partition] for part in todo}
+        partitions = {part.partition: self._registry[part.partition] for part in todo}
         with ExitStack() as stack:
             for partition in partitions.values():
                 stack.enter_context(partition.flush_lock)
@@ -188,7 +188,7 @@ class Commits:
                     partition.disk.stat(partition.directory / file.name)
                 # Records that a crash could lose must not precede the batches of a decided commit.
                 partition.flush()
-                now_ms = self._store.clock()
+                now_ms = self._registry.clock()
                 placed[part.partition] = place(partition, part, measures[part.partition], now_ms)
             decided = replace(
                 pending, parts=tuple(placed.get(part.partition, part) for part in pending.parts)
@@ -222,7 +222,7 @@ class Commits:
         done: set[str] = set()
         for landing in landings:
             with errors:
-                landing.show(self._store.clock())
+                landing.show(self._registry.clock())
         for landing in landings:
             with errors:
                 # Flush even if another partition failed: appends must not follow batches that a crash could lose.
@@ -247,7 +247,7 @@ class Commits:
 
         If recording fails, the commit stands all the same, and is recorded later.
         """
-        now_ms = self._store.clock()
+        now_ms = self._registry.clock()
         finished = replace(done, parts=tuple(replace(part, done=True) for part in done.parts))
         known = self._known[home]
         writers = {
@@ -291,7 +291,7 @@ class Commits:
     def _discard(self, files: Iterable[StagedFile]) -> None:
         """Remove staged files. A file that cannot be removed now becomes an orphan, which upkeep removes."""
         for file in files:
-            home = self._store.homes.get(file.partition)
+            home = self._registry.homes.get(file.partition)
             if home is None or "/" in file.name or not file.name.endswith(commit_file.STAGED):
                 continue
             path = home.path / file.partition / file.name
@@ -316,7 +316,7 @@ class Commits:
                 measures = {}
                 for part in there.parts:
                     if not part.done:
-                        partition = self._store[part.partition]
+                        partition = self._registry[part.partition]
                         measures[part.partition] = measure(
                             partition.disk, partition.directory, part.files
                         )
@@ -329,7 +329,7 @@ class Commits:
         Raises `CommitPending` if the partition is not loaded, or its log directory is not open here.
         """
         name = part.partition
-        partition = self._store.partitions.get(name)
+        partition = self._registry.partitions.get(name)
         if partition is not None:
             is_there = any(
                 partition.disk.exists(partition.directory / file.name) for file in part.files
@@ -340,7 +340,7 @@ class Commits:
             if part.done or is_there or has_stood:
                 return part
             # Another partition of the same name, created since.
-        elif name in self._store.homes:
+        elif name in self._registry.homes:
             raise CommitPending(
                 f"{home.path}: a decided commit writes to {name}, which is not loaded here"
             )
@@ -352,7 +352,7 @@ class Commits:
         logger.warning("%s: was deleted before a commit to it was finished", name)
         return None
 
-    def give_up_place(self, name: str) -> None:
+    def clear_place(self, name: str) -> None:
         """Record that nothing of a waiting commit is in a log, before the log is changed at the commit's place.
 
         An opening looks for the remains of a commit at its place, and treats the commit as done if retention or a
@@ -362,10 +362,10 @@ class Commits:
         """
         if not self.concerns(name):
             return
-        self._store.disk.check_may_block()
+        self._registry.disk.check_may_block()
         with self._lock:
             # If some of the commit could be in the log, the partition would have failed, and must not be changed.
-            self._store[name].check_appendable()
+            self._registry[name].check_appendable()
             for home, pending in self.pending().items():
                 parts = tuple(
                     replace(part, base_offset=NO_PLACE)
@@ -426,7 +426,7 @@ class Commits:
 
         A crash leaves such remains. The next opening for writing cuts them off and does the commit.
         """
-        for home in self._store.log_dirs:
+        for home in self._registry.log_dirs:
             try:
                 log = read_commits(home.disk, home.path)
                 for part in log.pending.parts if log.pending else ():
@@ -458,7 +458,7 @@ class Commits:
         """Remove the staged files of finished commits and of commits that never came; return the number of files."""
         removed = 0
         with self._lock:
-            for partition in list(self._store.partitions.values()):
+            for partition in list(self._registry.partitions.values()):
                 for path in self._leftovers(partition, now_ms):
                     partition.disk.unlink(path)
                     logger.info("%s: removed: it belongs to no commit", path)

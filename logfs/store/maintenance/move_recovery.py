@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logfs.format.base.names import TopicPartition
-    from logfs.store.log_dir import LogDir
-    from logfs.store.store import Store
+    from logfs.store.directory.log_dir import LogDir
+    from logfs.store.registry import PartitionRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,9 @@ def futures(log_dir: LogDir) -> Iterator[tuple[TopicPartition, int]]:
                 yield name, sum(file.stat(follow_symlinks=False).st_size for file in logs)
 
 
-def settle(store: Store, found: dict[LogDir, Found], wanted: Callable[[str], bool]) -> None:
+def finish_or_undo(
+    registry: PartitionRegistry, found: dict[LogDir, Found], wanted: Callable[[str], bool]
+) -> None:
     """Finish or undo the moves of the partitions that `wanted` selects, and schedule originals for removal.
 
     A partition for which that fails is offline, with the reason. `found` gets the copies that are partitions now.
@@ -58,30 +60,32 @@ def settle(store: Store, found: dict[LogDir, Found], wanted: Callable[[str], boo
     for log_dir, each in found.items():
         for name, path in each.futures:
             if not wanted(name.directory):
-                store.homes.setdefault(name.directory, homes.get(name, log_dir))
+                registry.homes.setdefault(name.directory, homes.get(name, log_dir))
                 continue
             try:
                 has_left = names.stray_directory(path.name) in names_of_strays and _is_noted(
                     log_dir, path, path
                 )
-                final = _settle(store, log_dir, path, is_there=name in homes, has_left=has_left)
+                final = _finish_or_undo(
+                    registry, log_dir, path, is_there=name in homes, has_left=has_left
+                )
                 if final is not None:
                     each.partitions.append((name, final, log_dir.disk.stat(final).st_ino))
                     homes[name] = log_dir
             except (LogfsError, OSError) as error:
                 logger.error("%s: %s", path, error)
                 if name not in homes:
-                    store.homes[name.directory] = log_dir
-                    store.offline[name.directory] = error
-    if not store.read_only:
+                    registry.homes[name.directory] = log_dir
+                    registry.offline[name.directory] = error
+    if not registry.read_only:
         for path, log_dir in strays.items():
             _, name = names.classify_directory(path.name)
             if name in homes and wanted(name.directory):
-                _remove_original(store, log_dir, path, homes[name], name)
+                _remove_original(registry, log_dir, path, homes[name], name)
 
 
-def _settle(
-    store: Store, log_dir: LogDir, path: Path, *, is_there: bool, has_left: bool
+def _finish_or_undo(
+    registry: PartitionRegistry, log_dir: LogDir, path: Path, *, is_there: bool, has_left: bool
 ) -> Path | None:
     """Finish or undo one move. Return the partition's directory if the copy is the partition now, and None if not.
 
@@ -93,7 +97,7 @@ def _settle(
             "this copy has replaced the partition, but another partition has its name; move one of them away"
         )
     if is_there:
-        if not store.read_only:
+        if not registry.read_only:
             logger.warning("%s: an unfinished move is undone", path)
             remove_directory(log_dir.disk, path)
         return None
@@ -106,7 +110,7 @@ def _settle(
             "directories. If the log directory that it came from is lost for good, rename this directory to "
             f"{path.name.rpartition('.')[0]}"
         )
-    if store.read_only:
+    if registry.read_only:
         return path
     logger.warning("%s: a move is finished: the copy is the partition now", path)
     final = path.with_name(path.name.rpartition(".")[0])
@@ -123,7 +127,7 @@ def _is_noted(log_dir: LogDir, directory: Path, other: Path) -> bool:
 
 
 def _remove_original(
-    store: Store, log_dir: LogDir, path: Path, home: LogDir, name: TopicPartition
+    registry: PartitionRegistry, log_dir: LogDir, path: Path, home: LogDir, name: TopicPartition
 ) -> None:
     """Schedule a stray directory for removal if a copy took its place; a broker's strays are left alone."""
     final = home.path / name.directory
@@ -131,7 +135,7 @@ def _remove_original(
         if _is_noted(home, final, path):
             doomed = path.with_name(names.deleted_directory(name, names.unique_part(path.name)))
             log_dir.disk.rename(path, doomed)
-            store.deletions[doomed] = store.clock()
+            registry.deletions[doomed] = registry.clock()
             home.disk.unlink(final / MOVED)
     except (LogfsError, OSError) as error:
         logger.error("%s: was moved to %s, but could not be removed: %s", path, home.path, error)

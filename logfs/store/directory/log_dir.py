@@ -10,7 +10,7 @@ from weakref import WeakSet
 from logfs.errors import Corrupt, LogDirFailed, LogfsError
 from logfs.format.files import checkpoint
 from logfs.log.disk.checked_disk import WatchedDisk
-from logfs.store.lock import Lock, holder
+from logfs.store.directory.lock import Lock, holder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import LogfsError
-from logfs.store.retention import Cause
+from logfs.store.maintenance.retention import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from logfs.log.append.partition import Partition
     from logfs.log.disk.latency_histogram import Durations
-    from logfs.store.compaction import Plan
+    from logfs.store.maintenance.compaction import Plan
     from logfs.store.store import Store
 
 GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
@@ -351,7 +351,7 @@ def _directories(store: Store) -> Iterator[Family]:
 
 
 def _upkeep(store: Store) -> Iterator[Family]:
-    keeper = store.keeper
+    scheduler = store.scheduler
     yield _single(
         "logfs_uptime_seconds",
         GAUGE,
@@ -362,18 +362,20 @@ def _upkeep(store: Store) -> Iterator[Family]:
     yield _single("logfs_loading_seconds", GAUGE, text, round(store.loading_seconds, 6))
     text = "Bytes of .log files that recovery read when the store was opened."
     yield _single("logfs_recovered_bytes", GAUGE, text, store.recovered_bytes)
-    if keeper.last_run_ms is not None:
+    if scheduler.last_run_ms is not None:
         text = "When upkeep last looked for due tasks, in seconds since 1970."
-        seconds = keeper.last_run_ms / 1000
+        seconds = scheduler.last_run_ms / 1000
         yield _single("logfs_upkeep_last_run_timestamp_seconds", GAUGE, text, seconds)
     text = "Seconds that the last run of upkeep took, without compaction."
-    yield _single("logfs_upkeep_last_run_seconds", GAUGE, text, round(keeper.last_run_seconds, 6))
+    yield _single(
+        "logfs_upkeep_last_run_seconds", GAUGE, text, round(scheduler.last_run_seconds, 6)
+    )
     text = "Upkeep tasks that failed."
-    yield _single("logfs_upkeep_failures_total", COUNTER, text, keeper.failures)
+    yield _single("logfs_upkeep_failures_total", COUNTER, text, scheduler.failures)
     text = "Upkeep tasks that wait for a retry after an error."
-    yield _single("logfs_upkeep_waiting", GAUGE, text, len(list(keeper.backoff)))
+    yield _single("logfs_upkeep_waiting", GAUGE, text, len(list(scheduler.backoff)))
     text = "1 if upkeep as a whole is paused."
-    yield _single("logfs_upkeep_paused", GAUGE, text, int(keeper.is_paused))
+    yield _single("logfs_upkeep_paused", GAUGE, text, int(store.is_paused))
     works = [(work, {"what": work.what, "name": work.name}) for work in list(store.background)]
     text = "Bytes that a background task has processed."
     done = [Sample(work.done_bytes, labels) for work, labels in works]

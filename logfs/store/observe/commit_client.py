@@ -21,16 +21,16 @@ from logfs.errors import CommitPending, LogfsError, StoreLocked
 from logfs.format.base import names
 from logfs.format.files.commit_file import StagedFile, checked, typed
 from logfs.log.disk.disk import Disk
-from logfs.store.commit import Committed, held_up
-from logfs.store.lock import MOUNT_FILE, holder, mountpoint
-from logfs.store.recognition import check_log_dirs, mounted_log_dirs
+from logfs.store.commits.commit import Committed, held_up
+from logfs.store.directory.lock import MOUNT_FILE, holder, mountpoint
+from logfs.store.directory.recognition import check_log_dirs, mounted_log_dirs
 from logfs.store.store import Store, now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from logfs.store.directory.log_dir import LogDir
     from logfs.store.loading import Only, Progress
-    from logfs.store.log_dir import LogDir
 
     LogDirs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -102,7 +102,7 @@ def check_there(log_dirs: Iterable[str | os.PathLike[str]], *, may_be_empty: boo
     """Raise `InvalidStore` for a path that is not a log directory.
 
     With `may_be_empty` an empty directory is accepted. The error says what the path is, and nothing in it is changed;
-    see `logfs.store.recognition`.
+    see `recognition`.
     """
     check_log_dirs(log_dirs, may_be_empty=may_be_empty)
 

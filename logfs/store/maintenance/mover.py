@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
     from logfs.log.append.partition import Partition
     from logfs.log.segment.segment import Segment
-    from logfs.store.log_dir import LogDir
-    from logfs.store.store import Store
+    from logfs.store.checkpoints import Checkpoints
+    from logfs.store.commits.commit import Commits
+    from logfs.store.directory.log_dir import LogDir
+    from logfs.store.maintenance.compaction import Compactor
+    from logfs.store.registry import PartitionRegistry
 
     Progress = Callable[[int], object]
 
@@ -40,9 +43,17 @@ class MoveAborted(LogfsError):
 class Mover:
     """The mover of a store's partitions. Any thread may call it; one move runs at a time, in the calling thread."""
 
-    def __init__(self, store: Store, lock: threading.RLock) -> None:
-        self._store = store
-        self._lock = lock
+    def __init__(
+        self,
+        registry: PartitionRegistry,
+        checkpoints: Checkpoints,
+        commits: Commits,
+        compactor: Compactor,
+    ) -> None:
+        self._registry = registry
+        self._checkpoints = checkpoints
+        self._commits = commits
+        self._compactor = compactor
         self._running = threading.Lock()
         self._stopped = threading.Event()
         # The requested moves, as partition -> log directory. `errors` has the reasons of those that failed.
@@ -50,8 +61,6 @@ class Mover:
         # Called after a request, as `Compactor.wake`.
         self.wake: Callable[[], None] = lambda: None
         self.errors: dict[str, str] = {}
-        # The log directories of copies that become the partitions at the next opening; their files stay open.
-        self.unfinished: dict[str, LogDir] = {}
         # For each directory to be removed: the partition, and the segments that may still be read there.
         self._left: dict[Path, tuple[Partition, WeakSet[Segment]]] = {}
 
@@ -98,9 +107,9 @@ class Mover:
         """
         with self._running:
             target = self._check(name, log_dir)
-            store, partition = self._store, self._store[name]
+            registry, partition = self._registry, self._registry[name]
             size = partition.size_bytes
-            with store.keeper.doing("moving", name, size) as work:
+            with registry.doing("moving", name, size) as work:
 
                 def spend(size: int) -> None:
                     work.done_bytes += size
@@ -116,24 +125,24 @@ class Mover:
 
     def _check(self, name: str, log_dir: str | os.PathLike[str]) -> LogDir:
         """Return the log directory of a path. Raises as `move` if the partition cannot be moved there."""
-        store = self._store
-        if store.read_only:
+        registry = self._registry
+        if registry.read_only:
             raise NotWritable(f"{name}: the store is open read-only")
-        partition = store[name]
+        partition = registry[name]
         partition.check_appendable()
         wanted = Path(os.path.abspath(log_dir))
-        found = [each for each in store.log_dirs if each.path in (wanted, Path(log_dir))]
+        found = [each for each in registry.log_dirs if each.path in (wanted, Path(log_dir))]
         if not found:
-            known = ", ".join(str(each.path) for each in store.log_dirs)
+            known = ", ".join(str(each.path) for each in registry.log_dirs)
             raise InvalidName(
                 f"{name}: {wanted} is not a log directory of this store, which has {known}"
             )
         target = found[0]
         if target.failure is not None:
             raise target.failure
-        if target is store.homes[name]:
+        if target is registry.homes[name]:
             raise InvalidName(f"{name}: is in {target.path} already")
-        store.settings.check_copy(partition.topic, target.disk, target.path)
+        registry.settings.check_copy(partition.topic, target.disk, target.path)
         if target.disk.exists(target.path / name):
             raise PartitionExists(f"{target.path / name}: already exists; move it away")
         free, size = target.disk.free_bytes(target.path), partition.size_bytes
@@ -151,12 +160,12 @@ class Mover:
         try:
             copy.catch_up()
             # Compaction needs the names of the files to stay, so it waits until the swap is over.
-            with self._store.compactor.running:
+            with self._compactor.running:
                 for _ in range(_ROUNDS):
                     if copy.missing_bytes <= _LITTLE_BYTES:
                         break
                     copy.catch_up()
-                with self._lock, partition.flush_lock, partition.lock:
+                with self._registry.lock, partition.flush_lock, partition.lock:
                     self._swap(partition, target, copy)
             partition.views.exchange(copy.twins)
         except BaseException:
@@ -175,18 +184,18 @@ class Mover:
 
     def _swap(self, partition: Partition, target: LogDir, copy: Copy) -> None:
         """Put the copy in the partition's place, in the order that docs/durability.md describes."""
-        store, name = self._store, partition.name.directory
-        if store.partitions.get(name) is not partition:
+        registry, name = self._registry, partition.name.directory
+        if registry.partitions.get(name) is not partition:
             raise MoveAborted(f"{name}: was deleted while it was moved")
-        if store.commits.concerns(name):
+        if self._commits.concerns(name):
             raise MoveAborted(f"{name}: not moved: a decided commit to it is not finished")
         partition.check_appendable()
-        source = store.homes[name]
+        source = registry.homes[name]
         delay_ms = partition.config.file_delete_delay_ms
-        copy.complete(names.unique_part(copy.directory.name), store.clock())
-        store.prepare_move(partition, target)
+        copy.complete(names.unique_part(copy.directory.name), registry.clock())
+        self._prepare(partition, target)
         stray = source.path / names.stray_directory(copy.directory.name)
-        with store.disk.naming:
+        with registry.disk.naming:
             source.disk.move(partition.directory, stray)
             # From here on the copy is the partition: after a crash, the next opening finishes the move.
             copy.is_needed = True
@@ -196,7 +205,7 @@ class Mover:
                 target.disk.rename(copy.directory, target.path / name)
                 left = copy.take_over(target.path / name)
             except BaseException as error:
-                self.unfinished[name] = target
+                self._checkpoints.unfinished[name] = target
                 why = str(error) or "interrupted"
                 partition.failure = PartitionFailed(
                     f"{name}: its move to {target.path} is unfinished ({why}); close the store (or unmount) and open "
@@ -204,10 +213,22 @@ class Mover:
                 )
                 raise partition.failure from error
             relocate(left, stray)
-            store.homes[name] = target
-        self._part(partition, source, stray, WeakSet(left), store.clock() + delay_ms)
+            registry.homes[name] = target
+        self._schedule_removal(partition, source, stray, WeakSet(left), registry.clock() + delay_ms)
 
-    def _part(
+    def _prepare(self, partition: Partition, target: LogDir) -> None:
+        """Write a partition's checkpoint entries and settings to the log directory that it is about to move to."""
+        registry, checkpoints = self._registry, self._checkpoints
+        is_new = target not in registry.homes.values()
+        registry.settings.copy_to(partition.topic, target.disk, target.path, is_new=is_new)
+        offset = registry.homes[partition.name.directory].cleaner_offsets.get(partition.name)
+        if offset is None:
+            checkpoints.forget_cleaner_offset(target, partition.name)
+        else:
+            target.write_cleaner_offsets({**target.cleaner_offsets, partition.name: offset})
+        checkpoints.write_one(target, partition)
+
+    def _schedule_removal(
         self,
         partition: Partition,
         source: LogDir,
@@ -216,17 +237,18 @@ class Mover:
         due_ms: int,
     ) -> None:
         """Schedule the removal of the original for `due_ms`. After an error, the next opening removes it."""
-        store = self._store
+        registry = self._registry
         unique = names.unique_part(stray.name)
         doomed = source.path / names.deleted_directory(partition.name, unique)
         try:
-            with store.disk.naming:
+            with registry.disk.naming:
                 source.disk.rename(stray, doomed)
                 relocate(left, doomed)
             self._left[doomed] = partition, left
-            store.deletions[doomed] = due_ms
+            registry.deletions[doomed] = due_ms
             partition.disk.unlink(partition.directory / MOVED)
-            store.finish_move(partition, source)
+            self._checkpoints.write()
+            self._checkpoints.forget_cleaner_offset(source, partition.name)
         except (LogfsError, OSError) as error:
             logger.error("%s: moved, but the original is not completely removed: %s", stray, error)
 

@@ -6,18 +6,29 @@ below the log start offset, segments in excess of `retention.bytes`, and segment
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from enum import Enum
+from functools import partial
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.format.base.times import format_time
 from logfs.log.segment.batch_iterator import Damage
+from logfs.store.directory.log_dir import FirstError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from logfs.config import LogConfig
     from logfs.log.segment.segment import Segment
+    from logfs.store.checkpoints import Checkpoints
+    from logfs.store.commits.commit import Commits
+    from logfs.store.registry import PartitionRegistry
+
+    Attempt = Callable[[str, Callable[[], None]], object]
+
+logger = logging.getLogger(__name__)
 
 
 class Cause(Enum):
@@ -144,3 +155,104 @@ def _why_it_stays(segments: Sequence[Segment], config: LogConfig | None, now_ms:
             f"(retention.ms={config.retention_ms})"
         )
     return "; ".join(reasons) or "retention.ms and retention.bytes set no limit"
+
+
+# Execution.
+
+
+class Retained(NamedTuple):
+    """The last retention of a partition that dropped segments; `when_ms` is in ms since the epoch."""
+
+    when_ms: int
+    segments: int
+    size_bytes: int
+    log_start_offset: int
+
+
+def _do(_: str, work: Callable[[], None]) -> None:
+    work()
+
+
+class Retainer:
+    """The retention of a store's partitions. Any thread may call it."""
+
+    def __init__(
+        self, registry: PartitionRegistry, checkpoints: Checkpoints, commits: Commits
+    ) -> None:
+        self._registry = registry
+        self._checkpoints = checkpoints
+        self._commits = commits
+        # Totals since the store was opened, and the last retention of each partition.
+        self.segments: Counter[Cause] = Counter()
+        self.size_bytes: Counter[Cause] = Counter()
+        self.last: dict[str, Retained] = {}
+
+    def plan(self, name: str) -> Plan:
+        """Return what `retain` would do to a partition now, and why, without doing it."""
+        registry = self._registry
+        partition = registry[name]
+        overrides = registry.settings.topic_overrides(partition.topic)
+        config = partition.config if overrides or not registry.is_brokers(name) else None
+        start = partition.log_start_offset
+        return plan(partition.segments, config, start, registry.clock())
+
+    def retain(self, names: Iterable[str] | None = None, attempt: Attempt = _do) -> int:
+        """Drop all segments eligible for deletion, and return how many were dropped.
+
+        Without `names`, all partitions that are neither paused nor failed are examined. Each step for one partition
+        is done by `attempt`, which may keep its errors from the other partitions.
+        """
+        registry = self._registry
+        plans: dict[str, Plan] = {}
+
+        def look(name: str) -> None:
+            found = self.plan(name)
+            if found:
+                self._commits.clear_place(name)
+                registry[name].advance_log_start(found.log_start_offset)
+                plans[name] = found
+
+        with registry.lock:
+            if names is None:
+                names = [
+                    name
+                    for name, each in registry.partitions.items()
+                    if not each.is_paused and each.failure is None
+                ]
+            errors = FirstError()
+            before = self.segments.total()
+            for name in names:
+                with errors:
+                    attempt(name, partial(look, name))
+            if plans:
+                # Before a file is renamed: after a crash in between, no dropped record may come back.
+                with errors:
+                    self._checkpoints.write()
+            for name, found in plans.items() if errors.only_of_log_dirs else ():
+                with errors:
+                    attempt(name, partial(self._drop, name, found))
+            errors.throw()
+            return self.segments.total() - before
+
+    def _drop(self, name: str, found: Plan) -> None:
+        partition = self._registry[name]
+        sizes = {gone.segment.base_offset: gone.segment.size_bytes for gone in found.expired}
+        dropped = {segment.base_offset for segment in partition.drop_oldest(len(found.expired))}
+        expired = [gone for gone in found.expired if gone.segment.base_offset in dropped]
+        if not expired:
+            return
+        for gone in expired:
+            self.segments[gone.cause] += 1
+            self.size_bytes[gone.cause] += sizes[gone.segment.base_offset]
+            logger.debug("%s: dropped: %s", gone.segment.path, gone.reason)
+        start = partition.log_start_offset
+        total = sum(sizes[gone.segment.base_offset] for gone in expired)
+        self.last[name] = Retained(self._registry.clock(), len(expired), total, start)
+        logger.info(
+            "%s: dropped %d segments of %d bytes by %s; the log starts at offset %d",
+            name,
+            len(expired),
+            total,
+            ", ".join(dict.fromkeys(gone.cause.value for gone in expired)),
+            start,
+        )

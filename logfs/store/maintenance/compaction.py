@@ -1,4 +1,4 @@
-"""Execution of compaction: due and requested rounds, one at a time (Kafka's LogCleaner and its manager)."""
+"""Plans of compaction: which log to compact next, and how much of it. Nothing is done here (kafka-storage 8.1)."""
 
 from __future__ import annotations
 
@@ -9,23 +9,112 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import InvalidSetting, InvalidStore, LogfsError
-from logfs.log.compaction.cleaning import Cleaned, CleaningAborted
+from logfs.log.compaction.cleaning import Cleaned, CleaningAborted, Dirty
 from logfs.log.disk.disk import EXHAUSTED
-from logfs.store import compaction
-from logfs.store.upkeep import Task, Timer, due
+from logfs.store.maintenance.schedule import Task, Timer, due
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from logfs.config import LogConfig
     from logfs.log.append.partition import Partition
-    from logfs.store.compaction import Plan
-    from logfs.store.store import Store
-    from logfs.store.upkeep import Work
+    from logfs.log.segment.segment import Segment
+    from logfs.store.checkpoints import Checkpoints
+    from logfs.store.commits.commit import Commits
+    from logfs.store.registry import BackgroundOperation, PartitionRegistry
 
     Progress = Callable[[int], None]
 
 logger = logging.getLogger(__name__)
+
+
+class Log(NamedTuple):
+    """The input of a plan: a log's segments, settings and offsets.
+
+    `checkpoint` is the offset up to which the log was cleaned, None if it never was.
+    """
+
+    segments: Sequence[Segment]
+    config: LogConfig
+    log_start_offset: int
+    last_stable_offset: int
+    checkpoint: int | None
+
+
+class Plan(NamedTuple):
+    """How dirty a log is: what a round would clean, in offsets and in bytes, and how overdue the round is.
+
+    `clean_bytes` counts the sealed segments below the dirty part. `delay_ms` is the time by which the oldest dirty
+    batch exceeds `max.compaction.lag.ms`, or 0.
+    """
+
+    dirty: Dirty
+    clean_bytes: int
+    cleanable_bytes: int
+    delay_ms: int
+
+    @property
+    def ratio(self) -> float:
+        """The share of the bytes that have not been cleaned, from 0 to 1; 0 for a log without bytes."""
+        total = self.clean_bytes + self.cleanable_bytes
+        return self.cleanable_bytes / total if total else 0.0
+
+    @property
+    def work_bytes(self) -> int:
+        """The most bytes that a round reads and writes: dirty bytes are read twice, the others once."""
+        return 2 * self.clean_bytes + 3 * self.cleanable_bytes
+
+    def is_due(self, config: LogConfig) -> bool:
+        """Whether the ratio exceeds `min.cleanable.dirty.ratio`, or the round is overdue and has bytes to clean."""
+        overdue = self.delay_ms > 0 and self.cleanable_bytes > 0
+        return overdue or self.ratio > config.min_cleanable_dirty_ratio
+
+
+def plan(log: Log, now_ms: int) -> Plan:
+    """Return how dirty a log is at the time `now_ms` (ms since the epoch)."""
+    first_dirty = _first_dirty(log)
+    sealed = log.segments[:-1]
+    dirty = [segment for segment in sealed if segment.next_offset > first_dirty]
+    bound = max(_first_uncleanable(log, dirty, now_ms), first_dirty)
+    # Only whole segments are cleaned, so the bound moves down to the base offset of the segment that it lies in.
+    # If the log starts within a segment, that may be below the first dirty offset: then nothing is due.
+    bound = max(s.base_offset for s in log.segments if s.base_offset <= bound)
+    cleanable = sum(segment.size_bytes for segment in dirty if segment.base_offset < bound)
+    clean = sum(segment.size_bytes for segment in sealed if segment.base_offset < first_dirty)
+    times = [time for segment in dirty if (time := segment.first_timestamp) > 0]
+    delay_ms = max(now_ms - log.config.max_compaction_lag_ms - min(times, default=now_ms), 0)
+    return Plan(Dirty(first_dirty, bound), clean, cleanable, delay_ms)
+
+
+def _first_dirty(log: Log) -> int:
+    """Return the checkpoint, or the log start offset if there is no checkpoint within the log."""
+    end = log.segments[-1].next_offset
+    known = log.checkpoint
+    if known is None or not log.log_start_offset <= known <= end:
+        return log.log_start_offset
+    return known
+
+
+def _first_uncleanable(log: Log, dirty: Sequence[Segment], now_ms: int) -> int:
+    """Return the offset at which cleaning must stop.
+
+    Open transactions, the active segment and segments younger than `min.compaction.lag.ms` are not cleaned.
+    """
+    bound = min(log.last_stable_offset, log.segments[-1].base_offset)
+    lag_ms = log.config.min_compaction_lag_ms
+    if lag_ms > 0:
+        young = (s.base_offset for s in dirty if s.largest_timestamp > now_ms - lag_ms)
+        bound = min(bound, next(young, bound))
+    return bound
+
+
+def choose(plans: Mapping[str, Plan], configs: Mapping[str, LogConfig]) -> str | None:
+    """Return the name of the dirtiest log that is due, or None if no log is due."""
+    due = [name for name, each in plans.items() if each.is_due(configs[name])]
+    return max(due, key=lambda name: plans[name].ratio, default=None)
+
+
+# Execution.
 
 # A shorter wait is postponed, and added to the next one.
 _LEAST_WAIT_SECONDS = 0.05
@@ -65,12 +154,16 @@ class Result(NamedTuple):
 class Compactor:
     """The compactor of a store's logs. Any thread may call it; one round runs at a time, in the calling thread."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(
+        self, registry: PartitionRegistry, checkpoints: Checkpoints, commits: Commits
+    ) -> None:
+        self._registry = registry
+        self._checkpoints = checkpoints
+        self._commits = commits
         self.running = threading.Lock()
         self._stopped = threading.Event()
         # The time of the last search for logs that are due, and the wait until the next one.
-        self.timer = Timer(store.opened_ms, 0)
+        self.timer = Timer(registry.opened_ms, 0)
         # Totals since the store was opened, the last round of each log, and whether an error ended the last run.
         self.rounds = 0
         self.aborted = 0
@@ -98,7 +191,7 @@ class Compactor:
 
     def request_all(self) -> None:
         """Request the compaction of each log that has `compact` in its `cleanup.policy` and has not failed."""
-        for name, partition in list(self._store.partitions.items()):
+        for name, partition in list(self._registry.partitions.items()):
             if partition.config.is_compacted and partition.failure is None:
                 self._wanted.setdefault(name, False)
         self.wake()
@@ -109,15 +202,15 @@ class Compactor:
 
     def plan(self, name: str) -> Plan:
         """Return how dirty a log is now."""
-        partition = self._store[name]
-        log = compaction.Log(
+        partition = self._registry[name]
+        log = Log(
             partition.segments,
             partition.config,
             partition.log_start_offset,
             partition.last_stable_offset,
-            self._store.cleaner_offset(name),
+            self._checkpoints.cleaner_offset(name),
         )
-        return compaction.plan(log, self._store.clock())
+        return plan(log, self._registry.clock())
 
     def run_due(self) -> None:
         """Compact the requested logs, and then, every `log.cleaner.backoff.ms`, the dirtiest logs until none is due.
@@ -134,23 +227,23 @@ class Compactor:
     def _run_due(self) -> None:
         while self._wanted and not self._stopped.is_set():
             name, roll = self._wanted.popitem()
-            if name in self._store:
+            if name in self._registry:
                 self._try(name, partial(self.compact, name, roll=roll))
-        store = self._store
-        broker = store.settings.broker_config
-        is_paused = store.keeper.is_paused or not broker.log_cleaner_enable
+        registry = self._registry
+        broker = registry.settings.broker_config
+        is_paused = registry.is_paused or not broker.log_cleaner_enable
         timers = {Task.COMPACTION: self.timer}
-        if not due(timers, broker, store.clock(), is_paused=is_paused):
+        if not due(timers, broker, registry.clock(), is_paused=is_paused):
             return
         passed: set[str] = set()
-        while not self._stopped.is_set() and not store.keeper.is_paused:
+        while not self._stopped.is_set() and not registry.is_paused:
             dirtiest = self._dirtiest(passed)
             if dirtiest is None:
                 break
             # Each log only once: a log whose round makes no progress would otherwise be chosen again at once.
             passed.add(dirtiest)
             self._try(dirtiest, partial(self._round, dirtiest))
-        self.timer = Timer(store.clock())
+        self.timer = Timer(registry.clock())
 
     def compact(
         self, name: str, *, roll: bool = False, progress: Progress | None = None
@@ -162,9 +255,9 @@ class Compactor:
         errors of `logfs.log.compaction.cleaner.clean`.
         """
         self._check(name)
-        partition = self._store[name]
+        partition = self._registry[name]
         if roll:
-            partition.roll(self._store.clock())
+            partition.roll(self._registry.clock())
         total = done = self._round(name, progress)
         bound = self.plan(name).dirty.first_uncleanable
         while done.first_dirty < bound:
@@ -177,7 +270,7 @@ class Compactor:
         return total
 
     def _check(self, name: str) -> None:
-        if not self._store[name].config.is_compacted:
+        if not self._registry[name].config.is_compacted:
             raise InvalidSetting(
                 f"{name}: cleanup.policy has no 'compact'; add it (compaction removes records without a key)"
             )
@@ -191,7 +284,7 @@ class Compactor:
                 plans[name] = self.plan(name)
                 configs[name] = partition.config
 
-        for name, partition in list(self._store.partitions.items()):
+        for name, partition in list(self._registry.partitions.items()):
             if (
                 partition.uncleanable is None
                 and partition.failure is None
@@ -199,14 +292,14 @@ class Compactor:
                 and name not in passed
             ):
                 self._try(name, partial(look, name, partition))
-        return compaction.choose(plans, configs)
+        return choose(plans, configs)
 
     def _try(self, name: str, work: Callable[[], object]) -> None:
         """Call `work` for one log. An error is logged, and does not keep the other logs from being compacted.
 
         Unless the round was aborted or the error is one of `EXHAUSTED`, the log then counts as uncleanable.
         """
-        partition = self._store.partitions.get(name)
+        partition = self._registry.partitions.get(name)
         reason: LogfsError | OSError
         try:
             work()
@@ -226,27 +319,27 @@ class Compactor:
 
     def _round(self, name: str, progress: Progress | None = None) -> Cleaned:
         with self.running:
-            store = self._store
-            partition = store[name]
-            store.commits.give_up_place(name)
+            registry = self._registry
+            partition = registry[name]
+            self._commits.clear_place(name)
             plan = self.plan(name)
-            if store.cleaner_offset(name) is None:
+            if self._checkpoints.cleaner_offset(name) is None:
                 # Before offsets are first missing: loading expects gaps only in a log that has a checkpoint.
-                store.set_cleaner_offset(partition, plan.dirty.first_dirty)
+                self._checkpoints.set_cleaner_offset(partition, plan.dirty.first_dirty)
             began = time.monotonic()
-            with store.keeper.doing("compacting", name, plan.work_bytes) as work:
+            with registry.doing("compacting", name, plan.work_bytes) as work:
                 try:
                     cleaned = self._clean(partition, plan, work, progress)
                 except CleaningAborted:
                     self.aborted += 1
                     raise
                 # Within `doing`: once the round is not shown as running any more, its checkpoint is there.
-                store.set_cleaner_offset(partition, cleaned.first_dirty)
+                self._checkpoints.set_cleaner_offset(partition, cleaned.first_dirty)
             partition.uncleanable = None
-            partition.cleaned_ms = store.clock()
+            partition.cleaned_ms = registry.clock()
             read = max(work.done_bytes - cleaned.bytes_after, 0)
             seconds = time.monotonic() - began
-            self.last[name] = Result(store.clock(), seconds, read, cleaned)
+            self.last[name] = Result(registry.clock(), seconds, read, cleaned)
             self.rounds += 1
             self.bytes_read += read
             self.bytes_written += cleaned.bytes_after
@@ -262,11 +355,11 @@ class Compactor:
             return cleaned
 
     def _clean(
-        self, partition: Partition, plan: Plan, work: Work, progress: Progress | None
+        self, partition: Partition, plan: Plan, work: BackgroundOperation, progress: Progress | None
     ) -> Cleaned:
         from logfs.log.compaction.cleaner import clean
 
-        broker = self._store.settings.broker_config
+        broker = self._registry.settings.broker_config
         throttle = Throttle(broker.log_cleaner_io_max_bytes_per_second, self._stopped.wait)
 
         def begin(phase: str) -> None:
@@ -287,7 +380,7 @@ class Compactor:
         return clean(
             partition,
             plan.dirty,
-            self._store.clock(),
+            self._registry.clock(),
             memory_bytes=broker.log_cleaner_dedupe_buffer_size
             // max(broker.log_cleaner_threads, 1),
             load_factor=broker.log_cleaner_io_buffer_load_factor,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from logfs.store.lock import Turn
-from logfs.store.log_dir import LogDir
+from logfs.store.directory.lock import Turn
+from logfs.store.directory.log_dir import LogDir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -32,12 +32,12 @@ from logfs.format.messages.group_record import OffsetCommit, OffsetKey, coordina
 from logfs.log.segment.batch_iterator import DamagedRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from logfs.format.batches.batch import Batch
     from logfs.log.append.partition import Partition
     from logfs.log.read.reader import Reader
-    from logfs.store.store import Store
+    from logfs.store.registry import PartitionRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +65,10 @@ class Groups:
     some records twice.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, registry: PartitionRegistry, create: Callable[[str], Partition]) -> None:
+        """Make the groups of a store. `create` creates the partition of commits that is missing."""
+        self._registry = registry
+        self._create = create
         self._lock = threading.RLock()
         self._replays: Sequence[_Replay] = ()
 
@@ -80,7 +82,7 @@ class Groups:
         with self._following() as replays:
             found = self._find(replays, group, wanted)
         if found is None:
-            for other, reason in self._store.offline.items():
+            for other, reason in self._registry.offline.items():
                 if names.parse_directory(other).topic == TOPIC:
                     raise _offline(other, reason)
         return found
@@ -136,17 +138,17 @@ class Groups:
         invalid group name, `InvalidRecord` for metadata longer than `offset.metadata.max.bytes`, and the errors of
         `log_of` and of an append.
         """
-        partition = self._store[name]
+        partition = self._registry[name]
         partition.check_readable(offset)
         if not group:
             raise InvalidName("a group needs a name")
-        longest = self._store.settings.broker_config.offset_metadata_max_bytes
+        longest = self._registry.settings.broker_config.offset_metadata_max_bytes
         if len(metadata.encode()) > min(longest, INT16_MAX):
             raise InvalidRecord(
                 f"{group}: metadata is longer than offset.metadata.max.bytes={longest} allows"
             )
         epoch = partition.epochs.epoch_for(offset)
-        commit = OffsetCommit(offset, metadata, self._store.clock(), epoch)
+        commit = OffsetCommit(offset, metadata, self._registry.clock(), epoch)
         key = _encode_key(group, partition.name)
         with self._writing(group):
             self.log_of(group).append([Record(commit.encode(), key)])
@@ -175,16 +177,16 @@ class Groups:
 
         Raises the errors of `Store.create`, and `PartitionFailed` if the partition is offline.
         """
-        store = self._store
+        registry = self._registry
         name = f"{TOPIC}-{self._partition_of(group)}"
-        with self._store.disk.hold(self._lock):
+        with self._registry.disk.hold(self._lock):
             self._prepare_topic()
-            if name not in store and name not in store.offline:
+            if name not in registry and name not in registry.offline:
                 self._keep_partition_count()
-                store.create(name)
-        if name in store.offline:
-            raise _offline(name, store.offline[name])
-        return store[name]
+                self._create(name)
+        if name in registry.offline:
+            raise _offline(name, registry.offline[name])
+        return registry[name]
 
     @contextmanager
     def _writing(self, group: str) -> Iterator[None]:
@@ -192,10 +194,10 @@ class Groups:
 
         Raises `WouldBlock` in a thread that must not wait, and `NotWritable` in a read-only store.
         """
-        self._store.disk.check_may_block()
-        if self._store.read_only:
+        self._registry.disk.check_may_block()
+        if self._registry.read_only:
             raise NotWritable(f"group {group}: the store is open read-only")
-        with self._store.disk.hold(self._lock):
+        with self._registry.disk.hold(self._lock):
             yield
 
     # The topic.
@@ -209,7 +211,7 @@ class Groups:
         The partitions in this store show the broker's number if they are numbered 0, 1, 2, … without a gap, and the
         setting was not changed here.
         """
-        settings = self._store.settings
+        settings = self._registry.settings
         if _PARTITIONS not in settings.broker_overrides:
             here = {log.partition for log in self._logs()}
             if here and max(here) == len(here) - 1:
@@ -218,7 +220,7 @@ class Groups:
 
     def _prepare_topic(self) -> None:
         """Give the topic Kafka's settings if it has none here; a broker keeps its settings elsewhere."""
-        settings = self._store.settings
+        settings = self._registry.settings
         if not settings.topic_overrides(TOPIC):
             segment_bytes = settings.broker_config.offsets_topic_segment_bytes
             settings.set_topic(TOPIC, "cleanup.policy", "compact")
@@ -230,20 +232,20 @@ class Groups:
 
         Afterwards the partitions that exist here do not show it.
         """
-        settings = self._store.settings
+        settings = self._registry.settings
         if _PARTITIONS not in settings.broker_overrides:
             settings.set_broker(_PARTITIONS, str(self._partition_count()))
 
     def _logs(self) -> list[Partition]:
         # Make a list first: another thread may be creating a partition.
-        return [log for log in list(self._store.partitions.values()) if log.topic == TOPIC]
+        return [log for log in list(self._registry.partitions.values()) if log.topic == TOPIC]
 
     # Following the topic.
 
     @contextmanager
     def _following(self) -> Iterator[Sequence[_Replay]]:
         """Yield the replays of the topic's partitions, brought up to date, with the lock held."""
-        with self._store.disk.hold(self._lock):
+        with self._registry.disk.hold(self._lock):
             self._replays = [self._replay_of(log) for log in self._logs()]
             for replay in self._replays:
                 replay.catch_up()

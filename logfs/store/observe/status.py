@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from logfs.store.key_maps import readings
-from logfs.store.upkeep import HELD_UP
+from logfs.store.maintenance.schedule import PAUSABLE
+from logfs.store.maintenance.upkeep import key_index_progress
 
 if TYPE_CHECKING:
     from logfs.log.append.partition import Partition
-    from logfs.store.compactor import Result
-    from logfs.store.retainer import Retained
+    from logfs.store.maintenance.compaction import Result
+    from logfs.store.maintenance.retention import Retained
+    from logfs.store.registry import BackgroundOperation
     from logfs.store.store import Store
-    from logfs.store.upkeep import Work
 
 
 def partition_status(partition: Partition, store: Store | None = None) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def _partition_upkeep(store: Store, partition: Partition) -> dict[str, Any]:
     """Return what upkeep did to a partition last, what it does now, and when it is due next (ms since the epoch)."""
     name = partition.name.directory
     works = [work_status(work) for work in list(store.background) if work.name == name]
-    due = {} if partition.is_paused or store.keeper.is_paused else _next_due(store)
+    due = {} if partition.is_paused or store.is_paused else _next_due(store)
     cleaned, retained = store.compactor.last.get(name), store.retainer.last.get(name)
     return {
         "background": works,
@@ -88,7 +88,7 @@ def _retention(done: Retained) -> dict[str, Any]:
 
 
 def _next_due(store: Store) -> dict[str, int]:
-    return {task.value: due_ms for task, due_ms in store.keeper.next_due().items()}
+    return {task.value: due_ms for task, due_ms in store.scheduler.next_due().items()}
 
 
 def _first_timestamp(partition: Partition) -> int:
@@ -103,7 +103,7 @@ def _first_timestamp(partition: Partition) -> int:
     return -1 if record is None or record.timestamp is None else record.timestamp
 
 
-def work_status(work: Work) -> dict[str, Any]:
+def work_status(work: BackgroundOperation) -> dict[str, Any]:
     """Return the kind, object, start (ms since the epoch), phase and progress (bytes) of a background operation."""
     return {
         "what": work.what,
@@ -117,13 +117,15 @@ def work_status(work: Work) -> dict[str, Any]:
 
 def upkeep_status(store: Store) -> dict[str, Any]:
     """Return what upkeep did last, and what is due next; times are in ms since the epoch."""
-    keeper = store.keeper
+    scheduler = store.scheduler
     return {
-        "paused": keeper.is_paused,
-        "last_run_ms": keeper.last_run_ms,
-        "last_run_seconds": round(keeper.last_run_seconds, 6),
+        "paused": store.is_paused,
+        "last_run_ms": scheduler.last_run_ms,
+        "last_run_seconds": round(scheduler.last_run_seconds, 6),
         "next_due_ms": _next_due(store),
-        "waiting_after_errors": [f"{task.value} {name}".strip() for task, name in keeper.backoff],
+        "waiting_after_errors": [
+            f"{task.value} {name}".strip() for task, name in scheduler.backoff
+        ],
         "last_retention": {n: _retention(done) for n, done in sorted(store.retainer.last.items())},
         "last_cleaning": {n: _cleaning(done) for n, done in sorted(store.compactor.last.items())},
     }
@@ -131,16 +133,16 @@ def upkeep_status(store: Store) -> dict[str, Any]:
 
 def upkeep_text(store: Store) -> str:
     """Return the state of upkeep in words, one item a line."""
-    keeper = store.keeper
-    lines = ["paused" if keeper.is_paused else "upkeep"]
-    lines += [str(work) for work in (*store.background, *readings(store))]
-    for task, due_ms in keeper.next_due().items():
-        if keeper.is_paused and task in HELD_UP:
+    scheduler = store.scheduler
+    lines = ["paused" if store.is_paused else "upkeep"]
+    lines += [str(work) for work in (*store.background, *key_index_progress(store))]
+    for task, due_ms in scheduler.next_due().items():
+        if store.is_paused and task in PAUSABLE:
             lines.append(f"{task.value}: paused")
         else:
             seconds = max(due_ms - store.clock(), 0) / 1000
             lines.append(f"{task.value}: due in {seconds:.0f} s")
-    for task, name in keeper.backoff:
+    for task, name in scheduler.backoff:
         lines.append(f"{task.value}{' of ' if name else ''}{name} has failed and will be retried")
     return "".join(f"{line}\n" for line in lines)
 
@@ -160,5 +162,7 @@ def store_status(store: Store) -> dict[str, Any]:
         "partitions": len(store.partitions),
         "offline": {name: str(reason) for name, reason in sorted(store.offline.items())},
         "upkeep": upkeep_status(store),
-        "background": [work_status(work) for work in (*store.background, *readings(store))],
+        "background": [
+            work_status(work) for work in (*store.background, *key_index_progress(store))
+        ],
     }

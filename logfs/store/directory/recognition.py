@@ -27,9 +27,10 @@ from logfs.format.base import names
 from logfs.format.files import commit_file
 from logfs.log.disk.disk import TEMPORARY
 from logfs.log.state import leader_epochs
-from logfs.store import lock, log_dir, settings
-from logfs.store.lease import Lease
-from logfs.store.mount_table import DEAD_ERRORS, Mount, is_dead, logfs_mounts
+from logfs.store import settings
+from logfs.store.directory import lock, log_dir
+from logfs.store.directory.lease import Lease
+from logfs.store.directory.mount_table import DEAD_ERRORS, Mount, is_dead, logfs_mounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

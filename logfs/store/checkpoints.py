@@ -1,0 +1,80 @@
+"""The checkpoint files of a store's log directories (kafka-storage 1.3), written together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logfs.format.base import names
+from logfs.store.directory.log_dir import FirstError
+
+if TYPE_CHECKING:
+    from logfs.format.base.names import TopicPartition
+    from logfs.log.append.partition import Partition
+    from logfs.store.directory.log_dir import LogDir
+    from logfs.store.registry import PartitionRegistry
+
+
+class Checkpoints:
+    """The recovery points, log start offsets, high watermarks and cleaner offsets of the partitions of a registry.
+
+    The caller of the methods that write holds the registry's lock.
+    """
+
+    def __init__(self, registry: PartitionRegistry) -> None:
+        self._registry = registry
+        # The log directories of copies that become the partitions at the next opening; their files stay open.
+        self.unfinished: dict[str, LogDir] = {}
+
+    def write(self) -> None:
+        """Write the recovery points, log start offsets and high watermarks of all log directories that work.
+
+        If one directory cannot be written, the others are written before the error is raised.
+        """
+        errors = FirstError()
+        for log_dir in self._registry.working:
+            with errors:
+                self.write_one(log_dir)
+        errors.throw()
+
+    def write_one(self, log_dir: LogDir, *coming: Partition) -> None:
+        here = [
+            p for n, p in self._registry.partitions.items() if self._registry.homes[n] is log_dir
+        ]
+        here += coming
+        # Copies of unfinished moves, which are the partitions from the next opening on.
+        copies = [name for name, home in self.unfinished.items() if home is log_dir]
+        here += [
+            self._registry.partitions[name] for name in copies if name in self._registry.partitions
+        ]
+        points = {partition.name: partition.recovery_point for partition in here}
+        starts = {
+            partition.name: partition.log_start_offset
+            for partition in here
+            if partition.log_start_offset > partition.segments[0].base_offset
+        }
+        for directory, home in self._registry.homes.items():
+            # The partition is offline or was not loaded: it keeps its entries.
+            if home is log_dir and directory not in self._registry.partitions:
+                name = names.parse_directory(directory)
+                points[name] = log_dir.recovery_points.get(name, 0)
+                if name in log_dir.log_starts:
+                    starts[name] = log_dir.log_starts[name]
+        log_dir.write_recovery_points(points)
+        log_dir.write_high_watermarks(points)
+        log_dir.write_log_starts(starts)
+
+    def cleaner_offset(self, name: str) -> int | None:
+        """Return the offset up to which a partition was compacted, or None if it never was (kafka-storage 8.9)."""
+        return self._registry.homes[name].cleaner_offsets.get(self._registry[name].name)
+
+    def set_cleaner_offset(self, partition: Partition, offset: int) -> None:
+        """Record that a partition was compacted up to an offset, unless the partition was deleted meanwhile."""
+        with self._registry.lock:
+            if self._registry.partitions.get(partition.name.directory) is partition:
+                log_dir = self._registry.homes[partition.name.directory]
+                log_dir.write_cleaner_offsets({**log_dir.cleaner_offsets, partition.name: offset})
+
+    def forget_cleaner_offset(self, log_dir: LogDir, name: TopicPartition) -> None:
+        if name in log_dir.cleaner_offsets:
+            known = log_dir.cleaner_offsets
+            log_dir.write_cleaner_offsets({n: o for n, o in known.items() if n != name})

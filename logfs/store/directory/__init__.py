@@ -1,0 +1,9 @@
+"""One log directory. Imports `settings`.
+
+- `log_dir`: its lock, its checkpoints, its clean-shutdown marker. Begin here.
+- `lock`: Kafka's lock, and which process holds it.
+- `lease`: a partition of a directory that another process has locked.
+- `recognition`: whether a path is a log directory, and if not, what it is.
+- `mount_table`: the kernel's mount table.
+- `permissions`: the permission bits of a partition's virtual files.
+"""

@@ -1,0 +1,9 @@
+"""The work on partitions that no caller waits for. Imports all of `store` up to `commits`.
+
+- `upkeep`: the periodic tasks, done when they are due. Begin here.
+- `schedule`: when each task is due, and how long failed work waits.
+- `retention`: which segments are eligible for deletion, and dropping them.
+- `compaction`: which log is the dirtiest, and rounds of compaction.
+- `mover`: a partition goes to another log directory while it is used.
+- `move_recovery`: what a crash left of a move is finished or undone.
+"""

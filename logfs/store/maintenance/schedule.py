@@ -1,0 +1,103 @@
+"""When each periodic task of a store is due, and how long failed work waits: plans without effects."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator, Mapping
+
+    from logfs.config import BrokerConfig
+
+_FIRST_WAIT_MS = 1_000
+_LONGEST_WAIT_MS = 60_000
+
+
+class Task(Enum):
+    """The kinds of tasks, in the order in which they are done."""
+
+    FLUSH = "flush"
+    PRODUCERS = "producers"
+    CHECKPOINT = "checkpoint"
+    ROLL = "roll"
+    RETENTION = "retention"
+    REMOVAL = "removal"
+    COMPACTION = "compaction"
+
+
+# The tasks that a pause stops. Tasks for durability go on: flushes that settings ask for, and checkpoints.
+PAUSABLE = frozenset({Task.ROLL, Task.RETENTION, Task.REMOVAL, Task.COMPACTION})
+
+
+class Timer(NamedTuple):
+    """When a task began to wait (ms since the epoch), and for how many ms; None for the interval in the settings."""
+
+    since_ms: int
+    wait_ms: int | None = None
+
+
+def interval_ms(task: Task, broker: BrokerConfig) -> int:
+    """Return the interval of a task in ms; 0 means at each `run_due`."""
+    if task is Task.PRODUCERS:
+        return broker.producer_id_expiration_check_interval_ms
+    if task is Task.CHECKPOINT:
+        return min(
+            broker.log_flush_offset_checkpoint_interval_ms,
+            broker.log_flush_start_offset_checkpoint_interval_ms,
+        )
+    if task in (Task.ROLL, Task.RETENTION):
+        return broker.log_retention_check_interval_ms
+    return broker.log_cleaner_backoff_ms if task is Task.COMPACTION else 0
+
+
+def next_due_ms(task: Task, timer: Timer, broker: BrokerConfig) -> int:
+    """Return when a task is due, in ms since the epoch."""
+    wait_ms = interval_ms(task, broker) if timer.wait_ms is None else timer.wait_ms
+    return timer.since_ms + wait_ms
+
+
+def due(
+    timers: Mapping[Task, Timer], broker: BrokerConfig, now_ms: int, *, is_paused: bool
+) -> list[Task]:
+    """Return the tasks that are due, in their order. After the clock was set back, all of them are due."""
+    return [
+        task
+        for task, timer in timers.items()
+        if not (is_paused and task in PAUSABLE)
+        and not timer.since_ms <= now_ms < next_due_ms(task, timer, broker)
+    ]
+
+
+class Backoff:
+    """The waits of failed work: a second, then twice as long after each further failure, up to a minute."""
+
+    def __init__(self) -> None:
+        self._failed: dict[tuple[Task, str], tuple[int, Timer]] = {}
+
+    def __iter__(self) -> Iterator[tuple[Task, str]]:
+        return iter(list(self._failed))
+
+    def holds(self, task: Task, name: str, now_ms: int) -> bool:
+        """Whether the work of a task for `name` has to wait after a failure."""
+        if (task, name) not in self._failed:
+            return False
+        since_ms, wait_ms = self._failed[task, name][1]
+        return since_ms <= now_ms < since_ms + (wait_ms or 0)
+
+    def failed(self, task: Task, name: str, now_ms: int) -> int:
+        """Record a failure, and return how many ms the work has to wait."""
+        count = self._failed[task, name][0] + 1 if (task, name) in self._failed else 0
+        wait_ms = min(_FIRST_WAIT_MS << min(count, 16), _LONGEST_WAIT_MS)
+        self._failed[task, name] = (count, Timer(now_ms, wait_ms))
+        return wait_ms
+
+    def worked(self, task: Task, name: str) -> None:
+        """Forget the failures of a task for `name`."""
+        self._failed.pop((task, name), None)
+
+    def keep(self, names: Container[str]) -> None:
+        """Forget the failures for all names but these: work for other names will not be tried again."""
+        for task, name in self:
+            if name and name not in names:
+                self.worked(task, name)

@@ -1,0 +1,260 @@
+"""The periodic tasks of a store: those that are due are done, and work that fails is tried again later.
+
+Nothing here has a clock or a thread of its own (rule 5). The owner of the store calls `MaintenanceScheduler.run_due`
+periodically, and `Compactor.run_due` in another thread, for a round of compaction may take minutes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from logfs.errors import LogfsError
+from logfs.log.transfer.partition_copy import remove_directory
+from logfs.store.maintenance.schedule import Backoff, Task, Timer, due, interval_ms, next_due_ms
+from logfs.store.registry import BackgroundOperation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from logfs.config import LogConfig
+    from logfs.log.append.partition import Partition
+    from logfs.log.disk.disk import Disk
+    from logfs.log.segment.segment import Segment
+    from logfs.store.checkpoints import Checkpoints
+    from logfs.store.commits.commit import Commits
+    from logfs.store.maintenance.compaction import Compactor
+    from logfs.store.maintenance.mover import Mover
+    from logfs.store.maintenance.retention import Retainer
+    from logfs.store.registry import PartitionRegistry
+
+logger = logging.getLogger(__name__)
+
+
+class MaintenanceScheduler:
+    """The periodic tasks of a store except compaction, and when each is due next. Any thread may call it."""
+
+    def __init__(
+        self,
+        registry: PartitionRegistry,
+        checkpoints: Checkpoints,
+        commits: Commits,
+        retainer: Retainer,
+        compactor: Compactor,
+        mover: Mover,
+    ) -> None:
+        self._registry = registry
+        self._checkpoints = checkpoints
+        self._commits = commits
+        self._retainer = retainer
+        self._compactor = compactor
+        self._mover = mover
+        self.backoff = Backoff()
+        # When the last run ended and how long it took, for status and metrics.
+        self.last_run_ms: int | None = None
+        self.last_run_seconds = 0.0
+        self.failures = 0
+        broker = registry.settings.broker_config
+        delay = Timer(registry.opened_ms, broker.log_initial_task_delay_ms)
+        self._timers = {
+            Task.FLUSH: Timer(registry.opened_ms),
+            Task.PRODUCERS: Timer(registry.opened_ms),
+            Task.CHECKPOINT: delay,
+            Task.ROLL: delay,
+            Task.RETENTION: delay,
+            Task.REMOVAL: Timer(registry.opened_ms),
+        }
+        self._seen_version = registry.settings.version
+        self._acts: dict[Task, Callable[[int], None]] = {
+            Task.FLUSH: self._flush,
+            Task.PRODUCERS: self._expire_producers,
+            Task.CHECKPOINT: self._checkpoint,
+            Task.ROLL: self._roll,
+            Task.RETENTION: self._retain,
+            Task.REMOVAL: self._remove,
+        }
+
+    def ask(self, *tasks: Task) -> None:
+        """Make tasks due at the next `run_due`."""
+        for task in tasks:
+            self._timers[task] = Timer(self._registry.clock(), 0)
+
+    def next_due(self) -> dict[Task, int]:
+        """Return when each task is due next, in ms since the epoch, except those that are due at each `run_due`."""
+        broker = self._registry.settings.broker_config
+        timers = {**self._timers, Task.COMPACTION: self._compactor.timer}
+        return {
+            task: next_due_ms(task, timer, broker)
+            for task, timer in timers.items()
+            if interval_ms(task, broker)
+        }
+
+    def run_due(self) -> None:
+        """Do the tasks that are due. Work that fails is logged, waits longer each time, and delays no other work."""
+        registry = self._registry
+        if registry.settings.version != self._seen_version:
+            self._seen_version = registry.settings.version
+            self.ask(Task.ROLL, Task.RETENTION)
+        began = time.monotonic()
+        broker = registry.settings.broker_config
+        for task in due(self._timers, broker, registry.clock(), is_paused=registry.is_paused):
+            now_ms = registry.clock()
+            self._timers[task] = Timer(now_ms)
+            self._attempt(task, "", partial(self._acts[task], now_ms))
+        # Partitions that were deleted or have failed for good are not tried again.
+        alive = {name for name, each in list(registry.partitions.items()) if each.failure is None}
+        self.backoff.keep(alive | {path.name for path in list(registry.deletions)})
+        self.last_run_ms, self.last_run_seconds = registry.clock(), time.monotonic() - began
+
+    def _attempt(self, task: Task, name: str, work: Callable[[], None]) -> None:
+        """Do the work of a task for the partition or file of that name, unless it has to wait after a failure."""
+        if self.backoff.holds(task, name, self._registry.clock()):
+            return
+        try:
+            work()
+        except Exception as error:
+            self.failures += 1
+            wait_ms = self.backoff.failed(task, name, self._registry.clock())
+            known = isinstance(error, LogfsError | OSError)
+            logger.error(
+                "upkeep: %s %sfailed, and is retried in %d s: %s",
+                task.value,
+                f"of {name} " if name else "",
+                wait_ms // 1000,
+                error if known else repr(error),
+                exc_info=None if known else error,
+            )
+            # Try again after the wait, but never later than usual: the other partitions must not wait longer.
+            usual_ms = interval_ms(task, self._registry.settings.broker_config)
+            self._timers[task] = Timer(self._registry.clock(), min(wait_ms, usual_ms))
+        else:
+            self.backoff.worked(task, name)
+
+    def _partitions(self) -> list[tuple[str, Partition]]:
+        """Return the partitions that upkeep may change: those that are neither paused nor failed."""
+        return [
+            (name, partition)
+            for name, partition in list(self._registry.partitions.items())
+            if not partition.is_paused and partition.failure is None
+        ]
+
+    def _flush(self, now_ms: int) -> None:
+        for name, partition in list(self._registry.partitions.items()):
+            if partition.flush_overdue(now_ms):
+                self._attempt(Task.FLUSH, name, partial(self._flush_one, name, partition))
+        self._attempt(Task.FLUSH, "", partial(self._commits.upkeep, now_ms))
+
+    def _flush_one(self, name: str, partition: Partition) -> None:
+        logger.debug("%s: flushed up to offset %d", name, partition.flush())
+
+    def _expire_producers(self, now_ms: int) -> None:
+        expiration_ms = self._registry.settings.broker_config.producer_id_expiration_ms
+        for name, partition in list(self._registry.partitions.items()):
+            work = partial(partition.expire_producers, now_ms, expiration_ms)
+            self._attempt(Task.PRODUCERS, name, work)
+
+    def _checkpoint(self, now_ms: int) -> None:
+        self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Write the checkpoints of all log directories now."""
+        with self._registry.lock:
+            self._checkpoints.write()
+        logger.debug("checkpoints written")
+
+    def _roll(self, now_ms: int) -> None:
+        for name, partition in self._partitions():
+            self._attempt(Task.ROLL, name, partial(self._roll_one, name, partition, now_ms))
+
+    def _roll_one(self, name: str, partition: Partition, now_ms: int) -> None:
+        if not rolls_when_quiet(partition.config, is_brokers=self._registry.is_brokers(name)):
+            return
+        with partition.lock:
+            active = partition.active
+            # For records that were appended before the opening, the file's mtime counts.
+            since_ms = partition.appended_ms
+            idle_ms = now_ms - (active.mtime_ms() if since_ms is None else since_ms)
+            if is_roll_overdue(active, partition.config, idle_ms, now_ms):
+                partition.roll(now_ms)
+                limit = partition.config.segment_ms
+                logger.info("%s: rolled: older than segment.ms=%d", active.path, limit)
+
+    def _retain(self, now_ms: int) -> None:
+        with self._registry.lock:
+            names = [name for name, _ in self._partitions()]
+            self._retainer.retain(names, partial(self._attempt, Task.RETENTION))
+
+    def _remove(self, now_ms: int) -> None:
+        for name, partition in self._partitions():
+            self._attempt(Task.REMOVAL, name, partial(self._remove_files, name, partition, now_ms))
+        disks = {log_dir.path: log_dir.disk for log_dir in self._registry.working}
+        for path, due_ms in list(self._registry.deletions.items()):
+            disk = disks.get(path.parent)
+            if disk is not None and due_ms <= now_ms:
+                work = partial(self._remove_directory, disk, path)
+                self._attempt(Task.REMOVAL, path.name, work)
+
+    def _remove_files(self, name: str, partition: Partition, now_ms: int) -> None:
+        count = partition.remove_dropped(now_ms)
+        if count:
+            logger.info("%s: removed the files of %d dropped segments", name, count)
+
+    def _remove_directory(self, disk: Disk, path: Path) -> None:
+        """Remove the directory of a partition that was deleted or moved; segments that are still read stay."""
+        if remove_directory(disk, path, self._mover.still_read(path)):
+            del self._registry.deletions[path]
+            logger.info("%s: removed", path)
+
+
+# Rolling the active segment of a partition without appends. Kafka checks `segment.ms` only at the next append
+# (kafka-storage 4.1), so the last segment of a quiet partition stays active for ever and is never compacted. Here
+# upkeep rolls such a segment when an append would roll it.
+
+
+def rolls_when_quiet(config: LogConfig, *, is_brokers: bool) -> bool:
+    """Whether `logfs.roll.quiet` has quiet segments rolled; by default, unless a broker has the directory."""
+    return config.logfs_roll_quiet == "always" or (
+        config.logfs_roll_quiet == "auto" and not is_brokers
+    )
+
+
+def is_roll_overdue(segment: Segment, config: LogConfig, idle_ms: int, now_ms: int) -> bool:
+    """Whether an append now would roll the active segment because of its age; the last append was `idle_ms` ago.
+
+    The age is the difference of two timestamps of records, which may be years from the wall clock: an import of old
+    data must not roll at every check. So the next record is assumed to have the newest timestamp plus `idle_ms`.
+    Without timestamps the age counts from the opening, as in Kafka.
+    """
+    if not segment.size_bytes:
+        return False
+    first = segment.first_timestamp
+    if first < 0:
+        waited_ms = now_ms - segment.created_ms
+    else:
+        waited_ms = max(segment.largest_timestamp, first) - first + max(idle_ms, 0)
+    return waited_ms > segment.max_ms(config)
+
+
+# The key indexes that are in use.
+
+
+def update_key_indexes(registry: PartitionRegistry) -> None:
+    """Extend each recently used key map to the end of its log. May take long; an error is logged."""
+    for name, partition in list(registry.partitions.items()):
+        for keys in partition.key_indexes():
+            try:
+                keys.keep_up(registry.clock())
+            except (LogfsError, OSError) as error:
+                logger.error("%s: its key map cannot be updated: %s", name, error)
+
+
+def key_index_progress(registry: PartitionRegistry) -> Iterator[BackgroundOperation]:
+    """Yield the logs that are being read for their keys, with the progress."""
+    for name, partition in sorted(registry.partitions.items()):
+        for keys in partition.key_indexes():
+            progress = keys.progress
+            if progress is not None:
+                yield BackgroundOperation("reading keys of", name, registry.clock(), "", *progress)

@@ -1,0 +1,7 @@
+"""A store seen from outside. Imports all of `store`.
+
+- `status`: the status of a store and of its partitions, maintenance included.
+- `metrics`: what a store counts, as Prometheus text.
+- `check`: the read-only audit; `logfs check` and the end of every test use it.
+- `commit_client`: commits and new partitions through whichever process holds the log directories.
+"""

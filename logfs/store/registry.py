@@ -1,0 +1,155 @@
+"""The partitions of a store by name, and the state that the parts of a store share."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from logfs.errors import LogfsError, UnknownPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from logfs.errors import LogDirFailed
+    from logfs.log.append.partition import Partition
+    from logfs.log.disk.disk import Disk
+    from logfs.store.directory.log_dir import LogDir
+    from logfs.store.settings import Settings
+
+
+@dataclass(slots=True, eq=False)
+class BackgroundOperation:
+    """A background operation: its kind, its object, its start (ms since the epoch), and its progress in bytes."""
+
+    what: str
+    name: str
+    since_ms: int
+    phase: str = ""
+    done_bytes: int = 0
+    total_bytes: int = 0
+
+    def __str__(self) -> str:
+        phase = f", {self.phase}" if self.phase else ""
+        if not self.total_bytes:
+            return f"{self.what} {self.name}{phase}"
+        share = min(self.done_bytes / self.total_bytes, 1)
+        return f"{self.what} {self.name}{phase}: {share:.0%} of {self.total_bytes} bytes"
+
+
+class PartitionRegistry:
+    """The log directories of a store and its partitions, for the parts of a store that work on them.
+
+    `Store` is one; its parts (commits, retention, compaction, …) take it as a registry and know nothing else of it.
+    Any thread may read. `partitions`, `offline` and `homes` change under `lock`.
+    """
+
+    settings: Settings
+
+    def __init__(self, disk: Disk, clock: Callable[[], int], *, read_only: bool) -> None:
+        """Make a registry without log directories. The owner sets `log_dirs` and `settings` next."""
+        self.disk = disk
+        self.clock = clock
+        self.read_only = read_only
+        self.opened_ms = clock()
+        self.lock = threading.RLock()
+        self.log_dirs: list[LogDir] = []
+        self.partitions: dict[str, Partition] = {}
+        self.offline: dict[str, LogfsError | OSError] = {}
+        # The log directory of each partition, including those that are offline or were not loaded.
+        self.homes: dict[str, LogDir] = {}
+        # The directories of deleted partitions, and when each may be removed (ms since the epoch).
+        self.deletions: dict[Path, int] = {}
+        # The operations that run in the background, for status and metrics.
+        self.background: list[BackgroundOperation] = []
+        # Whether upkeep is paused, except for its tasks for durability.
+        self.is_paused = False
+
+    def __getitem__(self, name: str) -> Partition:
+        """Return the partition of that name. Raises `UnknownPartition`, or the error that keeps it offline."""
+        partition = self.partitions.get(name)
+        if partition is not None:
+            return partition
+        if name in self.offline:
+            raise self.offline[name]
+        raise UnknownPartition(f"{name}: no such partition; 'logfs create' creates it")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.partitions
+
+    def home(self, name: str) -> Path:
+        """Return the path of the log directory that a partition is in."""
+        return self.homes[name].path
+
+    def is_brokers(self, name: str) -> bool:
+        """Whether a broker also uses the log directory that a partition is in."""
+        return self.homes[name].is_brokers
+
+    @contextmanager
+    def doing(self, what: str, name: str, total_bytes: int = 0) -> Iterator[BackgroundOperation]:
+        """Show an operation in `background` while the context lasts."""
+        work = BackgroundOperation(what, name, self.clock(), total_bytes=total_bytes)
+        self.background.append(work)
+        try:
+            yield work
+        finally:
+            self.background.remove(work)
+
+    # Log directories that fail.
+
+    @property
+    def working(self) -> list[LogDir]:
+        """The log directories that work."""
+        return [log_dir for log_dir in self.log_dirs if log_dir.failure is None]
+
+    @property
+    def failed(self) -> list[LogDirFailed]:
+        """The errors of the log directories that do not work."""
+        return [log_dir.failure for log_dir in self.log_dirs if log_dir.failure is not None]
+
+    def log_dir_failed(self, log_dir: LogDir) -> None:
+        """Take all partitions of a log directory offline (Kafka's handleLogDirFailure).
+
+        The thread that met the error may hold any locks, so this waits for none. The partitions refuse all calls from
+        now on, and `offline` has them as soon as no thread holds the lock of the store.
+        """
+        if log_dir.disk.is_disowned:
+            # In a forked child the thread that held this lock, or a partition's, does not exist.
+            self.lock = threading.RLock()
+        for name, partition in list(self.partitions.items()):
+            if self.homes.get(name) is log_dir:
+                partition.failure = log_dir.failure
+                if log_dir.disk.is_disowned:
+                    partition.lock, partition.flush_lock = threading.RLock(), threading.RLock()
+        if self.lock.acquire(blocking=False):
+            try:
+                self._settle_failures()
+            finally:
+                self.lock.release()
+
+    def _settle_failures(self) -> None:
+        here = {name: self.homes[name].failure for name in self.partitions}
+        lost = {name: failure for name, failure in here.items() if failure is not None}
+        if lost:
+            self.offline = {**self.offline, **lost}
+            # Replaced whole: the thread that met the error may be iterating over it.
+            self.partitions = {n: p for n, p in self.partitions.items() if n not in lost}
+
+    def check_log_dirs(self) -> None:
+        """Take unmounted and replaced log directories offline, and the partitions of all that have failed."""
+        for log_dir in self.log_dirs:
+            log_dir.check_in_place()
+        with self.lock:
+            self._settle_failures()
+
+    def emptiest(self) -> LogDir:
+        """Return the log directory for a new partition: the working one that has the fewest."""
+        self.check_log_dirs()
+        for log_dir in self.log_dirs:
+            if log_dir.failure is not None and (not self.working or not log_dir.is_known):
+                # A directory that was never read may have a partition of that name, which would then exist twice.
+                raise log_dir.failure
+        homes = list(self.homes.values())
+        return min(self.working, key=lambda log_dir: sum(home is log_dir for home in homes))
