@@ -28,7 +28,7 @@ DAEMON = """
 import os, sys
 from pathlib import Path
 import numpy
-from logfs.mount import guard, protocol, session
+from logfs.mount import handler_guard, protocol, session
 
 control = Path(sys.argv[3])
 BAD = {
@@ -67,7 +67,7 @@ def ruined(name, handler):
 for name in dir(protocol.Operations):
     handler = getattr(protocol.Operations, name)
     if hasattr(handler, "__wrapped__"):
-        setattr(protocol.Operations, name, guard._guard(name, ruined(name, handler.__wrapped__)))
+        setattr(protocol.Operations, name, handler_guard._guard(name, ruined(name, handler.__wrapped__)))
 
 options = session.Options(log_dirs=[Path(sys.argv[1])], mountpoint=Path(sys.argv[2]))
 session.run(options, ready=lambda: print("ready", flush=True))
@@ -317,7 +317,7 @@ def test_a_handler_that_a_later_version_adds_is_guarded(monkeypatch: pytest.Monk
     """A handler nobody here has heard of is wrapped as well."""
     import trio
 
-    from logfs.mount.guard import guarded
+    from logfs.mount.handler_guard import guarded
 
     async def punch_hole(self: object, fh: int) -> None:
         raise ValueError("from the future")
@@ -338,15 +338,15 @@ def test_what_no_call_reaches_is_guarded_too() -> None:
     """The others answer an errno, and a forget nothing at all: pyfuse3 would not catch even an errno there."""
     import trio
 
-    from logfs.mount import guard
+    from logfs.mount import handler_guard
 
     async def bad(self: object, *arguments: object) -> None:
         raise ValueError("injected")
 
     for handler in UNREACHABLE - {"forget"}:
         with pytest.raises(pyfuse3.FUSEError):
-            trio.run(guard._guard(handler, bad), None, 1)
-    assert trio.run(guard._guard("forget", bad), None, [(2, 1)]) is None
+            trio.run(handler_guard._guard(handler, bad), None, 1)
+    assert trio.run(handler_guard._guard("forget", bad), None, [(2, 1)]) is None
 
 
 @pytest.mark.parametrize("what", RAISED + RETURNED)

@@ -3,6 +3,10 @@
 Each command is one file, imported only when the command runs, so that `logfs --help` costs nothing. A command module
 has `add_arguments(parser)` and `run(arguments) -> int`, which returns the exit code: 0 for success, 1 for an error in
 the data or the system, 2 for wrong usage. `umount` also returns 3.
+
+What commands share: `common` (arguments, opening a store, tables, errors), `reading` (which records `cat` and `tail`
+print), `output` (how they are printed) and `watch` (the samples that `status` and `top` show). `dump` and `spark` are
+folders, with a file for each kind of file and for each job.
 """
 
 from __future__ import annotations

@@ -1,1 +1,14 @@
-"""The filesystem over a store. Only this package imports pyfuse3 and trio; the modules of `nodes` import neither."""
+"""The filesystem over a store. Only this package imports pyfuse3 and trio; the modules of `nodes` import neither.
+
+- `session`: one mount from beginning to end: store, FUSE, upkeep, signals. Begin here.
+- `protocol`: the FUSE handlers: find the node, call it, answer.
+- `nodes`: one class for each kind of file, with no FUSE in it.
+- `growing_sizes`: the sizes of growing files that the kernel is told.
+- `sharers`: the threads that may share an open file.
+- `threads`: worker threads, most of them started before the mount serves requests.
+- `watchdog`: the process that aborts the connection if the daemon is killed.
+- `handler_guard`: the error boundary: only an errno leaves a handler.
+- `errnos`: the mapping from errors to errno, and the last errors for `.logfs/errors`.
+- `mount_metrics`: the metrics of the mount, for `.logfs/metrics`.
+- `remount`: other flags for an existing mount.
+"""

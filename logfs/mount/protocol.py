@@ -16,7 +16,7 @@ import trio
 from logfs.log.disk.disk import WouldBlock
 from logfs.mount.errnos import refuse
 from logfs.mount.growing_sizes import GrowingSizes
-from logfs.mount.guard import guarded
+from logfs.mount.handler_guard import guarded
 from logfs.mount.nodes.append import AppendFile
 from logfs.mount.nodes.base import (
     Caller,
@@ -30,7 +30,7 @@ from logfs.mount.nodes.base import (
 from logfs.mount.nodes.folder import PartitionFolder
 from logfs.mount.nodes.growing import GrowingFile
 from logfs.mount.nodes.record import RecordFile, RecordHandle
-from logfs.mount.nodes.text import TextFile
+from logfs.mount.nodes.text_file import TextFile
 from logfs.mount.threads import run_in_thread
 
 if TYPE_CHECKING:

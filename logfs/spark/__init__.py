@@ -6,6 +6,15 @@
     orders = spark.read.format("logfs").option("subscribe", "orders").load("/var/lib/logfs")
 
 Only this package imports pyspark and pyarrow. docs/spark.md describes every option, with an example.
+
+- `source`: the data source that Spark registers. Begin here.
+- `options`: the options of Spark's Kafka source and sink, checked.
+- `topics`: the partitions of a read, and where reading starts and ends in them.
+- `filters`: the filters of a query that the log evaluates itself.
+- `splits`: what each task reads, and reading it. `arrow`: columns to Arrow batches.
+- `batch`, `stream`: the readers of batch and of streaming queries.
+- `sink`: writing. `jobs`: verify, reindex, compact, stats, export, import.
+- `workers`: Spark's Python worker processes. `discovery`: the package by which Spark finds the data source.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from logfs.spark.jobs import JobFailed, export, import_, import_lines
-from logfs.spark.jobs.portions import Portion, find_files, in_order, merged
+from logfs.spark.jobs.import_splits import Portion, find_files, in_order, merged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from logfs.format.batches.record import Record
-from logfs.spark.jobs import JobFailed, running, stats, verify
+from logfs.spark.jobs import JobFailed, job_runner, stats, verify
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def after_planning(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], ob
     def when(do: Callable[[], object]) -> None:
         def run(*arguments: Any, **options: Any) -> Any:
             do()
-            return running.run(*arguments, **options)
+            return job_runner.run(*arguments, **options)
 
         for module in ("verify", "stats"):
             # The package has functions of these names.

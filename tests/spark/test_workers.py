@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
-from logfs.spark.jobs.running import TASK_BYTES, Work, run
+from logfs.spark.jobs.job_runner import TASK_BYTES, Work, run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

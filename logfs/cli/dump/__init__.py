@@ -3,6 +3,10 @@
 The lines of the tool go to standard output, its final summary of findings to standard error. For a file on which the
 tool would die of an exception, `logfs dump` prints its own line to standard error and continues with the next file.
 `--json` prints the same as data. In this package "the tool" is kafka-dump-log.
+
+- `job`: the files to dump, one after the other, and the summary.
+- `log`, `indexes`, `producers`: the kinds of files. `batches`: the batches of a .log file.
+- `decoder`: keys and values of `__consumer_offsets`. `lines`: how a line is printed, as text or JSON.
 """
 
 from __future__ import annotations

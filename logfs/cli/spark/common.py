@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from logfs.spark.jobs.lending import Visited
+    from logfs.spark.jobs.partition_leases import Visited
 
 _Result = TypeVar("_Result")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from logfs.mount.nodes.base import Context, Directory, Node, Symlink
 from logfs.mount.nodes.folder import PartitionFolder
 from logfs.mount.nodes.record import JSON, RecordFile
-from logfs.mount.nodes.text import JSONL, TextFile
+from logfs.mount.nodes.text_file import JSONL, TextFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

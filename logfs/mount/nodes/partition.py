@@ -15,7 +15,7 @@ from logfs.mount.nodes.groups import GroupsDirectory
 from logfs.mount.nodes.keys import KeysDirectory
 from logfs.mount.nodes.offsets import OffsetsDirectory
 from logfs.mount.nodes.segments import SegmentsDirectory
-from logfs.mount.nodes.text import TextFile
+from logfs.mount.nodes.text_file import TextFile
 from logfs.mount.nodes.time import TimeDirectory
 from logfs.store.directory.permissions import Access, Modes
 from logfs.store.observe.status import partition_status

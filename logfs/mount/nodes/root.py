@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import InvalidName, NotWritable
 from logfs.mount.errnos import refuse
-from logfs.mount.metering import families
+from logfs.mount.mount_metrics import families
 from logfs.mount.nodes.base import (
     DIRECTORY_BITS,
     Caller,

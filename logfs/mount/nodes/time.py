@@ -9,7 +9,7 @@ from logfs.mount.nodes.base import Context, Node, Symlink
 from logfs.mount.nodes.folder import PartitionFolder
 from logfs.mount.nodes.offsets import first_offsets
 from logfs.mount.nodes.record import JSON
-from logfs.mount.nodes.text import JSONL, TextFile
+from logfs.mount.nodes.text_file import JSONL, TextFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

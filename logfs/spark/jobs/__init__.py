@@ -1,15 +1,24 @@
 """Spark jobs for work that takes too long on one machine. Each job is a function here and a `logfs spark` command.
 
 The tasks read and write the log directories themselves, so these must have the same path on all machines.
+
+- `verify`, `stats`: jobs that read, with one work item per segment. `plot` plots the result of `stats`.
+- `upkeep`: the jobs that rebuild indexes and compact, with one work item per partition.
+- `export`: the export, and `export_files`, the files that its tasks write.
+- `import_`: the import; `import_splits`, the files and their order; `import_forms`, `import_lines` and
+  `import_parquet`, the formats.
+- `job_runner`: work items to tasks, progress and results. Begin here.
+- `partition_leases`: partitions that tasks change while the driver holds the locks.
+- `selection`: which logs a job works on. `missing`: segments that a task did not find on its machine.
 """
 
 from __future__ import annotations
 
 from logfs.spark.jobs.export import Exported, export
 from logfs.spark.jobs.import_ import Imported, import_
-from logfs.spark.jobs.lending import Visited
+from logfs.spark.jobs.job_runner import JobFailed
+from logfs.spark.jobs.partition_leases import Visited
 from logfs.spark.jobs.plot import plot
-from logfs.spark.jobs.running import JobFailed
 from logfs.spark.jobs.stats import Stats, TopicStats, stats
 from logfs.spark.jobs.upkeep import Reindexed, compact, reindex
 from logfs.spark.jobs.verify import Report, verify

@@ -26,7 +26,7 @@ from logfs.spark import splits
 from logfs.spark.arrow import kafka_schema, sized
 from logfs.spark.batch import BatchReader
 from logfs.spark.jobs.export_files import Files, by_date, form_of
-from logfs.spark.jobs.running import Work, run
+from logfs.spark.jobs.job_runner import Work, run
 from logfs.spark.jobs.selection import log_dirs
 from logfs.spark.options import SELECTIONS, read_options
 from logfs.spark.workers import NotOnHost
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from logfs.spark.jobs.export_files import Form, WrittenFile
-    from logfs.spark.jobs.running import Progress
+    from logfs.spark.jobs.job_runner import Progress
     from logfs.spark.jobs.selection import Paths
     from logfs.spark.options import ReadOptions
     from logfs.spark.splits import Part

@@ -21,8 +21,8 @@ from logfs.log.disk.disk import Disk
 from logfs.spark.jobs.import_forms import ImportOptions
 from logfs.spark.jobs.import_lines import EnvelopeForm, TextForm
 from logfs.spark.jobs.import_parquet import ParquetForm
-from logfs.spark.jobs.portions import find_files, in_order, merged
-from logfs.spark.jobs.running import TASK_BYTES, Work, run
+from logfs.spark.jobs.import_splits import find_files, in_order, merged
+from logfs.spark.jobs.job_runner import TASK_BYTES, Work, run
 from logfs.spark.jobs.selection import log_dirs
 from logfs.spark.sink.staging import Task, check_staged, partitions_in, planned_partitions
 from logfs.spark.sink.writer import Staged
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from logfs.format.files.commit_file import StagedFile
     from logfs.spark.jobs.import_forms import Form
-    from logfs.spark.jobs.portions import Portion
-    from logfs.spark.jobs.running import Progress
+    from logfs.spark.jobs.import_splits import Portion
+    from logfs.spark.jobs.job_runner import Progress
     from logfs.spark.jobs.selection import Paths
     from logfs.spark.sink.staging import PlannedPartitions
     from logfs.store.commits.commit import Committed

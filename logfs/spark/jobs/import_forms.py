@@ -15,7 +15,7 @@ from logfs.spark.arrow import HEADERS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from logfs.spark.jobs.portions import Portion
+    from logfs.spark.jobs.import_splits import Portion
 
 FORMATS = ("parquet", "json", "text")
 

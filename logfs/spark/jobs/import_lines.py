@@ -19,8 +19,8 @@ from logfs.format.text.envelope import decode_placed
 from logfs.format.text.envelope_parser import parse
 from logfs.spark.arrow import binary_array
 from logfs.spark.jobs.import_forms import BATCH_ROWS, SCHEMA, Form, batch_of
-from logfs.spark.jobs.portions import Portion
-from logfs.spark.jobs.running import TASK_BYTES
+from logfs.spark.jobs.import_splits import Portion
+from logfs.spark.jobs.job_runner import TASK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from logfs.format.text.envelope import Placed
     from logfs.format.text.envelope_parser import Envelopes
-    from logfs.spark.jobs.portions import Name
+    from logfs.spark.jobs.import_splits import Name
 
 _BLOCK_BYTES = 4 << 20
 # The limit for a line, in bytes. No record is as long, and a file without newlines is not text.

@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 
 from logfs.errors import InvalidRecord
 from logfs.spark.jobs.import_forms import BATCH_BYTES, BATCH_ROWS, SCHEMA, Form, batch_of
-from logfs.spark.jobs.portions import Portion, from_path
-from logfs.spark.jobs.running import TASK_BYTES
+from logfs.spark.jobs.import_splits import Portion, from_path
+from logfs.spark.jobs.job_runner import TASK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from logfs.spark.jobs.portions import Name
+    from logfs.spark.jobs.import_splits import Name
 
 # A portion with at most this many bytes is read whole and its file closed, because many may be merged at once.
 _SMALL_BYTES = 4 << 20

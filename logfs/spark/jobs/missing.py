@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.spark import workers
-from logfs.spark.jobs.running import JobFailed
+from logfs.spark.jobs.job_runner import JobFailed
 from logfs.spark.jobs.selection import opened
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from logfs.log.disk.disk import Gone
 from logfs.log.transfer.segment_descriptor import PlannedSegment, planned
 from logfs.log.transfer.segment_stats import Counts, count
+from logfs.spark.jobs.job_runner import Work, run
 from logfs.spark.jobs.missing import Missing, failure, still_in_log
-from logfs.spark.jobs.running import Work, run
 from logfs.spark.jobs.selection import opened
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from logfs.log.append.partition import Partition
-    from logfs.spark.jobs.running import Progress
+    from logfs.spark.jobs.job_runner import Progress
     from logfs.spark.jobs.selection import Paths
 
 _SECOND = 1000

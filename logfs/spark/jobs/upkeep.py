@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.format.base import names
-from logfs.spark.jobs.lending import lent
+from logfs.spark.jobs.partition_leases import lent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from logfs.log.compaction.cleaning import Cleaned
-    from logfs.spark.jobs.lending import Visited
-    from logfs.spark.jobs.running import Progress
+    from logfs.spark.jobs.job_runner import Progress
+    from logfs.spark.jobs.partition_leases import Visited
     from logfs.spark.jobs.selection import Paths
     from logfs.store.store import Store
 

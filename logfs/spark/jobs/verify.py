@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from logfs.log.disk.disk import Gone
 from logfs.log.transfer.audit import Account, Finding, Severity, audit, error, note, settle
 from logfs.log.transfer.segment_descriptor import planned
+from logfs.spark.jobs.job_runner import Work, run
 from logfs.spark.jobs.missing import Missing, still_in_log
-from logfs.spark.jobs.running import Work, run
 from logfs.spark.jobs.selection import opened
 from logfs.store.observe.check import check_log_dirs, check_small_files, trusts_indexes
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from logfs.log.append.partition import Partition
     from logfs.log.transfer.segment_descriptor import PlannedSegment
-    from logfs.spark.jobs.running import Progress
+    from logfs.spark.jobs.job_runner import Progress
     from logfs.spark.jobs.selection import Paths
     from logfs.store.store import Store
 

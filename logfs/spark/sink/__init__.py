@@ -1,1 +1,6 @@
-"""The sink: tasks stage batches beside the log, and the driver commits all of them in one step and only once."""
+"""The sink: tasks stage batches beside the log, and the driver commits all of them in one step and only once.
+
+- `options`: the options and columns of a write, checked.
+- `staging`: the tasks: rows in Arrow columns to sealed batches in staged files.
+- `writer`: the driver: the writers of batches and streams, which commit.
+"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from logfs.mount.guard import REQUESTS
+from logfs.mount.handler_guard import REQUESTS
 from logfs.store.observe.metrics import COUNTER, GAUGE, HISTOGRAM, Family, Sample, histogram
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from logfs.errors import InvalidStore, LogfsError
 from logfs.format.base import names
 from logfs.spark import workers
-from logfs.spark.jobs.running import Work, run
+from logfs.spark.jobs.job_runner import Work, run
 from logfs.spark.jobs.selection import check_topics, log_dirs, of_topics
 from logfs.store.commits.commit import held_up
 from logfs.store.directory.lease import Lease
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from logfs.spark.jobs.running import Progress
+    from logfs.spark.jobs.job_runner import Progress
     from logfs.spark.jobs.selection import Paths
     from logfs.store.directory.lease import LeasedLogDir, Returned
 
