@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import fcntl
+import logging
 import os
-import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections import Counter
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
-from logfs.store.observe.check import Severity, check
 from logfs.store.store import Store
-from tests.system.mounts import is_mounted
+from tests.support.mounts import Mount, alone_with_mounts
+from tests.support.requirements import need_fuse
+from tests.support.stores import Clock, assert_clean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-REQUIRE_ALL = os.environ.get("LOGFS_REQUIRE_ALL") == "1"
-START_SECONDS = 60
-
-# The form of `scripts/crash`.
-DEEP = os.environ.get("LOGFS_HYPOTHESIS") == "deep"
 
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=100)
 settings.register_profile("deep", deadline=None, max_examples=5000)
@@ -42,34 +32,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _skipped: Counter[str] = Counter()
 # Where this process prints; None in a worker.
 _terminal: pytest.TerminalReporter | None = None
-
-
-def need(condition: object, what: str) -> None:
-    """Skip the test where a part is missing; under LOGFS_REQUIRE_ALL=1 fail it."""
-    if condition:
-        return
-    if REQUIRE_ALL:
-        pytest.fail(f"{what}, and LOGFS_REQUIRE_ALL=1 asks for it")
-    pytest.skip(what)
-
-
-def need_fuse() -> None:
-    """The test mounts."""
-    need(os.access("/dev/fuse", os.R_OK | os.W_OK), "/dev/fuse cannot be opened")
-    need(shutil.which("fusermount3"), "fusermount3 is not installed")
-
-
-def need_command(name: str) -> str:
-    """The test calls a program; its path."""
-    path = shutil.which(name)
-    need(path, f"{name} is not installed")
-    assert path is not None
-    return path
-
-
-def need_root() -> None:
-    """The test does what only root can do."""
-    need(os.geteuid() == 0, "not root")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -116,32 +78,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         print(f"{_skipped.total()} skipped: {reasons}")
 
 
-class Clock:
-    """A clock that stands still until it is told to go on; ms since the epoch."""
-
-    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
-        self.now_ms = now_ms
-
-    def __call__(self) -> int:
-        return self.now_ms
-
-
 @pytest.fixture(scope="session", autouse=True)
 def user_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What goes to the user's cache directory goes to one of the tests' own, in the programs they start, too."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
-
-
-@contextmanager
-def alone_with_mounts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Only one test at a time is in here.
-
-    A process with a mount namespace of its own has a copy of every mount that there is, also of those of the tests
-    beside it. Until it ends, `logfs umount` finds them mounted elsewhere.
-    """
-    with (tmp_path_factory.getbasetemp().parent / "mounts.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @pytest.fixture
@@ -152,15 +92,19 @@ def mounts_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
+def quiet_log() -> Iterator[None]:
+    """No log lines: a test of thousands of faults or recoveries would print thousands."""
+    logger = logging.getLogger("logfs")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    yield
+    logger.setLevel(level)
+
+
+@pytest.fixture
 def clock() -> Clock:
     """The clock of the `store` fixture."""
     return Clock()
-
-
-def assert_clean(*log_dirs: Path) -> None:
-    """The audit finds no error."""
-    findings = [finding for finding in check(log_dirs) if finding.severity is Severity.ERROR]
-    assert not findings, "\n".join(map(str, findings))
 
 
 @pytest.fixture
@@ -177,89 +121,6 @@ def store(log_dir: Path, clock: Clock) -> Iterator[Store]:
     """An empty store, audited when the test is over."""
     with Store(log_dir, clock=clock) as store:
         yield store
-
-
-@dataclass
-class Mount:
-    """A mount by a daemon of its own, run as `logfs mount -f`; `module` is another one to run in its place."""
-
-    path: Path
-    log_dirs: list[Path]
-    options: list[str] = field(default_factory=list)
-    uid: int | None = None
-    module: Sequence[str] = ("logfs",)
-    process: subprocess.Popen[bytes] | None = None
-    log: Path | None = None
-
-    def start(self) -> Mount:
-        """Mount, and wait until it answers."""
-        try:
-            self.path.mkdir()
-        except FileExistsError:
-            # Perhaps a dead mount, which the daemon is to clear away.
-            pass
-        self.log = self.path.with_name(self.path.name + ".log")
-        command = [sys.executable, "-m", *self.module, "mount", "-f", *self.options]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*command, *map(str, self.log_dirs), str(self.path)],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                user=self.uid,
-                group=self.uid,
-            )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line.endswith(b"ready\n"), f"no mount: {self.log.read_text()}"
-        return self
-
-    def partition(self, name: str) -> Path:
-        """Make a partition and give its directory."""
-        path = self.path / name
-        path.mkdir()
-        return path
-
-    def errors(self) -> str:
-        """What `.logfs/errors` says."""
-        return (self.path / ".logfs/errors").read_text()
-
-    def kill(self) -> None:
-        """kill -9 of the daemon; the dead mount stays, as after a crash."""
-        assert self.process is not None
-        self.process.kill()
-        self._reap()
-
-    def stop(self) -> None:
-        """Unmount and wait for the daemon; a mount that is dead already is cleared away."""
-        if self.process is None:
-            self._clear()
-            return
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        self._reap()
-        self._clear()
-
-    def remount(self) -> None:
-        """Stop, if it lives, and start again on the same directories."""
-        self.stop()
-        self.start()
-
-    def _reap(self) -> None:
-        assert self.process is not None
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            pytest.fail("the daemon did not end within 30 s")
-        finally:
-            if self.process.stdout is not None:
-                self.process.stdout.close()
-            self.process = None
-
-    def _clear(self) -> None:
-        if is_mounted(self.path):
-            subprocess.run(["umount", "-l", str(self.path)], check=False, capture_output=True)
 
 
 @pytest.fixture
@@ -294,24 +155,3 @@ def mount(make_mount: Callable[..., Mount]) -> Mount:
 def orders(mount: Mount) -> Path:
     """The directory of an empty partition `orders-0` on a fresh mount."""
     return mount.partition("orders-0")
-
-
-def wait_for(what: Callable[[], object], seconds: float = 20) -> None:
-    """Wait for something that another process is about to do; fail if it never does."""
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
-
-
-def run(*command: str | Path, **options: object) -> str:
-    """Run a program that must succeed; what it printed."""
-    done = subprocess.run(
-        list(map(str, command)),
-        check=False,
-        capture_output=True,
-        timeout=120,
-        **options,  # type: ignore[call-overload]
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    return str(done.stdout.decode())

@@ -11,8 +11,9 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
-from tests.conftest import START_SECONDS, need_command
 from tests.kafka.helper import JVM
+from tests.support.mounts import START_SECONDS
+from tests.support.requirements import need_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.conftest import need, need_command
+from tests.support.requirements import need, need_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

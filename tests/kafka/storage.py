@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from logfs import errors
 from logfs.store.store import Store
-from tests.conftest import Clock
+from tests.support.stores import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

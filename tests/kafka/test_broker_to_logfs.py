@@ -12,9 +12,9 @@ import pytest
 import logfs
 from logfs.format.text.rendering import View
 from logfs.log.read.reader import EARLIEST, LATEST, MAX_TIMESTAMP
-from tests.conftest import assert_clean
 from tests.kafka import topics
 from tests.kafka.client import COMMITTED
+from tests.support.stores import assert_clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

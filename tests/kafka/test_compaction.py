@@ -9,8 +9,9 @@ import pytest
 
 from logfs import Record, Store
 from logfs.log.segment.batch_iterator import Damage
-from tests.conftest import assert_clean, wait_for
 from tests.kafka import topics
+from tests.support.processes import wait_for
+from tests.support.stores import assert_clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable

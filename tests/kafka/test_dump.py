@@ -10,7 +10,7 @@ import pytest
 
 import logfs
 from logfs import Record
-from tests.dumping import DATA, DEEP, OFFSETS, RECORDS, SANITY, VERIFY, T, cases, dump
+from tests.support.dump_cases import DATA, DEEP, OFFSETS, RECORDS, SANITY, VERIFY, T, cases, dump
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,16 +12,17 @@ import logfs
 from logfs.format.messages.group_record import key_view, parse_key, parse_value, value_view
 from logfs.store.commits.groups import TOPIC
 from logfs.store.store import Store
-from tests.conftest import assert_clean, wait_for
+from tests.support.processes import wait_for
+from tests.support.stores import assert_clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.conftest import Mount
     from tests.kafka.broker import Broker
     from tests.kafka.client import Client
     from tests.kafka.tools import Tools
+    from tests.support.mounts import Mount
 
 MEMBERS = [f"member-{protocol}" for protocol in ("classic", "consumer")]
 

@@ -16,18 +16,17 @@ import pytest
 
 from logfs import Record
 from logfs.format.base.names import TopicPartition
-from tests.conftest import wait_for
 from tests.kafka.topics import offsets
-from tests.test_live import locks_below
-from tests.test_store import fingerprint
+from tests.support.processes import wait_for
+from tests.support.stores import fingerprint, locks_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.conftest import Mount
     from tests.kafka.broker import Broker
     from tests.kafka.client import Client
+    from tests.support.mounts import Mount
 
 # How long the load lasts; a minute is what the promise is about.
 SECONDS = float(os.environ.get("LOGFS_LIVE_SECONDS", "20"))

@@ -14,8 +14,10 @@ import logfs
 from logfs import Record
 from logfs.format.files import checkpoint
 from logfs.log.read.reader import EARLIEST, LATEST, MAX_TIMESTAMP
-from tests.conftest import Mount, assert_clean, need_fuse
 from tests.kafka.topics import CODECS, T
+from tests.support.mounts import Mount
+from tests.support.requirements import need_fuse
+from tests.support.stores import assert_clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

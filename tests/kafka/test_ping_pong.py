@@ -17,10 +17,10 @@ from logfs.errors import OutOfOrderSequence
 from logfs.format.batches.batch import assign_offset
 from logfs.format.kernel_warmup import warm_up
 from logfs.store.store import Store
-from tests.conftest import assert_clean
 from tests.kafka import wire
 from tests.kafka.client import COMMITTED
 from tests.kafka.story import batch
+from tests.support.stores import assert_clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable

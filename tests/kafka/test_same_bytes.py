@@ -17,10 +17,10 @@ from logfs import Record
 from logfs.format.base import names
 from logfs.format.files import checkpoint
 from logfs.store.directory.log_dir import LOG_STARTS, RECOVERY_POINTS
-from tests.conftest import assert_clean
 from tests.kafka.helper import KafkaError
 from tests.kafka.storage import CLIENT, NAME, KafkaStorage, LogfsStorage
 from tests.kafka.story import Story, batch
+from tests.support.stores import assert_clean
 
 if TYPE_CHECKING:
     from pathlib import Path

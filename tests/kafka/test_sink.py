@@ -12,8 +12,8 @@ from logfs.log.disk.disk import Disk
 from logfs.store.observe import commit_client
 from logfs.store.settings import Settings
 from logfs.store.store import Store
-from tests.conftest import assert_clean
 from tests.kafka.topics import CODECS, T
+from tests.support.stores import assert_clean
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pytest.importorskip("pyspark", reason="pyspark is not installed")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from logfs import Record
 from logfs.format.base.names import TopicPartition
 from logfs.format.files import checkpoint
-from tests.conftest import wait_for
+from tests.support.processes import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable

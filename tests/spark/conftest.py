@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.conftest import need
-
 # The broker that `format("kafka")` reads from, those who write to it, and Kafka's tools.
 from tests.kafka.conftest import connect, helper, kafka, make_broker, tools  # noqa: F401
 from tests.spark.connector import connector
+from tests.support.requirements import need
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

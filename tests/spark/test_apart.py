@@ -18,9 +18,11 @@ import pytest
 
 from logfs.format.batches.record import Record
 from logfs.store.store import Store
-from tests.conftest import alone_with_mounts, assert_clean, need
 from tests.spark.conftest import need_spark, spark_settings
 from tests.spark.program import Program, unshare
+from tests.support.mounts import alone_with_mounts
+from tests.support.requirements import need
+from tests.support.stores import assert_clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from logfs.store.store import Store
-from tests.conftest import need
+from tests.support.requirements import need
 
 ROOT = Path(__file__).parents[2]
 # The oldest that can build the project (pyproject.toml).

@@ -13,9 +13,11 @@ import pytest
 from logfs.format.batches.record import Record
 from logfs.format.files.commit_file import STAGED
 from logfs.store.store import Store
-from tests.conftest import Mount, assert_clean, need_fuse
 from tests.spark.conftest import need_spark, spark_settings
 from tests.spark.program import Program
+from tests.support.mounts import Mount
+from tests.support.requirements import need_fuse
+from tests.support.stores import assert_clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

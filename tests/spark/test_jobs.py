@@ -18,7 +18,7 @@ from logfs.spark.jobs import compact, plot, reindex, stats, verify
 from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
 from logfs.store.observe.check import check
 from logfs.store.store import Store
-from tests.conftest import Clock, assert_clean
+from tests.support.stores import Clock, assert_clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from tests.conftest import Mount
+    from tests.support.mounts import Mount
 
 TOPICS, PARTITIONS, SEGMENTS = 10, 10, 3
 CODECS = ("uncompressed", "gzip", "snappy", "lz4", "zstd")

@@ -13,9 +13,9 @@ from logfs.format.base import names
 from logfs.format.batches.record import Record
 from logfs.format.text import envelope
 from logfs.store.store import Store
-from tests.conftest import assert_clean
 from tests.spark.logs import CODECS, DAY_MS, T, contents, make_log
-from tests.test_producers import batch
+from tests.support.batches import batch
+from tests.support.stores import assert_clean
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 

@@ -18,9 +18,10 @@ from logfs.errors import InvalidSetting, LogfsError
 from logfs.format.batches.record import Record
 from logfs.format.files.commit_file import STAGED
 from logfs.store.store import Store
-from tests.conftest import assert_clean, need_fuse
 from tests.spark.logs import DAY_MS, T, contents, make_log
-from tests.test_producers import batch
+from tests.support.batches import batch
+from tests.support.requirements import need_fuse
+from tests.support.stores import assert_clean
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from tests.conftest import Mount
+    from tests.support.mounts import Mount
 
 
 ENVELOPE = '{"topic":"t","partition":0,"offset":%d,"value":"v"}\n'

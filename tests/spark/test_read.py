@@ -8,7 +8,7 @@ import pytest
 
 from logfs.format.batches.record import Record
 from logfs.store.store import Store
-from tests.test_producers import batch
+from tests.support.batches import batch
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,16 +22,16 @@ from logfs.format.files.commit_file import STAGED, CommitLog
 from logfs.log.disk.disk import Disk
 from logfs.store.commits.commit import read_commits
 from logfs.store.store import Store
-from tests.conftest import need_fuse
 from tests.spark.conftest import need_spark, spark_settings
 from tests.spark.program import Program
+from tests.support.requirements import need_fuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from logfs.format.batches.record import Record
-    from tests.conftest import Mount
+    from tests.support.mounts import Mount
 
 KILLS = int(os.environ.get("LOGFS_SPARK_KILLS", "2"))
 LIMIT = 1200

@@ -15,7 +15,7 @@ from logfs.format.files.commit_file import STAGED
 from logfs.log.transfer.staged_batches import Landing
 from logfs.store.commits.commit import Commits
 from logfs.store.store import Store
-from tests.conftest import need_fuse
+from tests.support.requirements import need_fuse
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from tests.conftest import Mount
+    from tests.support.mounts import Mount
 
 T = 1_700_000_000_000
 # Where a driver dies: it has told nobody, decided, written, shown, noted, or done it all.

@@ -27,9 +27,9 @@ from logfs.log.compaction.cleaning import Dirty
 from logfs.log.segment.batch_iterator import Damage
 from logfs.store.directory.log_dir import CLEAN_SHUTDOWN, META_PROPERTIES
 from logfs.store.store import PARTITION_METADATA, Store
-from tests.legacy_encoder import Old, message, wrapper
-from tests.staging import stage
-from tests.test_producers import batch
+from tests.support.batches import batch
+from tests.support.legacy_encoder import Old, message, wrapper
+from tests.support.staging import stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -24,7 +24,7 @@ from logfs.log.disk.disk import Disk
 from logfs.store.directory.mount_table import DEAD_ERRORS, is_dead
 from logfs.store.observe import commit_client
 from logfs.store.settings import Settings
-from tests.staging import stage
+from tests.support.staging import stage
 from tests.system.scenes import log_dirs
 
 if TYPE_CHECKING:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from logfs.store.directory.mount_table import mounts
+from tests.support.mounts import clear
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -58,17 +57,6 @@ class Daemon:
         """Kill what is left of it, and clear the mount away."""
         self.child.close()
         clear(self.path)
-
-
-def is_mounted(path: Path) -> bool:
-    """Whether something is mounted exactly here."""
-    return any(mount.mountpoint == str(path) for mount in mounts())
-
-
-def clear(path: Path) -> None:
-    """Take a dead mount out of the mount table."""
-    if is_mounted(path):
-        subprocess.run(["umount", "-l", str(path)], check=False, capture_output=True)
 
 
 @contextmanager

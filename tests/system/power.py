@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from logfs.store.directory.mount_table import mounts
+from tests.support.mounts import is_mounted
 from tests.system.launcher import ROOT, Executed, Launcher, Process, wait_until
-from tests.system.mounts import is_mounted
 from tests.system.power_load import Profile
 
 if TYPE_CHECKING:

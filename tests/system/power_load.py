@@ -299,7 +299,7 @@ def _commit_once(worker: Worker, sequence: int, settings: Any) -> bool:
     from logfs.errors import LogfsError
     from logfs.format.batches.record import Record
     from logfs.store.observe.commit_client import Request, format_request, parse_answer
-    from tests.staging import stage
+    from tests.support.staging import stage
 
     try:
         files = []

@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.conftest import need, need_command
+from tests.support.requirements import need, need_command
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.conftest import Mount, need_fuse, run
+from tests.support.mounts import Mount
+from tests.support.processes import run
+from tests.support.requirements import need_fuse
 from tests.system import growing_reader, mutants
 
 if TYPE_CHECKING:

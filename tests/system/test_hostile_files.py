@@ -14,8 +14,8 @@ import pytest
 
 from logfs.store.observe.check import Severity, check
 from logfs.store.store import Store
+from tests.support.command_line import call
 from tests.system.hostile import campaign
-from tests.test_cli import call
 
 MUTATIONS = int(os.environ.get("LOGFS_MUTATIONS", "600"))
 SEED = int(os.environ.get("LOGFS_MUTATION_SEED", "1"))

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logfs.store.store import Store
-from tests.conftest import need_fuse, wait_for
+from tests.support.processes import wait_for
+from tests.support.requirements import need_fuse
 from tests.system import oracle
 from tests.system.commands import CHANGING, COMMANDS, END_SECONDS, Command, Trial
 from tests.system.findings import Findings

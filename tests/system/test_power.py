@@ -15,10 +15,12 @@ import orjson
 import pytest
 
 from logfs.store.store import Store
-from tests.conftest import Mount, need, need_command, need_fuse, need_root, wait_for
+from tests.support.command_line import call
+from tests.support.mounts import Mount
+from tests.support.processes import wait_for
+from tests.support.requirements import need, need_command, need_fuse, need_root
 from tests.system import mutants
 from tests.system.power import Image, Totals, campaign
-from tests.test_cli import call
 
 if TYPE_CHECKING:
     from collections.abc import Callable

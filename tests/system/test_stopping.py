@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.conftest import wait_for
+from tests.support.processes import wait_for
 
 if TYPE_CHECKING:
-    from tests.conftest import Mount
+    from tests.support.mounts import Mount
 
 NAME = "orders-0"
 ENOUGH_BYTES = 300_000

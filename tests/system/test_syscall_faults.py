@@ -24,7 +24,7 @@ import pytest
 
 from logfs.errors import LogfsError
 from logfs.store.store import Store
-from tests.conftest import need_fuse
+from tests.support.requirements import need_fuse
 from tests.system import oracle
 from tests.system.commands import COMMANDS, ERRORS, Trial, make_fault
 from tests.system.fault_script import KEYS, is_between

@@ -1,9 +1,9 @@
 """Loops that must run at the speed of memory, compiled by numba to run without the GIL.
 
 Each is one pass over bytes and numpy columns. Each has a plain Python twin, and the tests check that both give the
-same results (`tests/test_kernels.py`). No loop allocates by a length that the bytes declare: the caller makes every
-array, by the size of the data that exists. Importing this module takes a quarter of a second, so import it only for
-bulk work; see `columns`.
+same results (`tests/format/test_batch_kernels.py`). No loop allocates by a length that the bytes declare: the caller
+makes every array, by the size of the data that exists. Importing this module takes a quarter of a second, so import
+it only for bulk work; see `columns`.
 
 Sizes and positions are bytes, int64. `data` is always a C-contiguous uint8 array.
 """

@@ -2,7 +2,7 @@
 batches that they make.
 
 As in `batch_kernels`, each loop is one pass without the GIL, allocates nothing, and has a plain twin in the
-tests (`tests/test_offset_map.py`, `tests/test_cleaner.py`). The rules are those of kafka-storage 8.2 to 8.7.
+tests (`tests/log/test_offset_map.py`, `tests/log/test_cleaner.py`). The rules are those of kafka-storage 8.2 to 8.7.
 
 A row of `spans` is as in `kernels.decode_spans`: start, end, record count, base offset, base timestamp. `slots`
 is uint64[n, 3], an open-addressing table of (hash, hash, offset + 1), where a last word of 0 means an empty slot;

@@ -1,0 +1,1 @@
+"""Tests of `logfs.cli`: the commands, in processes of their own."""

@@ -1,0 +1,1006 @@
+"""The command line: every command, its output, its exit code and its one line for an error."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import orjson
+import pytest
+from crc32c import crc32c
+
+import logfs
+from logfs.cli.common import progress_bar
+from logfs.errors import InvalidStore
+from logfs.store.store import Store
+from tests.support.command_line import call, fails, ok
+from tests.support.processes import wait_for
+from tests.support.stores import assert_clean
+from tests.support.terminal import Terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.mounts import Mount
+
+LOGFS = (sys.executable, "-m", "logfs")
+NOON = 1638100400000
+
+
+@pytest.fixture
+def orders(log_dir: Path) -> Path:
+    """A partition of ten records with known keys, values, headers and times, in five batches."""
+    with logfs.open(log_dir, create=True) as store:
+        partition = store.create("orders-0")
+        for number in range(0, 10, 2):
+            partition.append(
+                [
+                    logfs.Record(
+                        b"value %d" % n if n != 7 else None,
+                        key=b"key %d" % n if n % 3 else None,
+                        headers=[("h", b"%d" % n), ("x", None)] if n % 2 else [],
+                        timestamp=NOON + n * 1000,
+                    )
+                    for n in (number, number + 1)
+                ]
+            )
+    return log_dir / "orders-0"
+
+
+VALUES = [f"value {n}" if n != 7 else "" for n in range(10)]
+
+
+def lines(*numbers: int) -> str:
+    """The values of some of the records, one a line."""
+    return "".join(VALUES[number] + "\n" for number in numbers)
+
+
+# Help and usage.
+
+
+def test_help_and_version() -> None:
+    """`logfs --help` lists every command, `logfs COMMAND --help` tells its options, --version the version."""
+    text = ok("--help")
+    commands = [
+        "mount",
+        "umount",
+        "status",
+        "create",
+        "delete",
+        "describe",
+        "append",
+        "cat",
+        "tail",
+        "dump",
+        "check",
+        "recover",
+        "reindex",
+        "config",
+    ]
+    for command in commands:
+        assert f"\n  {command} " in text
+        assert ok(command, "--help").startswith(f"usage: logfs {command} ")
+    assert ok() == text
+    assert ok("--version") == f"logfs {logfs.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("frobnicate",),
+        ("cat",),
+        ("cat", "x-0", "--colour"),
+        ("tail", "x-0", "-n", "many"),
+        ("cat", "x-0", "-o", "1", "-t", "2"),
+        ("cat", "x-0", "--json", "--format", "%s"),
+        ("mount",),
+        ("check",),
+        ("dump",),
+    ],
+)
+def test_wrong_usage(words: tuple[str, ...]) -> None:
+    """Wrong usage is exit code 2 and says how it is done."""
+    done = call(*words)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"usage: logfs")
+    assert done.stdout == b""
+
+
+# create, delete, describe.
+
+
+def test_create(log_dir: Path) -> None:
+    """`logfs create` makes a partition, with `-p` the log directory, too, with the topic's settings."""
+    assert (
+        f"does not exist; a new log directory starts as an empty directory: mkdir -p {log_dir}"
+        in (fails("create", log_dir / "orders-0"))
+    )
+    settings = ("-c", "compression.type=zstd", "-c", "retention.ms=5")
+    printed = ok("create", "-p", log_dir / "orders-0", *settings)
+    assert printed == f"{log_dir}/orders-0\n"
+    assert ok("create", log_dir, "orders-1") == f"{log_dir}/orders-1\n"
+    assert (log_dir / "orders-0/00000000000000000000.log").exists()
+    shown = ok("config", log_dir, "--topic", "orders", "compression.type", "retention.ms")
+    assert [line.split("  #")[0] for line in shown.splitlines()] == [
+        "compression.type=zstd",
+        "retention.ms=5",
+    ]
+
+
+def test_create_in_several_log_dirs(tmp_path: Path) -> None:
+    """With several log dirs a new partition goes to the one with the fewest."""
+    one, two = tmp_path / "one", tmp_path / "deep/two"
+    one.mkdir()
+    assert "deep/two does not exist, nor does" in fails("create", one, two, "orders-0")
+    assert list(one.iterdir()) == []
+    ok("create", "-p", one, two, "orders-9")
+    ok("delete", one, two, "orders-9")
+    homes = [Path(ok("create", one, two, f"orders-{n}").strip()).parent for n in range(4)]
+    assert homes == [one, two, one, two]
+    assert_clean(one, two)
+
+
+def test_create_errors(orders: Path, tmp_path: Path) -> None:
+    """What exists, a bad name and a bad setting are refused, each in a line that says what and why."""
+    before = ok("config", orders.parent, "--topic", "orders", "retention.ms")
+    for words in ((), ("-c", "retention.ms=5")):
+        assert "orders-0: the partition exists" in fails("create", orders, *words)
+    assert ok("config", orders.parent, "--topic", "orders", "retention.ms") == before
+    assert "no dash" in fails("create", tmp_path / "log/orders")
+    assert "max.message.bytes" in fails(
+        "create", tmp_path / "log/x-0", "-c", "max.message.bytes=-1"
+    )
+    assert "NAME=VALUE" in fails("create", tmp_path / "log/x-0", "-c", "retention.ms")
+    assert "no.such" in fails("create", tmp_path / "log/x-0", "-c", "no.such=1")
+    assert not (tmp_path / "log/x-0").exists()
+    # The good setting beside a bad one is not set, and no log directory is made.
+    both = ("-c", "retention.ms=77", "-c", "no.such=1")
+    assert "no.such" in fails("create", tmp_path / "log/x-0", *both)
+    assert "retention.ms=77" not in ok("config", orders.parent, "--topic", "orders")
+    assert not [*orders.parent.glob("*x*")]
+    assert "no.such" in fails("create", "-p", tmp_path / "new/x-0", *both)
+    assert not (tmp_path / "new").exists()
+
+
+def test_delete(orders: Path, log_dir: Path) -> None:
+    """`logfs delete` renames to `-delete`, as Kafka does."""
+    assert "file.delete.delay.ms" in ok("delete", orders)
+    assert not orders.exists()
+    assert len(list(log_dir.glob("orders-0.*-delete"))) == 1
+    assert "orders-0" in fails("delete", orders)
+
+
+def test_describe(orders: Path, log_dir: Path) -> None:
+    """`logfs describe` shows offsets and sizes of every partition."""
+    ok("create", log_dir / "users-3")
+    header, first, second = ok("describe", log_dir).splitlines()
+    assert header.split()[:4] == ["PARTITION", "START", "END", "SIZE"]
+    size = sum(path.stat().st_size for path in orders.glob("*.log"))
+    assert first.split() == [
+        "orders-0",
+        "0",
+        "10",
+        str(size),
+        "1",
+        "2021-11-28T11:53:29.000Z",
+        str(log_dir),
+    ]
+    assert second.split()[:4] == ["users-3", "0", "0", "0"]
+    assert len(ok("describe", log_dir, "--topic-list", "users").splitlines()) == 2
+
+
+def test_describe_json(orders: Path, log_dir: Path) -> None:
+    """`logfs describe --json` is the JSON line of kafka-log-dirs (kafka-storage 13.3)."""
+    size = sum(path.stat().st_size for path in orders.glob("*.log"))
+    assert ok("describe", log_dir, "--json") == (
+        f'{{"brokers":[{{"broker":0,"logDirs":[{{"partitions":[{{"partition":"orders-0","size":{size},'
+        f'"offsetLag":0,"isFuture":false}}],"error":null,"logDir":"{log_dir}"}}]}}],"version":1}}\n'
+    )
+
+
+# append.
+
+
+def test_append_lines(orders: Path, tmp_path: Path) -> None:
+    """`logfs append` takes lines from standard input or files, and prints the offsets they got."""
+    assert ok("append", orders, stdin=b"a\n\nc") == "orders-0: 10..13\n"
+    (tmp_path / "one").write_bytes(b"d\ne\n")
+    (tmp_path / "two").write_bytes(b"f\n")
+    printed = ok("append", orders, "-f", tmp_path / "one", "--file", tmp_path / "two")
+    assert printed == "orders-0: 13..16\n"
+    assert ok("cat", orders, "-o", "10..") == "a\n\nc\nd\ne\nf\n"
+    assert ok("append", orders) == "", "nothing was appended"
+
+
+def test_append_envelopes(orders: Path, log_dir: Path) -> None:
+    """`logfs append --jsonl` takes what `logfs cat --json` gives."""
+    ok("create", log_dir / "copy-0")
+    envelopes = ok("cat", orders, "--json")
+    assert (
+        ok("append", log_dir / "copy-0", "--jsonl", stdin=envelopes.encode()) == "copy-0: 0..10\n"
+    )
+    copied = ok("cat", log_dir / "copy-0", "--json")
+    assert copied.replace('"topic":"copy"', '"topic":"orders"') == envelopes
+
+
+def test_append_errors(orders: Path, tmp_path: Path) -> None:
+    """What is refused is a line on standard error; what was good before it is appended, and is told."""
+    done = call("append", orders, "--jsonl", stdin=b'{"value":"a"}\n{"value":1}\n{"value":"b"}\n')
+    assert done.returncode == 1
+    assert done.stdout == b"orders-0: 10..11\n"
+    assert b'"value" must be a string' in done.stderr
+    done = call("append", orders, stdin=b"b\n" + b"x" * 2_000_000 + b"\n")
+    assert done.returncode == 1
+    assert done.stdout == b"orders-0: 11..12\n"
+    assert b"max.message.bytes" in done.stderr
+    assert ok("tail", orders, "-n", "2") == "a\nb\n"
+    assert str(tmp_path / "none") in fails("append", orders, "-f", tmp_path / "none")
+    assert "'logfs create' creates one" in fails("append", orders.with_name("users-0"))
+    assert "nowhere does not exist" in fails("append", tmp_path / "nowhere/users-0")
+    assert ok("append", orders, stdin=b"") == ""
+
+
+def test_append_beside_a_mount(mount: Mount) -> None:
+    """Writing commands are refused beside a mount with its pid, and reading ones work."""
+    orders = mount.partition("orders-0")
+    (orders / "append").write_bytes(b"a\nb\n")
+    real = mount.log_dirs[0] / "orders-0"
+    assert mount.process is not None
+    for words in (
+        ("append", real),
+        ("create", mount.log_dirs[0] / "x-0"),
+        ("delete", real),
+        ("recover", mount.log_dirs[0]),
+        ("reindex", real),
+        ("config", mount.log_dirs[0], "log.retention.ms=1"),
+    ):
+        assert f"process {mount.process.pid} " in fails(*words)
+    assert ok("cat", real) == "a\nb\n"
+    assert ok("tail", real, "-n", "1") == "b\n"
+    assert "orders-0" in ok("describe", mount.log_dirs[0])
+    assert ok("check", mount.log_dirs[0]) == "clean\n"
+    assert "log.retention.ms=" in ok("config", mount.log_dirs[0], "log.retention.ms")
+    (log,) = (orders / "segments").glob("*.log")
+    assert ok("dump", log).replace(str(log), "X") == ok("dump", real / log.name).replace(
+        str(real / log.name), "X"
+    )
+
+
+# cat and tail.
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), range(10)),
+        (("-o", "3"), [3]),
+        (("--offset", "0"), [0]),
+        (("-o", "3..6"), [3, 4, 5]),
+        (("-o", "8.."), [8, 9]),
+        (("-o", "..2"), [0, 1]),
+        (("-o", "8..99"), [8, 9]),
+        (("-o", "5..5"), []),
+        (("-o", "-3"), [7, 8, 9]),
+        (("-o=-3..",), [7, 8, 9]),
+        (("-o-3",), [7, 8, 9]),
+        (("-o", "-99"), range(10)),
+        (("-t", f"{NOON}"), range(10)),
+        (("-t", f"{NOON + 4001}"), range(5, 10)),
+        (("-t", f"{NOON + 2000}..{NOON + 4000}"), [2, 3]),
+        (("--time", "2021-11-28T11:53:28Z"), [8, 9]),
+        (("-t", "2021-11-28T11:53:21Z..2021-11-28T11:53:23Z"), [1, 2]),
+        (("-t", f"..{NOON + 1000}"), [0]),
+        (("-t", f"{NOON * 2}"), []),
+    ],
+)
+def test_cat(orders: Path, words: tuple[str, ...], expected: list[int]) -> None:
+    """`logfs cat` prints records by offset, by time and by range, one value a line."""
+    assert ok("cat", orders, *words) == lines(*expected)
+
+
+def test_cat_json(orders: Path) -> None:
+    """--json prints envelopes, one per line."""
+    envelopes = [
+        orjson.loads(line) for line in ok("cat", orders, "-o", "6..8", "--json").splitlines()
+    ]
+    assert envelopes == [
+        {
+            "topic": "orders",
+            "partition": 0,
+            "offset": offset,
+            "timestamp": NOON + offset * 1000,
+            "timestamp_type": "CreateTime",
+            "key": key,
+            "value": value,
+            "headers": headers,
+        }
+        for offset, key, value, headers in (
+            (6, None, "value 6", []),
+            (7, "key 7", None, [["h", "7"], ["x", None]]),
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        (r"%o %s\n", "6 value 6\n7 \n"),
+        ("%k=%S,%K;", "=7,-1;=-1,5;".replace(";=-1", ";key 7=-1")),
+        (r"%t-%p\t%T%n", f"orders-0\t{NOON + 6000}\norders-0\t{NOON + 7000}\n"),
+        (r"%h|\0%%\\", "|\0%\\h=7,x=NULL|\0%\\"),
+    ],
+)
+def test_cat_format(orders: Path, form: str, expected: str) -> None:
+    """A format string prints any part of a record."""
+    assert ok("cat", orders, "-o", "6..8", "-F", form) == expected
+
+
+def test_cat_errors(orders: Path, log_dir: Path, tmp_path: Path) -> None:
+    """What cannot be found is named, with where it was looked for."""
+    assert "offset 10" in fails("cat", orders, "-o", "10") or "ends at 9" in fails(
+        "cat", orders, "-o", "10"
+    )
+    assert "'x' is not an offset" in fails("cat", orders, "-o", "x")
+    assert "'noon' is not a time" in fails("cat", orders, "-t", "noon")
+    assert "users-0" in fails("cat", log_dir / "users-0")
+    assert "users-0" in fails("cat", log_dir, "users-0")
+    assert str(tmp_path / "nowhere") in fails("cat", tmp_path / "nowhere/orders-0")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_cat_of_many(log_dir: Path) -> None:
+    """A log of many records comes out whole, and a reader that goes away is no error with a traceback."""
+    data = b"".join(b"line %d\n" % n for n in range(20_000))
+    ok(
+        "create",
+        "-p",
+        log_dir / "big-0",
+        "-c",
+        "segment.bytes=100000",
+        "-c",
+        "compression.type=snappy",
+    )
+    ok("append", log_dir / "big-0", stdin=data)
+    assert ok("cat", log_dir / "big-0").encode() == data
+    assert ok("cat", log_dir / "big-0", "-o", "12345..12445").encode() == b"".join(
+        data.splitlines(keepends=True)[12345:12445]
+    )
+    assert len(ok("cat", log_dir / "big-0", "--json").splitlines()) == 20_000
+    for words, first in (
+        ("cat {}/big-0", b"line 0\n"),
+        ("dump {}/big-0/*.log", b"Dumping "),
+    ):
+        shell = f"{' '.join(LOGFS)} {words.format(log_dir)} | head -n 1"
+        done = subprocess.run(["sh", "-c", shell], capture_output=True, check=False)
+        assert (done.stdout[: len(first)], done.stderr) == (first, b"")
+
+
+def test_cat_names_what_leaves_the_log(log_dir: Path) -> None:
+    """What retention takes while the reader of the output is slow is told of, and all the rest is printed."""
+    with logfs.open(log_dir, create=True) as store:
+        store.settings.set_topic("orders", "segment.bytes", "100000")
+        store.settings.set_topic("orders", "file.delete.delay.ms", "0")
+        orders = store.create("orders-0")
+        for first in range(0, 20_000, 100):
+            orders.append([b"%d %s" % (n, b"x" * 100) for n in range(first, first + 100)])
+        orders.flush()
+        with subprocess.Popen(
+            [*LOGFS, "cat", log_dir / "orders-0"],
+            bufsize=0,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            assert process.stdout is not None
+            printed = process.stdout.read(1000)
+            store.delete_records("orders-0", 15_000)
+            store.retain()
+            store.upkeep()
+            rest, errors = process.communicate(timeout=60)
+        shown = [int(line.split(b" ")[0]) for line in (printed + rest).splitlines()]
+    match = re.search(rb"offsets (\d+) to (\d+) left the log", errors)
+    assert match is not None, errors
+    first, last = map(int, match.groups())
+    assert last < 15_000
+    assert shown == [*range(first), *range(last + 1, 20_000)]
+    assert process.returncode == 1
+
+
+def test_cat_past_damage(orders: Path, tmp_path: Path) -> None:
+    """A damaged range is named on standard error, what is good around it is printed, and the exit code is 1."""
+    copy = tmp_path / "copy/orders-0"
+    shutil.copytree(orders, copy)
+    log = copy / "00000000000000000000.log"
+    data = bytearray(log.read_bytes())
+    data[data.index(b"value 4")] ^= 1
+    log.write_bytes(data)
+    done = call("cat", copy)
+    assert done.returncode == 1
+    assert done.stdout.decode() == lines(0, 1, 2, 3, 6, 7, 8, 9)
+    assert b"Traceback" not in done.stderr
+    assert str(log).encode() in done.stderr
+    done = call("check", copy.parent)
+    assert done.returncode == 1
+    assert f"error: {log}".encode() in done.stdout
+    assert b"1 errors" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), range(10)),
+        (("-n", "3"), [7, 8, 9]),
+        (("--lines", "1"), [9]),
+        (("-n", "99"), range(10)),
+        (("-n", "0"), []),
+    ],
+)
+def test_tail(orders: Path, words: tuple[str, ...], expected: list[int]) -> None:
+    """`logfs tail` prints the last records."""
+    assert ok("tail", orders, *words) == lines(*expected)
+
+
+def test_tail_forms(orders: Path) -> None:
+    """`logfs tail` takes --json and format strings, too."""
+    assert ok("tail", orders, "-n", "2", "-F", r"%o\n") == "8\n9\n"
+    assert orjson.loads(ok("tail", orders, "-n", "1", "--json"))["offset"] == 9
+
+
+def test_tail_follows(mount: Mount, tmp_path: Path) -> None:
+    """`logfs tail -f` prints what a mount appends meanwhile, and ends at once when it is interrupted."""
+    orders = mount.partition("orders-0")
+    (orders / "append").write_bytes(b"a\nb\n")
+    out = tmp_path / "out"
+    with out.open("wb") as file:
+        process = subprocess.Popen(
+            [*LOGFS, "tail", "-n", "1", "-f", mount.log_dirs[0] / "orders-0"],
+            stdout=file,
+            stderr=subprocess.PIPE,
+        )
+    try:
+        wait_for(lambda: out.read_bytes() == b"b\n")
+        (orders / "append").write_bytes(b"c\nd\n")
+        wait_for(lambda: out.read_bytes() == b"b\nc\nd\n")
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (-signal.SIGINT, b"")
+
+
+# dump.
+
+
+def batches_of(log: Path) -> list[dict[str, int]]:
+    """The header fields of a log's batches, taken apart by hand (kafka-storage 2.1)."""
+    data = log.read_bytes()
+    found = []
+    position = 0
+    while position < len(data):
+        base, length, epoch, magic, crc = struct.unpack_from(">qiibI", data, position)
+        last_delta, _, maximum = struct.unpack_from(">iqq", data, position + 23)
+        assert crc32c(data[position + 21 : position + 12 + length]) == crc
+        found.append(
+            {
+                "base": base,
+                "last": base + last_delta,
+                "epoch": epoch,
+                "position": position,
+                "max": maximum,
+                "size": length + 12,
+                "magic": magic,
+                "crc": crc,
+            }
+        )
+        position += length + 12
+    return found
+
+
+BATCH_LINE = (
+    "baseOffset: {base} lastOffset: {last} count: 2 baseSequence: -1 lastSequence: -1 producerId: -1 "
+    "producerEpoch: -1 partitionLeaderEpoch: {epoch} isTransactional: false isControl: false "
+    "deleteHorizonMs: OptionalLong.empty position: {position} CreateTime: {max} size: {size} magic: {magic} "
+    "compresscodec: none crc: {crc} isvalid: true"
+)
+
+
+def record_line(number: int, *, data: bool) -> str:
+    """What kafka-dump-log prints of a record of the `orders` fixture."""
+    key, value = f"key {number}" if number % 3 else None, VALUES[number] or None
+    line = (
+        f"| offset: {number} CreateTime: {NOON + number * 1000} "
+        f"keySize: {len(key) if key else -1} valueSize: {len(value) if value else -1} "
+        f"sequence: -1 headerKeys: [{'h,x' if number % 2 else ''}]"
+    )
+    if data and key:
+        line += f" key: {key}"
+    if data and value:
+        line += f" payload: {value}"
+    return line
+
+
+def test_dump_log(orders: Path) -> None:
+    """`logfs dump` of a .log prints what kafka-dump-log prints (kafka-storage 13.1)."""
+    log = orders / "00000000000000000000.log"
+    batches = batches_of(log)
+    assert [batch["base"] for batch in batches] == [0, 2, 4, 6, 8]
+    head = [f"Dumping {log}", "Log starting offset: 0"]
+    shallow = [*head, *(BATCH_LINE.format(**batch) for batch in batches)]
+    assert ok("dump", log).splitlines() == shallow
+    for option, data in (("--deep-iteration", False), ("--print-data-log", True)):
+        deep = list(head)
+        for batch in batches:
+            deep.append(BATCH_LINE.format(**batch))
+            deep += [record_line(n, data=data) for n in (batch["base"], batch["last"])]
+        assert ok("dump", log, option).splitlines() == deep
+
+
+def test_dump_json(orders: Path) -> None:
+    """--json prints the same fields as an object a line, with header values."""
+    log = orders / "00000000000000000000.log"
+    found = [
+        orjson.loads(line) for line in ok("dump", log, "--json", "--print-data-log").splitlines()
+    ]
+    batches = [each for each in found if "baseOffset" in each]
+    records = [each for each in found if "offset" in each]
+    assert [batch["crc"] for batch in batches] == [batch["crc"] for batch in batches_of(log)]
+    assert [record["offset"] for record in records] == list(range(10))
+    assert records[7]["headers"] == [["h", "7"], ["x", None]]
+    assert records[7]["payload"] is None
+    assert records[7]["key"] == "key 7"
+
+
+def test_dump_indexes(log_dir: Path) -> None:
+    """`logfs dump` of .index and .timeindex prints their entries, and checks them (kafka-storage 13.2)."""
+    with logfs.open(log_dir, create=True) as store:
+        store.settings.set_topic("orders", "index.interval.bytes", "0")
+        partition = store.create("orders-0")
+        for number in range(20):
+            partition.append([logfs.Record(b"value", timestamp=NOON + number)])
+    stem = log_dir / "orders-0/00000000000000000000"
+    index, times = stem.with_suffix(".index"), stem.with_suffix(".timeindex")
+    entries = list(struct.iter_unpack(">ii", index.read_bytes()))
+    assert len(entries) > 10
+    assert ok("dump", index).splitlines() == [
+        f"Dumping {index}",
+        *(f"offset: {offset} position: {position}" for offset, position in entries),
+    ]
+    stamps = list(struct.iter_unpack(">qi", times.read_bytes()))
+    assert len(stamps) > 10
+    assert ok("dump", times).splitlines() == [
+        f"Dumping {times}",
+        *(f"timestamp: {timestamp} offset: {offset}" for timestamp, offset in stamps),
+    ]
+    for path in (index, times):
+        printed = ok("dump", path, "--index-sanity-check")
+        assert printed == f"Dumping {path}\n{path} passed sanity check.\n"
+        assert ok("dump", path, "--verify-index-only") == f"Dumping {path}\n"
+
+
+def test_dump_empty_index(orders: Path) -> None:
+    """An index without entries says so."""
+    index = orders / "00000000000000000000.index"
+    assert index.stat().st_size == 0
+    assert ok("dump", index) == f"Dumping {index}\n{index} is empty.\n"
+
+
+def test_dump_damage(orders: Path, tmp_path: Path) -> None:
+    """A batch whose CRC is wrong is shown as not valid, and bytes that are no batch are counted."""
+    copy = tmp_path / "00000000000000000000.log"
+    data = bytearray((orders / copy.name).read_bytes())
+    data[data.index(b"value 4")] ^= 1
+    copy.write_bytes(data + b"half a batch")
+    done = call("dump", copy)
+    assert done.returncode == 1
+    lines = done.stdout.decode().splitlines()
+    assert [line.rpartition(" ")[2] for line in lines[2:7]] == [
+        "true",
+        "true",
+        "false",
+        "true",
+        "true",
+    ]
+    assert lines[7] == f"Found 12 invalid bytes at the end of {copy.name}"
+
+
+def test_dump_mismatches(orders: Path, tmp_path: Path) -> None:
+    """An index entry that leads nowhere is reported as Kafka's tool reports it."""
+    stem = tmp_path / "00000000000000000000"
+    shutil.copy(orders / "00000000000000000000.log", stem.with_suffix(".log"))
+    stem.with_suffix(".index").write_bytes(struct.pack(">ii", 3, 0))
+    stem.with_suffix(".timeindex").write_bytes(struct.pack(">qi", NOON, 1))
+    done = call("dump", stem.with_suffix(".index"), "--verify-index-only")
+    assert done.returncode == 1
+    assert done.stderr.decode().splitlines() == [
+        f"Mismatches in :{stem}.index",
+        "  Index offset: 3, log offset: 1",
+    ]
+    done = call("dump", stem.with_suffix(".timeindex"), "--verify-index-only")
+    assert done.returncode == 1
+    assert done.stderr.decode().splitlines() == [
+        f"Found timestamp mismatch in :{stem}.timeindex",
+        f"  Index timestamp: {NOON}, log timestamp: {NOON + 1000}",
+    ]
+
+
+def test_dump_errors(orders: Path, tmp_path: Path) -> None:
+    """A file that cannot be dumped is named, and what is missing."""
+    unknown = orders / "partition.metadata"
+    done = call("dump", unknown)
+    assert (done.returncode, done.stderr.decode()) == (1, f"Ignoring unknown file {unknown}\n")
+    assert "00000000000000000009.log" in fails("dump", orders / "00000000000000000009.log")
+    (tmp_path / "00000000000000000000.index").touch()
+    assert "00000000000000000000.log" in fails("dump", tmp_path / "00000000000000000000.index")
+
+
+# check, recover, reindex.
+
+
+def test_check(orders: Path, log_dir: Path, tmp_path: Path) -> None:
+    """`logfs check` says clean with exit code 0, and changes nothing."""
+    before = {path: path.read_bytes() for path in log_dir.rglob("*") if path.is_file()}
+    assert ok("check", log_dir) == "clean\n"
+    assert {path: path.read_bytes() for path in log_dir.rglob("*") if path.is_file()} == before
+    assert "nowhere does not exist" in fails("check", tmp_path / "nowhere")
+
+
+def test_recover(orders: Path, log_dir: Path, tmp_path: Path) -> None:
+    """`logfs recover` cuts off what a crash left of a batch, keeps it, and says so."""
+    log = orders / "00000000000000000000.log"
+    whole = log.read_bytes()
+    (log_dir / ".kafka_cleanshutdown").unlink()
+    log.write_bytes(whole + whole[:50])
+    done = call("recover", log_dir)
+    assert done.returncode == 0
+    printed = done.stdout.decode().splitlines()
+    assert printed[0] == "orders-0: 0..10"
+    assert len(printed) == 2
+    assert "cut a torn tail of 50 bytes" in printed[1]
+    assert done.stderr.decode().splitlines() == [printed[1].strip()], "the warning, and once"
+    assert log.read_bytes() == whole
+    assert ok("cat", orders) == lines(*range(10))
+    assert (log_dir / ".kafka_cleanshutdown").exists()
+    assert "nowhere does not exist" in fails("recover", tmp_path / "nowhere")
+    for path in orders.glob("*.torn"):
+        path.unlink()
+
+
+def test_reindex(orders: Path, log_dir: Path, tmp_path: Path) -> None:
+    """`logfs reindex` makes every index anew from the log."""
+    for suffix in ("index", "timeindex", "textindex"):
+        path = orders / f"00000000000000000000.{suffix}"
+        path.write_bytes(b"\x7f" * 240)
+    assert call("check", log_dir).returncode == 1
+    assert ok("reindex", orders) == "orders-0: 1 segments, 10 offsets\n"
+    assert ok("check", log_dir) == "clean\n"
+    assert ok("cat", orders, "-t", f"{NOON + 8000}") == lines(8, 9)
+    assert "users-0" in fails("reindex", log_dir, "users-0")
+
+
+# config, status, umount.
+
+
+def test_config(orders: Path, log_dir: Path) -> None:
+    """`logfs config` shows what is in force and where from, sets it for good, and goes back to the default."""
+    assert ok("config", log_dir, "--topic", "orders", "retention.ms") == (
+        "retention.ms=604800000  # default\n"
+    )
+    assert ok("config", log_dir, "log.retention.ms=1000") == ""
+    assert (
+        ok("config", log_dir, "log.retention.ms")
+        == "log.retention.ms=1000  # broker log.retention.ms\n"
+    )
+    shown = ok("config", log_dir, "--topic", "orders", "retention.ms")
+    assert shown.startswith("retention.ms=1000  # ")
+    assert "log.retention.ms" in shown
+    assert ok("config", log_dir, "--topic", "orders", "retention.ms=7", "retention.ms").startswith(
+        "retention.ms=7  # "
+    )
+    ok("config", log_dir, "--topic", "orders", "retention.ms=")
+    ok("config", log_dir, "log.retention.ms=")
+    assert ok("config", log_dir, "--topic", "orders", "retention.ms").endswith("# default\n")
+    everything = ok("config", log_dir, "--topic", "orders").splitlines()
+    assert len(everything) > 30
+    assert all("=" in line and "  # " in line for line in everything)
+    assert len(ok("config", log_dir).splitlines()) > 30
+
+
+def test_config_errors(orders: Path, log_dir: Path, tmp_path: Path) -> None:
+    """A setting that is unknown or out of range is refused with what it takes, and nothing is changed."""
+    assert "give an integer" in fails("config", log_dir, "--topic", "orders", "segment.bytes=x")
+    assert "no.such" in fails("config", log_dir, "no.such")
+    assert "no.such" in fails("config", log_dir, "no.such=1")
+    assert "nowhere does not exist" in fails("config", tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    for change in ("no.such=1", "log.retention.ms=x"):
+        fails("config", tmp_path / "empty", change)
+    assert os.listdir(tmp_path / "empty") == []
+    for words in ((), ("retention.ms",), ("retention.ms=1",)):
+        assert "has no topic 'nosuch'" in fails("config", log_dir, "--topic", "nosuch", *words)
+    assert not (log_dir / "nosuch@p").exists()
+    assert "segment.bytes=1073741824  # default" in ok("config", log_dir, "--topic", "orders")
+
+
+def test_a_mountpoint_stands_for_what_is_mounted_there(mount: Mount) -> None:
+    """Who only looks may name either; who would change something is told where to go."""
+    folder = mount.partition("orders-0")
+    (folder / "append").write_bytes(b"a\nb\n")
+    empty = mount.path.with_name("empty")
+    empty.mkdir()
+    for top, partition in (
+        (mount.path, folder),
+        (mount.log_dirs[0], mount.log_dirs[0] / "orders-0"),
+    ):
+        assert ok("cat", partition) == ok("tail", top, "orders-0") == "a\nb\n"
+        assert "orders" in ok("describe", top)
+        assert ok("check", top) == "clean\n"
+        assert "orders-0" in ok("retain", "--dry-run", top)
+        assert "retention.ms" in ok("config", top, "--topic", "orders")
+        assert ok("groups", top) == ok("groups", mount.path)
+    for words in (
+        ("append", folder),
+        ("compact", folder),
+        ("config", mount.path, "--topic", "orders", "retention.ms=1"),
+        ("create", mount.path / "new-0"),
+        ("delete", folder),
+        ("delete-records", "--before", "1", folder),
+        ("groups", mount.path, "--commit", "billing", "orders-0", "1"),
+        ("move", folder, "--to", empty),
+        ("recover", mount.path),
+        ("reindex", folder),
+        ("retain", mount.path),
+    ):
+        assert f"it is mounted at {mount.path}" in fails(*words), words
+    assert (folder / "records").read_bytes() == b"a\nb\n"
+    for read_only in (True, False):
+        with pytest.raises(InvalidStore, match="is where logfs is mounted"):
+            logfs.open(mount.path, read_only=read_only)
+    assert "errors      0" in ok("status", mount.path)
+
+
+def test_what_is_not_there_is_not_made(tmp_path: Path) -> None:
+    """A name that is misspelt is an error, and nothing of that name is there afterwards."""
+    nowhere = tmp_path / "nowhere"
+    for words in (("recover",), ("retain",), ("describe",), ("check",), ("config",), ("groups",)):
+        assert "nowhere does not exist" in fails(*words, nowhere)
+    for command in ("append", "compact", "delete", "reindex", "create", "cat", "tail"):
+        assert "nowhere does not exist" in fails(command, nowhere / "orders-0")
+    assert not nowhere.exists()
+
+
+@pytest.mark.parametrize("command", ["recover", "retain"])
+def test_a_log_directory_that_cannot_be_opened_is_a_failure(
+    orders: Path, tmp_path: Path, command: str
+) -> None:
+    """What is in the other ones is done all the same."""
+    done = call(command, orders.parent, tmp_path / ("x" * 300))
+    assert done.returncode == 1
+    assert b"orders-0" in done.stdout
+    assert b"x" * 300 in done.stderr
+
+
+@pytest.mark.parametrize("words", ["--offset=--", "--time=", "-t ''"])
+def test_an_option_without_a_value_is_wrong_usage(orders: Path, words: str) -> None:
+    """As of a variable that is not set: it is not taken for all records."""
+    done = call("cat", *words.replace("''", "").split(" "), orders)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"Traceback" not in done.stderr
+
+
+def test_texts_that_an_encoding_lacks_are_printed(orders: Path, tmp_path: Path) -> None:
+    """Bytes of names and formats as they are, letters as escapes: never a traceback."""
+    done = subprocess.run(
+        [*LOGFS, "groups", "--help"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert b"LOGDIR\\u2026" in done.stdout
+    form = os.fsdecode(b"\xff%o\n")
+    assert call("cat", "-F", form, "-o", "3", orders).stdout == b"\xff3\n"
+    assert b"by\xff" in call("dump", tmp_path / os.fsdecode(b"by\xff")).stderr
+    wrong = tmp_path / os.fsdecode(b"l\xff")
+    assert os.fsencode(wrong) in call("cat", wrong / "a-0").stderr
+
+
+def test_a_move_from_what_cannot_be_read_makes_nothing(orders: Path, tmp_path: Path) -> None:
+    """The other directory stays as it is, and the error names the one that cannot be read."""
+    (tmp_path / "new").mkdir()
+    (tmp_path / "file").write_bytes(b"")
+    orders.rename(tmp_path / "kept")
+    assert "orders-0" in fails("move", orders, "--to", tmp_path / "new")
+    orders.parent.rename(tmp_path / "gone")
+    assert "does not exist" in fails("move", orders, "--to", tmp_path / "new")
+    assert os.listdir(tmp_path / "new") == []
+
+
+def test_a_file_in_a_log_directory_is_no_partition(orders: Path) -> None:
+    """A command for it changes nothing: no marker, lock or checkpoint is written anew."""
+    log_dir = orders.parent
+    name = ".kafka_cleanshutdown"
+
+    def state() -> dict[str, int]:
+        return {path.name: path.stat().st_mtime_ns for path in log_dir.iterdir()}
+
+    before = state()
+    assert name in before
+    for command in ("append", "reindex", "compact", "delete"):
+        assert "has no partition" in fails(command, log_dir / name)
+    assert state() == before
+
+
+def test_status_and_umount_errors(tmp_path: Path) -> None:
+    """What is not mounted has no status, and cannot be unmounted."""
+    assert f"{tmp_path} holds no partitions: the directory is empty; no logfs is mounted" in (
+        fails("status", tmp_path)
+    )
+    assert f"{tmp_path}: no logfs is mounted here" in fails("umount", tmp_path)
+
+
+def test_status_of_an_offline_partition(
+    make_mount: Callable[..., Mount], orders: Path, log_dir: Path
+) -> None:
+    """A partition that cannot be loaded is told as offline with the reason, and the others work."""
+    ok("create", log_dir / "users-0")
+    epochs = orders / "logfs.modes"
+    epochs.write_bytes(b"{ not json")
+    mount = make_mount(log_dirs=[log_dir])
+    assert (mount.path / "users-0/append").exists()
+    try:
+        with pytest.raises(OSError, match=r"Errno 5\]"):
+            os.listdir(mount.path / "orders-0")
+        assert "logfs.modes" in mount.errors()
+        (mount.path / "users-0/append").write_bytes(b"works\n")
+        assert (mount.path / "users-0/records").read_bytes() == b"works\n"
+        assert "users-0" in os.listdir(mount.path)
+    finally:
+        epochs.unlink()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "check {}",
+        "describe {}",
+        "tail {}/a-0",
+        "create {}/a-0",
+        "config {} no.such=1",
+        "mount {} {}",
+    ],
+)
+def test_a_symlink_loop_is_one_line(tmp_path: Path, words: str) -> None:
+    """It is no log directory, whatever the command."""
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    fails(*words.format(loop, loop).split(" "))
+
+
+def test_an_empty_path_is_no_mountpoint(tmp_path: Path) -> None:
+    """As of a variable that is not set: the current directory is not covered."""
+    done = call("mount", tmp_path / "log", "", cwd=tmp_path)
+    assert done.returncode == 2
+    assert b"the value is empty; is a variable unset" in done.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_no_progress_in_a_pipe(log_dir: Path) -> None:
+    """Long work shows no progress where nobody watches."""
+    ok("create", "-p", log_dir / "big-0")
+    assert ok("append", log_dir / "big-0", stdin=b"x" * 1000 * 1000 + b"\n") == "big-0: 0..1\n"
+    assert (log_dir / ".kafka_cleanshutdown").exists(), "nothing is left to recover"
+    ok("recover", log_dir)
+    ok("check", log_dir)
+
+
+@pytest.mark.parametrize("words", ["append", "check", "recover", "reindex", "compact", "move"])
+def test_progress_on_a_terminal(tmp_path: Path, words: str) -> None:
+    """Long work shows how far it is, in bytes."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    for log_dir in (one, other):
+        ok("create", "-p", log_dir / f"{log_dir.name}-0")
+    ok("append", one / "one-0", stdin=b"x" * 100_000 + b"\n")
+    ok("config", one, "--topic", "one", "cleanup.policy=compact")
+    with Store(one) as store:
+        store["one-0"].append([logfs.Record(b"value", b"key")])
+    source = tmp_path / "lines"
+    source.write_bytes(b"x" * 100_000 + b"\n")
+    arguments: dict[str, tuple[object, ...]] = {
+        "append": (other / "other-0", "-f", source),
+        "reindex": (one / "one-0",),
+        "compact": ("--roll", one / "one-0"),
+        "move": (one, other, "one-0", "--to", other),
+    }
+    terminal = Terminal(*LOGFS, words, *arguments.get(words, (one,)))
+    try:
+        terminal.expect(f"{words.removesuffix('e')}ing".replace("reindex", "recover"))
+        assert terminal.end() == 0, terminal.seen
+        assert re.search(r"\d+%\|", terminal.seen)
+    finally:
+        terminal.close()
+
+
+def test_a_progress_bar_takes_no_thread() -> None:
+    """One that watches it may never start where memory runs out, and who starts it waits for it."""
+    before = threading.enumerate()
+    with progress_bar("working", 1) as bar:
+        bar.update(1)
+    assert threading.enumerate() == before
+
+
+INTERRUPTED = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+from logfs.cli import main
+sys.meta_path.insert(0, Finder())
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("command", ["check", "recover"])
+@pytest.mark.parametrize("module", ["logfs.cli.{}", "orjson", "numpy", "logfs.log.segment.segment"])
+def test_an_interrupt_while_modules_are_imported(orders: Path, module: str, command: str) -> None:
+    """Ctrl-C ends a command without a word, however early it comes."""
+    words = [INTERRUPTED, module.format(command), command, orders.parent]
+    done = subprocess.run([sys.executable, "-c", *words], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
+
+
+LOST = """
+import os, signal, sys, time
+
+class Freed:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):
+            pass
+
+class Input:
+    left = [b"a line\\n"]
+
+    @property
+    def buffer(self):
+        return self
+
+    def read(self, size):
+        if self.left:
+            return self.left.pop()
+        Freed()
+        time.sleep(60)
+        raise AssertionError("nobody has heard the signal")
+
+from logfs.cli import main
+sys.stdin = Input()
+sys.exit(main())
+"""
+
+
+def test_an_interrupt_while_an_object_is_freed(orders: Path) -> None:
+    """Python lets no exception out of there, and the command ends all the same."""
+    words = [sys.executable, "-c", LOST, "append", orders]
+    done = subprocess.run(words, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (130, b"")
+    assert ok("cat", orders).endswith("a line\n")
+
+
+def test_importing_costs_nothing() -> None:
+    """`logfs --help` imports neither numpy nor numba nor FUSE."""
+    code = (
+        "import sys; from logfs.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print({'numpy', 'numba', 'pyfuse3', 'trio', 'logfs.store.store'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("\nset()\n")

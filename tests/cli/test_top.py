@@ -1,0 +1,300 @@
+"""`logfs top` and `logfs status`, of a mount and of a log directory, in a pipe and on a terminal."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import termios
+import time
+from typing import TYPE_CHECKING
+
+import orjson
+import pytest
+
+from logfs.cli import main
+from logfs.cli.watch import parse_metrics
+from logfs.format.batches.record import Record
+from logfs.store.directory import mount_table
+from logfs.store.observe.metrics import GAUGE, Family, Sample, render
+from logfs.store.store import Store
+from tests.support.processes import run, wait_for
+from tests.support.terminal import Terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.mounts import Mount
+
+LOGFS = (sys.executable, "-m", "logfs")
+
+
+def call(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*LOGFS, *map(str, words)], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def columns(text: str) -> dict[str, dict[str, str]]:
+    """The rows of a table by partition, each by heading."""
+    lines = text.splitlines()
+    number = next(n for n, line in enumerate(lines) if line.startswith("PARTITION"))
+    headings = re.split(r"\s{2,}", lines[number])
+    rows = [re.split(r"\s{2,}", line) for line in lines[number + 1 :] if line.strip()]
+    return {row[0]: dict(zip(headings, row, strict=False)) for row in rows}
+
+
+@pytest.fixture
+def filled(mount: Mount) -> Mount:
+    """A mount with three partitions of different sizes."""
+    for name, count in (("small-0", 1), ("large-0", 300), ("middle-0", 30)):
+        path = mount.partition(name)
+        (path / "append").write_bytes(b"hello\n" * count)
+    return mount
+
+
+def test_what_metrics_write_is_what_top_reads() -> None:
+    hostile = 'a\\b"c\nd}, {x="1"'
+    text = render([Family("x_y", GAUGE, "X.", [Sample(1.5, {"a": hostile, "b": 2}), Sample(3)])])
+    assert parse_metrics(text.decode()) == {"x_y": {(("a", hostile), ("b", "2")): 1.5, (): 3.0}}
+
+
+# One table.
+
+
+def test_one_table_of_a_mount(filled: Mount) -> None:
+    """In a pipe it is plain text: sizes, segments, offsets, the state, and who comes first."""
+    (filled.path / "small-0/groups/billing").write_text("earliest")
+    (filled.path / "middle-0/ctl").write_text("pause")
+    (filled.path / "large-0/ctl").write_text("roll")
+    done = call("top", filled.path, "--interval", "0.1", "--sort", "size")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+    assert done.stdout.startswith(f"{filled.path}: 4 partitions, ")
+    found = columns(done.stdout)
+    sizes = [name for name in found if not name.startswith("__")]
+    assert sizes == ["large-0", "middle-0", "small-0"]
+    assert found["large-0"]["SEGMENTS"] == "2"
+    assert (found["large-0"]["START"], found["large-0"]["END"]) == ("0", "300")
+    assert found["large-0"]["REC/S"] == "0"
+    assert found["middle-0"]["STATE"] == "paused"
+    assert found["small-0"]["LAG"] == "1"
+    assert found["large-0"]["LAG"] == "-"
+    first = call("top", filled.path, "--once", "--interval", "0.1", "-n", "1", "--sort", "name")
+    (name,) = columns(first.stdout)
+    assert name.startswith("__consumer_offsets-")
+
+
+def test_rates_are_those_between_two_looks(filled: Mount) -> None:
+    with subprocess.Popen(
+        [*LOGFS, "top", str(filled.path), "--once", "--interval", "1.5"], stdout=subprocess.PIPE
+    ) as top:
+        # Appended for as long as it takes: some of it falls between the looks.
+        while top.poll() is None:
+            (filled.path / "small-0/append").write_bytes(b"hello\n" * 1000)
+            (filled.path / "large-0/records").read_bytes()
+            time.sleep(0.01)
+        assert top.stdout is not None
+        found = columns(top.stdout.read().decode())
+    assert int(found["small-0"]["REC/S"]) > 1000
+    assert float(found["small-0"]["MB/S IN"]) > 0
+    assert found["middle-0"]["REC/S"] == "0"
+    assert next(iter(found)) == "small-0", "sorted by what comes in"
+
+
+def test_a_log_directory_that_somebody_else_writes(filled: Mount) -> None:
+    """It is opened to read, beside the mount, and rates come from the files."""
+    log_dir = filled.log_dirs[0]
+    done = call("top", log_dir, "--interval", "0.1")
+    found = columns(done.stdout)
+    assert found["large-0"]["END"] == "300"
+    assert found["large-0"]["MB/S OUT"] == "-"
+    status = call("status", log_dir)
+    assert status.returncode == 0
+    assert f"{log_dir}: a log directory, opened read-only" in status.stdout
+    assert orjson.loads(call("status", "--json", log_dir).stdout)["partitions"] == 3
+
+
+def test_an_offline_partition_has_a_row(tmp_path: Path) -> None:
+    with Store(tmp_path / "other") as store:
+        store.create("bad-0").append([b"x"])
+        store.create("good-0").append([b"x"])
+    (tmp_path / "other/bad-0/leader-epoch-checkpoint").write_bytes(b"nonsense\n")
+    done = call("top", tmp_path / "other", "--interval", "0.1")
+    assert columns(done.stdout)["bad-0"]["STATE"] == "offline"
+    assert "1 offline" in done.stdout
+    status = call("status", tmp_path / "other")
+    assert status.returncode == 1
+    assert "offline     bad-0: " in status.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--sort", "colour"], "--sort 'colour': give one of size, records"),
+        (["--interval", "0"], "--interval 0.0: give seconds from 0.05"),
+        (["-n", "0"], "-n 0: give a number"),
+    ],
+)
+def test_wrong_options_say_what_to_give(tmp_path: Path, words: list[str], reason: str) -> None:
+    done = call("top", tmp_path, *words)
+    assert done.returncode == 1
+    assert reason in done.stderr
+
+
+def test_nothing_to_look_at(tmp_path: Path) -> None:
+    assert "no logfs is mounted there" in call("top", tmp_path).stderr
+    assert "nowhere does not exist" in call("top", tmp_path / "nowhere").stderr
+
+
+# On a terminal.
+
+
+def end(live: Terminal) -> int:
+    """Wait for `top` to leave the terminal as it found it; its exit code."""
+    code = live.end()
+    assert live.read().rstrip().endswith("\x1b[?25h\x1b[?1049l")
+    return code
+
+
+@pytest.fixture
+def live(filled: Mount) -> Iterator[Terminal]:
+    terminal = Terminal(*LOGFS, "top", filled.path, "--interval", "0.2")
+    terminal.expect("middle-0")
+    yield terminal
+    terminal.close()
+
+
+def first_row(screen: str) -> str:
+    """The name in the first row of the last whole table."""
+    last = screen.rpartition("\x1b[J")[0].rpartition("\x1b[H")[2]
+    table = last.partition("STATE\x1b[K\r\n")[2]
+    return table.partition(" ")[0]
+
+
+def test_live_it_follows_sorts_and_quits_with_q(live: Terminal, filled: Mount) -> None:
+    live.type("s")
+    live.expect("sort by size")
+    wait_for(lambda: first_row(live.read()) == "large-0")
+    live.type("n")
+    live.expect("sort by name")
+    (filled.path / "small-0/append").write_bytes(b"hello\n" * 122)
+    live.expect(" 123 ")
+    live.type("q")
+    assert end(live) == 0
+
+
+def test_live_it_takes_the_size_of_the_terminal(live: Terminal) -> None:
+    """Lines are cut where the terminal ends, and a new size is drawn at once."""
+    live.resize(4, 30)
+
+    def lines() -> list[str]:
+        frame = live.read().rpartition("\x1b[J")[0].rpartition("\x1b[H")[2]
+        return frame.replace("\x1b[K", "").split("\r\n")
+
+    wait_for(lambda: 1 < len(lines()) <= 4)
+    assert max(map(len, lines())) <= 30
+    live.type("q")
+    assert end(live) == 0
+
+
+@pytest.mark.parametrize(("how", "code"), [("\x03", 0), (signal.SIGTERM, 143)])
+def test_live_the_terminal_is_given_back(
+    live: Terminal, how: str | signal.Signals, code: int
+) -> None:
+    """After Ctrl-C and after a kill it is as it was."""
+    if isinstance(how, str):
+        live.type(how)
+    else:
+        live.process.send_signal(how)
+    assert end(live) == code
+
+
+def test_live_a_mount_that_goes_away_ends_it(live: Terminal, filled: Mount) -> None:
+    filled.stop()
+    wait_for(lambda: live.read() and live.process.poll() is not None)
+    assert live.process.returncode == 1
+    assert termios.tcgetattr(live.slave) == live.before
+    assert "logfs: " in live.seen
+
+
+# The status.
+
+
+def test_status_of_a_mount_that_does_not_answer(
+    mount: Mount, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is told of, and those behind it are, too."""
+    monkeypatch.setattr(mount_table, "PATIENCE_SECONDS", 1.0)
+    assert mount.process is not None
+    mount.process.send_signal(signal.SIGSTOP)
+    try:
+        # The kernel answers for a while from what it remembers.
+        time.sleep(2)
+        assert main(["status", str(mount.path)]) == 1
+    finally:
+        mount.process.send_signal(signal.SIGCONT)
+    assert capsys.readouterr().out == (
+        f"{mount.path}: does not respond; its daemon is stopped or waiting for its disk\n"
+    )
+    assert main(["status", str(mount.path)]) == 0
+
+
+def test_status_tells_what_upkeep_did_and_does(mount: Mount) -> None:
+    keys = mount.partition("keys-0")
+    (keys / "config/cleanup.policy").write_text("compact,delete")
+    with (keys / "append.jsonl").open("wb") as append:
+        append.write(b"".join(b'{"key":"k","value":"%d"}\n' % n for n in range(50)))
+    (keys / "ctl").write_text("roll")
+    (keys / "ctl").write_text("compact")
+    wait_for(lambda: orjson.loads((keys / "status.json").read_bytes())["last_cleaning"])
+    cleaning = orjson.loads((keys / "status.json").read_bytes())["last_cleaning"]
+    assert cleaning["bytes_before"] > cleaning["bytes_after"] > 0
+    assert cleaning["clean_up_to"] == 50
+    (keys / "log-start-offset").write_text("-1")
+    (keys / "ctl").write_text("retain")
+    status = orjson.loads((keys / "status.json").read_bytes())
+    assert status["last_retention"]["segments"] == 1
+    assert status["last_retention"]["log_start_offset"] == 50
+    assert status["next_due_ms"]["retention"] > status["last_retention"]["when_ms"] - 60_000
+    text = run(*LOGFS, "status", mount.path)
+    assert re.search(r"compaction  keys-0: \d+ bytes became \d+ \d+ s ago, in 0\.\d s", text)
+    assert re.search(r"retention   keys-0: 1 segments, \d+ bytes dropped \d+ s ago", text)
+    assert re.search(r"upkeep      checkpoint in \d+ s|upkeep      producers in \d+ s", text)
+    (mount.path / ".logfs/ctl").write_text("pause")
+    assert "upkeep      paused" in run(*LOGFS, "status", mount.path)
+    assert orjson.loads((keys / "status.json").read_bytes())["next_due_ms"] == {}
+
+
+def test_status_shows_how_far_a_compaction_is(mount: Mount) -> None:
+    """While a throttled round is under way: in status.json, in ctl, in the metrics and by the command."""
+    own = mount.path / ".logfs"
+    keys = mount.partition("keys-0")
+    (keys / "config/cleanup.policy").write_text("compact")
+    (own / "config/log.cleaner.io.max.bytes.per.second").write_text("100000")
+    with (keys / "append.jsonl").open("wb") as append:
+        for number in range(40):
+            append.write(b'{"key":"%d","value":"%s"}\n' % (number, b"x" * 10_000))
+    (keys / "ctl").write_text("roll")
+    (keys / "ctl").write_text("compact")
+    wait_for(lambda: orjson.loads((own / "status.json").read_bytes())["background"])
+    (work,) = orjson.loads((own / "status.json").read_bytes())["background"]
+    assert (work["what"], work["name"]) == ("compacting", "keys-0")
+    assert work["total_bytes"] > 0
+    assert "doing       compacting keys-0" in run(*LOGFS, "status", mount.path)
+    assert "compacting keys-0" in (keys / "ctl").read_text()
+    assert (
+        "compacting"
+        in columns(call("top", mount.path, "--interval", "0.1").stdout)["keys-0"]["STATE"]
+    )
+    assert 'logfs_background_total_bytes{what="compacting"' in (own / "metrics").read_text()
+
+
+def test_the_engine_tells_of_a_partition_alone(store: Store) -> None:
+    """Without a store there is nothing to tell of upkeep."""
+    from logfs.store.observe.status import partition_status
+
+    store.create("orders-0").append([Record(b"x")])
+    assert "last_cleaning" not in partition_status(store["orders-0"])

@@ -1,0 +1,1 @@
+"""Tests of `logfs.format`: bytes in, values out, and compiled kernels against plain twins."""

@@ -1,0 +1,1 @@
+"""Tests of `logfs.log`: one partition on real files."""

@@ -1,0 +1,182 @@
+"""Appends, tombstones, transactions, deletions, rolls and clean passes at random, against what a dict says."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from logfs.format.batches.record import Record
+from logfs.format.text.rendering import View
+from logfs.store.store import Store
+from tests.support.batches import Producer
+from tests.support.crashdisk import fast_directory
+from tests.support.partitions import by_pieces
+from tests.support.stores import Clock, assert_clean
+
+if TYPE_CHECKING:
+    from logfs.log.append.partition import Partition
+
+NAME = "orders-0"
+DAY = 86_400_000
+CODECS = ("uncompressed", "gzip", "lz4", "zstd", "snappy")
+
+
+class Machine:
+    """A compacted log, and what must be in it.
+
+    `sent` are all records that are not aborted or open, by offset: (key, value). Of them must be there, for each
+    key, the newest one unless it is a tombstone; may be there any; and nothing else.
+    """
+
+    def __init__(self, log_dir: Path, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.clock = Clock()
+        self.log_dir = log_dir
+        self.store = Store(log_dir, clock=self.clock)
+        for name, value in (
+            ("cleanup.policy", "compact,delete"),
+            ("segment.bytes", "3000"),
+            ("index.interval.bytes", "200"),
+            ("segment.index.bytes", "1200"),
+            ("retention.ms", "-1"),
+            ("min.cleanable.dirty.ratio", "0.0"),
+        ):
+            self.store.settings.set_topic("orders", name, value)
+        self.store.create(NAME)
+        self.sent: dict[int, tuple[bytes, bytes | None]] = {}
+        self.aborted: set[int] = set()
+        self.producers = {1: 0, 2: 0, 3: 0}
+        self.open: dict[int, dict[int, tuple[bytes, bytes]]] = {}
+
+    @property
+    def log(self) -> Partition:
+        return self.store[NAME]
+
+    def key(self) -> bytes:
+        return b"k%d" % self.random.randrange(12)
+
+    def append(self) -> None:
+        pairs = []
+        for _ in range(self.random.randrange(1, 12)):
+            null = self.random.random() < 0.15
+            value = None if null else b"%d" % self.random.randrange(10**6)
+            pairs.append((self.key(), value))
+        first = self.log.append([Record(value, key) for key, value in pairs])
+        self.sent.update(enumerate(pairs, start=first))
+
+    def transact(self) -> None:
+        number = self.random.choice([1, 2, 3])
+        producer = Producer(self.log, number)
+        producer.sequence = self.producers[number]
+        if number in self.open and self.random.random() < 0.5:
+            commit = self.random.random() < 0.5
+            producer.end(commit=commit)
+            records = self.open.pop(number)
+            if commit:
+                self.sent.update(records)
+            else:
+                self.aborted.update(records)
+            return
+        keys = [self.key().decode() for _ in range(self.random.randrange(1, 4))]
+        first = producer.send(*keys)
+        self.producers[number] = producer.sequence
+        pairs = [(key.encode(), f"{key} of {number}".encode()) for key in keys]
+        self.open.setdefault(number, {}).update(enumerate(pairs, start=first))
+
+    def roll(self) -> None:
+        self.log.roll(self.clock())
+
+    def wait(self) -> None:
+        self.clock.now_ms += self.random.choice([1, 1000, DAY // 2, DAY])
+
+    def codec(self) -> None:
+        self.store.settings.set_topic("orders", "compression.type", self.random.choice(CODECS))
+
+    def compact(self) -> None:
+        self.store.compact(NAME, roll=self.random.random() < 0.5)
+
+    def upkeep(self) -> None:
+        self.store.upkeep()
+
+    def delete(self) -> None:
+        start, end = self.log.log_start_offset, self.log.last_stable_offset
+        if end > start:
+            self.store.delete_records(NAME, start + self.random.randrange((end - start) // 4 + 1))
+            self.store.retain()
+
+    def reopen(self) -> None:
+        if self.random.random() < 0.5:
+            self.store.close()
+        else:
+            self.log.flush()
+            for home in self.store.log_dirs:
+                home.close()
+        self.store = Store(self.log_dir, clock=self.clock)
+
+    def check(self) -> None:
+        log = self.log
+        shown = {record.offset: (record.key, record.value) for record in log.committed.read()}
+        pieces = by_pieces(log.committed, self.random.choice([1, 300, 1 << 20]))
+        assert {record.offset: (record.key, record.value) for record in pieces} == shown
+        start, stable = log.log_start_offset, log.last_stable_offset
+        for offset, pair in shown.items():
+            assert self.sent.get(offset) == pair
+        newest: dict[bytes, int] = {}
+        for offset in sorted(self.sent):
+            if offset < stable:
+                newest[self.sent[offset][0]] = offset
+        for offset in newest.values():
+            if offset >= start and self.sent[offset][1] is not None:
+                assert offset in shown, f"offset {offset}, the newest of its key, is gone"
+        # Nobody who reads all of the log sees a value that is not the newest.
+        final: dict[bytes, bytes | None] = {}
+        for offset in sorted(shown):
+            final[shown[offset][0]] = shown[offset][1]
+        expected = {key: self.sent[o][1] for key, o in newest.items() if o >= start}
+        for key, value in final.items():
+            assert expected.get(key) == value
+        every = {record.offset: record.value for record in log.read()}
+        hidden = {offset for offset in every if offset < stable} - set(shown)
+        assert hidden <= self.aborted | {o for r in self.open.values() for o in r}
+        text = log.text(View.LINES)
+        lines = b"".join((every[offset] or b"") + b"\n" for offset in sorted(every))
+        assert text.read(0, len(lines) + 1) == lines
+        assert text.size == len(lines)
+        some = self.random.sample(
+            range(start, log.log_end_offset), min(20, log.log_end_offset - start)
+        )
+        for offset in some:
+            record = log.record(offset)
+            assert (None if record is None else record.value) == every.get(offset)
+
+
+STEPS = (
+    *["append"] * 8,
+    *["transact"] * 6,
+    *["roll"] * 2,
+    "wait",
+    "codec",
+    *["compact"] * 3,
+    "upkeep",
+    "delete",
+    "reopen",
+)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_readable_is_what_a_dict_says(seed: int) -> None:
+    """The newest value of each key is there, no aborted or overtaken one comes back, and the audit finds nothing."""
+    with tempfile.TemporaryDirectory(dir=fast_directory()) as root:
+        machine = Machine(Path(root) / "log", seed)
+        for _ in range(150):
+            step = machine.random.choice(STEPS)
+            getattr(machine, step)()
+            if step in ("compact", "upkeep", "delete", "reopen"):
+                machine.check()
+        machine.check()
+        machine.store.close()
+        assert_clean(machine.log_dir)

@@ -1,0 +1,290 @@
+"""Compaction of transactions, of markers, and of what a producer sent last (kafka-storage 8.5, 8.6, 14.8)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from logfs.format.batches.batch import Batch
+from logfs.format.batches.record import Record
+from logfs.format.text.rendering import View
+from logfs.log.compaction.cleaner import clean
+from logfs.log.compaction.cleaning import Dirty
+from logfs.store.store import Store
+from tests.support.batches import Producer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from logfs.log.append.partition import Partition
+    from tests.support.stores import Clock
+
+NAME = "orders-0"
+DAY = 86_400_000
+# What a bare header, a marker and a batch of records look like in `shape`.
+EMPTY, MARKER = "empty", "marker"
+
+
+@pytest.fixture
+def orders(store: Store) -> Partition:
+    store.settings.set_topic("orders", "cleanup.policy", "compact")
+    orders = store.create(NAME)
+    store.checkpoints.set_cleaner_offset(orders, 0)
+    return orders
+
+
+def put(orders: Partition, *keys: str) -> int:
+    return orders.append([Record(b"plain", key.encode()) for key in keys])
+
+
+def run(orders: Partition, clock: Clock, first_dirty: int = 0) -> int:
+    """Roll, and clean up to there."""
+    orders.roll(clock())
+    bound = min(orders.active.base_offset, orders.last_stable_offset)
+    bound = max(s.base_offset for s in orders.segments if s.base_offset <= bound)
+    return clean(orders, Dirty(first_dirty, bound), clock(), memory_bytes=1 << 20).first_dirty
+
+
+def shape(orders: Partition) -> list[tuple[int, str]]:
+    """(base offset, its keys, or what it is) of every batch."""
+    found = []
+    for batch in orders.batches(orders.log_start_offset):
+        keys = ",".join((record.key or b"").decode() for record in batch.records())
+        what = MARKER if batch.header.is_control else keys
+        found.append((batch.header.base_offset, what if batch.header.record_count else EMPTY))
+    return found
+
+
+def committed(orders: Partition) -> list[tuple[int, bytes | None]]:
+    return [(record.offset, record.key) for record in orders.committed.read()]
+
+
+def test_basic_transaction_aware_cleaning(orders: Partition, clock: Clock) -> None:
+    """Aborted records hide nothing and go at once; markers wait for their horizon (14.8, 116)."""
+    one, two = Producer(orders, 1), Producer(orders, 2)
+    put(orders, "1", "2", "3")
+    one.send("1", "2")
+    two.send("2", "3")
+    one.send("3")
+    abort = one.end(commit=False)
+    commit = two.end(commit=True)
+    put(orders, "9")
+    run(orders, clock)
+    # Key 1 was overwritten by nobody who counts. Of the aborted one, the producer's last batch leaves its header.
+    assert shape(orders) == [
+        (0, "1"),
+        (5, "2,3"),
+        (7, EMPTY),
+        (abort, MARKER),
+        (commit, MARKER),
+        (10, "9"),
+    ]
+    assert committed(orders) == [(0, b"1"), (5, b"2"), (6, b"3"), (10, b"9")]
+    # As long as its header is there, the transaction stays in the index.
+    assert [entry[:3] for entry in orders.segments[0].txn_index.entries] == [(1, 3, abort)]
+
+
+def test_commit_marker_removal(orders: Partition, clock: Clock) -> None:
+    """A marker whose records an earlier pass took waits for delete.retention.ms, and then goes (14.8, 117)."""
+    producer = Producer(orders, 1)
+    producer.send("1", "2")
+    commit = producer.end(commit=True)
+    producer.send("1", "2")
+    second = producer.end(commit=True)
+    put(orders, "0")
+    run(orders, clock)
+    assert shape(orders) == [(commit, MARKER), (3, "1,2"), (second, MARKER), (6, "0")]
+    # This pass still saw the records.
+    assert [batch.header.delete_horizon_ms for batch in orders.batches(0)] == [None] * 4
+    run(orders, clock, 7)
+    first, *_ = orders.batches(0)
+    assert first.header.delete_horizon_ms == clock() + DAY
+    clock.now_ms += DAY - 1
+    run(orders, clock, 7)
+    assert shape(orders)[0] == (commit, MARKER)
+    clock.now_ms += 1
+    run(orders, clock, 7)
+    assert shape(orders) == [(3, "1,2"), (second, MARKER), (6, "0")]
+
+
+def test_abort_marker_removal(orders: Partition, clock: Clock) -> None:
+    """Likewise, and its entry in the index goes as soon as no batch of it is left (14.8, 117)."""
+    producer = Producer(orders, 1)
+    producer.send("1")
+    abort = producer.end(commit=False)
+    producer.send("2")
+    commit = producer.end(commit=True)
+    put(orders, "0")
+    run(orders, clock)
+    assert shape(orders) == [(abort, MARKER), (2, "2"), (commit, MARKER), (4, "0")]
+    # This pass still saw the aborted batch; the next does not.
+    assert [entry.last_offset for entry in orders.segments[0].txn_index.entries] == [abort]
+    run(orders, clock, 5)
+    assert not orders.segments[0].txn_index.entries
+    marker, *_ = orders.batches(0)
+    assert marker.header.delete_horizon_ms == clock() + DAY
+    clock.now_ms += DAY
+    run(orders, clock, 5)
+    assert shape(orders) == [(2, "2"), (commit, MARKER), (4, "0")]
+
+
+def test_commit_marker_retention_with_empty_batch(orders: Partition, clock: Clock) -> None:
+    """As long as the header of a transaction's batch stays, its marker stays (14.8, 117)."""
+    producer = Producer(orders, 1)
+    producer.send("1")
+    producer.end(commit=True)
+    put(orders, "1")
+    run(orders, clock)
+    assert shape(orders) == [(0, EMPTY), (1, MARKER), (2, "1")]
+    clock.now_ms += 10 * DAY
+    run(orders, clock, 3)
+    assert shape(orders) == [(0, EMPTY), (1, MARKER), (2, "1")]
+    # Once the producer sends anew, the old header is not its last batch any more.
+    producer.send("7")
+    producer.end(commit=True)
+    run(orders, clock, 3)
+    assert shape(orders) == [(1, MARKER), (2, "1"), (3, "7"), (4, MARKER)]
+    clock.now_ms += DAY
+    run(orders, clock, 5)
+    run(orders, clock, 5)
+    clock.now_ms += DAY
+    run(orders, clock, 5)
+    assert shape(orders) == [(2, "1"), (3, "7"), (4, MARKER)]
+
+
+def test_clean_empty_control_batch(orders: Partition, clock: Clock) -> None:
+    """The last marker of a round leaves a bare header, which later goes (14.8, 117)."""
+    producer = Producer(orders, 1)
+    producer.send("1")
+    producer.send("1")
+    producer.end(commit=True)
+    put(orders, "1")
+    producer.send("1")
+    last = producer.end(commit=True)
+    orders.roll(clock())
+    bound = orders.active.base_offset
+    orders.expire_producers(clock() + 10 * DAY, DAY)
+    for _ in range(3):
+        run(orders, clock, bound)
+        clock.now_ms += DAY
+    assert shape(orders)[-1] == (last, MARKER)
+    put(orders, "1")
+    for _ in range(4):
+        run(orders, clock, bound)
+        clock.now_ms += DAY
+    assert shape(orders) == [(last + 1, "1")]
+
+
+def test_multi_pass_segment_cleaning_with_aborted_transactions(
+    orders: Partition, clock: Clock
+) -> None:
+    """An abort stays an abort over several passes, and what it hides stays hidden (14.8, 116)."""
+    one, two = Producer(orders, 1), Producer(orders, 2)
+    one.send("1")
+    two.send("1")
+    two.end(commit=False)
+    one.send("2")
+    one.end(commit=True)
+    two.send("3")
+    two.end(commit=True)
+    put(orders, "9")
+    for first_dirty in (0, 8, 8):
+        run(orders, clock, first_dirty)
+        assert committed(orders) == [(0, b"1"), (3, b"2"), (5, b"3"), (7, b"9")]
+        clock.now_ms += DAY
+    run(orders, clock, 8)
+    assert [what for _, what in shape(orders)].count(MARKER) == 2
+
+
+def test_aborted_transaction_spanning_segments(orders: Partition, clock: Clock) -> None:
+    """Records in one segment, the marker in a later one that is not cleaned with it (14.8, 116)."""
+    producer = Producer(orders, 1)
+    put(orders, "1")
+    producer.send("1")
+    orders.roll(clock())
+    producer.send("1")
+    producer.end(commit=False)
+    bound = orders.active.base_offset
+    clean(orders, Dirty(0, bound), clock(), memory_bytes=1 << 20)
+    assert shape(orders) == [(0, "1"), (1, EMPTY), (2, "1"), (3, MARKER)]
+    assert committed(orders) == [(0, b"1")]
+    assert [entry[:3] for entry in orders.active.txn_index.entries] == [(1, 1, 3)]
+    put(orders, "2")
+    run(orders, clock)
+    assert shape(orders) == [(0, "1"), (2, EMPTY), (3, MARKER), (4, "2")]
+
+
+def test_undecided_transactional_data_not_cleanable(
+    orders: Partition, store: Store, clock: Clock
+) -> None:
+    """The bound rests at an open transaction until it ends (14.8, 130)."""
+    producer = Producer(orders, 1)
+    put(orders, "1", "1")
+    orders.roll(clock())
+    producer.send("1")
+    orders.roll(clock())
+    put(orders, "2")
+    orders.roll(clock())
+    assert store.compactor.plan(NAME).dirty.first_uncleanable == 2
+    producer.end(commit=True)
+    orders.roll(clock())
+    assert store.compactor.plan(NAME).dirty.first_uncleanable == orders.log_end_offset
+
+
+@pytest.mark.parametrize("clean_start", [True, False])
+def test_duplicate_check_after_cleaning(log_dir: Path, clock: Clock, *, clean_start: bool) -> None:
+    """A batch whose records were compacted is still known when it is sent again (14.8, 115; 14.6, 76)."""
+    store = Store(log_dir, clock=clock)
+    store.settings.set_topic("orders", "cleanup.policy", "compact")
+    orders = store.create(NAME)
+    producers = [Producer(orders, n, transactional=False) for n in (1, 2, 3)]
+    for producer in producers:
+        producer.send("1", "2")
+        producer.send("3", "1", "2")
+    put(orders, "1", "2", "3")
+    store.compact(NAME, roll=True)
+    assert shape(orders) == [(2, EMPTY), (7, EMPTY), (12, EMPTY), (15, "1,2,3")]
+    if clean_start:
+        store.close()
+    else:
+        orders.flush()
+        for home in store.log_dirs:
+            home.close()
+        for path in orders.directory.glob("*.snapshot"):
+            path.unlink()
+    with Store(log_dir, clock=clock) as store:
+        orders = store[NAME]
+        for producer in producers:
+            first = 5 * (producer.producer_id - 1) + 2
+            done = orders.append_batch(producer.sent)
+            assert done == (first, first + 2, True)
+            header = Batch.parse(producer.sent).header
+            assert orders.producers[producer.producer_id].last_sequence == header.last_sequence
+
+
+def test_a_committed_reader_that_began_before_hides_what_it_hid(
+    orders: Partition, clock: Clock
+) -> None:
+    """An iterator and a text over the old segments know which records were aborted, though the log forgets it."""
+    producer = Producer(orders, 1)
+    for number in range(6):
+        put(orders, f"{number}")
+        producer.send("aborted")
+        producer.end(commit=False)
+        orders.roll(clock())
+    late = orders.committed.text(View.LINES)
+    early = orders.committed.text(View.LINES)
+    size = early.size
+    reading = orders.committed.read()
+    next(reading)
+    for _ in range(3):
+        run(orders, clock, 0)
+        clock.now_ms += DAY
+        orders.remove_dropped(clock())
+    put(orders, "end")
+    assert [(r.offset, r.key) for r in reading] == [(3 * n, b"%d" % n) for n in range(1, 6)]
+    for text in (early, late):
+        assert text.read(0, 1000) == b"plain\n" * 7
+        assert text.size == size + 6
+    assert len(committed(orders)) == 7

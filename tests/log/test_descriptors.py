@@ -1,0 +1,301 @@
+"""A log may have more files than a process may have open; and none of them is a standard stream."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import random
+import resource
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from logfs.format.batches.record import Record
+from logfs.format.text.rendering import View
+from logfs.log.read.text_view import KEPT_BEHIND
+from logfs.log.segment import segment_files
+from logfs.store.store import Store
+from tests.support.processes import run
+from tests.support.stores import abandon, assert_clean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from logfs.log.append.partition import Partition
+    from tests.support.stores import Clock
+
+NAME = "orders-0"
+# Each has four files; there are descriptors for fewer than half of that.
+SEGMENTS = 200
+DESCRIPTORS = 240
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def limit_that_leaves(spare: int) -> int:
+    """The limit below which so many descriptors are free: those that are open may be anywhere."""
+    taken = {int(name) for name in os.listdir("/proc/self/fd")}
+    free = (number for number in itertools.count() if number not in taken)
+    return next(itertools.islice(free, spare, None))
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process with few descriptors beside those that it has already, of which logs may take half."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = descriptors() + DESCRIPTORS
+    share = 8 * limit // DESCRIPTORS
+    monkeypatch.setattr(segment_files, "DESCRIPTORS_PER_SEGMENT", share)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def fill(store: Store, clock: Clock, count: int = SEGMENTS) -> Partition:
+    """A partition of so many segments, each with a record of its number, a millisecond after the last."""
+    store.settings.set_topic("orders", "file.delete.delay.ms", "0")
+    partition = store.create(NAME)
+    for number in range(count):
+        clock.now_ms += 1
+        partition.append([Record(b"%d" % number, b"%d" % (number % 7))])
+        partition.roll(clock.now_ms)
+        partition.flush()
+    return partition
+
+
+def assert_holds(partition: Partition, count: int = SEGMENTS) -> None:
+    """Every record, by whatever way one asks."""
+    wanted = [b"%d" % number for number in range(count)]
+    records = list(partition.read())
+    assert [record.value for record in records] == wanted
+    text = partition.text(View.LINES)
+    assert text.read(0, text.size).splitlines() == wanted
+    for record in records:
+        assert partition.record(record.offset) == record
+        assert record.timestamp is not None
+        found = partition.offset_for_time(record.timestamp)
+        assert found is not None
+        assert found.offset == record.offset
+
+
+@pytest.mark.usefixtures("few")
+def test_a_log_of_many_segments_is_written_and_read(log_dir: Path, clock: Clock) -> None:
+    with Store(log_dir, clock=clock) as store:
+        assert_holds(fill(store, clock))
+        assert store[NAME].newest(b"3") is not None
+    with Store(log_dir, clock=clock) as store:
+        assert_holds(store[NAME])
+
+
+@pytest.mark.usefixtures("few")
+def test_who_never_asks_for_durability_needs_no_more(log_dir: Path, clock: Clock) -> None:
+    """Segments that are not durable stay open: after a few of them, an append makes them durable."""
+    with Store(log_dir, clock=clock) as store:
+        store.settings.set_topic("orders", "segment.bytes", "200")
+        partition = store.create(NAME)
+        for number in range(SEGMENTS):
+            clock.now_ms += 1
+            partition.append([Record(b"%d" % number, b"k" * 50)])
+        assert len(partition.segments) == SEGMENTS
+        assert_holds(partition)
+
+
+@pytest.mark.parametrize("spare", range(4))
+def test_an_append_without_a_descriptor_leaves_the_log_as_it_was(
+    log_dir: Path, clock: Clock, spare: int
+) -> None:
+    """It fails with EMFILE, also at the first append and at a roll; the next one that has descriptors goes on."""
+    wanted = []
+    with Store(log_dir, clock=clock) as store:
+        store.settings.set_topic("orders", "segment.bytes", "300")
+        store.create(NAME)
+    with Store(log_dir, clock=clock) as store:
+        partition = store[NAME]
+        errors = set()
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        for number in range(100):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit_that_leaves(spare), limits[1]))
+            try:
+                # By turns few may be opened, and as many as usual.
+                if number % 10 > 7:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+                partition.append([b"%d" % number])
+                wanted.append(b"%d" % number)
+            except OSError as error:
+                errors.add(error.errno)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert errors == {errno.EMFILE}
+        assert [record.value for record in partition.read()] == wanted
+    assert_clean(log_dir)
+    with Store(log_dir, clock=clock) as store:
+        assert [record.value for record in store[NAME].read()] == wanted
+
+
+@pytest.mark.usefixtures("few")
+def test_a_log_of_many_segments_is_recovered_and_audited(log_dir: Path, clock: Clock) -> None:
+    store = Store(log_dir, clock=clock)
+    fill(store, clock)
+    abandon(store)
+    with Store(log_dir, clock=clock, recover=True) as store:
+        assert_holds(store[NAME])
+    assert_clean(log_dir)
+
+
+@pytest.mark.usefixtures("few")
+def test_a_log_of_many_segments_is_read_by_who_only_reads(log_dir: Path, clock: Clock) -> None:
+    """Text indexes included, which are not there where a broker has written."""
+    with Store(log_dir, clock=clock) as store:
+        fill(store, clock)
+        with Store(log_dir, clock=clock, read_only=True) as reader:
+            assert reader.log_dirs[0].live
+            assert_holds(reader[NAME])
+    for path in (log_dir / NAME).glob("*.textindex"):
+        path.unlink()
+    with Store(log_dir, clock=clock, read_only=True) as reader:
+        assert_holds(reader[NAME])
+
+
+@pytest.mark.usefixtures("few")
+def test_a_log_of_many_segments_is_compacted_and_expires(log_dir: Path, clock: Clock) -> None:
+    with Store(log_dir, clock=clock) as store:
+        partition = fill(store, clock)
+        store.settings.set_topic("orders", "cleanup.policy", "compact,delete")
+        store.compact(NAME)
+        store.upkeep(compaction=False)
+        assert [record.offset for record in partition.read()] == [*range(SEGMENTS - 7, SEGMENTS)]
+        clock.now_ms += 10**9
+        assert store.retain() > 0
+        store.upkeep(compaction=False)
+        assert not list(partition.directory.glob("*.deleted"))
+        assert not list(partition.read())
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("how", ["retention", "compaction", "move"])
+def test_who_is_far_behind_costs_no_descriptors(
+    how: str, log_dir: Path, tmp_path: Path, clock: Clock
+) -> None:
+    """A text that somebody has not read yet stays readable when its segments have left the log; then they go."""
+    other = tmp_path / "other"
+    with Store([log_dir, other], clock=clock) as store:
+        partition = fill(store, clock)
+        view = partition.text(View.LINES)
+        if how == "retention":
+            store.delete_records(NAME, SEGMENTS)
+            store.retain([NAME])
+        elif how == "compaction":
+            store.settings.set_topic("orders", "cleanup.policy", "compact")
+            store.compact(NAME)
+        else:
+            store.move(NAME, other if store.home(NAME) == log_dir else log_dir)
+        clock.now_ms += 1
+        for _ in range(2):
+            store.upkeep(compaction=False)
+        text = b"".join(b"%d\n" % number for number in range(SEGMENTS))
+        assert b"".join(view.read(at, 1) for at in range(view.size)) == text
+        view.let_go(view.size)
+        store.upkeep(compaction=False)
+        left = {*log_dir.rglob("*.log.deleted"), *log_dir.glob("*-delete/*.log")}
+        left |= set(other.glob("*-delete/*.log"))
+        assert len(left) <= KEPT_BEHIND
+        del view
+        store.upkeep(compaction=False)
+        assert not list(log_dir.rglob("*.deleted"))
+        assert not [*log_dir.glob("*-delete"), *other.glob("*-delete")]
+
+
+@pytest.mark.usefixtures("few")
+def test_who_reads_since_before_many_compactions_costs_no_descriptors(
+    log_dir: Path, clock: Clock
+) -> None:
+    """Each round puts a segment of the same name in the place of the last, and none is lost to who holds it."""
+    with Store(log_dir, clock=clock) as store:
+        partition = fill(store, clock, 0)
+        store.settings.set_topic("orders", "cleanup.policy", "compact")
+        views = [partition.text(View.LINES)]
+        for number in range(SEGMENTS):
+            clock.now_ms += 1
+            partition.append([Record(b"%d" % number, b"%d" % (number % 7))])
+            store.compact(NAME, roll=True)
+            if number % 2 == 0:
+                views.append(partition.text(View.LINES))
+            store.upkeep(compaction=False)
+        assert len(partition.segments) < 10
+        first, *others = (view.read(0, view.size).splitlines() for view in views)
+        assert first == [b"%d" % number for number in range(SEGMENTS)]
+        for at, lines in enumerate(others):
+            assert lines == first[max(2 * at - 6, 0) :]
+        views.clear()
+        store.upkeep(compaction=False)
+        assert not list(partition.directory.glob("*.deleted"))
+
+
+def test_files_are_closed_under_those_who_read_them(
+    log_dir: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room for two segments and readers everywhere, each finds what he asks for."""
+    count = 20
+    with Store(log_dir, clock=clock) as store:
+        partition = fill(store, clock, count)
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        monkeypatch.setattr(segment_files, "DESCRIPTORS_PER_SEGMENT", most // 2)
+        before = descriptors()
+        errors: list[BaseException] = []
+
+        def read(seed: int) -> None:
+            chosen = random.Random(seed)
+            try:
+                for _ in range(300):
+                    offset = chosen.randrange(count)
+                    found = partition.record(offset)
+                    assert found is not None
+                    assert found.timestamp is not None
+                    assert found.value == b"%d" % offset
+                    at = partition.offset_for_time(found.timestamp)
+                    assert at is not None
+                    assert at.offset == offset
+                    text = partition.text(View.LINES, offset, offset + 1)
+                    assert text.read(0, text.size) == b"%d\n" % offset
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        assert descriptors() <= before + 4 * 3
+
+
+def test_a_program_without_standard_streams_prints_into_no_file_of_the_log(log_dir: Path) -> None:
+    """What it opens first would get their numbers, and then what some library writes to standard error."""
+    script = """
+import os, sys
+from contextlib import suppress
+from logfs.store.store import Store
+
+with Store(sys.argv[1]) as store:
+    store.create("a-0").append([b"value"])
+    for descriptor in range(3):
+        with suppress(OSError):
+            os.write(descriptor, b"a message of a library")
+"""
+    shell = 'exec "$0" -c "$1" "$2" <&- >&- 2>&-'
+    run("sh", "-c", shell, sys.executable, script, log_dir)
+    for path in log_dir.rglob("*"):
+        assert not path.is_file() or b"library" not in path.read_bytes(), path
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" -m logfs check "$1" <&- >&-', sys.executable, log_dir],
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")

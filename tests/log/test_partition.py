@@ -1,0 +1,1113 @@
+"""One partition: appending, rolling, reading, times, truncation and loading (kafka-storage 2.9, 4, 5, 10)."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from logfs.errors import (
+    InvalidRecord,
+    LogfsError,
+    NotWritable,
+    OffsetOutOfRange,
+    RecordTooLarge,
+)
+from logfs.format.batches.batch import HEADER_SIZE, Batch, Batches, assign_offset, seal
+from logfs.format.batches.compression import Codec
+from logfs.format.batches.record import Record, TimestampType, encode_record
+from logfs.log.disk.disk import Disk
+from logfs.log.read.reader import EARLIEST, LATEST, MAX_TIMESTAMP
+from logfs.log.segment.batch_iterator import DamagedRange
+from logfs.store.observe.check import check
+from logfs.store.store import Store
+from tests.support.batches import E_COMMIT
+from tests.support.partitions import bases, log, offsets, raw_batch, raw_partition, values
+from tests.support.stores import assert_clean, set_topic
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from logfs.log.append.partition import Partition
+    from logfs.log.disk.disk import File
+    from tests.support.stores import Clock
+
+NAME = "orders-0"
+SMALL = Record(b"v", b"k")
+"""A record whose batch alone has 70 bytes"""
+
+
+@pytest.fixture
+def orders(store: Store) -> Partition:
+    return store.create(NAME)
+
+
+def stamped(*timestamps: int) -> list[Record]:
+    return [Record(b"%d" % timestamp, timestamp=timestamp) for timestamp in timestamps]
+
+
+# Appending.
+
+
+def test_appends_get_offsets_and_the_epoch(orders: Partition) -> None:
+    """Batches get the next offsets and leader epoch 0, in the order of the appends (kafka-storage 2.9)."""
+    assert orders.append([b"a", Record(b"b", b"k")]) == 0
+    assert orders.append([b"c"]) == 2
+    assert [(r.offset, r.value, r.key) for r in orders.read()] == [
+        (0, b"a", None),
+        (1, b"b", b"k"),
+        (2, b"c", None),
+    ]
+    assert orders.log_end_offset == 3
+    headers = [batch.header for batch in orders.batches(0)]
+    assert [(h.base_offset, h.last_offset, h.partition_leader_epoch) for h in headers] == [
+        (0, 1, 0),
+        (2, 2, 0),
+    ]
+    assert orders.epochs.entries == [(0, 0)]
+
+
+def test_an_empty_append_does_nothing(orders: Partition) -> None:
+    """Nothing appended is no batch and no roll (kafka-storage 2.9.1, 14.6 item 70)."""
+    assert orders.append([]) == 0
+    assert orders.log_end_offset == orders.size_bytes == 0
+    assert bases(orders) == [0]
+
+
+def test_the_files_are_the_batches_and_nothing_else(orders: Partition) -> None:
+    """A .log is Kafka's batches one after the other, with no header and no footer (kafka-storage 1.1)."""
+    for n in range(5):
+        orders.append([b"%d" % n] * (n + 1))
+    data = (orders.directory / log(0)).read_bytes()
+    batches = Batches(data)
+    assert [batch.header.record_count for batch in batches] == [1, 2, 3, 4, 5]
+    assert batches.end == len(data)
+    assert all(batch.is_valid for batch in Batches(data))
+
+
+@pytest.mark.parametrize("wrong", [b"no list", ["text"], [b"right", 7], [None]])
+def test_what_is_no_record_is_told_by_its_type(orders: Partition, wrong: Any) -> None:
+    end = orders.log_end_offset
+    with pytest.raises(
+        TypeError, match=r"a record must be bytes or a logfs\.Record, not (int|str|NoneType)"
+    ):
+        orders.append(wrong)
+    assert orders.log_end_offset == end
+
+
+def test_one_append_is_one_batch(orders: Partition) -> None:
+    """Records of one append go into one batch unless the limit forces more (product.md, Appending)."""
+    orders.append_lines(b"line\n" * 1000)
+    assert [batch.header.record_count for batch in orders.batches(0)] == [1000]
+
+
+def test_a_record_too_large_leaves_the_log_as_it_was(store: Store, orders: Partition) -> None:
+    """`append` is all or nothing (partition.append)."""
+    set_topic(store, "orders", max_message_bytes=100)
+    with pytest.raises(RecordTooLarge, match=r"max\.message\.bytes"):
+        orders.append([b"good", b"x" * 200])
+    assert orders.log_end_offset == 0
+    assert orders.size_bytes == 0
+
+
+def test_what_was_good_before_a_bad_record_is_kept(store: Store, orders: Partition) -> None:
+    """The streaming doors append up to the bad one, and tell how far they came (product.md, Appending)."""
+    set_topic(store, "orders", max_message_bytes=100)
+    done = orders.append_lines(b"one\ntwo\n" + b"x" * 200 + b"\nthree\n")
+    assert (done.first_offset, done.last_offset, done.consumed) == (0, 1, 8)
+    assert isinstance(done.refused, RecordTooLarge)
+    done = orders.append_records([Record(b"three"), Record(b"x" * 200), Record(b"four")])
+    assert (done.first_offset, done.last_offset, done.consumed) == (2, 2, 1)
+    assert values(orders) == [b"one", b"two", b"three"]
+
+
+def test_a_batch_of_exactly_the_limit_is_taken(store: Store, orders: Partition) -> None:
+    """max.message.bytes counts the whole batch, and equality is allowed (kafka-storage 2.9.1)."""
+    set_topic(store, "orders", max_message_bytes=70)
+    orders.append([SMALL])
+    set_topic(store, "orders", max_message_bytes=69)
+    with pytest.raises(RecordTooLarge):
+        orders.append([SMALL])
+
+
+def test_a_batch_larger_than_a_segment_is_refused(store: Store, orders: Partition) -> None:
+    """A set must fit segment.bytes (kafka-storage 14.6 item 82)."""
+    set_topic(store, "orders", segment_bytes=69)
+    with pytest.raises(RecordTooLarge, match=r"segment\.bytes"):
+        orders.append([SMALL])
+
+
+def test_a_compacted_topic_needs_keys(store: Store, orders: Partition) -> None:
+    """Any null key refuses the whole append, nothing is written (kafka-storage 14.6 item 83)."""
+    set_topic(store, "orders", cleanup_policy="compact")
+    with pytest.raises(InvalidRecord, match="key"):
+        orders.append([Record(b"a", b"k"), Record(b"b")])
+    done = orders.append_lines(b"a\nb\n")
+    assert done.consumed == 0
+    assert isinstance(done.refused, InvalidRecord)
+    assert orders.log_end_offset == 0
+    orders.append([Record(b"a", b"k"), Record(None, b"k")])
+    assert values(orders) == [b"a", None]
+
+
+def test_timestamps_out_of_bounds_are_refused(
+    store: Store, orders: Partition, clock: Clock
+) -> None:
+    """Before and after are strict, none passes, and LogAppendTime does not ask (kafka-storage 2.9.2)."""
+    set_topic(
+        store, "orders", message_timestamp_before_max_ms=100, message_timestamp_after_max_ms=50
+    )
+    now = clock.now_ms
+    orders.append(stamped(now - 100, now + 50, -1))
+    for timestamp, words in ((now - 101, "past"), (now + 51, "future"), (-2, "negative")):
+        with pytest.raises(InvalidRecord, match=words):
+            orders.append(stamped(now, timestamp))
+    assert orders.log_end_offset == 3
+    set_topic(store, "orders", message_timestamp_type="LogAppendTime")
+    orders.append(stamped(0, now + 10**9))
+    assert [record.timestamp for record in orders.read(3)] == [now, now]
+
+
+@pytest.mark.parametrize("timestamp", [2**63, 2**64])
+def test_timestamps_that_no_int64_holds_are_refused(orders: Partition, timestamp: int) -> None:
+    """A timestamp beyond 64 bits is an error of ours, not one of packing bytes."""
+    with pytest.raises(LogfsError):
+        orders.append([Record(b"v", timestamp=timestamp)])
+    assert orders.log_end_offset == 0
+
+
+def test_timestamps_of_any_distance_can_be_read_again(store: Store, orders: Partition) -> None:
+    """The least and the greatest timestamp in one batch come back, plain and in bulk."""
+    set_topic(store, "orders", message_timestamp_after_max_ms=2**63 - 1)
+    orders.append(stamped(-1, 2**63 - 1, 0))
+    assert [record.timestamp for record in orders.read()] == [-1, 2**63 - 1, 0]
+    assert orders.columns().timestamps.tolist() == [-1, 2**63 - 1, 0]
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_batches_are_compressed_by_the_topics_codec(
+    store: Store, orders: Partition, codec: str
+) -> None:
+    """compression.type is in force at once, for lines and for records (product.md 1)."""
+    orders.append_lines(b"plain\n" * 20)
+    set_topic(store, "orders", compression_type=codec)
+    orders.append_lines(b"packed\n" * 20)
+    orders.append([Record(b"packed", b"k")] * 20)
+    found = [batch.header.codec for batch in orders.batches(0)]
+    assert found == [Codec.NONE, Codec.named(codec), Codec.named(codec)]
+    assert values(orders) == [b"plain"] * 20 + [b"packed"] * 40
+
+
+def test_settings_are_in_force_at_once(store: Store, orders: Partition, clock: Clock) -> None:
+    """segment.bytes, message.timestamp.type and max.message.bytes change what the next append does (product.md 1)."""
+    orders.append([SMALL])
+    orders.append([SMALL])
+    assert bases(orders) == [0]
+    set_topic(store, "orders", segment_bytes=140)
+    orders.append([SMALL])
+    assert bases(orders) == [0, 2]
+    set_topic(store, "orders", message_timestamp_type="LogAppendTime")
+    orders.append(stamped(5))
+    (record,) = orders.read(3)
+    assert (record.timestamp, record.timestamp_type) == (
+        clock.now_ms,
+        TimestampType.LOG_APPEND_TIME,
+    )
+    store.settings.set_broker("message.max.bytes", "69")
+    with pytest.raises(RecordTooLarge):
+        orders.append([SMALL])
+
+
+# Rolling.
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(139, [0, 1, 2]), (140, [0, 2]), (210, [0])])
+def test_segments_follow_segment_bytes_exactly(
+    store: Store, orders: Partition, limit: int, expected: list[int]
+) -> None:
+    """Batches of 70 bytes: exactly full is allowed (kafka-storage 4.1, 14.6 item 72)."""
+    set_topic(store, "orders", segment_bytes=limit)
+    for _ in range(3):
+        orders.append([SMALL])
+    assert bases(orders) == expected
+    assert values(orders) == [b"v"] * 3
+
+
+def test_a_log_rolls_by_record_time(store: Store, orders: Partition, clock: Clock) -> None:
+    """Once a first record has a timestamp, only timestamps roll, at more than segment.ms
+    (kafka-storage 14.6 item 70).
+    """
+    set_topic(store, "orders", segment_ms=499)
+    orders.append(stamped(1000))
+    clock.now_ms += 10**9
+    orders.append(stamped(1499))
+    orders.append(stamped(-1))
+    assert bases(orders) == [0]
+    orders.append(stamped(1500))
+    assert bases(orders) == [0, 3]
+
+
+def test_a_log_without_timestamps_rolls_by_the_clock(
+    store: Store, orders: Partition, clock: Clock
+) -> None:
+    """Records without timestamps roll by wall clock, an empty segment never does (kafka-storage 14.6 item 70)."""
+    set_topic(store, "orders", segment_ms=500)
+    clock.now_ms += 10**6
+    orders.append(stamped(-1))
+    assert bases(orders) == [0]
+    orders.append(stamped(-1))
+    assert bases(orders) == [0, 1], "the time counts from when the segment was opened"
+    clock.now_ms += 500
+    orders.append(stamped(-1))
+    assert bases(orders) == [0, 1]
+    clock.now_ms += 1
+    orders.append([])
+    assert bases(orders) == [0, 1]
+    orders.append(stamped(-1))
+    assert bases(orders) == [0, 1, 3]
+
+
+def test_a_full_index_rolls_the_log(store: Store, orders: Partition) -> None:
+    """segment.index.bytes 48 and an entry a batch: four batches a segment (kafka-storage 4.1)."""
+    set_topic(store, "orders", segment_index_bytes=48, index_interval_bytes=0)
+    for n in range(10):
+        orders.append(stamped(1000 + n))
+    assert bases(orders) == [0, 4, 8]
+    assert [len(segment.time_index) for segment in orders.segments] == [3, 3, 1]
+
+
+def test_an_explicit_roll_begins_at_the_end(orders: Partition) -> None:
+    """A roll starts a segment at the log end; an empty one stays as it is (kafka-storage 4.2, 14.6 items 73, 98)."""
+    orders.roll(0)
+    assert bases(orders) == [0]
+    orders.append([b"a", b"b"])
+    orders.roll(0)
+    orders.roll(0)
+    assert bases(orders) == [0, 2]
+    orders.append([b"c"])
+    assert values(orders) == [b"a", b"b", b"c"]
+    names = sorted(path.name for path in orders.directory.glob("*.log"))
+    assert names == [log(0), log(2)]
+
+
+def test_a_hundred_appends_at_interval_one_have_99_time_entries(
+    store: Store, orders: Partition
+) -> None:
+    """Every batch but the first gets its entry (kafka-storage 14.6 item 84)."""
+    set_topic(store, "orders", index_interval_bytes=1)
+    for n in range(100):
+        orders.append(stamped(1000 + n))
+    assert len(orders.active.time_index) == 99
+
+
+# Reading.
+
+
+def test_reads_are_bounded_by_offsets(store: Store, orders: Partition) -> None:
+    """A read gives [offset, end) over batches and segments, and begins inside a batch (kafka-storage 3.9)."""
+    set_topic(store, "orders", segment_bytes=200)
+    for n in range(0, 30, 3):
+        orders.append([b"%d" % (n + i) for i in range(3)])
+    assert len(orders.segments) > 2
+    everything = [b"%d" % n for n in range(30)]
+    for first in range(31):
+        assert values(orders, first) == everything[first:]
+        assert values(orders, first, first + 7) == everything[first : first + 7]
+        assert orders.columns(first, first + 7).offsets.tolist() == list(
+            range(first, min(first + 7, 30))
+        )
+    for offset in range(30):
+        record = orders.record(offset)
+        assert record is not None
+        assert record.value == everything[offset]
+
+
+@pytest.mark.parametrize("offset", [-1, 4, 2**62])
+def test_offsets_outside_the_log_are_out_of_range(orders: Partition, offset: int) -> None:
+    """Below the start and beyond the end raise, the end itself is an empty read (kafka-storage 3.9)."""
+    orders.append([b"a", b"b", b"c"])
+    with pytest.raises(OffsetOutOfRange):
+        list(orders.read(offset))
+    with pytest.raises(OffsetOutOfRange):
+        orders.record(offset)
+    assert values(orders, 3) == []
+    with pytest.raises(OffsetOutOfRange):
+        orders.record(3)
+
+
+def test_a_read_ends_where_the_log_was(orders: Partition) -> None:
+    """What is appended during a read is not in it (partition.read)."""
+    orders.append([b"a"])
+    reading = orders.read()
+    assert next(reading).value == b"a"
+    orders.append([b"b"])
+    assert values(orders) == [b"a", b"b"]
+    assert orders.last_offset() == 1
+
+
+def test_the_first_and_the_last_record(orders: Partition) -> None:
+    """`last_offset` and `first_offset_from` answer for empty, filled and advanced logs."""
+    assert orders.last_offset() is None
+    assert orders.first_offset_from(0) is None
+    orders.append([b"a", b"b", b"c"])
+    assert (orders.first_offset_from(0), orders.first_offset_from(2)) == (0, 2)
+    assert orders.first_offset_from(3) is None
+    assert orders.last_offset() == 2
+    orders.advance_log_start(3)
+    assert orders.last_offset() is None
+
+
+def test_control_records_are_never_shown(log_dir: Path, clock: Clock) -> None:
+    """A marker has an offset, and no reader of records sees it (product.md 1)."""
+    marker = bytearray(E_COMMIT)
+    assign_offset(marker, 1, 0)
+    data = raw_batch([Record(b"a")], 0) + bytes(marker) + raw_batch([Record(b"b")], 2)
+    last = bytearray(E_COMMIT)
+    assign_offset(last, 3, 0)
+    raw_partition(log_dir, {log(0): data + bytes(last)})
+    with Store(log_dir, clock=clock) as store:
+        orders = store[NAME]
+        assert orders.log_end_offset == 4
+        assert offsets(orders) == [0, 2]
+        assert orders.columns().offsets.tolist() == [0, 2]
+        assert orders.record(1) is None
+        assert orders.first_offset_from(1) == 2
+        assert orders.first_offset_from(3) is None
+        assert orders.last_offset() == 2
+        assert len(list(orders.batches(0))) == 4
+
+
+# Times.
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "answer"),
+    [
+        (0, (0, 100)),
+        (100, (0, 100)),
+        (101, (1, 300)),
+        (301, None),
+        (200, (1, 300)),
+        (300, (1, 300)),
+    ],
+)
+def test_the_lowest_offset_at_or_after_a_time(
+    orders: Partition, timestamp: int, answer: tuple[int, int] | None
+) -> None:
+    """Records need not be in order: the answer is the lowest offset, with its own timestamp (kafka-storage 3.10)."""
+    orders.append(stamped(100, 300, 200))
+    found = orders.offset_for_time(timestamp)
+    assert found == (None if answer is None else (*answer, 0))
+
+
+def test_special_times(store: Store, orders: Partition) -> None:
+    """-1 is the end, -2 the start, -3 the greatest timestamp (kafka-storage 3.10)."""
+    assert orders.offset_for_time(LATEST)[:2] == (0, -1)
+    assert orders.offset_for_time(EARLIEST)[:2] == (0, -1)
+    assert orders.offset_for_time(MAX_TIMESTAMP) is None
+    orders.append(stamped(100, 300, 300, 200))
+    assert orders.offset_for_time(LATEST) == (4, -1, 0)
+    assert orders.offset_for_time(EARLIEST) == (0, -1, 0)
+    assert orders.offset_for_time(MAX_TIMESTAMP) == (1, 300, 0)
+    with pytest.raises(InvalidRecord):
+        orders.offset_for_time(-4)
+
+
+def test_the_greatest_timestamp_is_in_the_earliest_segment_that_has_it(
+    store: Store, orders: Partition
+) -> None:
+    """On ties the first segment answers (kafka-storage 3.10)."""
+    orders.append(stamped(5, 900))
+    orders.roll(0)
+    orders.append(stamped(900))
+    orders.roll(0)
+    orders.append(stamped(7))
+    assert orders.offset_for_time(MAX_TIMESTAMP) == (1, 900, 0)
+
+
+def test_a_log_without_timestamps_answers_its_first_offset(orders: Partition) -> None:
+    """With timestamps of -1 alone the greatest is the first offset and -1 (kafka-storage 3.10)."""
+    orders.append(stamped(-1, -1))
+    assert orders.offset_for_time(MAX_TIMESTAMP)[:2] == (0, -1)
+
+
+def test_only_one_segment_is_searched(orders: Partition) -> None:
+    """If it has matches only below the log start, nothing is found even if later ones match (kafka-storage 3.10)."""
+    orders.append(stamped(500, 100))
+    orders.roll(0)
+    orders.append(stamped(600))
+    assert orders.offset_for_time(400) == (0, 500, 0)
+    orders.advance_log_start(1)
+    assert orders.offset_for_time(400) is None
+    assert orders.offset_for_time(600) == (2, 600, 0)
+
+
+def test_lookups_over_segments(store: Store, orders: Partition) -> None:
+    """The first segment whose greatest timestamp reaches is the one, also after reopening (kafka-storage 3.10)."""
+    set_topic(store, "orders", segment_bytes=210, index_interval_bytes=0)
+    for n in range(60):
+        orders.append([Record(b"v", b"k", timestamp=1000 + 10 * n)])
+    assert len(orders.segments) == 20
+    for n in range(60):
+        assert orders.offset_for_time(1000 + 10 * n) == (n, 1000 + 10 * n, 0)
+        found = orders.offset_for_time(1001 + 10 * n)
+        assert found == (None if n == 59 else (n + 1, 1010 + 10 * n, 0))
+
+
+def test_the_answer_has_the_epoch_of_its_batch(log_dir: Path, clock: Clock) -> None:
+    """A time lookup tells the leader epoch (kafka-storage 14.6 item 85)."""
+    data = raw_batch(stamped(10), 0, epoch=3) + raw_batch(stamped(20), 1, epoch=5)
+    raw_partition(log_dir, {log(0): data})
+    with Store(log_dir, clock=clock) as store:
+        assert store[NAME].offset_for_time(10) == (0, 10, 3)
+        assert store[NAME].offset_for_time(11) == (1, 20, 5)
+        assert store[NAME].offset_for_time(LATEST).leader_epoch == 5
+
+
+# The ends of the log.
+
+
+def test_the_log_start_moves_only_forward(orders: Partition) -> None:
+    """It hides what is below, never goes back, never passes the end (kafka-storage 10.2)."""
+    orders.append([b"a", b"b", b"c"])
+    orders.advance_log_start(2)
+    assert values(orders) == [b"c"]
+    with pytest.raises(OffsetOutOfRange):
+        list(orders.read(1))
+    orders.advance_log_start(1)
+    assert orders.log_start_offset == 2
+    with pytest.raises(OffsetOutOfRange):
+        orders.advance_log_start(4)
+    assert orders.epochs.entries == [(0, 2)]
+    orders.advance_log_start(3)
+    assert values(orders) == []
+
+
+def test_truncation_drops_segments_and_batches(store: Store, orders: Partition) -> None:
+    """Segments beyond go, the one that holds the offset is cut (kafka-storage 10.4, 14.6 item 86)."""
+    set_topic(store, "orders", segment_bytes=140)
+    for _ in range(6):
+        orders.append([SMALL])
+    orders.flush()
+    assert not store.truncate(NAME, 6)
+    assert not store.truncate(NAME, 99)
+    assert store.truncate(NAME, 3)
+    assert (bases(orders), orders.log_end_offset, orders.size_bytes) == ([0, 2], 3, 210)
+    assert orders.recovery_point == 3
+    assert sorted(path.name for path in orders.directory.glob("*4*")) == []
+    orders.append([SMALL])
+    orders.append([SMALL])
+    assert (bases(orders), offsets(orders)) == ([0, 2, 4], [0, 1, 2, 3, 4])
+    assert store.truncate(NAME, 0)
+    assert (bases(orders), orders.log_end_offset, orders.size_bytes) == ([0], 0, 0)
+    assert orders.epochs.entries == []
+    orders.append([SMALL])
+    assert offsets(orders) == [0]
+
+
+def test_truncation_below_the_first_segment_starts_there(log_dir: Path, clock: Clock) -> None:
+    """Below the first base everything goes, and the log starts at the offset (kafka-storage 10.4)."""
+    raw_partition(log_dir, {log(10): raw_batch([Record(b"v")], 10)})
+    with Store(log_dir, clock=clock) as store:
+        orders = store[NAME]
+        assert (orders.log_start_offset, orders.log_end_offset) == (10, 11)
+        assert store.truncate(NAME, 5)
+        assert (orders.log_start_offset, orders.log_end_offset, bases(orders)) == (5, 5, [5])
+        assert orders.append([b"w"]) == 5
+
+
+def test_truncation_trims_epochs(log_dir: Path, clock: Clock) -> None:
+    """Epochs that began at or beyond the offset are forgotten (kafka-storage 10.1)."""
+    data = b"".join(raw_batch([Record(b"v")], n, epoch=n // 2) for n in range(6))
+    raw_partition(log_dir, {log(0): data})
+    with Store(log_dir, clock=clock) as store:
+        assert store[NAME].epochs.entries == [(0, 0), (1, 2), (2, 4)]
+        store.truncate(NAME, 4)
+        assert store[NAME].epochs.entries == [(0, 0), (1, 2)]
+        store[NAME].append([b"new"])
+        (batch,) = store[NAME].batches(4)
+        assert batch.header.partition_leader_epoch == 1
+
+
+def test_truncation_right_after_opening(log_dir: Path, clock: Clock) -> None:
+    """The indexes get their room again, and appends go on (kafka-storage 14.7 item 102)."""
+    with Store(log_dir, clock=clock) as store:
+        store.create(NAME)
+        set_topic(store, "orders", index_interval_bytes=0)
+        for n in range(10):
+            store[NAME].append([b"%d" % n])
+    with Store(log_dir, clock=clock) as store:
+        store.truncate(NAME, 5)
+        orders = store[NAME]
+        orders.append([b"five"])
+        assert values(orders) == [b"0", b"1", b"2", b"3", b"4", b"five"]
+        assert orders.active.offset_index.capacity == 10 * 1024 * 1024 // 8
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_records_behind_a_truncated_batch_survive_a_restart(
+    log_dir: Path, tmp_path: Path, clock: Clock, clean: bool
+) -> None:
+    """What was appended and flushed after a truncation inside a batch is there after any restart
+    (kafka-storage 10.4).
+    """
+    with Store(log_dir, clock=clock) as store:
+        orders = store.create(NAME)
+        orders.append([b"a", b"b"])
+        orders.append([b"c", b"d", b"e"])
+        orders.flush()
+        store.truncate(NAME, 3)
+        first = orders.append([b"new"])
+        orders.flush()
+        assert values(orders) == [b"a", b"b", b"new"]
+        copy = tmp_path / "copy"
+        shutil.copytree(log_dir, copy)
+    with Store(log_dir if clean else copy, clock=clock) as store:
+        assert values(store[NAME]) == [b"a", b"b", b"new"]
+        assert store[NAME].log_end_offset == first + 1
+
+
+# Loading.
+
+
+def test_recovery_rebuilds_the_epochs(log_dir: Path, clock: Clock) -> None:
+    """Epoch starts 0 -> 104, 1 -> 106, 2 -> 110 come out of the batch headers (kafka-storage 14.1 item 16)."""
+    parts = [
+        raw_batch([Record(b"v")] * 2, 104, 0),
+        raw_batch([Record(b"v")] * 2, 106, 1),
+        raw_batch([Record(b"v")] * 2, 108, 1),
+        raw_batch([Record(b"v")], 110, 2),
+        raw_batch([Record(b"v")], 111, 2),
+    ]
+    raw_partition(log_dir, {log(104): b"".join(parts)})
+    with Store(log_dir, clock=clock) as store:
+        assert store[NAME].epochs.entries == [(0, 104), (1, 106), (2, 110)]
+        assert store[NAME].log_start_offset == 104
+
+
+def filled_copy(log_dir: Path, clock: Clock, segments: int = 3) -> list[bytes]:
+    """A cleanly closed log of some segments; its values."""
+    with Store(log_dir, clock=clock) as store:
+        orders = store.create(NAME)
+        set_topic(store, "orders", index_interval_bytes=0)
+        for n in range(10 * segments):
+            orders.append([Record(b"value %d" % n, b"k", timestamp=1000 + n)])
+            if n % 10 == 9 and n < 10 * segments - 1:
+                orders.roll(clock())
+        return [b"value %d" % n for n in range(10 * segments)]
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex", ".textindex"])
+@pytest.mark.parametrize("base", [0, 10, 20])
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_missing_index_comes_back(
+    log_dir: Path, clock: Clock, suffix: str, base: int, clean: bool
+) -> None:
+    """Indexes are caches: whichever is gone, everything is found again and the file is as it was
+    (kafka-storage 14.7 item 100).
+    """
+    expected = filled_copy(log_dir, clock)
+    path = log_dir / NAME / log(base, suffix)
+    before = path.read_bytes()
+    path.unlink()
+    if not clean:
+        (log_dir / ".kafka_cleanshutdown").unlink()
+        (log_dir / "recovery-point-offset-checkpoint").unlink()
+    with Store(log_dir, clock=clock) as store:
+        orders = store[NAME]
+        assert values(orders) == expected
+        for n in range(30):
+            assert orders.offset_for_time(1000 + n).offset == n
+            assert orders.record(n).value == expected[n]
+            assert [segment.tip.text.records for segment in orders.segments] == [10, 10, 10]
+    if suffix != ".textindex":
+        assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex", ".textindex"])
+@pytest.mark.parametrize("garbage", [b"garbage", b"\xff" * 8 * 12 * 7, b"\0" * 8 * 12 * 7])
+def test_garbage_in_an_index_is_mended_by_recovery(
+    log_dir: Path, clock: Clock, suffix: str, garbage: bytes
+) -> None:
+    """Whatever an index holds, recovery makes it anew and everything is found (kafka-storage 14.1 item 14)."""
+    expected = filled_copy(log_dir, clock)
+    paths = sorted((log_dir / NAME).glob("*" + suffix))
+    before = [path.read_bytes() for path in paths]
+    assert len(paths) == 3
+    for path in paths:
+        path.write_bytes(garbage)
+    with Store(log_dir, clock=clock, recover=True) as store:
+        orders = store[NAME]
+        assert values(orders) == expected
+        for n in range(30):
+            assert orders.offset_for_time(1000 + n).offset == n
+            assert orders.record(n).value == expected[n]
+        assert [segment.tip.text.records for segment in orders.segments] == [10, 10, 10]
+    if suffix != ".textindex":
+        assert [path.read_bytes() for path in paths] == before
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex", ".textindex"])
+def test_a_garbled_length_on_the_last_segment_is_seen_at_a_clean_start(
+    log_dir: Path, clock: Clock, suffix: str
+) -> None:
+    """Where Kafka would believe garbage under the clean marker, the end offset stays true (kafka-storage 5.6)."""
+    expected = filled_copy(log_dir, clock)
+    (log_dir / NAME / log(20, suffix)).write_bytes(b"11 bytes of")
+    with Store(log_dir, clock=clock) as store:
+        assert values(store[NAME]) == expected
+        assert store[NAME].append([b"next"]) == 30
+
+
+def test_orphan_index_files_are_removed(log_dir: Path, clock: Clock) -> None:
+    """An index without its log is deleted, foreign files are left alone (kafka-storage 5.2, 14.7 item 101)."""
+    expected = filled_copy(log_dir, clock, 1)
+    directory = log_dir / NAME
+    orphans = [log(500, end) for end in (".index", ".timeindex", ".txnindex", ".textindex")]
+    for name in [*orphans, "foo.txt"]:
+        (directory / name).write_bytes(b"1234")
+    with Store(log_dir, clock=clock) as store:
+        assert values(store[NAME]) == expected
+    assert not any((directory / name).exists() for name in orphans)
+    assert (directory / "foo.txt").read_bytes() == b"1234"
+
+
+def test_leftovers_of_deletion_and_cleaning_are_removed(log_dir: Path, clock: Clock) -> None:
+    """`.deleted` and `.cleaned` go; a `.swap` at or beyond a `.cleaned` was not committed (kafka-storage 5.2)."""
+    expected = filled_copy(log_dir, clock, 1)
+    directory = log_dir / NAME
+    leftovers = [
+        log(0, ".log.deleted"),
+        log(0, ".index.deleted"),
+        log(5, ".log.cleaned"),
+        log(5, ".timeindex.cleaned"),
+        log(5, ".log.swap"),
+        log(7, ".index.swap"),
+    ]
+    for name in leftovers:
+        (directory / name).write_bytes(b"x" * 100)
+    (directory / "0.checkpoint.deleted").write_bytes(b"kept")
+    with Store(log_dir, clock=clock) as store:
+        assert values(store[NAME]) == expected
+    assert not any((directory / name).exists() for name in leftovers)
+    assert (directory / "0.checkpoint.deleted").exists()
+
+
+def test_a_committed_swap_is_completed(log_dir: Path, clock: Clock) -> None:
+    """A `.swap` without `.cleaned` replaces the segments of its range (kafka-storage 5.2)."""
+    filled_copy(log_dir, clock, 3)
+    directory = log_dir / NAME
+    both = (directory / log(0)).read_bytes() + (directory / log(10)).read_bytes()
+    (directory / log(0, ".log.swap")).write_bytes(both)
+    with Store(log_dir, clock=clock) as store:
+        orders = store[NAME]
+        assert bases(orders) == [0, 20]
+        assert values(orders) == [b"value %d" % n for n in range(30)]
+    assert not list(directory.glob("*.swap"))
+    assert (directory / log(0)).read_bytes() == both
+
+
+def test_a_log_below_its_start_is_dropped(log_dir: Path, clock: Clock) -> None:
+    """If all that is left lies below the start checkpoint, one empty segment at the start remains
+    (kafka-storage 14.7 item 107).
+    """
+    with Store(log_dir, clock=clock) as store:
+        orders = store.create(NAME)
+        orders.append([b"a", b"b"])
+        orders.roll(clock())
+        orders.append([b"c", b"d", b"e"])
+        orders.advance_log_start(4)
+        store.checkpoints.write()
+    for path in [*(log_dir / NAME).glob(f"{2:020}*"), log_dir / ".kafka_cleanshutdown"]:
+        path.unlink()
+    (log_dir / "recovery-point-offset-checkpoint").unlink()
+    with Store(log_dir, clock=clock) as store:
+        orders = store[NAME]
+        assert (orders.log_start_offset, orders.log_end_offset, bases(orders)) == (4, 4, [4])
+        assert orders.append([b"new"]) == 4
+
+
+def test_an_emptied_directory_starts_at_its_checkpoint(log_dir: Path, clock: Clock) -> None:
+    """Directory emptied, start checkpoint 500: an empty log at 500 (kafka-storage 14.6 item 75)."""
+    (log_dir / NAME).mkdir(parents=True)
+    (log_dir / "log-start-offset-checkpoint").write_bytes(b"0\n1\norders 0 500\n")
+    with Store(log_dir, clock=clock) as store:
+        assert (store[NAME].log_start_offset, store[NAME].log_end_offset) == (500, 500)
+        assert store[NAME].append([b"v"]) == 500
+
+
+def test_recovery_keeps_the_recovery_point_until_a_flush(
+    log_dir: Path, tmp_path: Path, clock: Clock
+) -> None:
+    """An unclean start leaves the point where it was (kafka-storage 14.7 item 99)."""
+    with Store(log_dir, clock=clock) as store:
+        orders = store.create(NAME)
+        orders.append([b"a", b"b"])
+        orders.flush()
+        store.checkpoints.write()
+        orders.append([b"c"])
+        shutil.copytree(log_dir, tmp_path / "copy")
+    with Store(tmp_path / "copy", clock=clock) as store:
+        orders = store[NAME]
+        assert values(orders) == [b"a", b"b", b"c"]
+        assert (orders.recovery_point, orders.log_end_offset) == (2, 3)
+        assert orders.flush() == 3
+        assert orders.recovery_point == 3
+
+
+def test_an_empty_active_segment_without_indexes_is_loaded(log_dir: Path, clock: Clock) -> None:
+    """Its index files never reached the disk: the end and the point are kept (kafka-storage 14.7 item 109)."""
+    expected = filled_copy(log_dir, clock, 1)
+    (log_dir / NAME / log(10)).write_bytes(b"")
+    for clean in (True, False):
+        if not clean:
+            (log_dir / ".kafka_cleanshutdown").unlink()
+        with Store(log_dir, clock=clock) as store:
+            orders = store[NAME]
+            assert bases(orders) == [0, 10]
+            assert (orders.log_end_offset, orders.recovery_point) == (10, 10)
+            assert len(orders.active.time_index) == 0
+            assert values(orders) == expected
+            shutil.copytree(log_dir / NAME, log_dir.parent / f"kept{clean}")
+        for path in (log_dir / NAME).glob(f"{10:020}.*index"):
+            path.unlink()
+
+
+@pytest.mark.parametrize("size", [1, 17, 18, 60, 61, 70, 1024])
+@pytest.mark.parametrize("kind", ["zeros", "noise", "batch"])
+def test_a_torn_tail_is_cut_and_kept(
+    log_dir: Path, tmp_path: Path, clock: Clock, size: int, kind: str
+) -> None:
+    """Bytes past the recovery point that are no batch vanish from log and index; not-zero ones are
+    kept (14.7 item 103).
+    """
+    expected = filled_copy(log_dir, clock, 1)
+    tail = {
+        "zeros": bytes(size),
+        "noise": bytes((7 * n + 3) % 256 for n in range(size)),
+        "batch": raw_batch([Record(b"x" * 2000)], 10)[:size],
+    }[kind]
+    (log_dir / ".kafka_cleanshutdown").unlink()
+    for name in (log(0), log(0, ".index")):
+        with (log_dir / NAME / name).open("ab") as file:
+            file.write(tail)
+    with Store(log_dir, clock=clock) as store:
+        orders = store[NAME]
+        assert values(orders) == expected
+        assert orders.log_end_offset == 10
+        assert orders.torn
+        assert orders.append([b"next"]) == 10
+        assert values(orders) == [*expected, b"next"]
+    kept = [path.read_bytes() for path in (log_dir / NAME).glob("*.torn")]
+    assert kept == ([tail] if tail.strip(b"\0") else [])
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_a_damaged_byte_takes_its_batch_alone(log_dir: Path, clock: Clock, number: int) -> None:
+    """Damage in batch k is told at its offset, and all others stay readable; at the unflushed end
+    it is cut (14.1 item 17, our policy).
+    """
+    expected = filled_copy(log_dir, clock, 1)
+    path = log_dir / NAME / log(0)
+    data = bytearray(path.read_bytes())
+    positions = [0]
+    for batch in Batches(bytes(data)):
+        positions.append(positions[-1] + len(batch.data))
+    data[positions[number] + HEADER_SIZE + 5] ^= 0xFF
+    path.write_bytes(data)
+    (log_dir / ".kafka_cleanshutdown").unlink()
+    (log_dir / "recovery-point-offset-checkpoint").unlink()
+    with Store(log_dir, clock=clock, read_only=True) as store:
+        assert values(store[NAME], 0, number) == expected[:number]
+    with Store(log_dir, clock=clock) as store:
+        orders = store[NAME]
+        assert values(orders, 0, number) == expected[:number]
+        if number == 9:
+            assert orders.log_end_offset == 9
+            return
+        assert values(orders, number + 1) == expected[number + 1 :]
+        with pytest.raises(DamagedRange) as caught:
+            orders.record(number)
+        assert (caught.value.first_offset, caught.value.next_offset) == (number, number + 1)
+    path.write_bytes(bytes(data[: positions[number]]))
+    for index in (log_dir / NAME).glob("*index"):
+        index.unlink()
+    (log_dir / ".kafka_cleanshutdown").unlink(missing_ok=True)
+    (log_dir / "recovery-point-offset-checkpoint").unlink()
+
+
+@pytest.mark.parametrize("policy", ["delete", "compact"])
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("number", [0, 5, 8])
+@pytest.mark.parametrize("byte", [0, 3, 6, 7])
+def test_a_flipped_base_offset_takes_its_batch_alone(
+    tmp_path: Path, clock: Clock, policy: str, clean: bool, number: int, byte: int
+) -> None:
+    """No CRC covers it, so its neighbours tell; where compaction may leave gaps, too (kafka-storage 2.1, 5.3)."""
+    path = tmp_path / "damaged"
+    with Store(path, clock=clock) as store:
+        set_topic(store, "orders", cleanup_policy=policy)
+        orders = store.create(NAME)
+        for n in range(10):
+            orders.append([Record(b"value %d" % n, b"k", timestamp=1000 + n)])
+        size = orders.size_bytes // 10
+    file = path / NAME / log(0)
+    data = bytearray(file.read_bytes())
+    data[number * size + byte] ^= 0x10
+    file.write_bytes(data)
+    if not clean:
+        (path / ".kafka_cleanshutdown").unlink()
+        (path / "recovery-point-offset-checkpoint").unlink()
+    with Store(path, clock=clock) as store:
+        assert not store.offline
+        orders = store[NAME]
+        assert orders.log_end_offset == 10
+        for n in range(10):
+            if n != number:
+                record = orders.record(n)
+                assert record is not None
+                assert record.value == b"value %d" % n
+
+
+def test_a_roll_that_a_crash_cut_short_is_no_damage(
+    log_dir: Path, tmp_path: Path, clock: Clock
+) -> None:
+    """With preallocate, a crash may come before the sealed file was trimmed: its zeros are nobody's records."""
+    with Store(log_dir, clock=clock) as store:
+        set_topic(store, "orders", preallocate="true", segment_bytes=5000)
+        orders = store.create(NAME)
+        orders.append([b"a", b"b"])
+        orders.roll(clock())
+        orders.append([b"c"])
+        shutil.copytree(log_dir, tmp_path / "copy")
+    with (tmp_path / "copy" / NAME / log(0)).open("ab") as file:
+        file.truncate(5000)
+    with Store(tmp_path / "copy", clock=clock) as store:
+        assert values(store[NAME]) == [b"a", b"b", b"c"]
+        assert store[NAME].append([b"d"]) == 3
+    assert_clean(tmp_path / "copy")
+
+
+@pytest.mark.parametrize("name", ["foo.log", "bar.index", "x.timeindex", "y.swap", "z.cleaned"])
+def test_a_file_whose_stem_is_no_offset_is_refused(log_dir: Path, clock: Clock, name: str) -> None:
+    """Where a broker fails to start, one partition is offline with the file's name (kafka-storage 1.1)."""
+    raw_partition(log_dir, {name: b"", log(0): b""})
+    with Store(log_dir, clock=clock) as store:
+        assert name in str(store.offline[NAME])
+    (log_dir / NAME / name).unlink()
+
+
+# Flushing.
+
+
+def test_flush_messages(store: Store, orders: Partition) -> None:
+    """An append flushes when so many messages are unflushed (kafka-storage 6)."""
+    set_topic(store, "orders", flush_messages=3)
+    orders.append([b"a", b"b"])
+    assert (orders.flushes, orders.recovery_point, orders.unflushed_messages) == (0, 0, 2)
+    orders.append([b"c"])
+    assert (orders.flushes, orders.recovery_point, orders.unflushed_messages) == (1, 3, 0)
+
+
+def test_flush_ms(store: Store, orders: Partition, clock: Clock) -> None:
+    """Upkeep flushes what has waited for flush.ms, and nothing before (kafka-storage 6)."""
+    set_topic(store, "orders", flush_ms=1000)
+    orders.append([b"a"])
+    clock.now_ms += 999
+    orders.append([b"b"])
+    store.upkeep()
+    assert orders.recovery_point == 0
+    clock.now_ms += 1
+    store.upkeep()
+    assert (orders.recovery_point, orders.flushes) == (2, 1)
+    clock.now_ms += 10_000
+    store.upkeep()
+    assert orders.flushes == 1, "nothing is flushed where nothing waits"
+
+
+def test_a_roll_is_flushed_by_upkeep(store: Store, orders: Partition) -> None:
+    """After a roll the sealed segment is flushed in the background (kafka-storage 4.2)."""
+    orders.append([b"a"])
+    orders.roll(0)
+    orders.append([b"b"])
+    store.upkeep()
+    assert orders.recovery_point == 2
+
+
+def test_a_flush_without_news_is_free(orders: Partition) -> None:
+    """Callers share a sync: one whose records are durable already returns at once."""
+    orders.append([b"a"])
+    assert orders.flush() == orders.flush() == 1
+    assert orders.flushes == 1
+
+
+# Read-only.
+
+
+def test_a_read_only_partition_refuses_every_change(log_dir: Path, clock: Clock) -> None:
+    """Appends, truncation and moving the start raise `NotWritable` in a read-only store."""
+    expected = filled_copy(log_dir, clock, 1)
+    with Store(log_dir, clock=clock, read_only=True) as store:
+        orders = store[NAME]
+        for change in (
+            lambda: orders.append([b"v"]),
+            lambda: orders.append_lines(b"v\n"),
+            lambda: orders.append_records([SMALL]),
+            lambda: orders.truncate(0),
+            lambda: orders.advance_log_start(1),
+        ):
+            with pytest.raises(NotWritable):
+                change()
+        assert values(orders) == expected
+
+
+def test_a_batch_emptied_by_compaction_is_stepped_over(log_dir: Path, clock: Clock) -> None:
+    """A header without records keeps its offsets, and no reader sees any (kafka-storage 2.6)."""
+    empty = bytearray(HEADER_SIZE)
+    seal(
+        empty,
+        base_offset=1,
+        last_offset_delta=1,
+        base_timestamp=-1,
+        max_timestamp=50,
+        record_count=0,
+        leader_epoch=0,
+    )
+    parts = [raw_batch([Record(b"a", b"k")], 0), bytes(empty), raw_batch([Record(b"b", b"k")], 3)]
+    raw_partition(log_dir, {log(0): b"".join(parts)})
+    (log_dir / "orders@p").write_bytes(b"cleanup.policy=compact\n")
+    with Store(log_dir, clock=clock) as store:
+        orders = store[NAME]
+        assert offsets(orders) == [0, 3]
+        assert orders.record(1) is None
+        assert orders.record(2) is None
+        assert orders.first_offset_from(1) == 3
+        assert orders.active.max_timestamp == (50, 2)
+
+
+def test_a_brokers_cleaner_leaves_gaps_and_no_damage(log_dir: Path, clock: Clock) -> None:
+    """A broker's settings are elsewhere: its cleaner's checkpoint tells that offsets may be missing.
+
+    An empty segment goes by its file's time, so it answers for all times before (kafka-storage 3.10, 8.9).
+    """
+    first = raw_batch([Record(b"a", b"k", timestamp=10)], 4)
+    second = raw_batch([Record(b"b", b"k", timestamp=20)], 15)
+    raw_partition(log_dir, {log(0): first, log(9): b"", log(12): second})
+    with Store(log_dir, read_only=True, clock=clock) as store, pytest.raises(DamagedRange):
+        offsets(store[NAME])
+    (log_dir / "cleaner-offset-checkpoint").write_bytes(b"0\n1\norders 0 12\n")
+    with Store(log_dir, clock=clock) as store:
+        orders = store[NAME]
+        assert offsets(orders) == [4, 15]
+        assert orders.offset_for_time(10) == (4, 10, 0)
+        assert orders.offset_for_time(11) is None
+
+
+def test_the_last_record_before_a_gap_is_found_at_once(
+    log_dir: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many offsets compaction took: no step for each of them."""
+    gap = 10**9
+    many = b"".join(raw_batch([Record(b"v" * 100, b"k")], number) for number in range(200))
+    marker = bytearray(E_COMMIT)
+    assign_offset(marker, gap - 1, 0)
+    raw_partition(log_dir, {log(0): many, log(gap - 1): bytes(marker), log(gap): b""})
+    (log_dir / "cleaner-offset-checkpoint").write_bytes(f"0\n1\norders 0 {gap}\n".encode())
+    with Store(log_dir, clock=clock) as store:
+        orders = store[NAME]
+        assert orders.log_end_offset == gap
+        looks = 0
+        read = store.disk.read
+
+        def counted(*arguments: object) -> bytes:
+            nonlocal looks
+            looks += 1
+            return read(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(store.disk, "read", counted)
+        assert orders.last_offset() == 199
+        assert looks < 20
+        monkeypatch.undo()
+        # Of what is left nothing is a record.
+        orders.advance_log_start(200)
+        assert orders.last_offset() is None
+
+
+def test_a_batch_with_missing_records_answers_none_for_them(log_dir: Path, clock: Clock) -> None:
+    """An offset that compaction took inside a batch has no record (kafka-storage 14.3 item 40)."""
+    data = bytearray(HEADER_SIZE)
+    for delta in (0, 2, 4):
+        data += encode_record(Record(b"%d" % delta, b"k"), offset_delta=delta, timestamp_delta=0)
+    seal(
+        data,
+        last_offset_delta=5,
+        base_timestamp=9,
+        max_timestamp=9,
+        record_count=3,
+        leader_epoch=0,
+    )
+    assert Batch.parse(data).is_valid
+    raw_partition(log_dir, {log(0): bytes(data)})
+    (log_dir / "orders@p").write_bytes(b"cleanup.policy=compact\n")
+    with Store(log_dir, clock=clock) as store:
+        orders = store[NAME]
+        assert offsets(orders) == [0, 2, 4]
+        assert [orders.record(n) is None for n in range(6)] == [False, True] * 3
+        assert orders.last_offset() == 4
+        assert orders.log_end_offset == 6
+        assert orders.first_offset_from(1) == 2
+
+
+def test_everything_here_is_clean(log_dir: Path, clock: Clock) -> None:
+    """The audit of a log that was filled, rolled and closed finds nothing."""
+    filled_copy(log_dir, clock)
+    assert_clean(log_dir)
+
+
+class SlowDisk(Disk):
+    """One on which the first fsync of a log, and what cuts the first index, wait for each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_watched = False
+        self.is_syncing, self.is_trimming = threading.Event(), threading.Event()
+        self.has_flushed = threading.Event()
+
+    def sync(self, file: File) -> None:
+        if self.is_watched and file.path.suffix == ".log" and not self.is_syncing.is_set():
+            self.is_syncing.set()
+            assert self.is_trimming.wait(20)
+        super().sync(file)
+
+    def truncate(self, file: File, size: int) -> None:
+        is_trimmed = size < self.size(file)
+        super().truncate(file, size)
+        if self.is_syncing.is_set() and is_trimmed and not self.is_trimming.is_set():
+            self.is_trimming.set()
+            # Not if the flush has to wait for the roll.
+            self.has_flushed.wait(2)
+
+
+def test_a_flush_beside_a_roll_leaves_the_indexes_alone(log_dir: Path) -> None:
+    """Until the segment is sealed, they are the roll's: it goes on, and what it writes is flushed the next time."""
+    disk = SlowDisk()
+    with Store(log_dir, disk=disk) as store:
+        orders = store.create("orders-0")
+        orders.append([b"a"])
+        orders.roll(store.clock())
+        orders.append([b"b"])
+        disk.is_watched = True
+
+        def flush() -> None:
+            orders.flush()
+            disk.has_flushed.set()
+
+        flushing = threading.Thread(target=flush)
+        flushing.start()
+        assert disk.is_syncing.wait(20)
+        orders.roll(store.clock())
+        flushing.join()
+        assert orders.append([b"c"]) == 2
+    assert list(check(log_dir)) == []

@@ -1,0 +1,285 @@
+"""Reading with isolation level read_committed: by offset, by time, in bulk, as text, on a mount, at a prompt."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from logfs.errors import OffsetOutOfRange
+from logfs.format.text.rendering import View
+from logfs.log.read.read_committed import Isolation
+from logfs.store.store import Store
+from tests.support.batches import NOW, batch
+from tests.support.partitions import by_pieces
+from tests.support.processes import wait_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from logfs.log.append.partition import Partition
+
+NAME = "orders-0"
+
+
+@pytest.fixture
+def orders(store: Store) -> Partition:
+    """Offsets 0 a, 1 B (aborted), 2 c, 3 abort; 4 D, 5 commit; 6 e, 7 F (open), 8 g."""
+    orders = store.create(NAME)
+    orders.append([b"a"])
+    orders.append_batch(batch(1, 0, b"B", transactional=True))
+    orders.append([b"c"])
+    orders.end_transaction(1, 0, commit=False)
+    orders.append_batch(batch(1, 1, b"D", transactional=True))
+    orders.end_transaction(1, 0, commit=True)
+    orders.append([b"e"])
+    orders.append_batch(batch(2, 0, b"F", transactional=True))
+    orders.append([b"g"])
+    return orders
+
+
+def values(partition: Partition) -> list[bytes | None]:
+    return [record.value for record in partition.committed.read()]
+
+
+def lines(partition: Partition, start: int | None = None, end: int | None = None) -> bytes:
+    text = partition.committed.text(View.LINES, start, end)
+    data = text.read(0, 1 << 20)
+    assert len(data) == text.size
+    return data
+
+
+def test_only_what_is_certain_is_read(orders: Partition) -> None:
+    assert values(orders) == [b"a", b"c", b"D", b"e"]
+    assert orders.committed.log_end_offset == 7
+    assert [record.offset for record in orders.committed.read(2)] == [2, 4, 6]
+    assert orders.committed.columns().offsets.tolist() == [0, 2, 4, 6]
+    assert orders.isolated(Isolation.READ_COMMITTED) is orders.committed
+    assert orders.isolated(Isolation.READ_UNCOMMITTED) is orders
+
+
+def test_a_hidden_record_is_none_and_the_end_is_out_of_range(orders: Partition) -> None:
+    record = orders.committed.record(2)
+    assert record is not None
+    assert record.value == b"c"
+    assert orders.committed.record(1) is None
+    assert orders.committed.record(3) is None
+    for offset in (7, 8):
+        with pytest.raises(OffsetOutOfRange):
+            orders.committed.record(offset)
+    assert list(orders.committed.read(8)) == []
+    assert orders.committed.first_offset_from(1) == 2
+    assert orders.committed.first_offset_from(7) is None
+    assert orders.committed.last_offset() == 6
+
+
+@pytest.mark.parametrize(
+    ("count", "offset"), [(0, 7), (1, 6), (2, 4), (3, 2), (4, 0), (5, 0), (99, 0)]
+)
+def test_the_last_records_are_counted_without_the_hidden(
+    orders: Partition, count: int, offset: int
+) -> None:
+    assert orders.committed.offset_of_last(count) == offset
+
+
+def test_the_text_leaves_the_hidden_out_and_grows_with_what_becomes_certain(
+    orders: Partition,
+) -> None:
+    text = orders.committed.text(View.LINES)
+    assert text.read(0, 100) == b"a\nc\nD\ne\n"
+    orders.append_batch(batch(3, 0, b"H", transactional=True))
+    orders.end_transaction(2, 0, commit=False)
+    assert (text.read(0, 100), text.size) == (b"a\nc\nD\ne\ng\n", 10)
+    orders.end_transaction(3, 0, commit=True)
+    assert text.read(4, 100) == b"D\ne\ng\nH\n"
+    assert lines(orders) == text.read(0, 100)
+
+
+@pytest.mark.parametrize("start", range(9))
+@pytest.mark.parametrize("end", [None, *range(10)])
+def test_ranges(orders: Partition, start: int, end: int | None) -> None:
+    wanted = b"".join(
+        (record.value or b"") + b"\n"
+        for record in orders.committed.read(0)
+        if start <= record.offset < (99 if end is None else end)
+    )
+    assert lines(orders, start, end) == wanted
+
+
+def test_a_time_leads_to_a_record_that_is_shown(store: Store) -> None:
+    orders = store.create(NAME)
+    orders.append_batch(batch(1, 0, b"A", transactional=True, timestamp=NOW - 9))
+    orders.end_transaction(1, 0, commit=False)
+    orders.append([b"b"])
+    assert orders.offset_for_time(NOW - 9) == (0, NOW - 9, 0)
+    assert orders.committed.offset_for_time(NOW - 9) == (0, NOW - 9, 0)
+    found = orders.committed.offset_for_time(NOW - 9, shown=True)
+    assert found is not None
+    assert found.offset == 2
+    found = orders.offset_for_time(NOW - 8, shown=True)
+    assert found is not None
+    assert found.offset == 2
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_against_a_plain_model(log_dir: Path, seed: int) -> None:
+    """Many producers, rolls and restarts; every answer against what a dict of transactions says."""
+    chance = random.Random(seed)
+    with Store(log_dir, clock=lambda: NOW) as store:
+        store.create(NAME)
+    model: dict[int, bytes] = {}
+    pending: dict[int, list[int]] = {}
+    sequences = dict.fromkeys(range(6), 0)
+    aborted: set[int] = set()
+    for _ in range(4):
+        with Store(log_dir, clock=lambda: NOW, recover=chance.random() < 0.5) as store:
+            orders = store[NAME]
+            text = orders.committed.text(View.LINES)
+            seen = b""
+            for _ in range(30):
+                _one_step(chance, orders, model, pending, sequences, aborted)
+                if chance.random() < 0.2:
+                    more = text.read(len(seen), chance.choice([1, 7, 100, 10_000]))
+                    seen += more
+            stable = min((min(offsets) for offsets in pending.values()), default=1 << 60)
+            stable = min(stable, orders.log_end_offset)
+            assert orders.last_stable_offset == stable
+            shown = {o: v for o, v in model.items() if o < stable and o not in aborted}
+            assert {r.offset: r.value for r in orders.committed.read()} == shown
+            assert orders.committed.columns().offsets.tolist() == sorted(shown)
+            pieces = by_pieces(orders.committed, chance.choice([1, 300, 1 << 20]))
+            assert {r.offset: r.value for r in pieces} == shown
+            whole = b"".join(shown[offset] + b"\n" for offset in sorted(shown))
+            assert lines(orders) == whole
+            assert whole.startswith(seen)
+            for count in range(8):
+                last = sorted(shown)[-count:] if count else []
+                at = orders.committed.offset_of_last(count)
+                assert [o for o in sorted(shown) if o >= at] == last
+            for offset in model:
+                if offset < stable:
+                    record = orders.committed.record(offset)
+                    assert (record is None) == (offset in aborted)
+        with Store(log_dir, read_only=True) as store:
+            assert {r.offset: r.value for r in store[NAME].committed.read()} == shown
+
+
+def _one_step(
+    chance: random.Random,
+    orders: Partition,
+    model: dict[int, bytes],
+    pending: dict[int, list[int]],
+    sequences: dict[int, int],
+    aborted: set[int],
+) -> None:
+    kind = chance.random()
+    producer = chance.randrange(6)
+    value = b"%d" % chance.randrange(10**6)
+    if kind < 0.3:
+        model[orders.append([value])] = value
+    elif kind < 0.7:
+        data = [b"%s-%d" % (value, number) for number in range(chance.randrange(1, 5))]
+        sent = batch(producer, sequences[producer], *data, transactional=True)
+        done = orders.append_batch(sent)
+        sequences[producer] += len(data)
+        for number, item in enumerate(data):
+            model[done.first_offset + number] = item
+            pending.setdefault(producer, []).append(done.first_offset + number)
+    elif kind < 0.92:
+        commit = chance.random() < 0.5
+        orders.end_transaction(producer, 0, commit=commit)
+        offsets = pending.pop(producer, [])
+        if not commit:
+            aborted.update(offsets)
+    else:
+        orders.roll(NOW)
+
+
+def test_cat_and_tail_take_the_isolation_level(log_dir: Path, orders: Partition) -> None:
+    store_of = [sys.executable, "-m", "logfs"]
+
+    def logfs(*words: str) -> bytes:
+        return subprocess.run([*store_of, *words], check=True, capture_output=True).stdout
+
+    target = str(log_dir / NAME)
+    level = ("--isolation", "read_committed")
+    assert logfs("cat", target) == b"a\nB\nc\nD\ne\nF\ng\n"
+    assert logfs("cat", target, *level) == b"a\nc\nD\ne\n"
+    assert logfs("tail", "-n", "2", target, *level) == b"D\ne\n"
+    done = subprocess.run(
+        [*store_of, "cat", target, "--isolation", "serializable"], capture_output=True, check=False
+    )
+    assert done.returncode == 1
+    assert b"read_uncommitted, read_committed" in done.stderr
+
+
+def test_a_mount_hides_what_is_not_committed(
+    log_dir: Path, store: Store, orders: Partition, request: pytest.FixtureRequest
+) -> None:
+    store.close()
+    make_mount = request.getfixturevalue("make_mount")
+    folder = make_mount("-o", "isolation=read_committed", log_dirs=[log_dir]).path / NAME
+    assert (folder / "records").read_bytes() == b"a\nc\nD\ne\n"
+    assert (folder / "records").stat().st_size == 8
+    assert (folder / "offsets" / "2..").read_bytes() == b"c\nD\ne\n"
+    assert (folder / "offsets" / "-2..").read_bytes() == b"D\ne\n"
+    assert (folder / "offsets" / "latest").readlink().name == "6"
+    assert (folder / "offsets" / "4").read_bytes() == b"D"
+    for hidden in ("1", "3", "7", "8"):
+        assert not (folder / "offsets" / hidden).exists()
+    with (folder / "append").open("ab") as stream:
+        stream.write(b"after\n")
+    assert (folder / "records").read_bytes() == b"a\nc\nD\ne\n"
+
+
+def txn_index_of(log_dir: Path) -> Path:
+    return log_dir / NAME / "00000000000000000000.txnindex"
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_an_aborted_transaction_is_hidden_before_the_index_tells_of_it(
+    log_dir: Path, tmp_path: Path, late: bool
+) -> None:
+    """A broker writes the entry behind its marker: who reads beside it waits for that, and not for ever."""
+    away = tmp_path / "away"
+    with Store(log_dir, clock=lambda: NOW) as store, Store(log_dir, read_only=True) as beside:
+        orders = store.create(NAME)
+        orders.append_batch(batch(1, 0, b"B", transactional=True))
+        beside.refresh()
+        seen = beside[NAME]
+        orders.end_transaction(1, 0, commit=False)
+        orders.append([b"c"])
+        txn_index_of(log_dir).rename(away)
+        for _ in range(50):
+            beside.refresh()
+            assert seen.committed.log_end_offset == 0
+            assert values(seen) == []
+        if late:
+            away.rename(txn_index_of(log_dir))
+        wait_for(lambda: (beside.refresh(), seen.committed.log_end_offset)[1] == 3)
+        # Without an entry the marker is that of no transaction.
+        assert values(seen) == ([b"c"] if late else [b"B", b"c"])
+        if not late:
+            away.rename(txn_index_of(log_dir))
+
+
+def test_a_roll_does_not_wait_for_the_transaction_index(log_dir: Path, tmp_path: Path) -> None:
+    """What follows a marker without a transaction is shown, though its segment is not looked at again."""
+    away = tmp_path / "away"
+    with Store(log_dir, clock=lambda: NOW) as store, Store(log_dir, read_only=True) as beside:
+        orders = store.create(NAME)
+        orders.append([b"a"])
+        beside.refresh()
+        orders.append_batch(batch(1, 0, b"B", transactional=True))
+        orders.end_transaction(1, 0, commit=False)
+        orders.append([b"c"])
+        txn_index_of(log_dir).rename(away)
+        beside.refresh()
+        orders.roll(NOW)
+        orders.append([b"d"])
+        beside.refresh()
+        assert [record.value for record in beside[NAME].read()] == [b"a", b"B", b"c", b"d"]
+        away.rename(txn_index_of(log_dir))

@@ -1,0 +1,1 @@
+"""Tests of `logfs.mount`, over real mounts."""

@@ -1,0 +1,1044 @@
+"""Everything of the mount that is neither appending nor reading: names, modes, settings, status, life and death."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import orjson
+import pytest
+
+import logfs
+from logfs.store.directory.mount_table import logfs_mounts, mounts
+from tests.support.mounts import Mount, refuses
+from tests.support.processes import run, wait_for
+from tests.support.requirements import need, need_command, need_fuse, need_root
+from tests.support.stores import assert_clean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    MakeMount = Callable[..., Mount]
+
+NOBODY = 65534
+LOGFS = (sys.executable, "-m", "logfs")
+ROOT = Path(logfs.__file__).parents[1]
+
+_numbers = count()
+
+# What a partition directory shows (docs/filesystem.md).
+FILES = {
+    "append",
+    "append.jsonl",
+    "records",
+    "records.jsonl",
+    "offsets",
+    "time",
+    "segments",
+    "config",
+    "groups",
+    "keys",
+    "log-start-offset",
+    "ctl",
+    "status.json",
+}
+
+
+@pytest.fixture(scope="module")
+def public() -> Iterator[Path]:
+    """A directory that every user may enter: pytest's own are closed to others."""
+    path = Path(tempfile.mkdtemp(prefix="logfs-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="module")
+def shared(public: Path) -> Iterator[Mount]:
+    """One mount, open to other users, for all tests here that need no mount of their own."""
+    need_fuse()
+    need_root()
+    # What logfs makes is closed to others: that they may enter is asked for.
+    (public / "log").mkdir()
+    (public / "log").chmod(0o755)
+    mount = Mount(public / "mnt", [public / "log"], ["-o", "allow_other"]).start()
+    yield mount
+    mount.stop()
+    assert_clean(*mount.log_dirs)
+
+
+def as_nobody(script: str) -> subprocess.CompletedProcess[str]:
+    """Run a shell script as an ordinary user."""
+    return subprocess.run(
+        ["sh", "-c", script],
+        user=NOBODY,
+        group=NOBODY,
+        extra_groups=[],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+    )
+
+
+def call(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run `logfs …`, which may fail."""
+    return subprocess.run(
+        [*LOGFS, *map(str, words)],
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        check=False,
+        timeout=60,
+    )
+
+
+def texts_in(value: object) -> set[str]:
+    """All texts in what JSON says, names of fields left out."""
+    if isinstance(value, str):
+        return {value}
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return {text for part in parts for text in texts_in(part)}
+
+
+def mounted(path: Path) -> int:
+    """How many filesystems are mounted on a path."""
+    return sum(each.mountpoint == str(path) for each in mounts())
+
+
+# Partitions.
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "orders",
+        "orders-",
+        "orders-x",
+        "orders-01",
+        "orders--x",
+        "-0",
+        ".-0",
+        "..-0",
+        "or ders-0",
+        "orders/-0".replace("/", ":"),
+        "örders-0",
+        "orders-2147483648",
+        "orders-99999999999999999999",
+        "x" * 250 + "-0",
+        "orders-0.tmp",
+        "or\nders-0",
+        b"\xff-0",
+    ],
+)
+def test_mkdir_of_a_bad_name(shared: Mount, name: str | bytes) -> None:
+    """mkdir follows Kafka's rules for names: EINVAL if they are broken, and nothing is left below."""
+    before = sorted(os.listdir(shared.log_dirs[0]))
+    with refuses(errno.EINVAL):
+        os.mkdir(os.fsencode(shared.path) + b"/" + os.fsencode(name))
+    assert sorted(os.listdir(shared.log_dirs[0])) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["a-0", "orders.v2_x-Y-17", "x" * 249 + "-0", "0-0", "a--1", "t-2147483647"]
+)
+def test_mkdir_of_a_good_name(shared: Mount, name: str) -> None:
+    """mkdir creates a partition with every file of the contract, and Kafka's own files below."""
+    directory = shared.partition(name)
+    assert set(os.listdir(directory)) == FILES
+    below = set(os.listdir(shared.log_dirs[0] / name))
+    assert {"00000000000000000000.log", "partition.metadata"} <= below
+    assert name in os.listdir(shared.path)
+    with refuses(errno.EEXIST):
+        os.mkdir(directory)
+    directory.rmdir()
+    assert name not in os.listdir(shared.path)
+
+
+def test_mkdir_elsewhere(shared: Mount, topic: Path) -> None:
+    """Directories are made at the root alone."""
+    for parent in (
+        topic,
+        topic / "offsets",
+        topic / "time",
+        topic / "config",
+        shared.path / ".logfs",
+    ):
+        with refuses(errno.EPERM):
+            (parent / "orders-0").mkdir()
+    with refuses(errno.EEXIST):
+        (shared.path / ".logfs").mkdir()
+
+
+def test_rmdir(shared: Mount, topic: Path) -> None:
+    """rmdir deletes as Kafka does, without rm first: renamed `-delete`, removed after `file.delete.delay.ms`."""
+    log_dir = shared.log_dirs[0]
+    (topic / "append").write_bytes(b"a\nb\n")
+    (topic / "config/file.delete.delay.ms").write_text("0")
+    topic.rmdir()
+    assert not topic.exists()
+    assert not (log_dir / topic.name).exists()
+    wait_for(lambda: not list(log_dir.glob(f"{topic.name}.*-delete")))
+    again = shared.partition(topic.name)
+    assert (again / "records").read_bytes() == b""
+    assert (again / "config/file.delete.delay.ms").read_text() == "60000\n"
+    (again / "append").write_bytes(b"c\n")
+    assert (again / "offsets/0").read_bytes() == b"c"
+
+
+def test_rmdir_waits_for_the_delay(shared: Mount, topic: Path) -> None:
+    """Until `file.delete.delay.ms` have passed, a deleted partition's files are there under Kafka's name for it."""
+    (topic / "append").write_bytes(b"a\n")
+    topic.rmdir()
+    (doomed,) = shared.log_dirs[0].glob(f"{topic.name}.*-delete")
+    assert (doomed / "00000000000000000000.log").stat().st_size > 0
+
+
+def test_rmdir_of_what_is_no_partition(shared: Mount, topic: Path) -> None:
+    """rmdir is for partitions: EPERM for what belongs to one or to logfs, ENOENT for what is not there."""
+    for path in (
+        shared.path / ".logfs",
+        topic / "offsets",
+        topic / "config",
+        shared.path / ".logfs/config",
+    ):
+        with refuses(errno.EPERM):
+            path.rmdir()
+    with refuses(errno.ENOENT):
+        (shared.path / "nothing-0").rmdir()
+    with refuses(errno.ENOTDIR):
+        (topic / "records").rmdir()
+
+
+def test_deleted_under_open_handles(shared: Mount, topic: Path) -> None:
+    """A partition that is deleted while it is open takes nobody else down, and its name can be used again."""
+    (topic / "append").write_bytes(b"a\n")
+    with (topic / "records").open("rb") as reader, (topic / "append").open("ab", 0) as writer:
+        topic.rmdir()
+        with refuses(errno.ENOENT):
+            writer.write(b"b\n")
+        assert reader.read() == b"a\n"
+        again = shared.partition(topic.name)
+        (again / "append").write_bytes(b"c\n")
+        assert (again / "records").read_bytes() == b"c\n"
+
+
+def test_append_only(shared: Mount, topic: Path) -> None:
+    """truncate, rm, mv, ln, symlinks, new files and open for writing are EPERM, each with a reason in words."""
+    (topic / "append").write_bytes(b"a\n")
+    records, other = topic / "records", topic / "other"
+    attempts: list[Callable[[], object]] = [
+        lambda: os.truncate(records, 0),
+        lambda: records.unlink(),
+        lambda: records.rename(other),
+        lambda: records.rename(topic / "append"),
+        lambda: topic.rename(shared.path / "moved-0"),
+        lambda: other.hardlink_to(records),
+        lambda: other.symlink_to(records),
+        lambda: other.touch(),
+        lambda: os.mkfifo(other),
+        lambda: records.open("ab"),
+        lambda: records.open("r+b"),
+        lambda: (topic / "offsets/0").open("wb"),
+        lambda: (topic / "offsets/0").unlink(),
+        lambda: (topic / "offsets/latest").unlink(),
+        lambda: (topic / "append").unlink(),
+        lambda: (topic / "status.json").open("wb"),
+        lambda: (shared.path / "file").touch(),
+        lambda: (shared.path / ".logfs/errors").open("wb"),
+        lambda: (topic / "config/retention.ms").unlink(),
+        lambda: os.setxattr(records, "user.mine", b"1"),
+        lambda: (topic / "offsets/0").chmod(0o600),
+    ]
+    for number, attempt in enumerate(attempts):
+        with pytest.raises(PermissionError, match=rf"\[Errno {errno.EPERM}\]"):
+            print(number, attempt())
+        last = shared.errors().splitlines()[-1]
+        assert " EPERM " in last
+        assert "[Errno" not in last
+    assert records.read_bytes() == b"a\n"
+
+
+def test_touch_is_accepted(topic: Path) -> None:
+    """Times are the records' own: setting them is no error, and changes nothing."""
+    (topic / "append").write_bytes(b"a\n")
+    before = (topic / "records").stat().st_mtime_ns
+    os.utime(topic / "records", (0, 0))
+    assert (topic / "records").stat().st_mtime_ns == before
+
+
+# Modes and owners.
+
+
+def test_modes_persist(make_mount: MakeMount) -> None:
+    """chmod and chown on a partition directory or its files persist across a remount."""
+    need_root()
+    mount = make_mount()
+    orders = mount.partition("orders-0")
+    orders.chmod(0o750)
+    os.chown(orders, 12, 34)
+    (orders / "append").chmod(0o220)
+    os.chown(orders / "append", 56, -1)
+    (orders / "offsets").chmod(0o500)
+
+    def modes() -> list[tuple[int, int, int]]:
+        names = ("", "append", "append.jsonl", "records", "offsets", "time", "status.json")
+        found = [(orders / name).stat() for name in names]
+        return [(stat.S_IMODE(each.st_mode), each.st_uid, each.st_gid) for each in found]
+
+    expected = [
+        (0o750, 12, 34),
+        (0o220, 56, 34),
+        (0o640, 12, 34),
+        (0o440, 12, 34),
+        (0o500, 12, 34),
+        (0o550, 12, 34),
+        (0o440, 12, 34),
+    ]
+    assert modes() == expected
+    mount.remount()
+    assert modes() == expected
+
+
+def test_mode_of_mkdir(shared: Mount) -> None:
+    """A partition begins with the mode that mkdir asks for, less the umask."""
+    for mode, umask, expected in ((0o777, 0o027, 0o750), (0o700, 0, 0o700)):
+        path = shared.path / f"mode{next(_numbers)}-0"
+        old = os.umask(umask)
+        path.mkdir(mode)
+        os.umask(old)
+        assert stat.S_IMODE(path.stat().st_mode) == expected
+        assert (path.stat().st_uid, path.stat().st_gid) == (os.getuid(), os.getgid())
+
+
+def test_modes_are_enforced(topic: Path) -> None:
+    """Write on `append` is the right to produce, read on `records` to consume, also for other users."""
+    (topic / "append").write_bytes(b"secret\n")
+    topic.chmod(0o755)
+    (topic / "append").chmod(0o600)
+    done = as_nobody(f"cat {topic}/records && echo no >> {topic}/append")
+    assert done.stdout == "secret\n"
+    assert "Permission denied" in done.stderr
+    (topic / "append").chmod(0o222)
+    for name in ("records", "records.jsonl", "offsets", "time"):
+        (topic / name).chmod(0o700)
+    done = as_nobody(f"echo yes >> {topic}/append && echo done")
+    assert done.stdout == "done\n"
+    for name in ("records", "records.jsonl", "offsets/0", "offsets/0..", "time/0"):
+        done = as_nobody(f"cat {topic}/{name}")
+        assert "Permission denied" in done.stderr, name
+        assert done.stdout == ""
+    assert (topic / "records").read_bytes() == b"secret\nyes\n"
+    topic.chmod(0o700)
+    assert "Permission denied" in as_nobody(f"echo no >> {topic}/append").stderr
+    assert "Permission denied" in as_nobody(f"mkdir {topic.parent}/mine-0").stderr
+
+
+def test_a_change_of_mode_is_seen_at_once(topic: Path) -> None:
+    """Taking rights from a partition or a directory in it takes them at once from all that follows it."""
+    (topic / "append").write_bytes(b"secret\n")
+    names = ["records", "records.jsonl", "offsets/0", "offsets/0..", "status.json"]
+    read = " && ".join(f"cat {topic}/{name} > /dev/null" for name in names)
+    topic.chmod(0o755)
+    assert as_nobody(read).returncode == 0
+    topic.chmod(0o711)
+    for name in names:
+        assert "Permission denied" in as_nobody(f"cat {topic}/{name}").stderr, name
+    assert "Permission denied" in as_nobody(f"echo no >> {topic}/append").stderr
+    topic.chmod(0o755)
+    assert as_nobody(read).returncode == 0
+    (topic / "offsets").chmod(0o711)
+    for name in ("offsets/0", "offsets/0.."):
+        assert "Permission denied" in as_nobody(f"cat {topic}/{name}").stderr, name
+    os.chown(topic / "offsets", NOBODY, -1)
+    for name in ("offsets/0", "offsets/0.."):
+        assert (topic / name).stat().st_uid == NOBODY
+    assert as_nobody(read).returncode == 0
+
+
+def test_users_may_not_change_what_is_not_theirs(topic: Path) -> None:
+    """Who does not own a partition can neither chmod, chown, configure nor delete it."""
+    for command in (
+        f"chmod 777 {topic}",
+        f"chmod 777 {topic}/append",
+        f"chown {NOBODY} {topic}",
+        f"echo zstd > {topic}/config/compression.type",
+        f"rmdir {topic}",
+        f"echo 5 > {topic.parent}/.logfs/config/log.segment.bytes",
+    ):
+        done = as_nobody(command)
+        assert done.returncode != 0, command
+        assert "ermi" in done.stderr, done.stderr
+    assert topic.is_dir()
+
+
+def test_an_owner_has_all_of_it(topic: Path) -> None:
+    """Who owns a partition may produce, consume, configure, chmod and see his last offset, root or not."""
+    os.chown(topic, NOBODY, NOBODY)
+    need(shutil.which("getfattr"), "getfattr is not installed")
+    script = f"""
+        cd {topic} &&
+        echo a >> append && echo '{{"value":"b"}}' >> append.jsonl && cat records &&
+        echo zstd > config/compression.type && cat config/compression.type &&
+        chmod 700 records && stat -c %a records &&
+        exec >> append && echo c && exec getfattr --only-values -n user.logfs.last_offset append >&2
+    """
+    done = as_nobody(script)
+    assert (done.stdout, done.stderr, done.returncode) == ("a\nb\nzstd\n700\n", "2", 0)
+
+
+def test_without_allow_other(make_mount: MakeMount, public: Path) -> None:
+    """Without allow_other no other user gets in, whatever the mode bits say; default_permissions is always on."""
+    need_root()
+    mount = Mount(public / "closed", [public / "closed-log"]).start()
+    try:
+        mount.partition("orders-0").chmod(0o777)
+        assert "Permission denied" in as_nobody(f"cat {mount.path}/orders-0/records").stderr
+        (line,) = [each for each in mounts() if each.mountpoint == str(mount.path)]
+        assert "default_permissions" in line.options
+        assert "allow_other" not in line.options
+        assert "nosuid" in line.flags
+        assert "nodev" in line.flags
+        assert (line.kind, line.source) == ("fuse.logfs", str(mount.log_dirs[0]))
+    finally:
+        mount.stop()
+        assert_clean(*mount.log_dirs)
+
+
+def test_what_is_made_below_is_closed_to_others(make_mount: MakeMount, tmp_path: Path) -> None:
+    """Directories 0750, files 0640; the mount's root follows the log directory, and `chmod` of that opens it."""
+    mount = make_mount()
+    topic = mount.partition("orders-0")
+    (topic / "append").write_bytes(b"a\n")
+    (topic / "config/retention.ms").write_text("1000000000")
+    os.close(os.open(topic / "groups/billing", os.O_CREAT | os.O_WRONLY))
+    log = tmp_path / "log"
+    assert stat.S_IMODE(mount.path.stat().st_mode) == 0o750
+    # The partition's own bits are those that mkdir asked for, and hold in the mount.
+    assert stat.S_IMODE(topic.stat().st_mode) == 0o755
+    log.chmod(0o755)
+    wait_for(lambda: stat.S_IMODE(mount.path.stat().st_mode) == 0o755)
+    mount.stop()
+    below = sorted(log.rglob("*"))
+    assert len(below) > 8
+    for path in below:
+        wanted = 0o750 if path.is_dir() else 0o640
+        assert stat.S_IMODE(path.stat().st_mode) == wanted, path
+
+
+def test_chmod_of_generated_files(make_mount: MakeMount) -> None:
+    """`ctl`, `status.json` and `log-start-offset` keep mode and owner, as the other files of a partition do."""
+    mount = make_mount()
+    topic = mount.partition("orders-0")
+    modes = {"ctl": 0o620, "status.json": 0o400, "log-start-offset": 0o664}
+    for name, mode in modes.items():
+        (topic / name).chmod(mode)
+        if os.geteuid() == 0:
+            os.chown(topic / name, NOBODY, -1)
+    for _ in range(2):
+        for name, mode in modes.items():
+            found = (topic / name).stat()
+            assert stat.S_IMODE(found.st_mode) == mode
+            assert found.st_uid == (NOBODY if os.geteuid() == 0 else os.geteuid())
+        mount.remount()
+    assert (topic / "log-start-offset").read_text() == "0\n"
+    (topic / "ctl").write_text("roll")
+
+
+def test_times_of_settings_stay(make_mount: MakeMount) -> None:
+    """`config/*` and `.logfs/README` change when they are changed: `tar` and `find -newer` go by that."""
+    mount = make_mount()
+    topic = mount.partition("orders-0")
+    files = [*(topic / "config").iterdir(), *(mount.path / ".logfs/config").iterdir()]
+    files.append(mount.path / ".logfs/README")
+    before = {path: path.stat().st_mtime_ns for path in files}
+    assert {path: path.stat().st_mtime_ns for path in files} == before
+    mount.remount()
+    assert {path: path.stat().st_mtime_ns for path in files} == before
+    setting = topic / "config/retention.ms"
+    last = before[setting]
+    for text in ("1000000000", "2000000000", ""):
+        setting.write_text(f"{text}\n")
+        assert setting.stat().st_mtime_ns > last
+        last = setting.stat().st_mtime_ns
+    for path in (mount.path / ".logfs/README", mount.path / ".logfs/config/log.segment.bytes"):
+        assert path.stat().st_mtime_ns == before[path]
+
+
+def test_a_partition_that_is_offline_is_eio(make_mount: MakeMount, tmp_path: Path) -> None:
+    """Whatever keeps it from being loaded: a link, a FIFO, a setting that is none."""
+    with logfs.open(tmp_path / "log", create=True) as store:
+        store.create("good-0")
+    link = tmp_path / "log/link-0/00000000000000000000.log"
+    fifo = tmp_path / "log/fifo-0/00000000000000000000.log"
+    for path in (link, fifo):
+        path.parent.mkdir()
+    link.symlink_to("/etc/passwd")
+    os.mkfifo(fifo)
+    mount = make_mount()
+    try:
+        for name in ("link-0", "fifo-0"):
+            for path in (mount.path / name, mount.path / name / "records"):
+                with refuses(errno.EIO):
+                    os.listdir(path)
+            assert f"/{name} EIO the partition is offline: " in mount.errors()
+    finally:
+        mount.stop()
+        shutil.rmtree(link.parent)
+        shutil.rmtree(fifo.parent)
+
+
+# Settings.
+
+
+def test_settings_are_read(shared: Mount, topic: Path) -> None:
+    """Every file of `config/` reads as the value in force and a newline."""
+    for directory in (topic / "config", shared.path / ".logfs/config"):
+        names = os.listdir(directory)
+        assert len(names) > 30
+        for name in names:
+            text = (directory / name).read_text()
+            assert text.endswith("\n")
+            assert text.count("\n") == 1
+    assert (topic / "config/segment.bytes").read_text() == "1073741824\n"
+    assert (topic / "config/compression.type").read_text() == "producer\n"
+
+
+def test_settings_are_written(shared: Mount, topic: Path) -> None:
+    """Writing a setting changes it at once; an empty line goes back to the default; partitions share it."""
+    path = topic / "config/retention.ms"
+    default = path.read_text()
+    for text, expected in (("1000", "1000\n"), ("2000\n", "2000\n"), (" 3000 \n", "3000\n")):
+        path.write_text(text)
+        assert path.read_text() == expected
+        assert path.stat().st_size == len(expected)
+    sibling = shared.partition(topic.name.removesuffix("0") + "1")
+    assert (sibling / "config/retention.ms").read_text() == "3000\n"
+    run("sh", "-c", f"echo > {path}")
+    assert path.read_text() == default
+    run("sh", "-c", f"echo 77 >> {path}")
+    assert (sibling / "config/retention.ms").read_text() == "77\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("segment.bytes", "5"),
+        ("segment.bytes", "many"),
+        ("compression.type", "rar"),
+        ("cleanup.policy", "burn"),
+        ("retention.ms", "1.5"),
+        ("retention.ms", "-2"),
+        ("retention.ms", "99999999999999999999"),
+        ("preallocate", "maybe"),
+        ("message.timestamp.type", "Never"),
+    ],
+)
+def test_settings_are_refused(shared: Mount, topic: Path, name: str, value: str) -> None:
+    """A value that Kafka would refuse is EINVAL with a reason, and the old one stays."""
+    path = topic / "config" / name
+    before = path.read_bytes()
+    with refuses(errno.EINVAL):
+        path.write_text(value)
+    assert path.read_bytes() == before
+    last = shared.errors().splitlines()[-1]
+    assert f" /{topic.name}/config/{name} EINVAL {name}: " in last
+    with refuses(errno.EINVAL):
+        path.write_bytes(b"\xff\xfe")
+    with refuses(errno.ENOENT):
+        (topic / "config/no.such.setting").read_bytes()
+
+
+def test_broker_settings(shared: Mount, topic: Path) -> None:
+    """A broker-level setting is what topics without their own fall back to."""
+    broker = shared.path / ".logfs/config/log.index.interval.bytes"
+    assert (topic / "config/index.interval.bytes").read_text() == "4096\n"
+    broker.write_text("1234")
+    try:
+        assert (topic / "config/index.interval.bytes").read_text() == "1234\n"
+        (topic / "config/index.interval.bytes").write_text("99")
+        assert (topic / "config/index.interval.bytes").read_text() == "99\n"
+        with refuses(errno.EINVAL):
+            broker.write_text("-1")
+    finally:
+        broker.write_text("\n")
+    assert broker.read_text() == "4096\n"
+
+
+def test_settings_persist(make_mount: MakeMount) -> None:
+    """Settings of topic and broker are for good: they are there after a remount, and after a crash."""
+    mount = make_mount()
+    orders = mount.partition("orders-0")
+    (orders / "config/compression.type").write_text("zstd")
+    (mount.path / ".logfs/config/log.retention.ms").write_text("12345")
+    mount.remount()
+    assert (orders / "config/compression.type").read_text() == "zstd\n"
+    assert (orders / "config/retention.ms").read_text() == "12345\n"
+    (orders / "config/compression.type").write_text("\n")
+    mount.kill()
+    mount.start()
+    assert (orders / "config/compression.type").read_text() == "producer\n"
+
+
+# Status.
+
+
+def test_status_of_a_partition(topic: Path) -> None:
+    """`status.json` of a partition tells offsets, sizes, segments, timestamps and policy."""
+    (topic / "config/segment.bytes").write_text("100")
+    for number in range(3):
+        (topic / "append.jsonl").write_text(
+            f'{{"value":"v","timestamp":{1638100400000 + number}}}\n'
+        )
+    status = orjson.loads((topic / "status.json").read_bytes())
+    logs = list((topic / "segments").glob("*.log"))
+    expected = {
+        "topic": topic.name.removesuffix("-0"),
+        "partition": 0,
+        "log_start_offset": 0,
+        "log_end_offset": 3,
+        "size_bytes": sum(log.stat().st_size for log in logs),
+        "segments": len(logs),
+        "first_timestamp": 1638100400000,
+        "last_timestamp": 1638100400002,
+        "cleanup_policy": "delete",
+        "damaged_ranges": [],
+        "failure": None,
+    }
+    assert {name: status[name] for name in expected} == expected
+    assert len(logs) > 1
+
+
+def test_the_filesystem_about_itself(shared: Mount, topic: Path) -> None:
+    """`.logfs/` has a README, commit, status.json, metrics, errors and ctl, and a plain ls does not show it."""
+    own = shared.path / ".logfs"
+    assert set(os.listdir(own)) == {
+        "README",
+        "commit",
+        "status.json",
+        "metrics",
+        "errors",
+        "config",
+        "ctl",
+    }
+    readme = (own / "README").read_text()
+    assert 20 <= len(readme.splitlines()) <= 40
+    for name in FILES:
+        assert name in readme
+    status = orjson.loads((own / "status.json").read_bytes())
+    assert status["version"] == logfs.__version__
+    assert shared.process is not None
+    assert status["pid"] == shared.process.pid
+    assert status["log_dirs"] == [str(path) for path in shared.log_dirs]
+    assert status["partitions"] == len(os.listdir(shared.path)) - 1
+    assert status["uptime_ms"] >= 0
+    assert status["background"] == []
+    (topic / "append").write_bytes(b"a\nb\n")
+    metrics = (own / "metrics").read_text()
+    label = f'{{topic="{topic.name.removesuffix("-0")}",partition="0"}}'
+    assert f"kafka_log_log_logendoffset{label} 2\n" in metrics
+    for line in metrics.splitlines():
+        assert line.startswith("# ") or len(line.rsplit(" ", 1)) == 2
+        assert line.startswith("# ") or float(line.rsplit(" ", 1)[1]) >= 0
+
+
+def test_errors(shared: Mount, topic: Path) -> None:
+    """`.logfs/errors` has a line an error, newest last: time, path, errno, the reason in words."""
+    for name, data in (("append.jsonl", b"oops\n"), ("config/segment.bytes", b"oops\n")):
+        with refuses(errno.EINVAL):
+            (topic / name).write_bytes(data)
+        moment, path, number, reason = shared.errors().splitlines()[-1].split(" ", 3)
+        assert moment.endswith("Z")
+        assert path == f"/{topic.name}/{name}"
+        assert number == "EINVAL"
+        assert " " in reason
+    before = shared.errors()
+    assert not (topic / "nothing").exists()
+    assert shared.errors() == before, "what is not there is an everyday answer"
+
+
+def test_statfs(shared: Mount) -> None:
+    """statfs answers for the disk below."""
+    mine, below = os.statvfs(shared.path), os.statvfs(shared.log_dirs[0])
+    assert (mine.f_blocks, mine.f_frsize, mine.f_files) == (
+        below.f_blocks,
+        below.f_frsize,
+        below.f_files,
+    )
+    assert mine.f_namemax == 255
+    assert run("df", shared.path).splitlines()[1].startswith(f"{shared.log_dirs[0]} ")
+
+
+# Mounting and its ends.
+
+
+def test_second_daemon(shared: Mount, tmp_path: Path) -> None:
+    """A second daemon on the same log dir is refused with the holder's pid."""
+    (tmp_path / "other").mkdir()
+    assert shared.process is not None
+    for words in ((), ("-f",)):
+        done = call("mount", *words, shared.log_dirs[0], tmp_path / "other")
+        assert done.returncode == 1
+        assert f"process {shared.process.pid} " in done.stderr
+        assert str(shared.log_dirs[0]) in done.stderr
+    assert not mounted(tmp_path / "other")
+
+
+def test_mount_over_a_live_mount(shared: Mount, tmp_path: Path) -> None:
+    """A mount over a live one is refused."""
+    for words in ((), ("-f",)):
+        done = call("mount", *words, tmp_path / "log", shared.path)
+        assert done.returncode == 1
+        assert "is already mounted here" in done.stderr
+    assert mounted(shared.path) == 1
+    assert (shared.path / ".logfs").is_dir()
+
+
+def test_dead_mount(make_mount: MakeMount) -> None:
+    """The daemon's death is ENOTCONN for everybody, and the next mount cleans up and has what was written."""
+    mount = make_mount()
+    orders = mount.partition("orders-0")
+    (orders / "append").write_bytes(b"a\n")
+    held = os.open(orders / "append", os.O_WRONLY)
+    mount.kill()
+    for attempt in (
+        lambda: os.statvfs(orders),
+        lambda: os.listdir(mount.path),
+        lambda: os.write(held, b"b\n"),
+        lambda: (orders / "records").read_bytes(),
+    ):
+        with refuses(errno.ENOTCONN):
+            attempt()
+    os.close(held)
+
+    def is_gone() -> bool:
+        try:
+            os.stat(orders)
+        except OSError as error:
+            return error.errno == errno.ENOTCONN
+        return False
+
+    # What the kernel was told of a directory it may believe for a second.
+    wait_for(is_gone)
+    assert mounted(mount.path) == 1
+    done = call("status", mount.path)
+    assert done.returncode == 1
+    assert "dead" in done.stdout
+    mount.start()
+    assert mounted(mount.path) == 1
+    assert (orders / "records").read_bytes() == b"a\n"
+    (orders / "append").write_bytes(b"b\n")
+    assert (orders / "records").read_bytes() == b"a\nb\n"
+
+
+@pytest.mark.usefixtures("mounts_alone")
+def test_umount_of_a_dead_mount(make_mount: MakeMount) -> None:
+    """`logfs umount` clears a dead mount away."""
+    mount = make_mount()
+    mount.kill()
+    assert call("umount", mount.path).returncode == 0
+    assert not mounted(mount.path)
+    assert os.listdir(mount.path) == []
+
+
+@pytest.mark.usefixtures("mounts_alone")
+def test_mount_in_the_background(tmp_path: Path) -> None:
+    """`logfs mount` returns when the mount is ready, and `logfs umount` when everything is safely closed."""
+    need_fuse()
+    mnt, log = tmp_path / "mnt", tmp_path / "new/log"
+    mnt.mkdir()
+    assert "does not exist, nor does" in call("mount", log, mnt).stderr
+    log.parent.mkdir()
+    done = call("mount", log, mnt)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    try:
+        assert mounted(mnt) == 1
+        (mnt / "orders-0").mkdir()
+        (mnt / "orders-0/append").write_bytes(b"a\nunfinished")
+        done = call("status", mnt)
+        assert done.returncode == 0
+        assert str(log) in done.stdout
+        assert str(mnt) in call("status").stdout
+        assert orjson.loads(call("status", "--json", mnt).stdout)["partitions"] == 1
+        assert call("umount", mnt).returncode == 0
+        assert not mounted(mnt)
+        assert (log / ".kafka_cleanshutdown").exists()
+        assert not (log / ".lock").exists()
+        assert call("mount", log, mnt).returncode == 0
+        assert (mnt / "orders-0/records").read_bytes() == b"a\nunfinished\n"
+        run("umount", mnt)
+        wait_for(lambda: not (log / ".lock").exists())
+        assert_clean(log)
+    finally:
+        if mounted(mnt):
+            run("umount", "-l", mnt)
+
+
+def test_umount_of_a_busy_mount(shared: Mount, topic: Path) -> None:
+    """A busy mount is not unmounted, says so in a line, and works on."""
+    with (topic / "records").open("rb"):
+        done = call("umount", shared.path)
+    assert done.returncode == 1
+    assert f"it is busy; 'fuser -vm {shared.path}' lists the processes" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert (topic / "records").exists()
+
+
+def test_a_path_may_say_busy(tmp_path: Path) -> None:
+    """Another failure to unmount is not told as a busy mount, whatever the path is called."""
+    pytest.importorskip("pyfuse3")
+    from logfs.mount.session import unmount
+
+    with pytest.raises(OSError, match="cannot unmount") as failed:
+        unmount(tmp_path / "busy")
+    assert "fuser" not in str(failed.value)
+
+
+def test_bad_mountpoints(tmp_path: Path) -> None:
+    """A mountpoint that is missing, a file, or holds the log itself is refused in one line."""
+    (tmp_path / "file").touch()
+    (tmp_path / "mnt").mkdir()
+    (tmp_path / "full/log").mkdir(parents=True)
+    for words, expected in (
+        ((tmp_path / "log", tmp_path / "missing"), "the mountpoint does not exist"),
+        ((tmp_path / "log", tmp_path / "file"), "not a directory"),
+        ((tmp_path / "full/log", tmp_path / "full"), "cannot lie in its own mount"),
+        ((tmp_path / "mnt",), "LOGDIR"),
+        (("-o", "colour=blue", tmp_path / "log", tmp_path / "mnt"), "colour=blue"),
+        ((tmp_path / "file", tmp_path / "mnt"), "is a file, not a log directory"),
+    ):
+        done = call("mount", *words)
+        assert done.returncode == 1, words
+        assert expected in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "log").exists()
+
+
+def test_log_dir_with_other_things(make_mount: MakeMount, tmp_path: Path) -> None:
+    """What is no partition in a log dir is left alone."""
+    (tmp_path / "log/lost+found").mkdir(parents=True)
+    make_mount().stop()
+    (tmp_path / "log/notes.txt").write_text("mine")
+    mount = make_mount()
+    assert os.listdir(mount.path) == [".logfs"]
+    mount.partition("orders-0")
+    mount.stop()
+    assert (tmp_path / "log/notes.txt").read_text() == "mine"
+    assert (tmp_path / "log/lost+found").is_dir()
+
+
+def test_several_log_dirs(make_mount: MakeMount, tmp_path: Path) -> None:
+    """More than one LOGDIR is Kafka's `log.dirs`: a new partition goes to the one with the fewest."""
+    log_dirs = [tmp_path / "one", tmp_path / "two"]
+    mount = make_mount(log_dirs=log_dirs)
+    for number in range(4):
+        mount.partition(f"orders-{number}")
+        (mount.path / f"orders-{number}/append").write_text(f"{number}\n")
+    homes = [sorted(path.name for path in log_dir.glob("orders-*")) for log_dir in log_dirs]
+    assert [len(home) for home in homes] == [2, 2]
+    mount.remount()
+    assert [(mount.path / f"orders-{n}/records").read_text() for n in range(4)] == [
+        f"{n}\n" for n in range(4)
+    ]
+    assert run("cat", mount.path / "orders-2/offsets/latest") == "2"
+
+
+@pytest.mark.usefixtures("mounts_alone")
+def test_mount_helper(tmp_path: Path) -> None:
+    """`mount.logfs` makes fstab lines work: log dirs joined by commas, mount(8)'s own options passed over."""
+    need_fuse()
+    helper = Path(sys.executable).with_name("mount.logfs")
+    need(helper.exists(), "mount.logfs is not installed")
+    mnt = tmp_path / "mnt"
+    mnt.mkdir()
+    logs = f"{tmp_path}/one,{tmp_path}/two"
+    run(helper, logs, mnt, "-o", "rw,noexec,nofail,_netdev")
+    try:
+        (mnt / "orders-0").mkdir()
+        status = orjson.loads((mnt / ".logfs/status.json").read_bytes())
+        assert status["log_dirs"] == logs.split(",")
+    finally:
+        run(*LOGFS, "umount", mnt)
+    run(helper, logs, mnt, "-o", "ro")
+    try:
+        with refuses(errno.EROFS):
+            (mnt / "orders-1").mkdir()
+    finally:
+        run(*LOGFS, "umount", mnt)
+
+
+# Read-only.
+
+
+def tree(path: Path) -> dict[str, tuple[int, int, int, str]]:
+    """Everything below a directory: modes, inodes, times and contents."""
+    found = {}
+    for entry in sorted([path, *path.rglob("*")]):
+        status = entry.lstat()
+        data = entry.read_bytes() if entry.is_file() else b""
+        digest = hashlib.sha256(data).hexdigest()
+        found[str(entry)] = (status.st_mode, status.st_ino, status.st_mtime_ns, digest)
+    return found
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+@pytest.mark.parametrize("option", ["--read-only", "-oro"])
+def test_read_only(make_mount: MakeMount, tmp_path: Path, crashed: bool, option: str) -> None:
+    """A read-only mount writes, locks and repairs nothing below; appends and changes are EROFS."""
+    mount = make_mount()
+    orders = mount.partition("orders-0")
+    (orders / "append").write_bytes(b"a\nb\n")
+    if crashed:
+        mount.kill()
+        log = tmp_path / "log/orders-0/00000000000000000000.log"
+        with log.open("ab") as file:
+            file.write(b"half a batch")
+    else:
+        mount.stop()
+    before = tree(tmp_path / "log")
+    reader = make_mount(option, name="ro")
+    orders = reader.path / "orders-0"
+    assert (orders / "records").read_bytes() == b"a\nb\n"
+    assert (orders / "offsets/latest").read_bytes() == b"b"
+    assert len(os.listdir(orders / "segments")) >= 4
+    for attempt in (
+        lambda: (orders / "append").write_bytes(b"c\n"),
+        lambda: (orders / "append.jsonl").open("ab"),
+        lambda: (reader.path / "orders-1").mkdir(),
+        lambda: orders.rmdir(),
+        lambda: orders.chmod(0o777),
+        lambda: os.chown(orders / "append", 1, 1),
+        lambda: (orders / "config/retention.ms").write_text("1"),
+        lambda: (reader.path / ".logfs/config/log.retention.ms").write_text("1"),
+        lambda: (orders / "records").unlink(),
+    ):
+        with refuses(errno.EROFS):
+            attempt()
+    assert orjson.loads((reader.path / ".logfs/status.json").read_bytes())["read_only"] is True
+    reader.stop()
+    assert tree(tmp_path / "log") == before
+    if crashed:
+        mount.start()
+
+
+def test_read_only_beside_a_writer(make_mount: MakeMount) -> None:
+    """A read-only mount works on a directory that somebody else has in use, and disturbs nobody."""
+    mount = make_mount()
+    orders = mount.partition("orders-0")
+    (orders / "append").write_bytes(b"a\n")
+    reader = make_mount("--read-only", name="ro")
+    assert (reader.path / "orders-0/records").read_bytes() == b"a\n"
+    (orders / "append").write_bytes(b"b\n")
+    assert (orders / "records").read_bytes() == b"a\nb\n"
+    reader.stop()
+    (orders / "append").write_bytes(b"c\n")
+    assert (orders / "records").read_bytes() == b"a\nb\nc\n"
+
+
+# An ordinary user.
+
+
+@pytest.fixture(scope="module")
+def python_for_all() -> tuple[str, str]:
+    """A Python that an ordinary user may run, and the PYTHONPATH with which it finds the product."""
+    need_root()
+    site = Path(orjson.__file__).parents[1]
+    path = f"{ROOT}:{site}"
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    for python in (sys.executable, f"/usr/bin/python{version}"):
+        if as_nobody(f"PYTHONPATH={path} {python} -c 'import pyfuse3, logfs'").returncode == 0:
+            return python, path
+    need(False, f"no Python {version} that uid {NOBODY} may run")
+    raise AssertionError
+
+
+@pytest.mark.usefixtures("mounts_alone")
+def test_ordinary_user(python_for_all: tuple[str, str], public: Path) -> None:
+    """An ordinary user, without so much as a home, mounts with fusermount3, uses the log and unmounts.
+
+    /dev/fuse may be closed to users on this machine, so the test opens one in a mount namespace of its own.
+    """
+    need_fuse()
+    for command in ("unshare", "setpriv", "fusermount3"):
+        need_command(command)
+    need(
+        os.stat(shutil.which("fusermount3") or "/").st_mode & stat.S_ISUID,
+        "fusermount3 is not setuid",
+    )
+    python, path = python_for_all
+    home = public / "user"
+    home.mkdir()
+    os.chown(home, NOBODY, NOBODY)
+    (public / "dev").mkdir()
+    user = f"""
+        set -e
+        cd {home}
+        export HOME=/nonexistent PYTHONPATH={path} PYTHONDONTWRITEBYTECODE=1
+        mkdir mnt
+        {python} -m logfs mount log mnt
+        trap "fusermount3 -u -z {home}/mnt 2> /dev/null || true" EXIT
+        mkdir mnt/orders-0
+        echo hello >> mnt/orders-0/append
+        seq 1000 >> mnt/orders-0/append
+        tail -n 1 mnt/orders-0/records
+        cat mnt/orders-0/time/0; echo
+        stat -c "%U %a" mnt/orders-0/append
+        echo gzip > mnt/orders-0/config/compression.type
+        cat mnt/orders-0/config/compression.type
+        {python} -m logfs umount mnt
+        ls mnt | wc -l
+        {python} -m logfs check log
+    """
+    script = f"""
+        set -e
+        mount -t tmpfs tmpfs {public}/dev
+        mknod -m 666 {public}/dev/fuse c 10 229
+        mount --bind {public}/dev/fuse /dev/fuse
+        exec setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups sh -c '{user}'
+    """
+    done = subprocess.run(
+        ["unshare", "-m", "--propagation", "private", "sh", "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    name = run("id", "-un", str(NOBODY)).strip()
+    expected = f"1000\nhello\n{name} 644\ngzip\n0\nclean\n"
+    assert (done.stdout, done.returncode) == (expected, 0), done.stderr
+
+
+@pytest.mark.usefixtures("mounts_alone")
+@pytest.mark.parametrize("name", ["Né 日本, b\\c", os.fsdecode(b"\xff\xfe")])
+def test_any_path_can_be_a_log_directory(tmp_path: Path, name: str) -> None:
+    """The source of its mount, its status and its description name it as it is."""
+    need_fuse()
+    mnt = tmp_path / f"mnt {name}"
+    mnt.mkdir()
+    log_dir = tmp_path / name
+    assert call("mount", log_dir, mnt).returncode == 0
+    try:
+        (mnt / "a-0").mkdir()
+        (mnt / "a-0/append").write_bytes(b"line\n")
+        assert str(log_dir) in call("status", mnt).stdout
+        for words in (("status", "--json", mnt), ("describe", "--json", log_dir)):
+            done = call(*words)
+            assert (done.returncode, done.stderr) == (0, "")
+            assert str(log_dir) in texts_in(json.loads(done.stdout))
+        sources = [mount.source for mount in logfs_mounts().values()]
+        assert str(log_dir) in sources
+        assert str(mnt) in call("append", log_dir / "a-0").stderr
+    finally:
+        done = call("umount", mnt)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert_clean(log_dir)

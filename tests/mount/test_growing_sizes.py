@@ -1,0 +1,185 @@
+"""Files that grow: what their sizes, inodes and mappings are to those who read them."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import re
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.mounts import Mount
+
+
+def append(orders: Path, text: str) -> None:
+    with (orders / "append").open("a") as file:
+        file.write(text)
+
+
+@pytest.mark.parametrize(
+    "name", ["records", "records.jsonl", "offsets/0..", "segments/00000000000000000000.log"]
+)
+def test_a_file_keeps_its_inode_number_while_it_grows(orders: Path, name: str) -> None:
+    """`st_ino` is the same by name and by descriptor, before and after appends, for one reader and for many."""
+    append(orders, "one\n")
+    with (orders / name).open("rb") as first:
+        number = os.fstat(first.fileno()).st_ino
+        append(orders, "two\n")
+        with (orders / name).open("rb") as second:
+            append(orders, "three\n")
+            found = {os.fstat(first.fileno()).st_ino, os.fstat(second.fileno()).st_ino}
+            found.add((orders / name).stat().st_ino)
+    append(orders, "four\n")
+    assert found | {(orders / name).stat().st_ino} == {number}
+
+
+def test_what_was_written_is_read_through_every_descriptor(orders: Path) -> None:
+    """When a write has returned, all who have the file open, or open it, see the record."""
+    append(orders, "0\n")
+    files = [os.open(orders / "records", os.O_RDONLY) for _ in range(5)]
+    try:
+        expected = b"0\n"
+        for number in range(1, 50):
+            append(orders, f"{number}\n")
+            expected += b"%d\n" % number
+            for file in [*files, os.open(orders / "records", os.O_RDONLY)]:
+                assert os.fstat(file).st_size == len(expected)
+                assert os.pread(file, 65536, 0) == expected
+                if file not in files:
+                    os.close(file)
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def test_threads_that_share_a_descriptor_read_what_was_written(orders: Path) -> None:
+    """The same where several threads read through one descriptor, after the file has grown for another thread."""
+    append(orders, "0\n")
+    file = os.open(orders / "records", os.O_RDONLY)
+    wrong: list[bytes] = []
+    written = b"0\n"
+
+    def read_on() -> None:
+        while len(written) < 2000:
+            before = written
+            found = os.pread(file, 65536, 0)
+            if not found.startswith(before):
+                wrong.append(found)
+
+    threads = [threading.Thread(target=read_on) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        number = 0
+        while len(written) < 2000:
+            number += 1
+            append(orders, f"{number}\n")
+            written += b"%d\n" % number
+    finally:
+        written = written.ljust(2000)
+        for thread in threads:
+            thread.join()
+        os.close(file)
+    assert not wrong
+
+
+def test_a_second_open_by_descriptor_works(orders: Path) -> None:
+    """`/dev/stdin` opens an open file again, with no lookup of its name, and sees what is there."""
+    append(orders, "one\n")
+    with (orders / "records").open("rb") as file:
+        append(orders, "two\n")
+        for _ in range(3):
+            done = subprocess.run(
+                ["cat", "/dev/stdin"], stdin=file, capture_output=True, check=True
+            )
+            assert done.stdout == b"one\ntwo\n"
+
+
+def test_mappings(orders: Path) -> None:
+    """What cannot grow can be mapped, and so can `records` as far as it goes; a file of the active segment cannot."""
+    append(orders, "one\ntwo\nthree\n")
+    (orders / "ctl").write_text("roll\n")
+    append(orders, "four\n")
+    for name, expected in {
+        "records": b"one\ntwo\nthree\nfour\n",
+        "offsets/1..3": b"two\nthree\n",
+        "offsets/0": b"one",
+        "segments/00000000000000000000.log": None,
+    }.items():
+        with (
+            (orders / name).open("rb") as file,
+            mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ) as view,
+        ):
+            assert view[:] == (file.read() if expected is None else expected)
+    with (
+        (orders / "segments/00000000000000000003.log").open("rb") as file,
+        pytest.raises(OSError, match=os.strerror(errno.ENODEV)),
+    ):
+        mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
+
+
+def test_tail_follows_by_name(orders: Path) -> None:
+    """`tail -F` sees one file for as long as it is one."""
+    append(orders, "one\n")
+    tail = subprocess.Popen(
+        ["tail", "-s", "0.05", "-F", str(orders / "records")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert tail.stdout is not None
+        assert tail.stderr is not None
+        assert tail.stdout.readline() == b"one\n"
+        for number in range(20):
+            append(orders, f"{number}\n")
+            assert tail.stdout.readline() == b"%d\n" % number
+    finally:
+        tail.terminate()
+        _, errors = tail.communicate()
+    assert errors == b""
+
+
+def test_a_reader_in_another_pid_namespace_reads_what_is_there(orders: Path) -> None:
+    """Who the daemon can see in another namespace reads as everybody does."""
+    append(orders, "one\n")
+    script = "import sys; sys.stdout.write(open(sys.argv[1]).read())"
+    command = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--pid",
+        "--fork",
+        sys.executable,
+        "-c",
+        script,
+    ]
+    done = subprocess.run([*command, str(orders / "records")], capture_output=True, check=False)
+    if b"unshare failed" in done.stderr:
+        pytest.skip("namespaces cannot be made here")
+    assert done.stdout == b"one\n"
+
+
+def test_a_log_that_rests_is_read_from_the_cache(mount: Mount, orders: Path) -> None:
+    """The next reader of a log that rests asks the daemon for no byte of it."""
+    append(orders, ("x" * 100 + "\n") * 2000)
+    (orders / "records").read_bytes()
+    before = bytes_out(mount)
+    assert before > 0
+    assert len((orders / "records").read_bytes()) == 101 * 2000
+    assert bytes_out(mount) == before
+
+
+def bytes_out(mount: Mount) -> int:
+    """How many bytes the daemon has given to readers."""
+    metrics = (mount.path / ".logfs/metrics").read_text()
+    found = re.findall(r"^\S*bytesout\S* (\d+)", metrics, re.MULTILINE)
+    assert found, metrics
+    return sum(map(int, found))

@@ -1,0 +1,1 @@
+"""Tests of `logfs.store`: many partitions, their settings, maintenance and commits."""

@@ -1,0 +1,281 @@
+"""Commits from outside: under Kafka's lock, or through whatever mount holds the directories at that moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from logfs.errors import InvalidName, InvalidRecord, InvalidStore, StoreLocked, UnknownPartition
+from logfs.format.batches.record import Record
+from logfs.format.files.commit_file import STAGED, StagedFile
+from logfs.log.disk.disk import Disk
+from logfs.store.commits.commit import Committed
+from logfs.store.observe import commit_client
+from logfs.store.settings import Settings
+from logfs.store.store import Store
+from tests.support.staging import stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.mounts import Mount
+
+
+def put(
+    log_dir: Path, writer: str, sequence: int, wanted: dict[str, list[bytes]]
+) -> list[StagedFile]:
+    """Stage values as a task of another process does."""
+    settings = Settings([(Disk(), log_dir)])
+    return [
+        stage(
+            log_dir / name,
+            settings.log_config(name.rpartition("-")[0]),
+            writer,
+            sequence,
+            [Record(value) for value in values],
+            now_ms=1_700_000_000_000,
+        )
+        for name, values in wanted.items()
+    ]
+
+
+def read(log_dir: Path, name: str) -> list[bytes | None]:
+    with Store(log_dir, read_only=True) as store:
+        return [record.value for record in store[name].read()]
+
+
+def test_without_a_mount_the_directories_are_opened_for_it(log_dir: Path) -> None:
+    """Only the partitions that it concerns; clean before is clean after; what was left over goes."""
+    with Store(log_dir) as store:
+        for name in ("a-0", "b-0", "c-0"):
+            store.create(name)
+    twin = put(log_dir, "q", 0, {"a-0": [b"twin"]})
+    done = commit_client.commit(
+        log_dir, "q", 0, put(log_dir, "q", 0, {"a-0": [b"1"], "b-0": [b"2", b"3"]})
+    )
+    assert done == Committed(False, {"a-0": (0, 1), "b-0": (0, 2)})
+    assert commit_client.commit([log_dir], "q", 0, put(log_dir, "q", 0, {"a-0": [b"1"]})).already
+    assert (read(log_dir, "a-0"), read(log_dir, "b-0")) == ([b"1"], [b"2", b"3"])
+    assert (log_dir / ".kafka_cleanshutdown").exists()
+    assert not (log_dir / "a-0" / twin[0].name).exists()
+    with pytest.raises(InvalidStore):
+        commit_client.commit(log_dir / "nowhere", "q", 1, [])
+    with pytest.raises(UnknownPartition, match="logfs create"):
+        commit_client.commit(log_dir, "q", 1, [StagedFile("d-0", "x", 1, 1)])
+
+
+def test_a_mount_takes_commits(mount: Mount) -> None:
+    """Through `.logfs/commit`: seen at once in the files, also by who has had their sizes, and made once."""
+    log_dir = mount.log_dirs[0]
+    for name in ("a-0", "b-0"):
+        mount.partition(name)
+    lines = mount.path / "a-0/records"
+    for _ in range(3):
+        assert lines.stat().st_size == 0
+    told = json.loads((log_dir / commit_client.MOUNT_FILE).read_bytes())
+    assert told["mountpoint"] == str(mount.path)
+    wanted = {"a-0": [b"%d" % n for n in range(2000)], "b-0": [b"x"]}
+    done = commit_client.commit(log_dir, "q", 0, put(log_dir, "q", 0, wanted))
+    assert done == Committed(False, {"a-0": (0, 2000), "b-0": (0, 1)})
+    assert lines.read_bytes() == b"".join(value + b"\n" for value in wanted["a-0"])
+    assert (mount.path / "b-0/records").read_bytes() == b"x\n"
+    assert commit_client.commit(log_dir, "q", 0, put(log_dir, "q", 0, wanted)).already
+    with (mount.path / "a-0/append").open("ab", buffering=0) as file:
+        file.write(b"after\n")
+    assert lines.read_bytes().endswith(b"1999\nafter\n")
+    mount.stop()
+    assert not (log_dir / commit_client.MOUNT_FILE).exists()
+    assert commit_client.commit(log_dir, "q", 0, []).already
+    assert not list(log_dir.rglob("*" + STAGED))
+
+
+def test_the_answer_is_read_where_the_request_ends_or_from_the_start(mount: Mount) -> None:
+    """By read, which goes on behind what was written, and by pread; also of a refused or a second request."""
+    fd = os.open(mount.path / ".logfs/commit", os.O_RDWR)
+    try:
+        for sequence in (3, 4):
+            os.write(fd, b'{"writer":"w","sequence":%d,' % sequence)
+            os.write(fd, b'"staged":[]}\n')
+            assert json.loads(os.read(fd, 1000)) == {"already": False, "offsets": {}}
+            assert os.read(fd, 1000) == b""
+        os.write(fd, b'{"writer":"w","sequence":4,"staged":[]}\n')
+        parts = [os.pread(fd, 7, position) for position in range(0, 70, 7)]
+        assert json.loads(b"".join(parts)) == {"already": True, "offsets": {}}
+        with pytest.raises(OSError, match="Invalid argument"):
+            os.write(fd, b"[]\n")
+        assert "InvalidRecord" in os.read(fd, 1000).decode()
+    finally:
+        os.close(fd)
+
+
+def test_partitions_are_made_by_whoever_has_the_directories(mount: Mount) -> None:
+    """By the mount, which shows them at once; then without it. Those that are there stay; a bad name makes none."""
+    log_dir = mount.log_dirs[0]
+    mount.partition("a-0")
+    staged = put(log_dir, "q", 0, {"a-0": [b"kept"]})
+    commit_client.commit(log_dir, "q", 0, staged)
+    commit_client.create(log_dir, ["a-0", "a-1"])
+    assert (mount.path / "a-1/records").read_bytes() == b""
+    with pytest.raises(InvalidName):
+        commit_client.create(log_dir, ["b-0", "../c-0"])
+    mount.stop()
+    commit_client.create([log_dir], ["a-1", "a-2"])
+    with Store(log_dir, read_only=True) as store:
+        assert sorted(store) == ["a-0", "a-1", "a-2"]
+    assert read(log_dir, "a-0") == [b"kept"]
+    with Store(log_dir), pytest.raises(StoreLocked):
+        commit_client.create(log_dir, ["a-3"], seconds=0.1)
+
+
+def test_a_log_directory_that_is_missing_is_not_made(log_dir: Path) -> None:
+    """As by `logfs create`: it may be a misspelt path. An empty one becomes a store by its first partition."""
+    for ask in (
+        lambda: commit_client.commit(log_dir, "q", 0, []),
+        lambda: commit_client.create(log_dir, ["a-0"]),
+    ):
+        with pytest.raises(InvalidStore, match="does not exist"):
+            ask()
+    log_dir.mkdir()
+    with pytest.raises(InvalidStore, match="holds no partitions"):
+        commit_client.commit(log_dir, "q", 0, [])
+    assert not list(log_dir.iterdir())
+    commit_client.create(log_dir, ["a-0"])
+    with Store(log_dir, read_only=True) as store:
+        assert list(store) == ["a-0"]
+
+
+def test_what_a_mount_refuses_is_told_with_its_reason(mount: Mount) -> None:
+    """The same error as without a mount; an errno and a line in `.logfs/errors` for who writes the file himself."""
+    log_dir = mount.log_dirs[0]
+    mount.partition("a-0")
+    (mount.path / "a-0/config/cleanup.policy").write_text("compact")
+    staged = put(log_dir, "q", 0, {"a-0": [b"no key"]})
+    with pytest.raises(InvalidRecord, match="needs a key"):
+        commit_client.commit(log_dir, "q", 0, staged)
+    with pytest.raises(UnknownPartition):
+        commit_client.commit(log_dir, "q", 0, [StagedFile("d-0", "x", 1, 1)])
+    with pytest.raises(OSError, match="Invalid argument"):
+        os.write(fd := os.open(mount.path / ".logfs/commit", os.O_WRONLY), b"{}\n")
+    os.close(fd)
+    assert "not a commit request" in mount.errors()
+    (log_dir / "outside.staged").write_bytes((log_dir / "a-0" / staged[0].name).read_bytes())
+    for name in ("../outside.staged", str(log_dir / "outside.staged"), f"{0:020}.log", "\0.staged"):
+        with pytest.raises(InvalidRecord, match="is not the name of a staged file"):
+            commit_client.commit(log_dir, "q", 0, [replace(staged[0], name=name)])
+    (log_dir / "outside.staged").unlink()
+    with pytest.raises(InvalidRecord, match="does not fit in"):
+        commit_client.commit(log_dir, "q", 2**64, [])
+    for file in (["a-0", "x.staged", "1", 1], ["a-0", 1, 1, 1], ["a-0", "x.staged", 2**64, 1]):
+        request = {"writer": "q", "sequence": 1, "staged": [file]}
+        with pytest.raises(OSError, match="Invalid argument"):
+            (mount.path / ".logfs/commit").write_bytes(json.dumps(request).encode() + b"\n")
+    assert "internal error" not in mount.errors()
+    # A large request comes in many writes.
+    many = [StagedFile("d-0", f"{number:0100}", 1, 1) for number in range(20_000)]
+    with pytest.raises(UnknownPartition):
+        commit_client.commit(log_dir, "q", 0, many)
+
+
+def test_mounts_come_and_go_between_commits(make_mount: Callable[..., Mount]) -> None:
+    """While one is killed and mounted again and again, each commit is made once."""
+    mount = make_mount()
+    mount.partition("a-0")
+    log_dir = mount.log_dirs[0]
+    failures: list[BaseException] = []
+    wanted = [b"%d" % number for number in range(40)]
+
+    def send() -> None:
+        try:
+            for number, value in enumerate(wanted):
+                commit_client.commit(
+                    log_dir, "q", number, put(log_dir, "q", number, {"a-0": [value]})
+                )
+        except BaseException as error:
+            failures.append(error)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    for number in range(3):
+        mount.kill() if number % 2 else mount.stop()
+        if number % 2:
+            # A dead mount stays, and so does what it told of itself.
+            assert (log_dir / commit_client.MOUNT_FILE).exists()
+        _restart(mount)
+    sender.join(100)
+    assert not sender.is_alive()
+    assert not failures
+    mount.stop()
+    assert read(log_dir, "a-0") == wanted
+
+
+def test_an_answer_counts_if_the_mount_goes_away_after_it(
+    make_mount: Callable[..., Mount], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon that is killed before its client closes the file has made the commit all the same."""
+    mount = make_mount()
+    mount.partition("a-0")
+    log_dir = mount.log_dirs[0]
+    ask = commit_client._ask
+
+    def ask_and_kill(fd: int, request: bytes) -> object:
+        answer = ask(fd, request)
+        mount.kill()
+        return answer
+
+    monkeypatch.setattr(commit_client, "_ask", ask_and_kill)
+    done = commit_client.commit(log_dir, "q", 0, put(log_dir, "q", 0, {"a-0": [b"x"]}))
+    assert done.offsets == {"a-0": (0, 1)}
+    mount.start()
+    mount.stop()
+    assert read(log_dir, "a-0") == [b"x"]
+
+
+def _restart(mount: Mount) -> None:
+    """Mount again; a commit may have the lock at that moment."""
+    for _ in range(50):
+        try:
+            mount.start()
+            return
+        except AssertionError:
+            assert mount.log is not None
+            assert "in use by" in mount.log.read_text()
+            assert mount.process is not None
+            mount.process.wait()
+            assert mount.process.stdout is not None
+            mount.process.stdout.close()
+            mount.process = None
+    pytest.fail("the mount never got the lock")
+
+
+HOLD = """
+import sys, logfs
+with logfs.open(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_another_process_that_holds_the_directory_is_named(log_dir: Path) -> None:
+    """It is waited for, and then the error says who it is, and that a broker takes no commits."""
+    with Store(log_dir) as store:
+        store.create("a-0")
+    (log_dir / commit_client.MOUNT_FILE).write_text('{"pid": 1, "mountpoint": "/"}')
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(log_dir)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        staged = put(log_dir, "q", 0, {"a-0": [b"x"]})
+        with pytest.raises(StoreLocked, match=f"process {other.pid}.*broker accepts none"):
+            commit_client.commit(log_dir, "q", 0, staged, seconds=0.1)
+        other.communicate()
+    assert not commit_client.commit(log_dir, "q", 0, staged).already
+    (log_dir / commit_client.MOUNT_FILE).unlink()

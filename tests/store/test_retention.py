@@ -1,0 +1,439 @@
+"""Retention: which segments go, which stay, and what is left of those that went (kafka-storage 7, 14.6)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from logfs import errors
+from logfs.format.base import names
+from logfs.format.batches.record import Record
+from logfs.format.text.rendering import View
+from logfs.log.disk.disk import Disk
+from logfs.log.read.text_view import NOBODY
+from logfs.store.observe.check import check
+from logfs.store.store import Store
+from tests.support.partitions import bases
+from tests.support.stores import set_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from logfs.log.append.partition import Partition
+
+NAME = "orders-0"
+NOW = 1_700_000_000_000
+DAY = 86_400_000
+WEEK = 7 * DAY
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def log_dir(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "log"
+    yield path
+    assert not list(check(path))
+
+
+@pytest.fixture
+def store(log_dir: Path, clock: Clock) -> Iterator[Store]:
+    with Store(log_dir, clock=clock) as store:
+        yield store
+
+
+@pytest.fixture
+def orders(store: Store, clock: Clock) -> Partition:
+    """Four segments, 0..10, 10..20, 20..30 and the active 30..35, a day apart."""
+    orders = store.create(NAME)
+    fill(orders, clock, 4)
+    return orders
+
+
+def fill(orders: Partition, clock: Clock, segments: int) -> None:
+    for number in range(segments):
+        if number:
+            clock.now += DAY
+            orders.roll(clock.now)
+        for _ in range(10 if number < segments - 1 else 5):
+            orders.append([b"%d" % orders.log_end_offset])
+
+
+def logs(orders: Partition) -> list[str]:
+    return sorted(path.name.removeprefix("0" * 18) for path in orders.directory.glob("*.log*"))
+
+
+# Which segments go.
+
+
+def test_time_based_segments_ready_to_be_deleted(
+    store: Store, orders: Partition, clock: Clock
+) -> None:
+    """A segment goes when its newest record is older than retention.ms, and not a moment before."""
+    clock.now = NOW + WEEK
+    assert store.retain() == 0
+    clock.now += 1
+    assert store.retain() == 1
+    assert bases(orders) == [10, 20, 30]
+    assert orders.log_start_offset == 10
+
+
+def test_none_ready_to_be_deleted(store: Store, orders: Partition) -> None:
+    """With nothing older than retention.ms nothing goes (14.6, 90)."""
+    assert store.retain() == 0
+    assert bases(orders) == [0, 10, 20, 30]
+
+
+def test_when_all_has_expired_one_new_empty_segment_is_left(
+    store: Store, orders: Partition, clock: Clock
+) -> None:
+    """The active segment goes with the others, and offsets go on (14.6, 90)."""
+    clock.now += 2 * WEEK
+    assert store.retain() == 4
+    assert bases(orders) == [35]
+    assert (orders.log_start_offset, orders.log_end_offset) == (35, 35)
+    assert orders.append([b"next"]) == 35
+    assert orders.epochs.entries == [(0, 35)]
+
+
+def test_what_is_appended_meanwhile_stays(
+    store: Store, orders: Partition, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All has expired; before the segments go, somebody appends to the last of them."""
+    set_topic(store, "orders", segment_ms=str(100 * WEEK))
+    clock.now += 2 * WEEK
+    write = store.checkpoints.write
+
+    def append_before() -> None:
+        monkeypatch.undo()
+        orders.append([b"new"])
+        write()
+
+    monkeypatch.setattr(store.checkpoints, "write", append_before)
+    assert store.retain() == 3
+    assert [(record.offset, record.value) for record in orders.read()] == [(35, b"new")]
+    clock.now += 2 * WEEK
+    assert store.retain() == 1
+    assert bases(orders) == [36]
+
+
+def test_what_compaction_merged_meanwhile_stays(
+    store: Store, orders: Partition, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two segments are to go; before they do, they become one with others, and it has records that stay."""
+    set_topic(store, "orders", cleanup_policy="compact,delete")
+    orders.append([Record(b"%d" % number, b"%d" % number) for number in range(35, 50)])
+    orders.roll(clock.now)
+    write = store.checkpoints.write
+
+    def compact_before() -> None:
+        monkeypatch.undo()
+        store.compact(NAME)
+        write()
+
+    set_topic(
+        store, "orders", retention_bytes=str(sum(each.size_bytes for each in orders.segments[2:]))
+    )
+    monkeypatch.setattr(store.checkpoints, "write", compact_before)
+    store.retain()
+    assert orders.log_start_offset == 20
+    assert [record.value for record in orders.read()] == [b"%d" % n for n in range(35, 50)]
+
+
+def test_an_empty_active_segment_is_never_deleted(
+    store: Store, orders: Partition, clock: Clock
+) -> None:
+    orders.roll(clock.now)
+    clock.now += 2 * WEEK
+    assert store.retain() == 4
+    assert store.retain() == 0
+    assert bases(orders) == [35]
+
+
+def test_a_newer_record_protects_all_that_follow(store: Store, clock: Clock) -> None:
+    orders = store.create(NAME)
+    set_topic(store, "orders", message_timestamp_after_max_ms=str(100 * WEEK))
+    orders.append([b"old"])
+    orders.roll(clock.now)
+    orders.append([Record(b"from the future", timestamp=NOW + 3 * WEEK)])
+    orders.roll(clock.now)
+    orders.append([b"old"])
+    clock.now += 2 * WEEK
+    assert store.retain() == 1
+    assert [record.value for record in orders.read()] == [b"from the future", b"old"]
+
+
+def test_size_based_segments(store: Store, orders: Partition) -> None:
+    """As many go as leave at least retention.bytes."""
+    sizes = [segment.size_bytes for segment in orders.segments]
+    set_topic(store, "orders", retention_bytes=str(sum(sizes[1:]) + 1))
+    assert store.retain() == 0
+    set_topic(store, "orders", retention_bytes=str(sum(sizes[1:])))
+    assert store.retain() == 1
+    set_topic(store, "orders", retention_bytes=str(sizes[-1]))
+    assert store.retain() == 2
+    assert bases(orders) == [30]
+
+
+def test_log_deletion_after_delete_records(store: Store, orders: Partition) -> None:
+    """Moving the log start into a segment frees exactly those wholly below it (14.6, 93)."""
+    assert store.delete_records(NAME, 15) == 15
+    assert store.retain() == 1
+    assert bases(orders) == [10, 20, 30]
+    assert next(orders.read()).offset == 15
+    store.delete_records(NAME, 20)
+    assert store.retain() == 1
+    assert bases(orders) == [20, 30]
+    assert store.delete_records(NAME, 3) == 20
+    assert store.delete_records(NAME, -1) == 35
+    with pytest.raises(errors.OffsetOutOfRange):
+        store.delete_records(NAME, 36)
+
+
+def test_a_compacted_log_loses_only_what_lies_below_its_start(
+    store: Store, orders: Partition, clock: Clock
+) -> None:
+    set_topic(store, "orders", cleanup_policy="compact", retention_bytes="0")
+    clock.now += 2 * WEEK
+    assert store.retain() == 0
+    with pytest.raises(errors.InvalidSetting, match=r"cleanup\.policy"):
+        store.delete_records(NAME, 10)
+    orders.advance_log_start(25)
+    assert store.retain() == 2
+    assert bases(orders) == [20, 30]
+
+
+def test_compact_delete_does_both(store: Store, orders: Partition, clock: Clock) -> None:
+    set_topic(store, "orders", cleanup_policy="compact,delete")
+    clock.now += 2 * WEEK
+    assert store.retain() == 4
+    assert orders.log_start_offset == 35
+
+
+def test_where_a_broker_keeps_the_settings_nothing_goes_by_age(
+    log_dir: Path, store: Store, orders: Partition, clock: Clock
+) -> None:
+    """The topic may be compacted there, or be kept for ever: logfs deletes only what it is told to."""
+    (log_dir / "meta.properties").write_text("version=1\ncluster.id=x\nnode.id=1\n")
+    store.close()
+    clock.now += 2 * WEEK
+    with Store(log_dir, clock=clock) as store:
+        assert "a broker's" in store.retention_plan(NAME).stays
+        assert store.retain() == 0
+        store.delete_records(NAME, 10)
+        assert store.retain() == 1
+        set_topic(store, "orders", retention_ms=str(WEEK))
+        assert store.retain() == 3
+
+
+# What happens to them.
+
+
+def test_files_are_renamed_at_once_and_removed_later(
+    store: Store, orders: Partition, clock: Clock
+) -> None:
+    clock.now = NOW + WEEK + DAY + 1
+    store.retain()
+    assert logs(orders) == ["00.log.deleted", "10.log.deleted", "20.log", "30.log"]
+    assert not list(orders.directory.glob("*10" + names.SNAPSHOT))
+    clock.now += 59_999
+    store.upkeep()
+    assert len(logs(orders)) == 4
+    clock.now += 1
+    store.upkeep()
+    assert logs(orders) == ["20.log", "30.log"]
+    assert not list(orders.directory.glob("*.deleted"))
+
+
+def test_old_views_live_on_and_new_ones_begin_later(
+    store: Store, orders: Partition, clock: Clock
+) -> None:
+    text = orders.text(View.LINES)
+    whole = text.read(0, 1000)
+    untouched = orders.text(View.LINES)
+    records = orders.read()
+    assert next(records).offset == 0
+    clock.now += WEEK - 60_001
+    assert store.retain() == 3
+    clock.now += 60_000
+    store.upkeep()
+    assert text.read(0, 1000) == whole == untouched.read(0, 1000)
+    assert [record.offset for record in records] == list(range(1, 35))
+    orders.append([b"new"])
+    assert text.read(0, 1000) == whole + b"new\n"
+    assert orders.text(View.LINES).read(0, 1000).startswith(b"30\n")
+    # Their files stay for them, and no longer.
+    assert logs(orders) == ["00.log.deleted", "10.log.deleted", "20.log.deleted", "30.log"]
+    untouched.let_go(NOBODY)
+    text.let_go(NOBODY)
+    store.upkeep()
+    assert logs(orders) == ["30.log"]
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_what_went_does_not_come_back(
+    log_dir: Path, store: Store, orders: Partition, clock: Clock, clean: bool
+) -> None:
+    store.delete_records(NAME, 15)
+    store.retain()
+    store.close()
+    if not clean:
+        (log_dir / ".kafka_cleanshutdown").unlink()
+    with Store(log_dir, clock=clock) as again:
+        assert again[NAME].log_start_offset == 15
+        assert bases(again[NAME]) == [10, 20, 30]
+        assert not list(orders.directory.glob("*.deleted"))
+
+
+def test_upkeep_retains_when_its_time_has_come_and_when_a_setting_changes(
+    store: Store, orders: Partition, clock: Clock
+) -> None:
+    clock.now += 29_999 - 3 * DAY
+    store.upkeep()
+    set_topic(store, "orders", retention_ms="1")
+    clock.now += 3 * DAY
+    store.upkeep()
+    assert bases(orders) == [35]
+    fill(orders, clock, 2)
+    clock.now += 299_999
+    assert len(orders.segments) == 2
+    store.upkeep()
+    assert bases(orders) == [50]
+
+
+# Telling why.
+
+
+def test_a_dry_run_tells_what_would_go_and_why_the_next_stays(
+    log_dir: Path, store: Store, orders: Partition, clock: Clock
+) -> None:
+    store.close()
+    run = subprocess.run(
+        [sys.executable, "-m", "logfs", "retain", "--dry-run", str(log_dir)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = run.stdout.splitlines()
+    assert lines[0] == NAME
+    assert "00000000000000000000.log (0..10, " in lines[1]
+    assert "would be dropped: its newest record, of 2023-11-14T22:13:20.000Z, is older" in lines[1]
+    assert logs(orders) == ["00.log", "10.log", "20.log", "30.log"]
+    with Store(log_dir, clock=clock) as again:
+        plan = again.retention_plan(NAME)
+    assert not plan
+    assert "may be deleted after 2023-11-21T22:13:20.000Z (retention.ms=604800000)" in plan.stays
+
+
+def test_commands_drop_segments_and_records(log_dir: Path, store: Store, orders: Partition) -> None:
+    set_topic(store, "orders", retention_ms="-1")
+    store.close()
+
+    def logfs(*words: str) -> str:
+        command = [sys.executable, "-m", "logfs", *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    assert (
+        logfs("delete-records", str(log_dir / NAME), "--before", "12") == f"{NAME}: starts at 12\n"
+    )
+    assert "set no limit" in logfs("retain", str(log_dir))
+    assert logfs("cat", str(log_dir / NAME), "--offset", "12") == "12\n"
+    assert logs(orders) == ["10.log", "20.log", "30.log"]
+
+
+# On a mount.
+
+
+def test_log_start_offset_is_a_file(make_mount: Callable[..., object]) -> None:
+    mount = make_mount()
+    folder = mount.partition(NAME)  # type: ignore[attr-defined]
+    with (folder / "append").open("ab") as stream:
+        stream.write(b"a\nb\nc\n")
+    tail = (folder / "records").open("rb")
+    assert tail.read() == b"a\nb\nc\n"
+    (folder / "log-start-offset").write_text("2")
+    assert (folder / "log-start-offset").read_text() == "2\n"
+    deadline = time.monotonic() + 10
+    while (folder / "records").read_bytes() != b"c\n" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (folder / "records").read_bytes() == b"c\n"
+    tail.seek(0)
+    assert tail.read() == b"a\nb\nc\n"
+    tail.close()
+    for wrong in ("99", "x"):
+        with pytest.raises(OSError, match=r"No such file|Invalid argument"):
+            (folder / "log-start-offset").write_text(wrong)
+
+
+class FullDisk(Disk):
+    """One without room for some names."""
+
+    lacking = ""
+
+    def move(self, old: Path, new: Path) -> None:
+        self._check(new)
+        super().move(old, new)
+
+    def replace_file(self, path: Path, data: bytes) -> None:
+        self._check(path)
+        super().replace_file(path, data)
+
+    def _check(self, path: Path) -> None:
+        if self.lacking and path.name.endswith(self.lacking):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+@pytest.mark.parametrize("lacking", [".log.deleted", ".index.deleted", "leader-epoch-checkpoint"])
+@pytest.mark.parametrize("has_room_again", [False, True])
+def test_a_full_disk_brings_nothing_back(
+    lacking: str, has_room_again: bool, log_dir: Path, clock: Clock
+) -> None:
+    """Whatever retention finds no room for: the log goes on, and what was durably gone stays gone."""
+
+    def drop(store: Store) -> None:
+        store.delete_records(NAME, 25)
+        store.retain()
+
+    disk = FullDisk()
+    with Store(log_dir, clock=clock, disk=disk) as store:
+        orders = store.create(NAME)
+        for number in range(50):
+            orders.append([b"%d" % number])
+            if number % 10 == 9:
+                orders.roll(clock())
+        disk.lacking = lacking
+        with pytest.raises(OSError, match="No space"):
+            drop(store)
+        gone = orders.log_start_offset
+        assert gone == (0 if lacking == "leader-epoch-checkpoint" else 25)
+        assert orders.append([b"more"]) == 50
+        if has_room_again:
+            disk.lacking = ""
+            drop(store)
+            gone = 25
+            assert orders.segments[0].base_offset == 20
+    disk.lacking = ""
+    assert list(check(log_dir)) == []
+    with Store(log_dir, clock=clock) as store:
+        assert store["orders-0"].log_start_offset == gone
+        assert [record.offset for record in store["orders-0"].read()] == [*range(gone, 51)]

@@ -1,0 +1,372 @@
+"""Upkeep: what is due and when, errors that hold up nothing else, pauses, and quiet segments that are rolled."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import orjson
+import pytest
+
+from logfs.config import BrokerConfig, LogConfig
+from logfs.format.batches.record import Record
+from logfs.store.maintenance.schedule import Backoff, Task, Timer, due, next_due_ms
+from logfs.store.maintenance.upkeep import is_roll_overdue
+from logfs.store.store import Store
+from tests.support.processes import wait_for
+from tests.support.stores import set_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from logfs.log.append.partition import Partition
+    from tests.support.mounts import Mount
+    from tests.support.stores import Clock
+
+HOUR = 3_600_000
+BROKER = BrokerConfig(log_retention_check_interval_ms=1000)
+
+
+def old_segment(store: Store, clock: Clock, name: str) -> Partition:
+    """A partition with a segment whose time is over, and one whose time is not."""
+    partition = store.create(name)
+    partition.append([b"old"])
+    partition.roll(clock())
+    clock.now_ms += 8 * 24 * HOUR
+    partition.append([b"new"])
+    clock.now_ms += HOUR
+    return partition
+
+
+# The plans.
+
+
+@pytest.mark.parametrize(
+    ("timer", "now_ms", "is_due"),
+    [
+        (Timer(0), 999, False),
+        (Timer(0), 1000, True),
+        (Timer(0, 30_000), 1000, False),
+        (Timer(0, 30_000), 30_000, True),
+        (Timer(0, 0), 0, True),
+        (Timer(5000), 4999, True),  # the clock was put back
+    ],
+)
+def test_what_is_due(timer: Timer, now_ms: int, is_due: bool) -> None:
+    """A task is due when its interval, or the wait it was given, is over; a clock put back stops nothing."""
+    timers = {Task.RETENTION: timer}
+    assert due(timers, BROKER, now_ms, is_paused=False) == [Task.RETENTION] * is_due
+    assert due(timers, BROKER, now_ms, is_paused=True) == []
+    assert next_due_ms(Task.RETENTION, Timer(7), BROKER) == 1007
+
+
+def test_durability_is_not_paused() -> None:
+    """A pause holds up what changes the log; flushes and checkpoints go on."""
+    timers = {task: Timer(0, 0) for task in Task}
+    assert due(timers, BROKER, 1, is_paused=True) == [Task.FLUSH, Task.PRODUCERS, Task.CHECKPOINT]
+
+
+def test_backoff_doubles_up_to_a_minute_for_each_piece() -> None:
+    backoff = Backoff()
+    waits = [backoff.failed(Task.RETENTION, "orders-0", 0) for _ in range(8)]
+    assert waits == [1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000]
+    assert backoff.holds(Task.RETENTION, "orders-0", 59_999)
+    assert not backoff.holds(Task.RETENTION, "orders-0", 60_000)
+    assert not backoff.holds(Task.RETENTION, "orders-0", -1), "the clock was put back"
+    assert not backoff.holds(Task.RETENTION, "orders-1", 0)
+    assert not backoff.holds(Task.ROLL, "orders-0", 0)
+    backoff.worked(Task.RETENTION, "orders-0")
+    assert backoff.failed(Task.RETENTION, "orders-0", 0) == 1000
+
+
+# The loop.
+
+
+def test_a_partition_that_fails_holds_up_nobody(
+    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its error is one line, the others are retained, deletions go on, and it is tried again after a wait."""
+    for name in ("orders-0", "orders-1", "orders-2"):
+        old_segment(store, clock, name)
+    store.create("gone-0")
+    store.delete("gone-0")
+    bad = store["orders-1"]
+    monkeypatch.setattr(
+        bad, "advance_log_start", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "broken"))
+    )
+    clock.now_ms += 8 * 24 * HOUR
+    store.upkeep()
+    # The quiet segment is rolled, and of the bad partition nothing goes.
+    assert [len(store[name].segments) for name in store] == [1, 3, 1]
+    assert not list(store.log_dirs[0].path.glob("gone*"))
+    failed = [message for message in caplog.messages if "failed" in message]
+    assert len(failed) == 1
+    assert failed[0].startswith(
+        "upkeep: retention of orders-1 failed, and is retried in 1 s: [Errno 5]"
+    )
+    store.upkeep()
+    assert store.scheduler.failures == 1, "it waits"
+    clock.now_ms += 1000
+    store.upkeep()
+    assert store.scheduler.failures == 2
+    monkeypatch.undo()
+    clock.now_ms += 2000
+    store.upkeep()
+    assert len(bad.segments) == 1
+    assert not list(store.scheduler.backoff)
+
+
+def test_a_task_that_fails_as_a_whole_backs_off_and_the_rest_is_done(
+    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoints that cannot be written hold up no removal, and an error nobody thought of is no other case."""
+    store.create("gone-0")
+    store.delete("gone-0")
+    calls = []
+    monkeypatch.setattr(store.checkpoints, "write", lambda: calls.append(1) or 1 / 0)
+    clock.now_ms += HOUR
+    store.upkeep()
+    store.upkeep()
+    assert len(calls) == 1
+    assert not list(store.log_dirs[0].path.glob("gone*"))
+    for _ in range(5):
+        clock.now_ms += 60_000
+        store.upkeep()
+    assert len(calls) == 6
+
+
+def test_what_was_deleted_waits_for_nothing(
+    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = old_segment(store, clock, "orders-0")
+    monkeypatch.setattr(orders, "advance_log_start", lambda _: 1 / 0)
+    clock.now_ms += 8 * 24 * HOUR
+    store.upkeep()
+    assert [*store.scheduler.backoff] == [(Task.RETENTION, "orders-0")]
+    store.delete("orders-0")
+    store.upkeep()
+    assert not [*store.scheduler.backoff]
+
+
+def test_each_action_is_one_line(
+    store: Store, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    orders = store.create("orders-0")
+    for _ in range(5):
+        orders.append([b"x"])
+        orders.roll(clock())
+    clock.now_ms += 8 * 24 * HOUR
+    with caplog.at_level(logging.INFO, "logfs.store"):
+        store.upkeep()
+        clock.now_ms += 60_000
+        store.upkeep()
+    assert [message.partition(": ")[2] for message in caplog.messages] == [
+        f"dropped 5 segments of {5 * 69} bytes by retention.ms; the log starts at offset 5",
+        "removed the files of 5 dropped segments",
+    ]
+
+
+def test_a_pause_holds_up_everything_but_durability(store: Store, clock: Clock) -> None:
+    """Of the whole store; resuming lets go on what was due meanwhile."""
+    orders = old_segment(store, clock, "orders-0")
+    set_topic(store, "keys", cleanup_policy="compact", flush_ms=1)
+    keys = store.create("keys-0")
+    keys.append([Record(b"1", b"k")])
+    keys.append([Record(b"2", b"k")])
+    keys.roll(clock())
+    store.create("gone-0")
+    store.delete("gone-0")
+    store.is_paused = True
+    keys.append([Record(b"3", b"k")])
+    clock.now_ms += HOUR
+    store.upkeep()
+    assert len(orders.segments) == 2
+    assert list(store.log_dirs[0].path.glob("gone*"))
+    assert len(list(keys.read())) == 3
+    assert keys.recovery_point == 3
+    store.compactor.request("keys-0")
+    store.upkeep()
+    assert [record.value for record in keys.read()] == [b"2", b"3"], "what is asked for is done"
+    store.is_paused = False
+    store.upkeep()
+    assert len(orders.segments) == 1
+    assert not list(store.log_dirs[0].path.glob("gone*"))
+
+
+def test_a_paused_partition_is_left_alone(store: Store, clock: Clock) -> None:
+    """Dropped files stay, too: who makes a copy is not to lose them on the way."""
+    one, other = (old_segment(store, clock, name) for name in ("orders-0", "orders-1"))
+    clock.now_ms += HOUR
+    store.upkeep()
+    one.is_paused = True
+    clock.now_ms += HOUR
+    store.upkeep()
+    assert list(one.directory.glob("*.deleted"))
+    assert not list(other.directory.glob("*.deleted"))
+
+
+# Quiet segments.
+
+
+@pytest.mark.parametrize(
+    ("times", "idle_ms", "limit_ms", "rolls"),
+    [
+        ((0, 400), 100, 499, True),
+        ((0, 400), 100, 500, False),  # strict, as Kafka's (4.1)
+        ((0,), 500, 499, True),
+        ((0, 400), -900, 399, True),  # the clock was put back
+        ((400, 0), 100, 99, True),  # the first batch counts, and the newest timestamp
+        ((), 10**9, 1, False),  # an empty segment never rolls
+    ],
+)
+def test_the_age_of_a_quiet_segment(
+    store: Store, clock: Clock, times: tuple[int, ...], idle_ms: int, limit_ms: int, rolls: bool
+) -> None:
+    """Its newest timestamp less its first batch's, and the time since the last append."""
+    orders = store.create("orders-0")
+    for time in times:
+        orders.append([Record(b"x", timestamp=clock() + time)])
+    config = LogConfig(segment_ms=limit_ms)
+    assert is_roll_overdue(orders.active, config, idle_ms, clock()) is rolls
+
+
+def test_max_compaction_lag_bounds_a_compacted_segment_and_jitter_lets_it_roll_early(
+    store: Store, clock: Clock
+) -> None:
+    set_topic(store, "orders", segment_jitter_ms=1000)
+    orders = store.create("orders-0")
+    orders.append([b"x"])
+    compacted = LogConfig(cleanup_policy=frozenset({"compact"}), max_compaction_lag_ms=5000)
+    active = orders.active
+    limit = active.max_ms(compacted)
+    assert 4000 < limit <= 5000
+    assert not is_roll_overdue(active, compacted, limit, clock())
+    assert is_roll_overdue(active, compacted, limit + 1, clock())
+
+
+def test_a_quiet_partition_is_rolled_in_time_for_retention_and_compaction(
+    store: Store, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Kafka's famous surprise: without this the newest values would stay uncompacted for ever."""
+    set_topic(store, "keys", cleanup_policy="compact", segment_ms=HOUR)
+    keys = store.create("keys-0")
+    for value in (b"1", b"2"):
+        keys.append([Record(value, b"k")])
+    clock.now_ms += HOUR
+    store.upkeep()
+    assert len(keys.segments) == 1
+    clock.now_ms += HOUR
+    with caplog.at_level(logging.INFO, "logfs.store.maintenance.upkeep"):
+        store.upkeep()
+    assert "rolled: older than segment.ms=3600000" in caplog.text
+    assert [record.value for record in keys.read()] == [b"2"]
+    store.upkeep()
+    assert len(keys.segments) == 2, "an empty one stays"
+
+
+def test_an_import_of_old_records_is_not_rolled_at_each_look(store: Store, clock: Clock) -> None:
+    """The clock of the records counts: those of years ago come in one after the other."""
+    set_topic(store, "orders", segment_ms=HOUR, retention_ms=-1)
+    orders = store.create("orders-0")
+    for minute in range(5):
+        orders.append([Record(b"x", timestamp=1_000_000_000_000 + minute)])
+        clock.now_ms += HOUR // 2
+        store.upkeep()
+    assert len(orders.segments) == 1
+    clock.now_ms += HOUR
+    store.upkeep()
+    assert len(orders.segments) == 2
+
+
+def test_age_goes_on_over_a_restart(log_dir: Path, clock: Clock) -> None:
+    """The file's mtime tells when the last record came."""
+    with Store(log_dir, clock=clock) as store:
+        set_topic(store, "orders", segment_ms=HOUR)
+        path = store.create("orders-0").directory
+        store["orders-0"].append([b"x"])
+    log = next(path.glob("*.log"))
+    os.utime(log, ns=(clock() * 10**6, clock() * 10**6))
+    clock.now_ms += 2 * HOUR
+    with Store(log_dir, clock=clock) as store:
+        store.upkeep()
+        assert len(store["orders-0"].segments) == 1, "the first look comes after a delay"
+        clock.now_ms += 30_000
+        store.upkeep()
+        assert len(store["orders-0"].segments) == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "brokers", "rolls"),
+    [
+        ("auto", False, True),
+        ("auto", True, False),
+        ("always", True, True),
+        ("never", False, False),
+    ],
+)
+def test_who_rolls_quiet_segments(
+    log_dir: Path, clock: Clock, setting: str, brokers: bool, rolls: bool
+) -> None:
+    """By default as Kafka where a broker also uses the directory, and in time elsewhere."""
+    log_dir.mkdir()
+    if brokers:
+        (log_dir / "meta.properties").write_text("version=1\n")
+    with Store(log_dir, clock=clock) as store:
+        store.settings.set_broker("logfs.roll.quiet", setting)
+        set_topic(store, "orders", segment_ms=HOUR)
+        orders = store.create("orders-0")
+        orders.append([b"x"])
+        clock.now_ms += 2 * HOUR
+        store.upkeep()
+        assert len(orders.segments) == 1 + rolls
+
+
+# On the mount.
+
+
+def test_ctl_of_the_whole_store(make_mount: Callable[..., Mount]) -> None:
+    """Reading tells what upkeep does and what is due next; commands concern every partition."""
+    mount = make_mount()
+    own = mount.path / ".logfs"
+    ctl = own / "ctl"
+    text = ctl.read_text()
+    assert text.startswith("upkeep\n")
+    for task in ("checkpoint", "roll", "retention", "compaction"):
+        assert f"\n{task}: due in " in text
+    keys = [mount.partition(f"keys-{n}") for n in range(2)]
+    (keys[0] / "config/cleanup.policy").write_text("compact")
+    ctl.write_text("pause\n")
+    text = ctl.read_text()
+    assert text.startswith("paused\n")
+    assert "retention: paused\n" in text
+    assert orjson.loads((own / "status.json").read_bytes())["upkeep"]["paused"] is True
+    for path in keys:
+        with (path / "append.jsonl").open("wb") as append:
+            append.write(b'{"key":"k","value":"1"}\n{"key":"k","value":"2"}\n')
+        (path / "ctl").write_text("roll")
+    ctl.write_text("compact")
+    for path in keys:
+        wait_for(lambda path=path: (path / "records").read_bytes() == b"2\n")
+    other = mount.partition("other-0")
+    with (other / "append").open("wb") as append:
+        append.write(b"x\n")
+        append.flush()
+        os.fsync(append.fileno())
+    (other / "ctl").write_text("roll")
+    (other / "config/retention.bytes").write_text("0")
+    ctl.write_text("retain")
+    assert (other / "log-start-offset").read_text() == "1\n"
+    (mount.path / "new-0").mkdir()
+    points = mount.log_dirs[0] / "recovery-point-offset-checkpoint"
+    assert "new" not in points.read_text()
+    ctl.write_text("checkpoint")
+    assert "other 0 1\n" in points.read_text()
+    assert "new 0 0\n" in points.read_text()
+    ctl.write_text("resume")
+    assert ctl.read_text().startswith("upkeep\n")
+    with pytest.raises(OSError, match="Invalid argument"):
+        ctl.write_text("dance")
+    assert "use one of compact, retain, checkpoint, pause, resume" in mount.errors()

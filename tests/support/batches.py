@@ -1,0 +1,79 @@
+"""Batches as producers send them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logfs.format.batches.batch import HEADER_SIZE, seal
+from logfs.format.batches.record import Record, encode_record
+from logfs.format.encoding.batch_builder import BatchFormat, build_records
+
+if TYPE_CHECKING:
+    from logfs.log.append.partition import Partition
+
+NOW = 1_700_000_000_000
+
+
+def batch(
+    producer_id: int,
+    sequence: int,
+    *values: bytes,
+    epoch: int = 0,
+    transactional: bool = False,
+    timestamp: int = NOW,
+) -> bytes:
+    """A batch as an idempotent producer sends it."""
+    data = bytearray(HEADER_SIZE)
+    for delta, value in enumerate(values):
+        data += encode_record(Record(value), offset_delta=delta, timestamp_delta=0)
+    seal(
+        data,
+        attributes=0x10 if transactional else 0,
+        last_offset_delta=len(values) - 1,
+        base_timestamp=timestamp,
+        max_timestamp=timestamp,
+        record_count=len(values),
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+    )
+    return bytes(data)
+
+
+E_COMMIT = bytes.fromhex(
+    "000000000000000a000000420000000102e314eb360030000000000000018bcfe568000000018bcfe568000000"
+    "0000000010920007ffffffff000000012000000008000000010c00000000000900"
+)
+
+
+class Producer:
+    """Sends keys, in transactions unless told otherwise, a batch each call."""
+
+    def __init__(self, orders: Partition, producer_id: int, *, transactional: bool = True) -> None:
+        self.orders = orders
+        self.producer_id = producer_id
+        self.transactional = transactional
+        self.sequence = 0
+        self.sent = b""
+
+    def send(self, *keys: str) -> int:
+        now_ms = self.orders._clock()
+        records = [Record(f"{key} of {self.producer_id}".encode(), key.encode()) for key in keys]
+        data = bytearray(build_records(records, BatchFormat(), now_ms).batches[0].data)
+        seal(
+            data,
+            attributes=0x10 if self.transactional else 0,
+            last_offset_delta=len(keys) - 1,
+            base_timestamp=now_ms,
+            max_timestamp=now_ms,
+            record_count=len(keys),
+            producer_id=self.producer_id,
+            producer_epoch=0,
+            base_sequence=self.sequence,
+        )
+        self.sequence += len(keys)
+        self.sent = bytes(data)
+        return self.orders.append_batch(self.sent).first_offset
+
+    def end(self, *, commit: bool) -> int:
+        return self.orders.end_transaction(self.producer_id, 0, commit=commit)

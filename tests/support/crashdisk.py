@@ -1,0 +1,1300 @@
+"""A disk that records what a workload does to it, and every state that a power cut could leave of that.
+
+The model is POSIX at its most forgetful: what a file was fsynced with is there, and so are the names that a sync of
+their directory covered. Everything since is up for grabs: a write may be whole, torn, zeroed or lost, alone or with
+others; a truncation may not have happened; a mapped file may hold what it held at any time; a name may be the old or
+the new one. Each such image is opened by a plain `Store` and held to the promises of docs/durability.md.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import re
+import shutil
+import tempfile
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import CommitPending, LogfsError
+from logfs.format.batches.record import Record
+from logfs.format.text.rendering import View
+from logfs.log.disk.disk import Disk, File
+from logfs.log.read.text_view import TextView
+from logfs.log.segment.batch_iterator import DamagedRange
+from logfs.store.commits.commit import read_commits
+from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
+from logfs.store.maintenance.retention import Cause
+from logfs.store.store import Store
+from tests.support.staging import stage
+from tests.support.stores import abandon, errors_of
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Callable, Iterator, Sequence
+
+    from typing_extensions import Buffer
+
+    from logfs.format.files.commit_file import StagedFile
+    from logfs.log.append.partition import Partition
+
+LOG = "log"
+# The second log directory, of the workloads that have one.
+OTHER = "other"
+SMALL = {"segment.bytes": "600", "segment.index.bytes": "240", "index.interval.bytes": "100"}
+
+# When what a crash left is looked at: some days later, when no writer of commits is forgotten yet.
+LATER_MS = 1_700_400_000_000
+
+# The value and the key of a record that is appended to see that a log goes on.
+AFTERWARDS = (b"afterwards", b"after")
+
+Image = dict[str, bytes | None]
+"""A tree of files: path below the root -> content, None for a directory."""
+
+
+def fast_directory() -> str | None:
+    """Where thousands of small trees cost least; None for the usual place."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """An empty directory that goes away."""
+    path = Path(tempfile.mkdtemp(prefix="logfs-crash-", dir=fast_directory()))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def write_image(root: Path, image: Image) -> None:
+    """Make a tree; parents come first, for they sort so."""
+    for name in sorted(image):
+        content = image[name]
+        if content is None:
+            (root / name).mkdir()
+        else:
+            (root / name).write_bytes(content)
+
+
+def read_image(root: Path) -> Image:
+    """The tree below a directory."""
+    found: Image = {}
+    for path in root.rglob("*"):
+        found[str(path.relative_to(root))] = None if path.is_dir() else path.read_bytes()
+    return found
+
+
+def log_dirs(root: Path) -> list[Path]:
+    """The log directories of the store below a directory."""
+    other = root / OTHER
+    return [root / LOG, other] if other.is_dir() else [root / LOG]
+
+
+# Recording.
+
+
+class Op(NamedTuple):
+    """One step: `kind`, the inode it concerns, and what else it needs."""
+
+    kind: str
+    inode: int
+    name: str = ""
+    other: str = ""
+    position: int = 0
+    data: bytes = b""
+
+
+class RecordingDisk(Disk):
+    """Does what a `Disk` does, below `root`, and notes every step that changes something."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self.root = root
+        self.ops: list[Op] = []
+        self.oracles: list[tuple[int, Oracle]] = []
+        self.start = read_image(root)
+        self._inodes: dict[Path, int] = {root: 0}
+        for name in sorted(self.start):
+            self._inodes[root / name] = len(self._inodes)
+        self._next = len(self._inodes)
+        self._fds: dict[int, int] = {}
+        self._mapped: dict[int, tuple[int, bytes]] = {}
+        self._maps: list[tuple[mmap.mmap, int]] = []
+
+    def close(self) -> None:
+        """Let go of the descriptors that watch the mapped files."""
+        for fd, _ in self._mapped.values():
+            os.close(fd)
+        self._mapped.clear()
+        self._maps.clear()
+
+    def note(self, oracle: Oracle) -> None:
+        """From here on, this is what a crash must leave."""
+        self._note_stores()
+        self.oracles.append((len(self.ops), oracle))
+
+    def _note(self, kind: str, inode: int, **more: object) -> None:
+        self._note_stores()
+        self.ops.append(Op(kind, inode, **more))  # type: ignore[arg-type]
+
+    def _note_stores(self) -> None:
+        """What was stored through mappings since the last step."""
+        for inode, (fd, before) in self._mapped.items():
+            now = os.pread(fd, os.fstat(fd).st_size, 0)
+            if now != before:
+                self.ops.append(Op("store", inode, data=now))
+                self._mapped[inode] = fd, now
+
+    def _inode(self, file: File) -> int:
+        return self._fds[file.fd]
+
+    def _watch(self, inode: int) -> None:
+        """The recorder itself changed a mapped file: that is no store."""
+        if inode in self._mapped:
+            fd, _ = self._mapped[inode]
+            self._mapped[inode] = fd, os.pread(fd, os.fstat(fd).st_size, 0)
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
+        if create and path not in self._inodes:
+            self._inodes[path], self._next = self._next, self._next + 1
+            parent = self._inodes[path.parent]
+            self._note("create", self._inodes[path], name=path.name, position=parent)
+        file = super().open(path, write=write, create=create)
+        self._fds[file.fd] = self._inodes[path]
+        return file
+
+    def write(self, file: File, position: int, data: Buffer) -> None:
+        self._note("write", self._inode(file), position=position, data=bytes(data))
+        super().write(file, position, data)
+        self._watch(self._inode(file))
+
+    def truncate(self, file: File, size: int) -> None:
+        self._note("truncate", self._inode(file), position=size)
+        super().truncate(file, size)
+        self._watch(self._inode(file))
+
+    def sync(self, file: File) -> None:
+        super().sync(file)
+        self._note("sync", self._inode(file))
+
+    def map(self, file: File, size: int) -> mmap.mmap:
+        mapping = super().map(file, size)
+        inode = self._inode(file)
+        if inode not in self._mapped:
+            fd = os.dup(file.fd)
+            self._mapped[inode] = fd, os.pread(fd, os.fstat(fd).st_size, 0)
+        self._maps.append((mapping, inode))
+        return mapping
+
+    def sync_map(self, mapping: mmap.mmap) -> None:
+        super().sync_map(mapping)
+        self._note("sync", next(inode for known, inode in self._maps if known is mapping))
+
+    def move(self, old: Path, new: Path) -> None:
+        inode = self._inodes.pop(old)
+        parent = self._inodes[old.parent]
+        self._note("rename", inode, name=old.name, other=new.name, position=parent)
+        for path in [path for path in self._inodes if old in path.parents]:
+            self._inodes[new / path.relative_to(old)] = self._inodes.pop(path)
+        self._inodes[new] = inode
+        super().move(old, new)
+
+    def unlink(self, path: Path) -> None:
+        if path in self._inodes:
+            parent = self._inodes[path.parent]
+            self._note("unlink", self._inodes.pop(path), name=path.name, position=parent)
+        super().unlink(path)
+
+    def mkdir(self, path: Path, *, mode: int = 0o755) -> None:
+        self._inodes[path], self._next = self._next, self._next + 1
+        parent = self._inodes[path.parent]
+        self._note("mkdir", self._inodes[path], name=path.name, position=parent)
+        super().mkdir(path, mode=mode)
+
+    def rmdir(self, path: Path) -> None:
+        parent = self._inodes[path.parent]
+        self._note("unlink", self._inodes.pop(path), name=path.name, position=parent)
+        super().rmdir(path)
+
+    def sync_directory(self, path: Path) -> None:
+        super().sync_directory(path)
+        if path in self._inodes:
+            self._note("sync", self._inodes[path])
+
+
+class FaultDisk(RecordingDisk):
+    """Fails at the call number `at`, or from there on where `persistent`; counts the calls that may fail.
+
+    A sync that failed leaves pages that the kernel thinks are clean: no later sync makes them durable.
+    """
+
+    KINDS = frozenset(
+        {"open", "write", "truncate", "sync", "map", "sync_map", "rename", "unlink", "mkdir"}
+        | {"rmdir", "sync_directory", "read", "allocate"}
+    )
+
+    def __init__(
+        self, root: Path, at: int = -1, number: int = errno.EIO, *, persistent: bool = False
+    ) -> None:
+        super().__init__(root)
+        self.at = at
+        self.number = number
+        self.persistent = persistent
+        self.calls = 0
+        self.failed: list[str] = []
+        self.seen: list[str] = []
+        self.armed = True
+
+    def _may_fail(self, kind: str, path: object) -> None:
+        if not self.armed:
+            return
+        number, self.calls = self.calls, self.calls + 1
+        self.seen.append(kind)
+        if number == self.at or (self.persistent and 0 <= self.at <= number):
+            self.failed.append(kind)
+            raise OSError(self.number, f"injected: {os.strerror(self.number)}", str(path))
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
+        self._may_fail("open", path)
+        return super().open(path, write=write, create=create)
+
+    def read(self, file: File, position: int, size: int) -> bytes:
+        self._may_fail("read", file.path)
+        return super().read(file, position, size)
+
+    def write(self, file: File, position: int, data: Buffer) -> None:
+        try:
+            self._may_fail("write", file.path)
+        except OSError:
+            # Some of it has got there, as with a disk that fills up.
+            half = bytes(data)[: len(bytes(data)) // 2]
+            super().write(file, position, half)
+            raise
+        super().write(file, position, data)
+
+    def truncate(self, file: File, size: int) -> None:
+        self._may_fail("truncate", file.path)
+        super().truncate(file, size)
+
+    def sync(self, file: File) -> None:
+        try:
+            self._may_fail("sync", file.path)
+        except OSError:
+            self._note("badsync", self._inode(file))
+            raise
+        super().sync(file)
+
+    def allocate(self, file: File, position: int, size: int) -> None:
+        self._may_fail("allocate", file.path)
+        super().allocate(file, position, size)
+
+    def map(self, file: File, size: int) -> mmap.mmap:
+        self._may_fail("map", file.path)
+        return super().map(file, size)
+
+    def sync_map(self, mapping: mmap.mmap) -> None:
+        try:
+            self._may_fail("sync_map", "")
+        except OSError:
+            self._note("badsync", next(inode for known, inode in self._maps if known is mapping))
+            raise
+        super().sync_map(mapping)
+
+    def move(self, old: Path, new: Path) -> None:
+        self._may_fail("rename", old)
+        super().move(old, new)
+
+    def unlink(self, path: Path) -> None:
+        self._may_fail("unlink", path)
+        super().unlink(path)
+
+    def mkdir(self, path: Path, *, mode: int = 0o755) -> None:
+        self._may_fail("mkdir", path)
+        super().mkdir(path, mode=mode)
+
+    def rmdir(self, path: Path) -> None:
+        self._may_fail("rmdir", path)
+        super().rmdir(path)
+
+    def sync_directory(self, path: Path) -> None:
+        self._may_fail("sync_directory", path)
+        super().sync_directory(path)
+
+
+# What a crash must leave.
+
+
+class Sent(NamedTuple):
+    """A record: its value, its time in ms and its key."""
+
+    value: bytes | None
+    timestamp: int
+    key: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What must, and what may, be in a partition; `exists` None if it may be there or not.
+
+    `missing` are offsets that may have no record, though the log has them: compaction is at work. `leaving` were
+    durable and are being dropped: they are there or gone, and not damaged.
+    """
+
+    exists: bool | None
+    durable: dict[int, Sent]
+    allowed: dict[int, frozenset[Sent]]
+    missing: frozenset[int]
+    leaving: frozenset[int]
+
+
+class SentCommit(NamedTuple):
+    """A commit of staged records, by partition; `done` if it is known to have been made."""
+
+    writer: str
+    sequence: int
+    values: dict[str, tuple[bytes, ...]]
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """What must, and what may, be in a store."""
+
+    partitions: dict[str, Expected]
+    configs: dict[str, tuple[dict[str, str], ...]]
+    commits: tuple[SentCommit, ...] = ()
+
+
+class Workload:
+    """A store under use, and the account of what it promised at each step.
+
+    Where a step fails, it stays in the account as something that may have happened. `failures` are the errors.
+    """
+
+    def __init__(self, disk: RecordingDisk, *, settings: dict[str, str] | None = None) -> None:
+        self.disk = disk
+        self.log_dirs = [disk.root / LOG]
+        self.now_ms = 1_700_000_000_000
+        self.logs: dict[str, list[Sent]] = {}
+        self.durable: dict[str, dict[int, Sent]] = {}
+        self.allowed: dict[str, dict[int, set[Sent]]] = {}
+        self.compacted: set[str] = set()
+        # Offsets that are being dropped, and those that are gone for good.
+        self.going: dict[str, set[int]] = {}
+        self.gone: dict[str, set[int]] = {}
+        # Those that are being dropped and were durable.
+        self.leaving: dict[str, set[int]] = {}
+        self.exists: dict[str, bool | None] = {}
+        self.configs: dict[str, list[dict[str, str]]] = {}
+        self.commits: list[SentCommit] = []
+        # The records of a commit that is held up.
+        self.waiting: dict[str, frozenset[Sent]] = {}
+        self.failures: list[Exception] = []
+        self.failed: list[Partition] = []
+        # The step that the first crash comes after.
+        self.since = 0
+        self.settings = SMALL if settings is None else settings
+        self._note()
+        self.store = Store(self.log_dirs, clock=lambda: self.now_ms, disk=disk)
+
+    def _note(self) -> None:
+        partitions = {
+            name: Expected(
+                exists,
+                dict(self.durable[name]),
+                self._allowed(name),
+                self._missing(name),
+                frozenset(self.leaving[name]),
+            )
+            for name, exists in self.exists.items()
+        }
+        configs = {topic: tuple(map(dict, known)) for topic, known in self.configs.items()}
+        self.disk.note(Oracle(partitions, configs, tuple(self.commits)))
+
+    def _allowed(self, name: str) -> dict[int, frozenset[Sent]]:
+        allowed = {offset: frozenset(sent) for offset, sent in self.allowed[name].items()}
+        if name in self.waiting:
+            # Wherever the log ends when it is made.
+            waiting = self.waiting[name]
+            for offset in range(max(allowed, default=-1) + len(waiting) + 1):
+                allowed[offset] = allowed.get(offset, frozenset()) | waiting
+        return allowed
+
+    def _missing(self, name: str) -> frozenset[int]:
+        """Of a compacted log: what is being dropped, what is gone, and what was not flushed, for nobody can tell."""
+        if name not in self.compacted:
+            return frozenset()
+        unflushed = set(self.allowed[name]) - set(self.durable[name])
+        return frozenset(self.going[name] | self.gone[name] | unflushed)
+
+    def step(self, action: Callable[[], object]) -> bool:
+        """Do something that may fail where faults are put; whether it worked."""
+        try:
+            action()
+        except (LogfsError, OSError) as error:
+            self.failures.append(error)
+            return False
+        return True
+
+    def create(self, name: str) -> None:
+        """Settings, then the partition."""
+        topic = name.rpartition("-")[0]
+        for key, value in self.settings.items():
+            if not self.configure(topic, key, value):
+                # With the default settings its indexes would be thousands of times as large.
+                return
+        self.logs[name] = []
+        self.durable[name] = {}
+        self.allowed[name] = {}
+        self.going[name] = set()
+        self.gone[name] = set()
+        self.leaving[name] = set()
+        self.exists[name] = None
+        self._note()
+        if self.step(lambda: self.store.create(name)):
+            self.exists[name] = True
+            self._note()
+
+    def configure(self, topic: str, key: str, value: str) -> bool:
+        """Change a setting; whether that worked."""
+        known = self.configs.setdefault(topic, [{}])
+        changed = {**known[-1], key: value}
+        known.append(changed)
+        self._note()
+        done = self.step(lambda: self.store.settings.set_topic(topic, key, value))
+        if done:
+            self.configs[topic] = [changed]
+        else:
+            known.insert(0, known.pop())
+        self._note()
+        return done
+
+    def append(self, name: str, *values: bytes) -> None:
+        """Append records one ms after the last."""
+        self.put(name, *((None, value) for value in values))
+
+    def put(self, name: str, *pairs: tuple[bytes | None, bytes | None]) -> None:
+        """Append records with keys, one ms after the last; a value None is a tombstone."""
+        if name not in self.store:
+            return
+        self.now_ms += 1
+        sent = [Sent(value, self.now_ms, key) for key, value in pairs]
+        first = self.store[name].log_end_offset
+        for offset, record in enumerate(sent, start=first):
+            self.allowed[name].setdefault(offset, set()).add(record)
+        self._note()
+        records = [Record(value, key) for key, value in pairs]
+        partition = self.store[name]
+        self.step(lambda: partition.append(records))
+        # A write of several batches may stop half-way: the log itself knows how far it got.
+        done = partition.log_end_offset - first
+        assert done in (0, len(sent)) or len(sent) > 1
+        self.logs[name] += sent[:done]
+
+    def commit(self, writer: str, sequence: int, values: dict[str, tuple[bytes, ...]]) -> bool:
+        """Stage values for partitions, one ms after the last record, and commit them; whether that worked."""
+        if not set(values) <= set(self.store.partitions):
+            return False
+        self.now_ms += 1
+        staged: list[StagedFile] = []
+        if not self.step(lambda: staged.extend(restage(self.store, writer, sequence, values))):
+            return False
+        logs = {name: self.store[name] for name in values}
+        before = {name: log.log_end_offset for name, log in logs.items()}
+        sent = {name: [Sent(value, self.now_ms) for value in values[name]] for name in values}
+        self.commits.append(SentCommit(writer, sequence, values))
+        for name, first in before.items():
+            for offset, record in enumerate(sent[name], start=first):
+                self.allowed[name].setdefault(offset, set()).add(record)
+        self._note()
+        done = self.step(lambda: self.store.commit(writer, sequence, staged))
+        for name, first in before.items():
+            # After a failed fsync it is there for readers, and promised to nobody.
+            count = logs[name].log_end_offset - first
+            assert count in (0, len(sent[name]))
+            self.logs[name] += sent[name][:count]
+        if done:
+            self.commits[-1] = self.commits[-1]._replace(done=True)
+            for name, log in logs.items():
+                # Though the log directory may have failed since.
+                self._settle(name, log)
+        return done
+
+    def hold_up(self, writer: str, sequence: int, values: dict[str, tuple[bytes, ...]]) -> None:
+        """Commit values, later than all to come until `make_room`, on a disk that is full once that is decided."""
+        now_ms, self.now_ms = self.now_ms, self.now_ms + 1000
+        staged = restage(self.store, writer, sequence, values)
+        for name in values:
+            self.waiting[name] = frozenset(Sent(value, self.now_ms) for value in values[name])
+        self.commits.append(SentCommit(writer, sequence, values))
+        self._note()
+        write = self.disk.write
+
+        def full(file: File, position: int, data: Buffer) -> None:
+            if file.path.suffix == ".log":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            write(file, position, data)
+
+        self.disk.write = full  # type: ignore[method-assign]
+        try:
+            self.store.commit(writer, sequence, staged)
+            raise AssertionError("the disk was to be full")
+        except CommitPending:
+            self.now_ms = now_ms
+        finally:
+            del self.disk.write
+
+    def make_room(self) -> None:
+        """Let upkeep make the commit that was held up."""
+        self.now_ms += 2000
+        self.step(lambda: self.store.upkeep(compaction=False))
+        assert not self.store.commits.pending()
+        self.commits[-1] = self.commits[-1]._replace(done=True)
+        for name in self.waiting:
+            new = self.store[name].read(len(self.logs[name]))
+            self.logs[name] += [Sent(r.value, r.timestamp or 0, r.key) for r in new]
+        while self.waiting:
+            self._settle(self.waiting.popitem()[0])
+
+    def replay(self, number: int) -> None:
+        """Send a commit again that was made, with files of its own."""
+        again = self.commits[number]
+        self.now_ms += 1
+
+        def send() -> None:
+            staged = restage(self.store, again.writer, again.sequence, again.values)
+            assert self.store.commit(again.writer, again.sequence, staged).already
+
+        self.step(send)
+
+    def look(self, name: str, *keys: bytes) -> None:
+        """Ask for the newest record of each key, which may write a file of them."""
+        if name not in self.store:
+            return
+        newest = {sent.key: sent for sent in self.logs[name]}
+        for key in keys:
+            expected = newest[key].value if key in newest else None
+
+            def ask(key: bytes = key, expected: bytes | None = expected) -> None:
+                found = self.store[name].newest(key)
+                assert (found and found.value) == expected, f"{name}: key {key!r}: {found}"
+
+            self.step(ask)
+
+    def flush(self, name: str) -> None:
+        """Make durable what is there."""
+        if name in self.store and self.step(lambda: self.store[name].flush()):
+            self._settle(name)
+
+    def _settle(self, name: str, partition: Partition | None = None) -> None:
+        """What is in the log up to its recovery point is durable now, and nothing else may stand there."""
+        point = (partition or self.store[name]).recovery_point
+        log = enumerate(self.logs[name])
+        there = {offset: sent for offset, sent in log if offset not in self.gone[name]}
+        self.durable[name] = {offset: sent for offset, sent in there.items() if offset < point}
+        self.allowed[name] = {offset: {sent} for offset, sent in there.items()}
+        self._note()
+
+    def _drop(self, name: str, going: set[int], action: Callable[[], object]) -> None:
+        """Do something by which some offsets go for good: which of them, the log tells afterwards."""
+        self.going[name] = going
+        self.leaving[name] = going & self.durable[name].keys()
+        for offset in going:
+            self.durable[name].pop(offset, None)
+        self._note()
+        if self.step(action):
+            left = {record.offset for record in self.store[name].read()}
+            self.gone[name] = set(range(len(self.logs[name]))) - left
+            assert self.gone[name] & going, "nothing was dropped"
+            self.going[name] = self.leaving[name] = set()
+            self._settle(name)
+
+    def compact(self, name: str) -> None:
+        """Keep the newest record of each key below the active segment; tombstones go when they may."""
+        if name not in self.store:
+            return
+        below = self.logs[name][: self.store[name].active.base_offset]
+        newest = {sent.key: offset for offset, sent in enumerate(below)}
+        going = {o for o, sent in enumerate(below) if newest[sent.key] > o or sent.value is None}
+        self.compacted.add(name)
+        self._drop(name, going, lambda: self.store.compact(name))
+
+    def retain(self, name: str, limit_bytes: int) -> None:
+        """Let the oldest segments go."""
+        if name not in self.store:
+            return
+        if self.configure(name.rpartition("-")[0], "retention.bytes", str(limit_bytes)):
+            # What is unflushed is promised to nobody, and goes or stays.
+            self.flush(name)
+            going = set(range(len(self.logs[name])))
+            plan = self.store.retention_plan(name)
+            going = {offset for offset in going if plan and offset < plan.log_start_offset}
+            self._drop(name, going, self.store.retain)
+
+    def upkeep(self, later_ms: int) -> None:
+        """Let time pass, and do what is due then but for compaction."""
+        self.now_ms += later_ms
+        self.step(lambda: self.store.upkeep(compaction=False))
+
+    def roll(self, name: str) -> None:
+        """Begin a segment."""
+        if name in self.store:
+            self.step(lambda: self.store[name].roll(self.now_ms))
+
+    def truncate(self, name: str, offset: int) -> None:
+        """Drop the end."""
+        if name not in self.store:
+            return
+        log = self.logs[name]
+        while 0 < offset < len(log) and log[offset].timestamp == log[offset - 1].timestamp:
+            # A batch goes whole.
+            offset -= 1
+        for gone in [known for known in self.durable[name] if known >= offset]:
+            del self.durable[name][gone]
+        self._note()
+        partition = self.store[name]
+        if self.step(lambda: self.store.truncate(name, offset)):
+            for gone in [known for known in self.allowed[name] if known >= offset]:
+                del self.allowed[name][gone]
+        if partition.failure is None:
+            # The checkpoints may have failed, and not the truncation.
+            del self.logs[name][partition.log_end_offset :]
+        self._note()
+
+    def delete(self, name: str) -> None:
+        """Remove a partition, and its directory at once."""
+        if name not in self.store:
+            return
+        self.exists[name] = None
+        topic = name.rpartition("-")[0]
+        self.configs[topic] = [{}, *self.configs[topic]]
+        self.durable[name] = {}
+        self._note()
+        if self.step(lambda: self.store.delete(name)):
+            self.exists[name] = False
+            self.configs[topic] = [{}]
+            self._note()
+        self.now_ms += 10_000_000
+        self.step(self.store.upkeep)
+
+    def checkpoint(self) -> None:
+        """Write the checkpoints."""
+        self.step(self.store.checkpoints.write)
+
+    def close(self) -> None:
+        """Close the store, which makes everything durable if it says so; open it again with `reopen`."""
+        partitions = self.store.partitions.values()
+        self.failed = [partition for partition in partitions if partition.failure is not None]
+        if not self.step(self.store.close):
+            return
+        for name in self.store.partitions:
+            if (self.store.home(name) / CLEAN_SHUTDOWN).exists():
+                log = enumerate(self.logs[name])
+                self.durable[name] = {o: sent for o, sent in log if o not in self.gone[name]}
+        self._note()
+
+    def reopen(self) -> None:
+        """Open the store again."""
+        self.store = Store(self.log_dirs, clock=lambda: self.now_ms, disk=self.disk)
+
+    def add_log_dir(self) -> None:
+        """Close the store, and open it with a second log directory."""
+        self.close()
+        self.log_dirs.append(self.disk.root / OTHER)
+        self.reopen()
+
+    def move(self, name: str, log_dir: str) -> None:
+        """Take a partition to another log directory; what is in it then is durable."""
+        if name in self.store and self.step(
+            lambda: self.store.move(name, self.disk.root / log_dir)
+        ):
+            self._settle(name)
+
+
+# Crash images.
+
+
+@dataclass
+class _File:
+    durable: bytes = b""
+    pending: list[Op] = field(default_factory=list)
+    doomed: bool = False
+
+
+@dataclass
+class _Directory:
+    durable: dict[str, int] = field(default_factory=dict)
+    pending: list[Op] = field(default_factory=list)
+
+
+class _Model:
+    """What is durable and what is pending after some steps."""
+
+    def __init__(self, start: Image) -> None:
+        self.nodes: dict[int, _File | _Directory] = {0: _Directory()}
+        inodes = {"": 0}
+        for name in sorted(start):
+            content = start[name]
+            inodes[name] = inode = len(inodes)
+            self.nodes[inode] = _Directory() if content is None else _File(content)
+            above, _, last = name.rpartition("/")
+            parent = self.nodes[inodes[above]]
+            assert isinstance(parent, _Directory)
+            parent.durable[last] = inode
+
+    def apply(self, op: Op) -> None:
+        """Take the next step."""
+        if op.kind in ("create", "mkdir"):
+            self.nodes[op.inode] = _File() if op.kind == "create" else _Directory()
+        if op.kind in ("create", "mkdir", "rename", "unlink"):
+            parent = self.nodes[op.position]
+            assert isinstance(parent, _Directory)
+            parent.pending.append(op)
+            return
+        node = self.nodes[op.inode]
+        if op.kind == "badsync":
+            assert isinstance(node, _File)
+            node.doomed = True
+        elif op.kind != "sync":
+            node.pending.append(op)
+        elif isinstance(node, _Directory):
+            node.durable, node.pending = _names(node.durable, node.pending), []
+        elif not node.doomed:
+            node.durable, node.pending = _content(node.durable, node.pending), []
+
+    def images(self) -> Iterator[Image]:
+        """Every image of the catalogue; there are doubles among them."""
+        files = {i: n for i, n in self.nodes.items() if isinstance(n, _File) and n.pending}
+        directories = {
+            i: n for i, n in self.nodes.items() if isinstance(n, _Directory) and n.pending
+        }
+        whole = {i: _content(n.durable, n.pending) for i, n in files.items()}
+        lost = {i: n.durable for i, n in files.items()}
+        now = {i: _names(n.durable, n.pending) for i, n in directories.items()}
+        before = {i: n.durable for i, n in directories.items()}
+        for contents in (whole, lost):
+            for entries in self._name_variants(directories, now, before):
+                yield self._image(contents, entries)
+        for inode, node in files.items():
+            for variant in _variants(node):
+                for entries in (now, before):
+                    yield self._image({**whole, inode: variant}, entries)
+                    yield self._image({**lost, inode: variant}, entries)
+        # The last write of each torn or zeroed together, and every mapped file as old, zero or missing together.
+        for change in (_tear_last, _zero_last):
+            changed = {i: change(n) for i, n in files.items()}
+            yield self._image(changed, now)
+            yield self._image(changed, before)
+        mapped = [i for i, n in files.items() if any(op.kind == "store" for op in n.pending)]
+        for choice in ("zero", "old", "missing"):
+            contents = dict(whole)
+            for inode in mapped:
+                contents[inode] = (
+                    bytes(len(whole[inode])) if choice == "zero" else files[inode].durable
+                )
+            missing = set(mapped) if choice == "missing" else set()
+            yield self._image(contents, now, missing)
+        for inode in mapped:
+            yield self._image(whole, now, {inode})
+
+    @staticmethod
+    def _name_variants(
+        directories: dict[int, _Directory],
+        now: dict[int, dict[str, int]],
+        before: dict[int, dict[str, int]],
+    ) -> Iterator[dict[int, dict[str, int]]]:
+        yield now
+        yield before
+        for inode, node in directories.items():
+            yield {**now, inode: node.durable}
+            for number in range(len(node.pending)):
+                without = node.pending[:number] + node.pending[number + 1 :]
+                yield {**now, inode: _names(node.durable, without)}
+                yield {**now, inode: _names(node.durable, node.pending[:number])}
+
+    def _image(
+        self,
+        contents: dict[int, bytes],
+        entries: dict[int, dict[str, int]],
+        missing: set[int] = frozenset(),  # type: ignore[assignment]
+    ) -> Image:
+        image: Image = {}
+
+        def add(inode: int, prefix: str) -> None:
+            node = self.nodes[inode]
+            assert isinstance(node, _Directory)
+            for name, child in entries.get(inode, node.durable).items():
+                below = self.nodes[child]
+                if child in missing:
+                    continue
+                if isinstance(below, _Directory):
+                    image[prefix + name] = None
+                    add(child, f"{prefix}{name}/")
+                else:
+                    image[prefix + name] = contents.get(child, below.durable)
+
+        add(0, "")
+        return image
+
+
+def _names(names: dict[str, int], ops: Sequence[Op]) -> dict[str, int]:
+    names = dict(names)
+    for op in ops:
+        if op.kind == "unlink":
+            names.pop(op.name, None)
+        elif op.kind == "rename":
+            names.pop(op.name, None)
+            names[op.other] = op.inode
+        else:
+            names[op.name] = op.inode
+    return names
+
+
+def _content(content: bytes, ops: Sequence[Op]) -> bytes:
+    for op in ops:
+        if op.kind == "write":
+            content = content.ljust(op.position, b"\0")
+            content = content[: op.position] + op.data + content[op.position + len(op.data) :]
+        elif op.kind == "truncate":
+            content = content[: op.position].ljust(op.position, b"\0")
+        else:
+            content = op.data
+    return content
+
+
+def _zeroed(op: Op) -> Op:
+    return op._replace(data=bytes(len(op.data)))
+
+
+def _torn(op: Op, size: int) -> Op:
+    return op._replace(data=op.data[:size])
+
+
+def _variants(node: _File) -> Iterator[bytes]:
+    """What of the pending steps of one file may be there: any one of them lost, torn or zeroed; any prefix."""
+    durable, pending = node.durable, node.pending
+    for number, op in enumerate(pending):
+        before, after = pending[:number], pending[number + 1 :]
+        yield _content(durable, before)
+        yield _content(durable, before + after)
+        if op.kind == "truncate":
+            continue
+        yield _content(durable, [*before, _zeroed(op), *after])
+        yield _content(durable, [*before, _zeroed(op)])
+        size = len(op.data)
+        if op.kind == "write":
+            sectors = range(512 - op.position % 512, size, 512)
+            for cut in {*sectors, 1, 12, 61, size // 2 | 1, size - 1}:
+                if 0 < cut < size:
+                    yield _content(durable, [*before, _torn(op, cut)])
+                    yield _content(durable, [*before, _torn(op, cut), *after])
+            # The size is there and the data is not: the end of the write reads as zeros.
+            if size > 1:
+                half = op.data[: size // 2].ljust(size, b"\0")
+                yield _content(durable, [*before, op._replace(data=half), *after])
+
+
+def _change_last(node: _File, change: Callable[[Op], Op]) -> bytes:
+    ops = list(node.pending)
+    for number in reversed(range(len(ops))):
+        if ops[number].kind == "write":
+            ops[number] = change(ops[number])
+            break
+    return _content(node.durable, ops)
+
+
+def _tear_last(node: _File) -> bytes:
+    return _change_last(node, lambda op: _torn(op, len(op.data) // 2))
+
+
+def _zero_last(node: _File) -> bytes:
+    return _change_last(node, _zeroed)
+
+
+class State(NamedTuple):
+    """An image, and the accounts that may hold of it: that before the next step, and no other."""
+
+    image: Image
+    oracle: Oracle
+    after: int
+
+
+def crash_states(
+    disk: RecordingDisk, oracle: Oracle | None = None, *, since: int = 0
+) -> list[State]:
+    """The states that a crash after any number of the recorded steps may leave, each once for each account.
+
+    `oracle` is the account until the first that was noted; crashes before step `since` are left out.
+    """
+    model = _Model(disk.start)
+    accounts = list(disk.oracles)
+    seen: set[tuple[int, frozenset[tuple[str, object]]]] = set()
+    states = []
+    number_of_account = 0
+    for done in range(len(disk.ops) + 1):
+        if done:
+            model.apply(disk.ops[done - 1])
+        while accounts and accounts[0][0] <= done:
+            oracle = accounts.pop(0)[1]
+            number_of_account += 1
+        if oracle is None or done < since:
+            continue
+        for image in model.images():
+            # Cheap, for neighbours share the bytes of most files, and bytes remember their hash.
+            known = (number_of_account, frozenset(image.items()))
+            if known not in seen:
+                seen.add(known)
+                states.append(State(image, oracle, done))
+    return states
+
+
+def sample(states: list[State], count: int, seed: int = 1) -> list[State]:
+    """Some of the states, spread over all steps; all of them if there are no more."""
+    if len(states) <= count:
+        return states
+    return random.Random(seed).sample(states, count)
+
+
+# Holding an image to the promises.
+
+
+class Observed(NamedTuple):
+    """What a partition shows: its readable records, and the offsets that answer as damaged."""
+
+    records: dict[int, Sent]
+    damaged: frozenset[int]
+    end: int
+    missing: frozenset[int]
+
+
+_OFFSETS = re.compile(r"offsets (\d+) to (\d+) are (?:damaged|missing)")
+
+
+def observe(partition: Partition) -> Observed:
+    """Read a partition in every way there is; they must agree."""
+    records: dict[int, Sent] = {}
+    damaged: set[int] = set()
+    missing: set[int] = set()
+    start, end = partition.log_start_offset, partition.log_end_offset
+    for offset in range(start, end):
+        try:
+            record = partition.record(offset)
+        except DamagedRange as error:
+            named = range(error.first_offset, error.next_offset)
+            record = None
+            if offset in named:
+                damaged.add(offset)
+                continue
+        if record is None:
+            missing.add(offset)
+            continue
+        assert record.offset == offset
+        records[offset] = Sent(record.value, record.timestamp, record.key)
+    _read_in_order(partition, records, damaged, missing, start, end)
+    _read_as_text(partition, records, damaged)
+    _read_by_key(partition, records, damaged)
+    # As Kafka's, a lookup ends at a segment that holds nothing: it goes by its file's time.
+    if not damaged and all(segment.size_bytes for segment in partition.segments[:-1]):
+        for offset, sent in records.items():
+            found = partition.offset_for_time(sent.timestamp)
+            assert found is not None, f"no record at the time of offset {offset}"
+            assert found.timestamp == sent.timestamp
+            assert records[found.offset].timestamp == sent.timestamp
+            assert found.offset <= offset
+    return Observed(records, frozenset(damaged), end, frozenset(missing))
+
+
+def _read_in_order(
+    partition: Partition,
+    records: dict[int, Sent],
+    damaged: set[int],
+    missing: set[int],
+    start: int,
+    end: int,
+) -> None:
+    read: dict[int, Sent] = {}
+    skipped: set[int] = set()
+    at = start
+    while at < end:
+        try:
+            for record in partition.read(at):
+                passed = set(range(at, record.offset))
+                assert passed <= missing, f"reading went from {at} to {record.offset} in silence"
+                at = record.offset + 1
+                read[record.offset] = Sent(record.value, record.timestamp, record.key)
+            break
+        except DamagedRange as error:
+            skipped.update(range(max(at, error.first_offset), min(error.next_offset, end)))
+            at = max(error.next_offset, at)
+    assert read == records
+    assert skipped == damaged
+
+
+def _read_as_text(partition: Partition, records: dict[int, Sent], damaged: set[int]) -> None:
+    view = TextView(partition, View.LINES)
+    size = view.size
+    parts = []
+    at = 0
+    while at < size:
+        try:
+            part = view.read(at, size - at, up_to_damage=True)
+        except DamagedRange:
+            at += 1
+            continue
+        assert part, "the text ends before its size"
+        parts.append(part)
+        at += len(part)
+    assert b"".join(parts) == b"".join((records[o].value or b"") + b"\n" for o in sorted(records))
+
+
+def _read_by_key(partition: Partition, records: dict[int, Sent], damaged: set[int]) -> None:
+    """The newest record of a key is the one that reading in order comes to last, if damage hides no newer one."""
+    newest = {sent.key: offset for offset, sent in sorted(records.items()) if sent.key is not None}
+    for key, offset in newest.items():
+        try:
+            found = partition.newest(key)
+        except DamagedRange:
+            assert damaged
+            continue
+        expected = None if records[offset].value is None else offset
+        assert damaged or (found and found.offset) == expected, f"key {key!r}: {found}"
+
+
+def observe_store(store: Store) -> dict[str, Observed]:
+    """Every partition; none may be offline."""
+    assert not store.offline, store.offline
+    return {name: observe(store[name]) for name in store}
+
+
+def hold(found: dict[str, Observed], oracle: Oracle) -> None:
+    """Nothing that was promised is missing, and nothing is there that was never sent."""
+    for name, expected in oracle.partitions.items():
+        if expected.exists is True:
+            assert name in found, f"{name} is gone"
+        elif expected.exists is False:
+            assert name not in found, f"{name} is back"
+        if name not in found:
+            continue
+        shown = found[name]
+        unexplained = shown.missing - expected.missing
+        assert not unexplained, f"{name}: offsets {sorted(unexplained)} are missing in silence"
+        torn = shown.damaged & expected.leaving
+        assert not torn, f"{name}: offsets {sorted(torn)} were to be dropped, and are damaged"
+        for offset, sent in expected.durable.items():
+            assert shown.records.get(offset) == sent, f"{name}: offset {offset} was durable"
+        for offset, sent in shown.records.items():
+            allowed = expected.allowed.get(offset, frozenset())
+            assert sent in allowed, f"{name}: {sent} at offset {offset} was never sent there"
+        timestamps = [shown.records[offset].timestamp for offset in sorted(shown.records)]
+        assert timestamps == sorted(timestamps), f"{name}: records of two histories are mixed"
+    assert set(found) <= set(oracle.partitions)
+
+
+def restage(
+    store: Store, writer: str, sequence: int, values: dict[str, tuple[bytes, ...]]
+) -> list[StagedFile]:
+    """Stage values for the partitions of a store, two in each batch."""
+    return [
+        stage(
+            store[name].directory,
+            store[name].config,
+            writer,
+            sequence,
+            [Record(value) for value in values[name]],
+            now_ms=store.clock(),
+            disk=store.disk,
+        )
+        for name in values
+    ]
+
+
+def hold_commits(found: dict[str, Observed], oracle: Oracle, *, replayed: bool = False) -> None:
+    """Each commit is there whole or not at all; one that is known to be made, or was replayed, is there once."""
+    for commit in oracle.commits:
+        counts = set()
+        for name, values in commit.values.items():
+            there = Counter(sent.value for sent in found[name].records.values())
+            counts |= {there[value] for value in values}
+        allowed = ({1},) if commit.done or replayed else ({0}, {1})
+        assert counts in allowed, f"{commit}: its values are there {counts} times"
+
+
+def begun(root: Path) -> list[Path]:
+    """The log directories of a store that hold something: one that a crash left missing or empty is none yet."""
+    return [path for path in log_dirs(root) if path.is_dir() and any(path.iterdir())]
+
+
+def held_reported(found: dict[str, Observed], errors: Sequence[str]) -> None:
+    """The audit names every damaged offset, and nothing else."""
+    for name, shown in found.items():
+        reported: set[int] = set()
+        for error in errors:
+            match = _OFFSETS.search(error)
+            if match and f"/{name}/" in error:
+                reported.update(range(int(match[1]), int(match[2]) + 1))
+        assert shown.damaged <= reported, f"damage that the audit is silent about: {errors}"
+        assert not {o for o in shown.records if o in reported}, f"good offsets: {errors}"
+    if not any(shown.damaged for shown in found.values()):
+        assert not errors, errors
+
+
+def _abandoned(root: Path, now_ms: int, disk: Disk | None = None) -> dict[str, Observed]:
+    """What a store shows that is opened, read, and never closed."""
+    store = Store(log_dirs(root), clock=lambda: now_ms, disk=disk)
+    try:
+        return observe_store(store)
+    finally:
+        abandon(store)
+
+
+def _seen_read_only(root: Path, now_ms: int) -> dict[str, Observed]:
+    """What a store shows that is open read-only, which changes nothing."""
+    if not begun(root):
+        return {}
+    before = tree(root)
+    with Store(begun(root), clock=lambda: now_ms, read_only=True) as store:
+        found = observe_store(store)
+    assert tree(root) == before, "a read-only opening has changed something"
+    return found
+
+
+def hold_retention(store: Store) -> None:
+    """Nothing has had its time: no record is older than the default of seven days."""
+    for name in store:
+        expired = store.retention_plan(name).expired
+        by_time = [gone.reason for gone in expired if gone.cause is Cause.TIME]
+        assert not by_time, f"{name}: {by_time}"
+
+
+def tree(root: Path) -> Image:
+    """The files of a store but for its lock."""
+    return {name: data for name, data in read_image(root).items() if not name.endswith("/.lock")}
+
+
+def verify(root: Path, oracle: Oracle, now_ms: int = LATER_MS) -> Counter[str]:
+    """Recover a store twice, hold it to its promises, go on with it, audit it; what was seen, counted.
+
+    Raises `AssertionError`.
+    """
+    seen: Counter[str] = Counter()
+    if any((log_dir / CLEAN_SHUTDOWN).exists() for log_dir in log_dirs(root)):
+        # A clean start believes the indexes; what comes after it is a recovery, which makes them anew.
+        hold(_abandoned(root, now_ms), oracle)
+    is_pending = read_commits(Disk(), root / LOG).pending is not None
+    read_only = _seen_read_only(root, now_ms)
+    found = _abandoned(root, now_ms)
+    hold(found, oracle)
+    hold_commits(found, oracle)
+    if not is_pending:
+        assert read_only == found, "a read-only opening shows something else than recovery leaves"
+    if is_pending:
+        # Doing a commit is appending: it leaves files that the next recovery trims.
+        assert _abandoned(root, now_ms) == found
+    recovered = tree(root)
+    again = _abandoned(root, now_ms)
+    assert again == found, "a second recovery shows something else"
+    now = tree(root)
+    changed = [name for name in {*now, *recovered} if now.get(name) != recovered.get(name)]
+    assert not changed, f"a second recovery changes {sorted(changed)}"
+    held_reported(found, errors_of(begun(root)))
+    with Store(log_dirs(root), clock=lambda: now_ms) as store:
+        for topic, known in oracle.configs.items():
+            overrides = dict(store.settings.topic_overrides(topic))
+            assert overrides in known, f"settings of {topic}: {overrides}"
+        hold_retention(store)
+        for name in store:
+            end = store[name].log_end_offset
+            assert store[name].append([Record(*AFTERWARDS)]) == end
+            store[name].flush()
+        for name, shown in found.items():
+            more = observe(store[name])
+            value, key = AFTERWARDS
+            assert more.records.pop(shown.end) == Sent(value, now_ms, key)
+            assert more.records == shown.records
+    held_reported(found, errors_of(begun(root)))
+    with Store(log_dirs(root), clock=lambda: now_ms) as store:
+        for name, shown in found.items():
+            last = observe(store[name])
+            assert last.records.pop(shown.end).value == AFTERWARDS[0]
+            assert last.records == shown.records
+    _replay(root, oracle, found, now_ms)
+    seen["states"] += 1
+    seen["with damage"] += any(shown.damaged for shown in found.values())
+    seen["torn tails cut"] += any(name.endswith(".torn") for name in recovered)
+    return seen
+
+
+def _replay(root: Path, oracle: Oracle, found: dict[str, Observed], now_ms: int) -> None:
+    """Send every commit again, as whoever does not know whether it was made."""
+    known = [commit for commit in oracle.commits if set(commit.values) <= set(found)]
+    if not known:
+        return
+    with Store(log_dirs(root), clock=lambda: now_ms) as store:
+        for commit in known:
+            staged = restage(store, commit.writer, commit.sequence, commit.values)
+            store.commit(commit.writer, commit.sequence, staged)
+        shown = observe_store(store)
+        hold_commits(shown, oracle, replayed=True)
+        for name, partition in shown.items():
+            there = partition.records.keys() | partition.damaged
+            assert not set(range(min(there, default=0), partition.end)) - there, f"{name}: gaps"
+    held_reported(shown, errors_of(begun(root)))
+
+
+def verify_state(state: State) -> Counter[str]:
+    """`verify` of an image, written out; the `AssertionError` tells which."""
+    with scratch() as root:
+        write_image(root, state.image)
+        try:
+            return verify(root, state.oracle)
+        except Exception as error:
+            shape = {n: None if c is None else len(c) for n, c in sorted(state.image.items())}
+            raise AssertionError(f"after {state.after} steps: {error!r}\n{shape}") from error
+
+
+def _recover(root: Path, disk: Disk) -> None:
+    abandon(Store(log_dirs(root), clock=lambda: LATER_MS, disk=disk))
+
+
+def _recover_and_close(root: Path, disk: Disk) -> None:
+    Store(log_dirs(root), clock=lambda: LATER_MS, disk=disk).close()
+
+
+def _reindex(root: Path, disk: Disk) -> None:
+    """After a clean close, every index is made again from the log."""
+    _recover_and_close(root, disk)
+    Store(log_dirs(root), clock=lambda: LATER_MS, disk=disk, recover=True).close()
+
+
+def _read_and_close(root: Path, disk: Disk) -> None:
+    """After a clean close, all of it is read, and closed again."""
+    _recover_and_close(root, disk)
+    with Store(log_dirs(root), clock=lambda: LATER_MS, disk=disk) as store:
+        observe_store(store)
+
+
+# What may go on after a crash until the next one.
+AFTER_A_CRASH: dict[str, Callable[[Path, Disk], None]] = {
+    "recovery": _recover,
+    "clean close": _recover_and_close,
+    "reindex": _reindex,
+    "clean start": _read_and_close,
+}
+
+
+def second_states(state: State, action: Callable[[Path, Disk], None]) -> list[State]:
+    """The states that a second crash may leave, in or after what goes on after the first."""
+    with scratch() as root:
+        write_image(root, state.image)
+        disk = RecordingDisk(root)
+        try:
+            action(root, disk)
+            return crash_states(disk, state.oracle)
+        finally:
+            disk.close()

@@ -1,0 +1,669 @@
+"""A power cut at any moment: whatever it leaves is held to the promises (see `tests/support/crashdisk.py`)."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from logfs.format.batches.batch import Batch
+from logfs.log import recovery
+from logfs.log.append.partition import Partition
+from logfs.log.disk.disk import Disk
+from logfs.log.read import key_index
+from logfs.log.segment.index import SparseIndex
+from logfs.log.segment.segment import Segment
+from logfs.log.transfer import staged_batches
+from logfs.log.transfer.staged_batches import StagedWriter
+from logfs.store.commits.commit import Commits
+from logfs.store.maintenance.mover import Mover
+from logfs.store.store import Store
+from tests.support import crashdisk
+from tests.support.crashdisk import RecordingDisk, State, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from logfs.format.files.commit_file import CommitLog, Pending, StagedFile
+    from logfs.log.disk.disk import File
+    from logfs.log.segment.batch_iterator import Damage
+    from logfs.log.transfer.staged_batches import Landing
+
+pytestmark = pytest.mark.usefixtures("quiet_log")
+
+STATES = int(os.environ.get("LOGFS_CRASH_STATES", "1000"))
+
+
+@pytest.fixture(autouse=True)
+def _small_key_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is written for every three keys."""
+    monkeypatch.setattr(key_index, "SMALLEST_BYTES", 1)
+    monkeypatch.setattr(key_index, "MEMORY_KEYS", 3)
+
+
+def line(number: int) -> bytes:
+    """A line of its own length."""
+    return b"line %d " % number + b"x" * (number * 7 % 40)
+
+
+# The workloads. Each is a few dozen steps on the disk.
+
+
+def one_by_one(work: Workload) -> None:
+    work.create("a-0")
+    for number in range(9):
+        work.append("a-0", line(number))
+        if number % 3 == 2:
+            work.flush("a-0")
+    work.append("a-0", line(9))
+
+
+def several_at_once(work: Workload) -> None:
+    work.create("a-0")
+    work.append("a-0", *map(line, range(4)))
+    work.flush("a-0")
+    work.append("a-0", *map(line, range(4, 6)))
+    work.append("a-0", *map(line, range(6, 14)))
+    work.flush("a-0")
+    work.append("a-0", b"", b"y" * 500)
+
+
+def rolling(work: Workload) -> None:
+    work.create("a-0")
+    for number in range(18):
+        work.append("a-0", line(number), line(number + 1))
+        if number % 7 == 6:
+            work.flush("a-0")
+            work.checkpoint()
+        if number == 10:
+            work.roll("a-0")
+
+
+def rolling_without_flush(work: Workload) -> None:
+    work.create("a-0")
+    work.append("a-0", b"first")
+    work.flush("a-0")
+    for number in range(12):
+        work.append("a-0", line(number) * 3)
+
+
+def create_and_delete(work: Workload) -> None:
+    work.create("a-0")
+    work.append("a-0", b"one")
+    work.flush("a-0")
+    work.create("b-0")
+    work.append("b-0", b"two")
+    work.flush("b-0")
+    work.delete("a-0")
+    work.append("b-0", b"three")
+    work.create("a-0")
+    work.append("a-0", b"again")
+    work.flush("a-0")
+
+
+def deleting(work: Workload) -> None:
+    work.create("a-0")
+    work.create("b-0")
+    for number in range(4):
+        work.append("a-0", line(number) * 3)
+        work.append("b-0", line(number))
+    work.flush("a-0")
+    work.flush("b-0")
+    work.checkpoint()
+    work.roll("a-0")
+    work.append("a-0", b"unflushed")
+    work.delete("a-0")
+    work.create("a-0")
+    work.append("a-0", b"another history")
+    work.flush("a-0")
+    work.checkpoint()
+    work.delete("b-0")
+    work.delete("a-0")
+    work.close()
+    work.reopen()
+    work.create("a-0")
+    work.append("a-0", b"the third", b"and last")
+    work.flush("a-0")
+    work.upkeep(100_000)
+
+
+def settings_change(work: Workload) -> None:
+    work.create("a-0")
+    work.append("a-0", b"one")
+    work.configure("a", "compression.type", "zstd")
+    work.append("a-0", *[b"squeezed" * 6] * 3)
+    work.flush("a-0")
+    work.configure("a", "segment.bytes", "300")
+    work.append("a-0", b"small segments")
+    work.append("a-0", *map(line, range(4)))
+    work.flush("a-0")
+
+
+def truncating(work: Workload) -> None:
+    work.create("a-0")
+    for number in range(12):
+        work.append("a-0", b"before %02d" % number)
+    work.flush("a-0")
+    work.checkpoint()
+    work.truncate("a-0", 9)
+    work.append("a-0", b"after  09")
+    work.flush("a-0")
+    work.truncate("a-0", 3)
+    work.append("a-0", b"after  03")
+    work.append("a-0", b"after  04")
+    work.flush("a-0")
+
+
+def closing(work: Workload) -> None:
+    work.create("a-0")
+    for number in range(8):
+        work.append("a-0", line(number) * 2)
+    work.close()
+    work.reopen()
+    work.append("a-0", b"more", b"and more")
+    work.flush("a-0")
+    work.append("a-0", b"unflushed")
+    work.close()
+    work.reopen()
+    work.append("a-0", b"the end")
+    work.close()
+
+
+def retaining(work: Workload) -> None:
+    work.create("a-0")
+    for number in range(14):
+        work.append("a-0", line(number), line(number + 1))
+    work.retain("a-0", 900)
+    work.append("a-0", b"more")
+    work.upkeep(100_000)
+    work.flush("a-0")
+    work.append("a-0", *map(line, range(20)))
+    work.retain("a-0", 300)
+    work.upkeep(100_000)
+
+
+def retaining_once(work: Workload) -> None:
+    work.create("a-0")
+    for number in range(12):
+        work.append("a-0", line(number), line(number + 1))
+    work.flush("a-0")
+    work.since = len(work.disk.ops)
+    work.retain("a-0", 300)
+
+
+def compacting(work: Workload) -> None:
+    work.create("a-0")
+    work.configure("a", "cleanup.policy", "compact")
+    work.configure("a", "delete.retention.ms", "50000")
+    for number in range(8):
+        pairs = [(b"%d" % (each % 5), line(number)) for each in range(number, number + 3)]
+        work.put("a-0", *pairs)
+    work.put("a-0", (b"1", None), (b"9", b"once"))
+    work.roll("a-0")
+    work.put("a-0", (b"2", b"active"))
+    work.compact("a-0")
+    work.put("a-0", (b"3", b"more"), (b"2", b"x" * 300))
+    work.put("a-0", (b"2", b"y" * 300))
+    work.flush("a-0")
+    work.upkeep(100_000)
+    work.put("a-0", (b"2", b"z"))
+    work.compact("a-0")
+    work.put("a-0", (b"4", b"unflushed"))
+    work.roll("a-0")
+    work.compact("a-0")
+
+
+def committing(work: Workload) -> None:
+    work.create("a-0")
+    work.create("b-0")
+    work.append("a-0", b"before")
+    work.commit("q", 0, {"a-0": (b"a0", b"a1", b"a2"), "b-0": (b"b0",)})
+    work.append("b-0", b"between")
+    work.commit("q", 1, {"a-0": tuple(b"a1.%d" % n + b"x" * 90 for n in range(9)), "b-0": (b"b1",)})
+    work.replay(1)
+    work.commit("other", 5, {"b-0": (b"b2", b"b3", b"b4")})
+    work.append("a-0", b"after")
+    work.replay(0)
+
+
+def committing_over_segments(work: Workload) -> None:
+    work.create("a-0")
+    work.create("b-0")
+    work.commit("q", 0, {"a-0": tuple(b"a.%d" % n + b"x" * 90 for n in range(11)), "b-0": (b"b",)})
+    work.append("a-0", b"between")
+    work.commit("r", 0, {"a-0": tuple(b"c.%d" % n + b"x" * 60 for n in range(11))})
+
+
+def committing_late(work: Workload) -> None:
+    work.create("a-0")
+    work.create("b-0")
+    work.append("a-0", b"before")
+    work.append("b-0", b"truncated")
+    work.hold_up("q", 0, {"a-0": (b"a0", b"a1", b"a2"), "b-0": (b"b0",)})
+    for number in range(12):
+        work.append("a-0", line(number) * 3)
+    # What lies where the commit was to begin leaves the log.
+    work.retain("a-0", 500)
+    work.append("a-0", b"after")
+    work.truncate("b-0", 0)
+    work.append("b-0", b"more")
+    work.make_room()
+    work.append("a-0", b"the end")
+
+
+def looking_up(work: Workload) -> None:
+    work.create("a-0")
+    for number in range(6):
+        pairs = [(b"%d" % each, line(number)) for each in range(number, number + 3)]
+        work.put("a-0", *pairs)
+        work.look("a-0", b"0", b"%d" % number, b"nobody's")
+        if number % 3 == 1:
+            work.flush("a-0")
+    work.put("a-0", (b"2", None), (b"a", b"one"), (b"b", b"two"))
+    work.look("a-0", b"2", b"a")
+    work.flush("a-0")
+    work.truncate("a-0", 12)
+    work.put("a-0", *[(b"again %d" % each, line(each)) for each in range(4)])
+    work.look("a-0", b"a", b"again 3")
+    work.close()
+    work.reopen()
+    work.look("a-0", b"again 0", b"4")
+    work.put("a-0", *[(b"new %d" % each, line(each)) for each in range(3)])
+    work.look("a-0", b"new 1", b"again 1")
+    work.put("a-0", *[(b"newer %d" % each, b"unflushed") for each in range(3)])
+    work.look("a-0", b"newer 1")
+
+
+def moving_once(work: Workload) -> None:
+    work.add_log_dir()
+    work.create("a-0")
+    work.append("a-0", b"one")
+    work.flush("a-0")
+    work.move("a-0", crashdisk.OTHER)
+
+
+def moving(work: Workload) -> None:
+    work.add_log_dir()
+    work.create("a-0")
+    work.append("a-0", line(1) * 9)
+    work.append("a-0", line(2) * 9)
+    work.flush("a-0")
+    work.append("a-0", b"unflushed")
+    work.move("a-0", crashdisk.OTHER)
+    work.append("a-0", line(3))
+    work.move("a-0", crashdisk.LOG)
+    work.upkeep(100_000)
+    work.append("a-0", b"back again")
+    work.flush("a-0")
+
+
+WORKLOADS: dict[str, Callable[[Workload], None]] = {
+    workload.__name__: workload
+    for workload in (
+        one_by_one,
+        several_at_once,
+        rolling,
+        rolling_without_flush,
+        create_and_delete,
+        deleting,
+        settings_change,
+        truncating,
+        closing,
+        retaining,
+        compacting,
+        committing,
+        committing_over_segments,
+        committing_late,
+        looking_up,
+        moving,
+    )
+}
+
+
+def states_of(workload: Callable[[Workload], None]) -> list[State]:
+    """Run a workload, and give every state that a crash in it may leave."""
+    with crashdisk.scratch() as root:
+        disk = RecordingDisk(root)
+        try:
+            workload(work := Workload(disk))
+            assert not work.failures, work.failures
+            return crashdisk.crash_states(disk, since=work.since)
+        finally:
+            disk.close()
+
+
+def campaign(states: list[State]) -> Counter[str]:
+    """Hold each state to the promises."""
+    total: Counter[str] = Counter()
+    for state in states:
+        total += crashdisk.verify_state(state)
+    return total
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_power_cut_at_any_step_keeps_what_was_flushed(
+    name: str, record_property: Callable[[str, object], None]
+) -> None:
+    """What was flushed is there, the rest is a prefix or reported as damage, and nothing is invented.
+
+    Of compaction: before, during and after the swap the same records are there (kafka-storage 14.8 item 124).
+    """
+    states = states_of(WORKLOADS[name])
+    chosen = crashdisk.sample(states, -(-STATES // len(WORKLOADS)))
+    total = campaign(chosen)
+    print(f"{name}: {len(states)} states, {dict(total)}")
+    record_property("crash states", str(dict(total)))
+    assert total["states"] == len(chosen)
+
+
+@cache
+def first_states(count: int) -> list[State]:
+    """Some states of each workload, to go on from."""
+    return [
+        state
+        for name, workload in WORKLOADS.items()
+        for state in crashdisk.sample(states_of(workload), count, seed=len(name))
+    ]
+
+
+@pytest.mark.parametrize("what", crashdisk.AFTER_A_CRASH)
+@pytest.mark.xdist_group("second cut")
+def test_a_second_power_cut_keeps_what_was_flushed(what: str) -> None:
+    """Recovery, and what follows it, is itself safe against a power cut at any step and after the last."""
+    wanted = STATES // 10
+    bases = first_states(max(wanted // 300, 2))
+    total: Counter[str] = Counter()
+    for state in bases:
+        states = crashdisk.second_states(state, crashdisk.AFTER_A_CRASH[what])
+        last = max(state.after for state in states)
+        ends = [state for state in states if state.after == last]
+        share = -(-wanted // len(bases))
+        chosen = crashdisk.sample(states, -(-share // 2), seed=2)
+        total += campaign(chosen + crashdisk.sample(ends, share // 2, seed=3))
+        total["first crashes"] += 1
+        total["states in all"] += len(states)
+    print(f"second cut, {what}: {dict(total)}")
+    assert total["states"] >= wanted // 2
+
+
+# The harness must see what it is there to see: each of these ruins the product in one place.
+
+
+def _flush_without_fsync(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Segment, "flush", lambda self, *, indexes: None)
+
+
+def _flush_without_directory(patch: pytest.MonkeyPatch) -> None:
+    sync = Partition._sync
+    patch.setattr(Partition, "_sync", lambda self, *segments: sync(self, *segments[:-1], False))
+
+
+def _rename_without_directory(patch: pytest.MonkeyPatch) -> None:
+    def replace_file(self: Disk, path: Path, data: bytes) -> None:
+        self.put_file(path, data, sync=True)
+
+    patch.setattr(Disk, "replace_file", replace_file)
+
+
+def _replace_without_fsync(patch: pytest.MonkeyPatch) -> None:
+    def replace_file(self: Disk, path: Path, data: bytes) -> None:
+        self.put_file(path, data, sync=False)
+        self.sync_directory(path.parent)
+
+    patch.setattr(Disk, "replace_file", replace_file)
+
+
+def _replace_in_place(patch: pytest.MonkeyPatch) -> None:
+    def replace_file(self: Disk, path: Path, data: bytes) -> None:
+        file = self.open(path, write=True, create=True)
+        self.truncate(file, 0)
+        self.write(file, 0, data)
+        self.sync(file)
+        file.close()
+        self.sync_directory(path.parent)
+
+    patch.setattr(Disk, "replace_file", replace_file)
+
+
+def _no_crc(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Batch, "is_valid", property(lambda self: True))
+
+
+def _cut_too_much(patch: pytest.MonkeyPatch) -> None:
+    cut = recovery._Loader._cut
+
+    def too_many(self: recovery._Loader, segment: Segment, damage: Damage) -> None:
+        cut(self, segment, damage._replace(start=max(damage.start - 8, 0)))
+
+    patch.setattr(recovery._Loader, "_cut", too_many)
+
+
+def _clean_marker_without_fsync(patch: pytest.MonkeyPatch) -> None:
+    def close(self: Partition) -> bool:
+        for segment in self.segments:
+            segment.close()
+        return True
+
+    patch.setattr(Partition, "close", close)
+
+
+def _flush_the_active_segment_alone(patch: pytest.MonkeyPatch) -> None:
+    sync = Partition._sync
+    patch.setattr(
+        Partition, "_sync", lambda self, segments, *rest: sync(self, segments[-1:], *rest)
+    )
+
+
+def _stale_index_kept(patch: pytest.MonkeyPatch) -> None:
+    """What recovery finds is added to what the index held before."""
+    collect = SparseIndex.collect
+    patch.setattr(
+        SparseIndex, "collect", lambda self, *limit, **_: collect(self, *limit, keep=True)
+    )
+
+
+def _swap_without_directory(patch: pytest.MonkeyPatch) -> None:
+    """The old segment goes while the new one's names may still be lost."""
+    replace = Partition.replace
+
+    def careless(self: Partition, *arguments: object) -> None:
+        sync, self.disk.sync_directory = self.disk.sync_directory, lambda path: None  # type: ignore[method-assign]
+        try:
+            replace(self, *arguments)  # type: ignore[arg-type]
+        finally:
+            self.disk.sync_directory = sync  # type: ignore[method-assign]
+
+    patch.setattr(Partition, "replace", careless)
+
+
+def _rebuilt_without_fsync(patch: pytest.MonkeyPatch) -> None:
+    """The clean marker vouches for indexes that recovery made and nobody synced, and nobody looks at them again.
+
+    Either is harmless without the other: an index that cannot be right is made anew when it is used.
+    """
+    patch.setattr(SparseIndex, "flush", lambda self: None)
+    patch.setattr(Segment, "repaired", lambda self, number: None)
+
+
+def _cleaned_without_fsync(patch: pytest.MonkeyPatch) -> None:
+    """A cleaned segment takes its place before it is on the disk."""
+    flush = Segment.flush
+
+    def careless(self: Segment, *, indexes: bool) -> None:
+        if self.path.suffix != ".cleaned":
+            flush(self, indexes=indexes)
+
+    patch.setattr(Segment, "flush", careless)
+
+
+def _dropped_without_checkpoint(patch: pytest.MonkeyPatch) -> None:
+    """Segments get their names of farewell, in whatever order, while the log still starts before them."""
+    retain = Store.retain
+
+    def careless(self: Store) -> int:
+        self.checkpoints.write = lambda: None  # type: ignore[method-assign]
+        try:
+            return retain(self)
+        finally:
+            del self.checkpoints.write
+
+    patch.setattr(Store, "retain", careless)
+
+
+def _tip_before_write(patch: pytest.MonkeyPatch) -> None:
+    """What was readable before the crash is taken for durable: the recovery point runs ahead."""
+
+    def flush(self: Partition) -> int:
+        end_offset = self.log_end_offset
+        self.recovery_point = end_offset
+        return end_offset
+
+    patch.setattr(Partition, "flush", flush)
+
+
+def _staged_without_fsync(patch: pytest.MonkeyPatch) -> None:
+    """A task tells of a file that is not on the disk."""
+
+    def close(self: StagedWriter) -> StagedFile:
+        sync, self._disk.sync = self._disk.sync, lambda file: None  # type: ignore[method-assign]
+        try:
+            return closing_it(self)
+        finally:
+            self._disk.sync = sync  # type: ignore[method-assign]
+
+    closing_it = StagedWriter.close
+    patch.setattr(StagedWriter, "close", close)
+
+
+def _commit_undecided(patch: pytest.MonkeyPatch) -> None:
+    """The logs are written, and nothing says that they are to be finished."""
+
+    def careless(self: Commits, home: Path, log: CommitLog) -> None:
+        if log.pending is None:
+            write(self, home, log)
+        else:
+            self._known[home] = log
+
+    write = Commits._write
+    patch.setattr(Commits, "_write", careless)
+
+
+def _commit_noted_before_it_is_durable(patch: pytest.MonkeyPatch) -> None:
+    def land(self: Commits, home: Path, decided: Pending, landings: Sequence[Landing]) -> None:
+        for landing in landings:
+            landing.write()
+            landing.show(self._registry.clock())
+
+    patch.setattr(Commits, "_land", land)
+
+
+def _commit_not_rolled_forward(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Commits, "finish", lambda self: None)
+
+
+def _commit_without_taking_stock(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Commits, "take_stock", lambda self, *_: False)
+
+
+def _commit_without_a_look_back(patch: pytest.MonkeyPatch) -> None:
+    """What was sent before is made again."""
+    patch.setattr(Commits, "last", lambda self, writer: None)
+
+
+def _commit_that_keeps_its_place(patch: pytest.MonkeyPatch) -> None:
+    """What retention has passed counts as done."""
+    patch.setattr(Commits, "clear_place", lambda self, name: None)
+
+
+def _stock_that_cuts_too_late(patch: pytest.MonkeyPatch) -> None:
+    """Half of a commit is left where it is, as somebody else's."""
+    patch.setattr(staged_batches._Standing, "cut", lambda self, part: None)
+
+
+def _any_key_map_is_believed(patch: pytest.MonkeyPatch) -> None:
+    """The file of keys outlives the records that it covers."""
+    patch.setattr(key_index.KeyMap, "_is_anchored", lambda self, anchor: True)
+
+
+def _swap_of_directories_without_fsync(patch: pytest.MonkeyPatch) -> None:
+    """The copy gets its name while the original may still have it."""
+    swap = Mover._swap
+
+    def careless(self: Mover, *arguments: Any) -> None:
+        RecordingDisk.sync_directory = lambda self, path: None  # type: ignore[method-assign]
+        try:
+            swap(self, *arguments)
+        finally:
+            RecordingDisk.sync_directory = sync  # type: ignore[method-assign]
+
+    sync = RecordingDisk.sync_directory
+    patch.setattr(Mover, "_swap", careless)
+
+
+def _copied_without_fsync(patch: pytest.MonkeyPatch) -> None:
+    """The original goes while only the page cache has the copy."""
+    sync = RecordingDisk.sync
+
+    def careless(self: RecordingDisk, file: File) -> None:
+        if not file.path.parent.name.endswith("-future"):
+            sync(self, file)
+
+    patch.setattr(RecordingDisk, "sync", careless)
+
+
+MUTANTS = (
+    (_flush_without_fsync, one_by_one),
+    (_flush_without_directory, rolling),
+    (_rename_without_directory, settings_change),
+    (_replace_without_fsync, settings_change),
+    (_replace_in_place, settings_change),
+    (_no_crc, one_by_one),
+    (_cut_too_much, one_by_one),
+    (_clean_marker_without_fsync, closing),
+    (_flush_the_active_segment_alone, rolling),
+    (_stale_index_kept, rolling),
+    (_tip_before_write, one_by_one),
+    (_swap_without_directory, compacting),
+    (_cleaned_without_fsync, compacting),
+    (_staged_without_fsync, committing),
+    (_replace_without_fsync, committing),
+    (_commit_undecided, committing),
+    (_commit_noted_before_it_is_durable, committing),
+    (_commit_not_rolled_forward, committing),
+    (_commit_without_taking_stock, committing),
+    (_commit_without_a_look_back, committing),
+    (_stock_that_cuts_too_late, committing_over_segments),
+    (_commit_that_keeps_its_place, committing_late),
+    (_dropped_without_checkpoint, retaining_once),
+    (_any_key_map_is_believed, looking_up),
+    (_swap_of_directories_without_fsync, moving_once),
+    (_copied_without_fsync, moving_once),
+)
+
+
+@pytest.mark.parametrize(("mutate", "workload"), MUTANTS, ids=[m.__name__ for m, _ in MUTANTS])
+def test_the_enumerator_catches_a_broken_engine(
+    mutate: Callable[[pytest.MonkeyPatch], None],
+    workload: Callable[[Workload], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each seeded fault of the engine makes a campaign of some hundred states fail."""
+    mutate(monkeypatch)
+    with pytest.raises((AssertionError, ValueError)):
+        campaign(crashdisk.sample(states_of(workload), 2000, seed=3))
+
+
+def test_a_second_power_cut_catches_a_broken_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault that one crash alone does not show."""
+    states = crashdisk.sample(states_of(rolling), 12, seed=4)
+    _rebuilt_without_fsync(monkeypatch)
+    action = crashdisk.AFTER_A_CRASH["clean close"]
+    second = [
+        s for state in states for s in crashdisk.sample(crashdisk.second_states(state, action), 60)
+    ]
+    with pytest.raises((AssertionError, ValueError)):
+        campaign(second)

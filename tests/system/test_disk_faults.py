@@ -1,0 +1,387 @@
+"""A disk that fails at every single call: what was acknowledged stays, and nobody is told a lie afterwards."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from logfs.errors import LogDirFailed, LogfsError, PartitionFailed
+from logfs.log.append.partition import Partition
+from logfs.log.disk.checked_disk import WatchedDisk
+from logfs.log.disk.disk import Disk, File
+from logfs.log.segment.segment import Segment
+from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
+from logfs.store.store import Store
+from tests.support import crashdisk
+from tests.support.crashdisk import LOG, FaultDisk, Workload
+from tests.support.requirements import DEEP
+from tests.support.stores import assert_clean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("quiet_log")
+
+
+def use(work: Workload) -> None:
+    """Something of everything, in few calls."""
+    work.create("a-0")
+    work.append("a-0", b"one")
+    work.flush("a-0")
+    for number in range(3):
+        work.append("a-0", b"number %d " % number + b"x" * 60, b"and another")
+    work.roll("a-0")
+    work.append("a-0", b"in the second segment")
+    work.flush("a-0")
+    work.configure("a", "flush.ms", "1000")
+    work.append("a-0", b"last", b"of all")
+    work.flush("a-0")
+    work.checkpoint()
+    work.truncate("a-0", 8)
+    work.append("a-0", b"instead")
+
+
+def use_commits(work: Workload) -> None:
+    """Commits into two partitions, one of them over several segments; the first that fails is the last."""
+    work.create("a-0")
+    work.create("b-0")
+    work.append("b-0", b"before")
+    made = work.commit("q", 0, {"a-0": (b"a0", b"a1", b"a2"), "b-0": (b"b0",)})
+    large = tuple(b"a%d " % number + b"x" * 90 for number in range(3, 12))
+    if made and work.commit("q", 1, {"a-0": large, "b-0": (b"b1",)}):
+        work.replay(0)
+
+
+class Run:
+    """A workload on a disk that fails at one point, and what is left of it."""
+
+    def __init__(
+        self,
+        at: int,
+        number: int,
+        *,
+        persistent: bool = False,
+        use: Callable[[Workload], None] = use,
+    ) -> None:
+        self.opened = False
+        self._use = use
+        with crashdisk.scratch() as root:
+            self.disk = FaultDisk(root, at, number, persistent=persistent)
+            try:
+                self._run()
+                self.marked_clean = (root / LOG / CLEAN_SHUTDOWN).exists()
+                if self.marked_clean:
+                    assert_clean(root / LOG)
+                self.image = crashdisk.tree(root)
+                self.states = crashdisk.crash_states(self.disk, since=len(self.disk.ops))
+            finally:
+                self.disk.close()
+
+    def _run(self) -> None:
+        try:
+            self.work = Workload(self.disk)
+        except (LogfsError, OSError):
+            # The store could not be opened: nothing was promised.
+            return
+        self.opened = True
+        self._use(self.work)
+        self._reads()
+        self.work.close()
+        for partition in self.work.store.partitions.values():
+            if partition.failure is not None:
+                self._refuses(partition)
+
+    def _reads(self) -> None:
+        """A partition that takes records shows those that it took, also before anything mends it."""
+        self.disk.armed = False
+        for name, partition in self.work.store.partitions.items():
+            if partition.failure is None:
+                found = [record.value for record in partition.read()]
+                assert found == [sent.value for sent in self.work.logs[name]], name
+        self.disk.armed = True
+
+    def _refuses(self, partition: Partition) -> None:
+        """A partition that failed takes nothing more, and does not try the disk again."""
+        calls = self.disk.calls
+        with pytest.raises(PartitionFailed):
+            partition.append([b"no"])
+        with pytest.raises(PartitionFailed):
+            partition.flush()
+        assert self.disk.calls == calls, "a failed partition tried the disk again"
+
+    def verify(self) -> Counter[str]:
+        """Hold what is left to the promises: the files as they are, and after a power cut."""
+        oracle = self.disk.oracles[-1][1]
+        if self.opened:
+            assert not (self.work.failed and self.marked_clean), "called clean after a failure"
+        total = crashdisk.verify_state(crashdisk.State(self.image, oracle, -1))
+        for state in crashdisk.sample(self.states, 1, seed=self.disk.at):
+            total += crashdisk.verify_state(state)
+        return total
+
+
+def calls(use: Callable[[Workload], None]) -> list[str]:
+    """The kinds of call that a workload makes, in order."""
+    run = Run(-1, 0, use=use)
+    assert not run.work.failures
+    assert run.marked_clean
+    run.verify()
+    return run.disk.seen
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["once", "for ever"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+@pytest.mark.parametrize("use", [use, use_commits])
+def test_an_error_at_any_call_loses_nothing_that_was_acknowledged(
+    use: Callable[[Workload], None], number: int, persistent: bool
+) -> None:
+    """Whatever call fails, once or for ever, what was flushed is there and nothing is invented."""
+    seen = calls(use)
+    # Each of the four kinds of failure has its share of the calls, and in a deep run all.
+    stride = 1 if DEEP else 12 if use is use_commits else 4
+    total: Counter[str] = Counter()
+    kind = 2 * [errno.EIO, errno.ENOSPC].index(number) + persistent
+    for at in range(kind * stride // 4, len(seen), stride):
+        run = Run(at, number, persistent=persistent, use=use)
+        assert run.disk.failed, f"call {at} never came"
+        try:
+            total += run.verify()
+        except AssertionError as error:
+            raise AssertionError(f"call {at} of {len(seen)}, {seen[at]}: {error}") from error
+        total[run.disk.failed[0]] += 1
+    print(f"{errno.errorcode[number]} at each of {len(seen)} calls: {dict(total)}")
+    assert total["states"] >= len(seen) // stride
+
+
+def open_work(root: object, at_kind: str) -> Workload:
+    """A store with one flushed record, whose disk is about to fail."""
+    disk = FaultDisk(root)  # type: ignore[arg-type]
+    work = Workload(disk)
+    work.create("a-0")
+    work.append("a-0", b"durable")
+    work.flush("a-0")
+    assert not work.failures
+    assert at_kind in FaultDisk.KINDS
+    return work
+
+
+def fail_next(work: Workload, kind: str, number: int, *, persistent: bool = False) -> None:
+    """Make the next call of a kind fail, whatever comes before it."""
+    disk = work.disk
+    assert isinstance(disk, FaultDisk)
+    disk.armed = True
+    plain = disk._may_fail
+
+    def may_fail(called: str, path: object) -> None:
+        if called == kind and (persistent or not disk.failed):
+            disk.failed.append(called)
+            raise OSError(number, os.strerror(number), str(path))
+        plain(called, path)
+
+    disk._may_fail = may_fail  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("kind", ["write", "sync", "sync_directory"])
+def test_after_an_io_error_nothing_is_taken_until_the_store_is_reopened(kind: str) -> None:
+    """EIO at a write or an fsync fails the log directory for good; reopening recovers it."""
+    with crashdisk.scratch() as root:
+        work = open_work(root, kind)
+        try:
+            partition = work.store["a-0"]
+            work.roll("a-0")
+            fail_next(work, kind, errno.EIO)
+            work.append("a-0", b"perhaps")
+            work.flush("a-0")
+            assert [type(error) for error in work.failures[:1]] == [LogDirFailed]
+            assert partition.failure is not None
+            assert work.store.offline == {"a-0": partition.failure}
+            syncs = [op.kind for op in work.disk.ops].count("sync")
+            for _ in range(3):
+                with pytest.raises(PartitionFailed):
+                    partition.flush()
+                with pytest.raises(PartitionFailed):
+                    partition.append([b"no"])
+            assert [op.kind for op in work.disk.ops].count("sync") == syncs, "fsync was tried again"
+            with pytest.raises(LogDirFailed):
+                partition.record(0)
+            work.close()
+            assert not (root / LOG / CLEAN_SHUTDOWN).exists()
+            oracle = work.disk.oracles[-1][1]
+            crashdisk.verify(root, oracle)
+        finally:
+            work.disk.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_leaves_the_partition_as_it_was(number: int) -> None:
+    """ENOSPC, EDQUOT and EFBIG refuse the append, keep no part of it, and pass by themselves."""
+    with crashdisk.scratch() as root:
+        work = open_work(root, "write")
+        try:
+            fail_next(work, "write", number)
+            work.append("a-0", b"too much")
+            assert [error.errno for error in work.failures] == [number]  # type: ignore[attr-defined]
+            partition = work.store["a-0"]
+            assert partition.log_end_offset == 1
+            assert partition.size_bytes == partition.active.path.stat().st_size
+            work.append("a-0", b"fits again")
+            work.flush("a-0")
+            assert [record.value for record in partition.read()] == [b"durable", b"fits again"]
+            work.close()
+            assert (root / LOG / CLEAN_SHUTDOWN).exists()
+            crashdisk.verify(root, work.disk.oracles[-1][1])
+        finally:
+            work.disk.close()
+
+
+class _Full(Disk):
+    """Has room for so many more changes of a file's length; None for no bound."""
+
+    left: int | None = None
+
+    def truncate(self, file: File, size: int) -> None:
+        if self.left == 0:
+            self.left = None
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file.path))
+        if self.left is not None:
+            self.left -= 1
+        super().truncate(file, size)
+
+
+@pytest.mark.parametrize("left", range(3))
+def test_a_full_disk_when_the_indexes_get_room(tmp_path: Path, left: int) -> None:
+    """The first append asks for it in three files: what is closed as clean has none that is left over."""
+    with Store(tmp_path) as store:
+        store.create("a-0")
+    disk = _Full()
+    with Store(tmp_path, disk=disk) as store:
+        disk.left = left
+        with pytest.raises(OSError, match="No space left"):
+            store["a-0"].append([b"no room"])
+        disk.left = None
+    assert (tmp_path / CLEAN_SHUTDOWN).exists()
+    assert_clean(tmp_path)
+
+
+@pytest.mark.parametrize("left", range(12))
+def test_a_partition_that_cannot_be_made_leaves_nothing_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    """When descriptors run out at any time: what stays must not stand in the way of it, here or elsewhere."""
+    roots = [tmp_path / "one", tmp_path / "two"]
+    real, made = {"open": os.open, "scandir": os.scandir}, 0
+
+    def exhausted(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal made
+            made += 1
+            if made > left:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(args[0]))
+            return real[name](*args, **kwargs)
+
+        return call
+
+    with Store(roots) as store:
+        for name in real:
+            monkeypatch.setattr(os, name, exhausted(name))
+        with suppress(OSError):
+            store.create("a-0")
+        monkeypatch.undo()
+        if "a-0" not in store:
+            assert not [root for root in roots if (root / "a-0").exists()]
+            store.create("a-0")
+        store["a-0"].append([b"record"])
+    with Store(roots) as store:
+        assert [record.value for record in store["a-0"].read()] == [b"record"]
+    assert_clean(roots[0], roots[1])
+
+
+def test_a_short_write_is_carried_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that takes a write in pieces gets all of them."""
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, bytes(data)[:7], at))
+    with crashdisk.scratch() as root:
+        work = open_work(root, "write")
+        try:
+            work.append("a-0", b"in many pieces")
+            work.close()
+            crashdisk.verify(root, work.disk.oracles[-1][1])
+        finally:
+            work.disk.close()
+
+
+# The harness must see what it is there to see.
+
+
+def _ignore_short_write(patch: pytest.MonkeyPatch) -> None:
+    pwrite = os.pwrite
+    patch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, bytes(data)[:7], at))
+    patch.setattr(
+        Disk, "write", lambda self, file, position, data: os.pwrite(file.fd, data, position)
+    )
+
+
+def _no_truncation_after_enospc(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Segment, "cut_back", lambda self: None)
+
+
+def _swallow_eio(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Partition, "fail", lambda self, what, error: PartitionFailed(what))
+    patch.setattr(WatchedDisk, "fail", lambda self, reason: LogDirFailed(reason))
+
+
+def _retry_fsync(patch: pytest.MonkeyPatch) -> None:
+    flush = Segment.flush
+
+    def twice(self: Segment, *, indexes: bool) -> None:
+        try:
+            flush(self, indexes=indexes)
+        except OSError:
+            flush(self, indexes=indexes)
+
+    patch.setattr(Segment, "flush", twice)
+
+
+def _keep_half_a_roll(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Segment, "discard", lambda self: None)
+
+
+def _clean_after_failure(patch: pytest.MonkeyPatch) -> None:
+    close = Partition.close
+    patch.setattr(Partition, "close", lambda self: close(self) or True)
+
+
+MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
+    _ignore_short_write,
+    _no_truncation_after_enospc,
+    _swallow_eio,
+    _retry_fsync,
+    _keep_half_a_roll,
+    _clean_after_failure,
+)
+
+
+@pytest.mark.parametrize("mutate", MUTANTS, ids=[mutate.__name__ for mutate in MUTANTS])
+def test_the_faults_catch_a_broken_engine(
+    mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each seeded fault of the engine makes the tests above fail."""
+
+    def all_tests() -> None:
+        if mutate is _ignore_short_write:
+            test_a_short_write_is_carried_on(monkeypatch)
+        test_a_full_disk_leaves_the_partition_as_it_was(errno.ENOSPC)
+        test_after_an_io_error_nothing_is_taken_until_the_store_is_reopened("sync")
+        test_an_error_at_any_call_loses_nothing_that_was_acknowledged(use, errno.EIO, False)
+        # After EIO nothing can be tried again; after a full disk at an fsync somebody might.
+        test_an_error_at_any_call_loses_nothing_that_was_acknowledged(use, errno.ENOSPC, False)
+
+    mutate(monkeypatch)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        all_tests()
