@@ -24,9 +24,9 @@ CANARY = """
 import sys
 import numpy as np
 import pytest
-from logfs.format import kernels
+from logfs.format.kernels import batch_kernels
 try:
-    kernels.get_varint(np.full(3, 255, np.uint8), 0, 9, 5)
+    batch_kernels.get_varint(np.full(3, 255, np.uint8), 0, 9, 5)
 except IndexError:
     sys.exit(pytest.main(sys.argv[1:]))
 sys.exit("kernels are compiled without bounds checks")

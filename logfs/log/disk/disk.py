@@ -3,7 +3,8 @@
 This narrow interface serves three purposes. A fault or a crash can be injected at every call
 (`tests/support/crashdisk.py` does so). No caller can forget to sync a directory after a rename. A thread that must
 never wait for a disk cannot do so by accident: the mount registers its event loop with `Disk.forbid_blocking`, and a
-read that would have to wait there raises `WouldBlock`, so that the caller repeats it in a worker thread."""
+read that would have to wait there raises `WouldBlock`, so that the caller repeats it in a worker thread.
+"""
 
 from __future__ import annotations
 
