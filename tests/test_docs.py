@@ -86,9 +86,9 @@ def test_format_md_describes_the_files_of_producers() -> None:
     assert layout(rows).format == producer_snapshot.ENTRY.format
 
 
-def test_format_md_describes_the_key_map() -> None:
-    """The table "Key map" names the fields of the header that is written, at their positions."""
-    rows = table("format.md", "Key map")
+def test_format_md_describes_the_key_index() -> None:
+    """The table "Key index" names the fields of the header that is written, at their positions."""
+    rows = table("format.md", "Key index")
     anchor = key_table_format.Anchor(3, 4, 5, 6, 7)
     header = key_table_format.TableHeader(0, 512, 1, 2, bytes(16), anchor)
     packed = key_table_format.format_header(header, b"")

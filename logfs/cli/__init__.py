@@ -51,7 +51,7 @@ COMMANDS = {
 }
 
 # Commands that do not write to log directories. Ctrl-C may kill them at once: they need no orderly shutdown.
-_LOOKING = frozenset({"cat", "check", "describe", "dump", "status", "tail", "umount"})
+_READ_ONLY = frozenset({"cat", "check", "describe", "dump", "status", "tail", "umount"})
 # The exit code that a shell reports for a command killed by SIGINT.
 _INTERRUPTED = 130
 # The delay before a lost Ctrl-C is sent again.
@@ -68,20 +68,20 @@ mount or a broker; the others need exclusive access to the directory. 'logfs COM
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code. `argv` defaults to the arguments of the process."""
     _open_standard_streams()
-    codecs.register_error(_PRINTABLE, _as_it_can_be_printed)
+    codecs.register_error(_PRINTABLE, _escape_unprintable)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=_PRINTABLE)
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
-        sys.unraisablehook = _heed_lost_ctrl_c
+        sys.unraisablehook = _resend_lost_ctrl_c
     try:
         return _choose("logfs", "Kafka's log, as files.", COMMANDS, __name__, words)
     except KeyboardInterrupt:
         return _INTERRUPTED
 
 
-def _heed_lost_ctrl_c(lost: sys.UnraisableHookArgs) -> None:
+def _resend_lost_ctrl_c(lost: sys.UnraisableHookArgs) -> None:
     """Send SIGINT again if its `KeyboardInterrupt` was raised while an object was freed.
 
     Python lets no exception out of the code that runs at that time, so the first Ctrl-C has no effect. Any other
@@ -107,7 +107,7 @@ def _open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8"))
 
 
-def _as_it_can_be_printed(error: UnicodeError) -> tuple[bytes, int]:
+def _escape_unprintable(error: UnicodeError) -> tuple[bytes, int]:
     """Return the bytes to print for characters that an encoding lacks, and the position after these characters.
 
     This is an error handler for `codecs`. A surrogate stands for a byte of a file name, and becomes that byte; any
@@ -146,7 +146,7 @@ def _choose(
                     # argparse would read it as an option without a value, and store an empty list.
                     parser.error(f"argument {word.removesuffix('=--')}: '--' is not a value")
             parsed = parser.parse_intermixed_args(words[1:])
-            if name in _LOOKING:
+            if name in _READ_ONLY:
                 return _run(module, parsed)
             # Import most of what the command needs here, where Ctrl-C still ends the process at once.
             importlib.import_module("logfs.store.store")

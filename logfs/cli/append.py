@@ -11,7 +11,7 @@ from logfs.cli.common import add_target, open_for_writing, progress_bar
 if TYPE_CHECKING:
     import argparse
 
-    from logfs.log.append.line_framer import Framer
+    from logfs.log.append.line_framer import LineFramer
 
 _READ_BYTES = 1 << 20
 
@@ -35,12 +35,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     After an error the records that were appended before it are flushed and printed, too.
     """
-    from logfs.log.append.line_framer import EnvelopeFramer, Framer
+    from logfs.log.append.line_framer import EnvelopeFramer, LineFramer
 
     store, partition = open_for_writing(arguments.target)
     with store:
         first = partition.log_end_offset
-        framer = (EnvelopeFramer if arguments.jsonl else Framer)(partition)
+        framer = (EnvelopeFramer if arguments.jsonl else LineFramer)(partition)
         try:
             for path in arguments.file:
                 with path.open("rb") as file:
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _append(framer: Framer, file: BinaryIO, name: str, size: int | None) -> None:
+def _append(framer: LineFramer, file: BinaryIO, name: str, size: int | None) -> None:
     with progress_bar(f"appending {name}", size) as bar:
         while data := file.read(_READ_BYTES):
             rest = memoryview(data)

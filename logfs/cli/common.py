@@ -91,7 +91,7 @@ def log_dirs_of(words: Iterable[str | Path], *, may_be_empty: bool = False) -> l
     from logfs.store.observe import commit_client
 
     found = [Path(path) for path in commit_client.log_dirs_of(words)]
-    commit_client.check_there(found, may_be_empty=may_be_empty)
+    commit_client.require_log_dirs(found, may_be_empty=may_be_empty)
     return found
 
 
@@ -111,11 +111,11 @@ def target(words: Sequence[str], *, may_be_empty: bool = False) -> Target:
 
 def _check_no_log_dir(path: Path) -> None:
     """Raise `InvalidStore` if a TARGET is a log directory or a mountpoint, and so does not name a partition."""
-    from logfs.store.directory.recognition import Kind, recognise
+    from logfs.store.directory.recognition import PathKind, recognise
 
     found = recognise(path)
-    if found.kind in (Kind.LOG_DIR, Kind.MOUNTPOINT):
-        what = "a log directory" if found.kind is Kind.LOG_DIR else "a mountpoint of logfs"
+    if found.kind in (PathKind.LOG_DIR, PathKind.MOUNTPOINT):
+        what = "a log directory" if found.kind is PathKind.LOG_DIR else "a mountpoint of logfs"
         raise InvalidStore(
             f"{path} is {what}, not a partition: name a partition in it, {path}/TOPIC-NUMBER"
         )
@@ -137,11 +137,11 @@ def open_target(
 ) -> tuple[Store, Partition]:
     """Do the same as `open_for_writing` for a TARGET that is already parsed.
 
-    Raises as `check_there`, `partition` and `Store`.
+    Raises as `check_partition_exists`, `partition` and `Store`.
     """
     from logfs.store.store import Store
 
-    check_there(wanted)
+    check_partition_exists(wanted)
     only = wanted.name if alone else None
     store = Store(
         wanted.log_dirs, only=only, recover=recover, progress=recovery_progress(), create=False
@@ -163,7 +163,7 @@ def partition(store: Store, wanted: Target) -> Partition:
     return store[wanted.name]
 
 
-def check_there(wanted: Target) -> None:
+def check_partition_exists(wanted: Target) -> None:
     """Raise `UnknownPartition` if no log directory has the partition, or `OSError` if one cannot be read.
 
     This check comes before the store is opened for writing, which would rewrite the clean-shutdown marker: if the

@@ -60,9 +60,9 @@ def _make_log_dirs(words: Sequence[str]) -> None:
     Raises `InvalidStore` for one that would lie in another log directory or in a partition.
     """
     from logfs.log.disk.disk import DIRECTORY_MODE
-    from logfs.store.directory.recognition import Kind, check_place, recognise
+    from logfs.store.directory.recognition import PathKind, check_place, recognise
 
     for path in [Path(word) for word in words[:-1]] or [Path(words[0]).absolute().parent]:
-        if recognise(path).kind is Kind.MISSING:
+        if recognise(path).kind is PathKind.MISSING:
             check_place(path.absolute())
             path.mkdir(mode=DIRECTORY_MODE, parents=True)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from logfs.cli.common import Target, check_there, log_dirs_of, not_empty, recovery_progress
+from logfs.cli.common import (
+    Target,
+    check_partition_exists,
+    log_dirs_of,
+    not_empty,
+    recovery_progress,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -42,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     log_dirs = log_dirs_of(arguments.log_dirs.split(","))
     changing = arguments.commit or arguments.forget
     if arguments.commit:
-        check_there(Target(log_dirs, arguments.commit[1]))
+        check_partition_exists(Target(log_dirs, arguments.commit[1]))
     with Store(
         log_dirs, read_only=not changing, progress=recovery_progress(), create=False
     ) as store:

@@ -40,10 +40,10 @@ _IGNORED = frozenset(
     }
 )
 _IGNORED_BEGINNINGS = ("x-", "X-", "user=", "uhelper=", "comment=")
-# `_FUSE_OPTIONS` are passed to FUSE unchanged. Those in `_OWN_WAY` are in force anyway, or change nothing; only a
-# remount acts on them.
+# `_FUSE_OPTIONS` are passed to FUSE unchanged. Those in `_REMOUNT_ONLY` are in force anyway, or change nothing; only
+# a remount acts on them.
 _FUSE_OPTIONS = frozenset({"noexec", "noatime", "nodiratime", "sync", "dirsync"})
-_OWN_WAY = frozenset({"exec", "atime", "diratime", "relatime", "norelatime", "strictatime"})
+_REMOUNT_ONLY = frozenset({"exec", "atime", "diratime", "relatime", "norelatime", "strictatime"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -152,7 +152,7 @@ def _options(arguments: argparse.Namespace) -> Options:
             fuse.add(word)
         elif word.startswith("isolation="):
             isolation = isolation_level(word.removeprefix("isolation="))
-        elif word not in _OWN_WAY:
+        elif word not in _REMOUNT_ONLY:
             raise InvalidStore(f"-o {word}: no such mount option; 'logfs mount --help' lists them")
     return Options(
         log_dirs=[path.absolute() for path in log_dirs],
@@ -226,7 +226,7 @@ def _daemon(options: Options, parent: TextIO) -> int:
 
     def ready() -> None:
         tell("ready")
-        _let_go_of_terminal()
+        _detach_from_terminal()
 
     try:
         os.chdir("/")
@@ -243,7 +243,7 @@ def _daemon(options: Options, parent: TextIO) -> int:
     return 0
 
 
-def _let_go_of_terminal() -> None:
+def _detach_from_terminal() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from logfs.cli.common import (
     Target,
     add_target,
-    check_there,
+    check_partition_exists,
     open_target,
     path_argument,
     progress_bar,
@@ -35,11 +35,11 @@ def run(arguments: argparse.Namespace) -> int:
     from logfs.store.observe import commit_client
 
     source = target(arguments.target)
-    check_there(source)
+    check_partition_exists(source)
     log_dirs, name = source
     wanted = arguments.to.absolute()
     # An empty directory is accepted: the move makes it a log directory.
-    commit_client.check_there([wanted], may_be_empty=True)
+    commit_client.require_log_dirs([wanted], may_be_empty=True)
     known = [path.absolute() for path in log_dirs]
     known += [wanted] if wanted not in known else []
     store, partition = open_target(Target(known, name))

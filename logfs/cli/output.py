@@ -136,9 +136,9 @@ def _may_hide_damage(segment: Segment) -> bool:
     """
     from logfs.log.segment import batch_scanner
 
-    if segment.gaps or segment.tip.text.records == segment.next_offset - segment.base_offset:
+    if segment.gaps or segment.end.text.records == segment.next_offset - segment.base_offset:
         return False
-    found = batch_scanner.stretches(segment, 0, segment.base_offset)
+    found = batch_scanner.scan_segment(segment, 0, segment.base_offset)
     return any(isinstance(each, Damage) for each in found)
 
 

@@ -32,11 +32,11 @@ def run(arguments: argparse.Namespace) -> int:
     The exit code is 1 if a mount cannot be read, a partition is offline, or a log directory has failed; with `--json`
     only if a mount cannot be read.
     """
-    from logfs.cli.watch import Mount, mounts, source
+    from logfs.cli.watch import MountSource, mounts, source
 
     wanted = arguments.target
     code = 0
-    for each in map(Mount, mounts()) if wanted is None else [source(wanted)]:
+    for each in map(MountSource, mounts()) if wanted is None else [source(wanted)]:
         try:
             code |= _print(each, json=arguments.json)
         finally:
@@ -45,10 +45,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print(source: Source, *, json: bool) -> int:
-    from logfs.cli.watch import Mount
+    from logfs.cli.watch import MountSource
 
     path = source.name
-    is_mount = isinstance(source, Mount)
+    is_mount = isinstance(source, MountSource)
     try:
         look = source.look()
     except OSError as error:
@@ -101,8 +101,8 @@ def _print_upkeep(status: Mapping[str, Any]) -> None:
         for task, due_ms in upkeep["next_due_ms"].items()
     )
     print(f"  upkeep      {'paused' if upkeep['paused'] else due}")
-    for piece in upkeep["waiting_after_errors"]:
-        print(f"  failed      {piece}; will be retried (see the daemon's log)")
+    for failed in upkeep["waiting_after_errors"]:
+        print(f"  failed      {failed}; will be retried (see the daemon's log)")
     for name, done in upkeep["last_retention"].items():
         print(
             f"  retention   {name}: {done['segments']} segments, {done['bytes']} bytes dropped "

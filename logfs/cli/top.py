@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from logfs.cli.watch import Look, Source
+    from logfs.cli.watch import Source, StoreSnapshot
 
 _IN = "kafka_server_brokertopicmetrics_messagesin_total"
 _BYTES_IN = "kafka_server_brokertopicmetrics_bytesin_total"
@@ -115,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
 # The table.
 
 
-def rows(before: Look, after: Look, seconds: float) -> list[Row]:
+def rows(before: StoreSnapshot, after: StoreSnapshot, seconds: float) -> list[Row]:
     """Return a row for each partition of `after`, with the rates since `before`; offline partitions come last.
 
     `seconds` is the time between the two looks.
@@ -130,7 +130,7 @@ def rows(before: Look, after: Look, seconds: float) -> list[Row]:
     found = []
     for labels, size in after.metrics.get("kafka_log_log_size", {}).items():
 
-        def value(name: str, look: Look = after, key: object = labels) -> float | None:
+        def value(name: str, look: StoreSnapshot = after, key: object = labels) -> float | None:
             return look.metrics.get(name, {}).get(key)  # type: ignore[call-overload,no-any-return]
 
         def rate(name: str) -> float | None:
@@ -212,7 +212,7 @@ def _size(size: float) -> str:
     return f"{size:.1f}T"
 
 
-def _summary(watched: Source, look: Look, found: Sequence[Row]) -> str:
+def _summary(watched: Source, look: StoreSnapshot, found: Sequence[Row]) -> str:
     status = look.status
     text = f"{watched.name}: {status['partitions']} partitions, {_size(sum(row.size for row in found))}"
     rate = sum(row.bytes_in or 0 for row in found) / 1e6
@@ -268,7 +268,7 @@ class _Live:
                 self.sort = name
         return bool(pressed) and "q" not in pressed
 
-    def _draw(self, look: Look) -> None:
+    def _draw(self, look: StoreSnapshot) -> None:
         # Do not use COLUMNS and LINES of the environment: they do not follow a resize of the terminal.
         width, height = os.get_terminal_size(sys.stdout.fileno())
         keys = " ".join(f"{letter}:{name}" for name, (letter, _) in SORTS.items())

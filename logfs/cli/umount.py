@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from logfs.store.directory.mount_table import Mount
+    from logfs.store.directory.mount_table import MountEntry
 
 # Exit code: the mountpoint is unmounted, but the filesystem is still mounted elsewhere, so the log directories stay
 # locked.
@@ -119,7 +119,7 @@ def _check_closed(status: dict[str, Any]) -> int:
     return 1 if left else 0
 
 
-def _wait(mount: Mount, pid: int, daemon: int) -> int:
+def _wait(mount: MountEntry, pid: int, daemon: int) -> int:
     """Wait until the daemon ends or turns out to serve the filesystem elsewhere; return the exit code.
 
     `daemon` is a pidfd, which becomes readable when the process ends.

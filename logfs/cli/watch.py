@@ -20,7 +20,7 @@ _LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 _ESCAPED = re.compile(r"\\(.)")
 
 
-class Look(NamedTuple):
+class StoreSnapshot(NamedTuple):
     """The state at one moment: `status.json`, and the metrics as name -> labels -> value."""
 
     status: Mapping[str, Any]
@@ -32,7 +32,7 @@ class Source(Protocol):
 
     name: str
 
-    def look(self) -> Look:
+    def look(self) -> StoreSnapshot:
         """Return the current state."""
 
     def close(self) -> None:
@@ -52,13 +52,13 @@ def _unescape(text: str) -> str:
     return _ESCAPED.sub(lambda match: "\n" if match[1] == "n" else match[1], text)
 
 
-class Mount:
+class MountSource:
     """A mount, read through its own files."""
 
     def __init__(self, path: str) -> None:
         self.name = path
 
-    def look(self) -> Look:
+    def look(self) -> StoreSnapshot:
         """Return the current state.
 
         Raises `TimeoutError` if the daemon is stopped or waits for its disk, and `OSError` if it cannot be read.
@@ -71,7 +71,7 @@ class Mount:
             words = "does not respond; its daemon is stopped or waiting for its disk"
             raise TimeoutError(errno.ETIMEDOUT, words, self.name) from None
 
-    def _look(self) -> Look:
+    def _look(self) -> StoreSnapshot:
         import json
 
         own = Path(self.name) / ".logfs"
@@ -79,13 +79,13 @@ class Mount:
         if "upkeep" not in status:
             # The status of a daemon of an older release lacks these entries.
             status |= {"upkeep": None, "background": []}
-        return Look(status, parse_metrics((own / "metrics").read_text()))
+        return StoreSnapshot(status, parse_metrics((own / "metrics").read_text()))
 
     def close(self) -> None:
         pass
 
 
-class LogDir:
+class LogDirSource:
     """A log directory, opened read-only. Another process may write it at the same time."""
 
     def __init__(self, path: Path) -> None:
@@ -95,14 +95,16 @@ class LogDir:
         self.name = str(path)
         self._store = Store(path, read_only=True, progress=recovery_progress())
 
-    def look(self) -> Look:
+    def look(self) -> StoreSnapshot:
         from logfs.store.observe.metrics import metrics
         from logfs.store.observe.status import store_status
 
         for left in reversed(range(TRIES)):
             self._store.refresh()
             try:
-                return Look(store_status(self._store), parse_metrics(metrics(self._store).decode()))
+                return StoreSnapshot(
+                    store_status(self._store), parse_metrics(metrics(self._store).decode())
+                )
             except Gone:
                 if not left:
                     raise
@@ -124,23 +126,23 @@ def source(path: Path | None) -> Source:
 
     Raises `InvalidStore` if there is no path and not exactly one mount, or if the path is neither.
     """
-    from logfs.store.directory.recognition import Kind, recognise
+    from logfs.store.directory.recognition import PathKind, recognise
 
     if path is None:
         found = mounts()
         if len(found) != 1:
             which = ", ".join(found) or "none"
             raise InvalidStore(f"give a mount or a log directory (mounted: {which})")
-        return Mount(found[0])
+        return MountSource(found[0])
     # Compare the unresolved path first: resolving a mountpoint asks its daemon, which may be stopped.
     for resolve in (os.path.abspath, os.path.realpath):
         absolute = resolve(path)
         if absolute in mounts():
-            return Mount(absolute)
+            return MountSource(absolute)
     found_kind = recognise(path)
-    if found_kind.kind is Kind.EMPTY:
+    if found_kind.kind is PathKind.EMPTY:
         # The directory may be a mountpoint with nothing mounted on it.
         raise found_kind.error("; no logfs is mounted there")
-    if found_kind.kind not in (Kind.LOG_DIR, Kind.UNKNOWN):
+    if found_kind.kind not in (PathKind.LOG_DIR, PathKind.UNKNOWN):
         raise found_kind.error()
-    return LogDir(Path(path).absolute())
+    return LogDirSource(Path(path).absolute())

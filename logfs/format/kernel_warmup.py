@@ -57,7 +57,7 @@ def _warm_up_compaction(data: NDArray[np.uint8], rows: NDArray[np.int64]) -> Non
     keep = np.empty(int(spans[0, 2]), np.uint8)
     kept, nulls = np.zeros(1, np.int64), np.zeros(1, np.int64)
     verdicts = np.full(1, compaction_kernels.KEEP, np.uint8)
-    compaction_kernels.sift_records(
+    compaction_kernels.select_records(
         data, spans, verdicts, -1, secret, slots, keep, kept, nulls, scratch
     )
     actions = np.full(1, compaction_kernels.FILTERED, np.uint8)

@@ -26,10 +26,10 @@ from logfs.log.segment.batch_iterator import CHUNK_BYTES, Damage
 from logfs.log.segment.batch_scanner import survey
 from logfs.log.segment.index import MAX_RELATIVE_OFFSET, OffsetEntry, TimeEntry
 from logfs.log.segment.index_builder import IndexBuilder
-from logfs.log.segment.segment import UNMEASURED, Segment, Tip
+from logfs.log.segment.segment import UNMEASURED, Segment, SegmentEnd
 from logfs.log.segment.segment_listing import list_segments
 from logfs.log.state.leader_epochs import LeaderEpochs
-from logfs.log.state.producer_snapshots import Snapshots
+from logfs.log.state.producer_snapshots import ProducerSnapshots
 from logfs.log.state.producers import Producers
 
 if TYPE_CHECKING:
@@ -49,17 +49,17 @@ TORN = ".torn"
 _TEMPORARY_INDEXES = tuple(
     suffix + kind + TEMPORARY for suffix in names.SEGMENT_FILES[1:] for kind in ("", names.CLEANED)
 )
-_UNFINISHED = {f"{names.KEY_MAP}.tmp", f"{names.COMMITTED_KEY_MAP}.tmp"}
+_UNFINISHED = {f"{names.KEY_INDEX}.tmp", f"{names.COMMITTED_KEY_INDEX}.tmp"}
 
 
-class Place(NamedTuple):
+class FilePosition(NamedTuple):
     """A position in the .log file of a segment."""
 
     base_offset: int
     position: int
 
 
-class Start(NamedTuple):
+class LoadStart(NamedTuple):
     """What is known of a partition before it is loaded.
 
     - `clean`: it was closed properly, and the offsets are those of the checkpoints.
@@ -75,7 +75,7 @@ class Start(NamedTuple):
     compacted: bool = False
     rebuild: bool = False
     producer_expiration_ms: int = 86_400_000
-    end: Place | None = None
+    end: FilePosition | None = None
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class Loaded:
     log_start_offset: int
     recovery_point: int
     epochs: LeaderEpochs
-    snapshots: Snapshots
+    snapshots: ProducerSnapshots
     producers: Producers | None
     """The producers at the log end; None in a read-only store, which loads them on demand."""
     last_timestamp: int = -1
@@ -112,7 +112,7 @@ def load(
     disk: Disk,
     directory: Path,
     config: LogConfig,
-    start: Start,
+    start: LoadStart,
     now_ms: int,
     progress: Progress | None = None,
     kind: type[Segment] = Segment,
@@ -124,16 +124,16 @@ def load(
     is not an offset.
     """
     report = progress or (lambda _: None)
-    return _Loader(disk, directory, config, start, now_ms, report, kind).run()
+    return _LogLoader(disk, directory, config, start, now_ms, report, kind).run()
 
 
-class _Loader:
+class _LogLoader:
     def __init__(
         self,
         disk: Disk,
         directory: Path,
         config: LogConfig,
-        start: Start,
+        start: LoadStart,
         now_ms: int,
         progress: Progress,
         kind: type[Segment],
@@ -161,7 +161,9 @@ class _Loader:
             last = self.start.end.base_offset
             self.listing = {base: files for base, files in self.listing.items() if base <= last}
         self.epochs = LeaderEpochs(self.disk, self.directory)
-        self.snapshots = Snapshots(self.disk, self.directory, self.start.producer_expiration_ms)
+        self.snapshots = ProducerSnapshots(
+            self.disk, self.directory, self.start.producer_expiration_ms
+        )
         segments = self._open_segments()
         segments, log_end_offset = self._recover(segments)
         # The records below this offset were deleted.
@@ -305,14 +307,14 @@ class _Loader:
             # In a read-only store the file of a swap still has the suffix `.swap`.
             with suppress(FileNotFoundError):
                 is_empty = not self.disk.stat(segment.path).st_size
-                if is_empty and self._ends_behind(before.base_offset, segment.base_offset):
+                if is_empty and self._ends_after(before.base_offset, segment.base_offset):
                     what = "%s: is empty and ignored: %s contains its base offset"
                     logger.error(what, segment.path, before.path.name)
                     continue
             kept.append(segment)
         return kept
 
-    def _ends_behind(self, base_offset: int, offset: int) -> bool:
+    def _ends_after(self, base_offset: int, offset: int) -> bool:
         """Whether the segment at `base_offset` ends after `offset`. Reads its end or, without an index, all of it."""
         segment = self._open_segment(base_offset)
         try:
@@ -371,7 +373,9 @@ class _Loader:
     ) -> Iterator[BatchInfo | Damage]:
         """Yield the batches and the damage of a segment whose end is not known; any offset may be missing."""
         size = self.disk.size(segment.file)
-        segment.resume(Tip(size, segment.base_offset, NO_TEXT), TimeEntry(-1, segment.base_offset))
+        segment.resume(
+            SegmentEnd(size, segment.base_offset, NO_TEXT), TimeEntry(-1, segment.base_offset)
+        )
         gaps, segment.gaps = segment.gaps, True
         try:
             first = segment.base_offset if first_offset is None else first_offset
@@ -452,7 +456,7 @@ class _Loader:
         end = segment.base_offset
         if last.position > size:
             return False
-        segment.resume(Tip(size, end, UNMEASURED), max_entry)
+        segment.resume(SegmentEnd(size, end, UNMEASURED), max_entry)
         first_offset = self._first_offset(segment, last)
         for found in segment.walk_unknown_end(last.position, first_offset):
             if isinstance(found, Damage):
@@ -462,7 +466,7 @@ class _Loader:
             if header.max_timestamp > max_entry.timestamp:
                 max_entry = TimeEntry(header.max_timestamp, header.last_offset)
             self.last_timestamp = header.max_timestamp
-        segment.resume(Tip(size, end, UNMEASURED), max_entry)
+        segment.resume(SegmentEnd(size, end, UNMEASURED), max_entry)
         if not size:
             return not any(map(len, segment.indexes))
         if max_entry.offset < segment.time_index.last.offset:
@@ -497,7 +501,7 @@ class _Loader:
             self.producers = self.snapshots.restore(
                 segments, self.start.log_start_offset, segment.base_offset, self.now_ms
             )
-        segment.resume(Tip(size, segment.base_offset, NO_TEXT), TimeEntry(-1, 0))
+        segment.resume(SegmentEnd(size, segment.base_offset, NO_TEXT), TimeEntry(-1, 0))
         config = self.config
         builder = IndexBuilder(segment, config.index_interval_bytes, config.segment_index_bytes)
         segment.txn_index.collect()
@@ -525,7 +529,7 @@ class _Loader:
                 self.epochs.assign(found.leader_epoch, found.base_offset)
             self.last_timestamp = found.max_timestamp
         segment.damaged = tuple(damaged)
-        segment.resume(Tip(size, builder.end, builder.text), builder.max_entry)
+        segment.resume(SegmentEnd(size, builder.end, builder.text), builder.max_entry)
         segment.finish()
         segment.save_indexes(sync=sync)
         self.unsynced.append(segment)
@@ -576,7 +580,7 @@ class _Loader:
         if self.disk.writable:
             segment.activate(self.config, self.now_ms, create=True)
         else:
-            segment.resume(Tip(0, base_offset, NO_TEXT), TimeEntry(-1, base_offset))
+            segment.resume(SegmentEnd(0, base_offset, NO_TEXT), TimeEntry(-1, base_offset))
         return segment
 
     def _drop_all(self, segments: list[Segment]) -> None:

@@ -58,7 +58,7 @@ _STOP_POLL_SECONDS = 0.01
 _MOST_THREADS = 64
 
 
-class _Told:
+class _KnownSize:
     """The size that the kernel was told for one inode, and the threads concerned."""
 
     def __init__(self, size: int, now: float) -> None:
@@ -87,7 +87,7 @@ class GrowingSizes:
     """The sizes of growing files that the kernel was told. Used on the trio thread only (rule 6)."""
 
     def __init__(self) -> None:
-        self._told: WeakKeyDictionary[GrowingFile, _Told] = WeakKeyDictionary()
+        self._told: WeakKeyDictionary[GrowingFile, _KnownSize] = WeakKeyDictionary()
         self._kept: WeakKeyDictionary[ReadableLog, set[int]] = WeakKeyDictionary()
         # The threads that were told to repeat a lookup, until they open the file.
         self._sent_back: set[int] = set()
@@ -112,7 +112,7 @@ class GrowingSizes:
         told = self._told.get(node)
         wanted = thread if thread in self._sent_back else None
         if told is None:
-            told = self._told[node] = _Told(size, trio.current_time())
+            told = self._told[node] = _KnownSize(size, trio.current_time())
             told.reserved_for = wanted
         elif told.size != size or node.handles or told.reserved_for != wanted:
             return False
@@ -140,7 +140,7 @@ class GrowingSizes:
             return size
         told = self._told.get(node)
         if told is None:
-            told = self._told[node] = _Told(size, trio.current_time())
+            told = self._told[node] = _KnownSize(size, trio.current_time())
         told.note(thread)
         if size > told.size and node.handles and not self._is_alone(node, thread, told.threads):
             async with told.growing:
@@ -184,7 +184,7 @@ class GrowingSizes:
         self._kept.setdefault(log, set()).add(node.inode)
         return KEEP_SECONDS
 
-    def take_back(self, partition: ReadableLog) -> set[int]:
+    def pop_stale(self, partition: ReadableLog) -> set[int]:
         """Remove and return the inodes whose kept sizes an append to `partition` makes stale.
 
         The caller must invalidate the attributes of each.

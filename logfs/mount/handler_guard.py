@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyfuse3
 import trio
 
-from logfs.log.disk.latency_histogram import Durations
+from logfs.log.disk.latency_histogram import LatencyHistogram
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 _Class = TypeVar("_Class", bound=type)
 
 
-class Requests:
+class RequestCounts:
     """The requests of one kind: `times` has their durations, `errors` their number by errno."""
 
     __slots__ = ("errors", "times")
 
     def __init__(self) -> None:
-        self.times = Durations()
+        self.times = LatencyHistogram()
         self.errors: Counter[int] = Counter()
 
 
 # By the name of the handler. A process has only one mount: pyfuse3 cannot serve more.
-REQUESTS: dict[str, Requests] = {}
+REQUESTS: dict[str, RequestCounts] = {}
 
 # The type that each handler must return. The answers of handlers that are not listed are empty: they return None.
 RETURNS: dict[str, type | tuple[type, ...]] = {
@@ -77,7 +77,7 @@ def guarded(operations: _Class) -> _Class:
 
 def _guard(name: str, handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     expected = RETURNS.get(name, type(None))
-    requests = REQUESTS.setdefault(name, Requests())
+    requests = REQUESTS.setdefault(name, RequestCounts())
     note, now_ns = requests.times.note, time.perf_counter_ns
 
     @functools.wraps(handler)

@@ -20,12 +20,12 @@ from logfs.mount.handler_guard import guarded
 from logfs.mount.nodes.append import AppendFile
 from logfs.mount.nodes.base import (
     Caller,
-    Directory,
-    File,
+    DirectoryNode,
+    FileNode,
     Handle,
     Node,
     PartitionAccess,
-    Symlink,
+    SymlinkNode,
 )
 from logfs.mount.nodes.folder import PartitionFolder
 from logfs.mount.nodes.growing import GrowingFile
@@ -74,7 +74,7 @@ class Operations(pyfuse3.Operations):
         self._lookups: dict[int, int] = {pyfuse3.ROOT_INODE: 1}
         self._next_inode = pyfuse3.ROOT_INODE + 1
         self._handles: dict[int, Handle] = {}
-        self._listings: dict[int, tuple[Directory, list[str], int]] = {}
+        self._listings: dict[int, tuple[DirectoryNode, list[str], int]] = {}
         self._next_handle = 1
         self._fleeting: OrderedDict[int, None] = OrderedDict()
         self._sizes = GrowingSizes()
@@ -106,7 +106,11 @@ class Operations(pyfuse3.Operations):
             return handle.node.path if handle else f"handle {key}"
         node = self._nodes.get(key) if isinstance(key, int) else None
         path = node.path if node else f"inode {key}"
-        if len(arguments) > 1 and isinstance(arguments[1], bytes) and isinstance(node, Directory):
+        if (
+            len(arguments) > 1
+            and isinstance(arguments[1], bytes)
+            and isinstance(node, DirectoryNode)
+        ):
             path = f"{path.rstrip('/')}/{os.fsdecode(arguments[1])}"
         return path
 
@@ -125,9 +129,9 @@ class Operations(pyfuse3.Operations):
             raise refuse(errno.ESTALE, f"inode {inode} is gone")
         return node
 
-    def _directory(self, inode: int) -> Directory:
+    def _directory(self, inode: int) -> DirectoryNode:
         node = self._node(inode)
-        if not isinstance(node, Directory):
+        if not isinstance(node, DirectoryNode):
             raise refuse(errno.ENOTDIR, f"{node.path}: is not a directory")
         return node
 
@@ -135,7 +139,7 @@ class Operations(pyfuse3.Operations):
         """Increment the lookup count of a node whose entry is sent to the kernel."""
         self._nodes[node.inode] = node
         self._lookups[node.inode] = self._lookups.get(node.inode, 0) + 1
-        if node.is_fleeting:
+        if node.is_evictable:
             self._fleeting[node.inode] = None
             self._fleeting.move_to_end(node.inode)
             if len(self._fleeting) > _FLEETING:
@@ -164,7 +168,7 @@ class Operations(pyfuse3.Operations):
         return self._entry(node, await self._run(node.stat))
 
     async def _look_up(
-        self, directory: Directory, name: str, thread: int
+        self, directory: DirectoryNode, name: str, thread: int
     ) -> tuple[Node, pyfuse3.EntryAttributes]:
         """Return the node of a name and its attributes; for a growing file, a node that `thread` may open safely."""
         node = await self._find(directory, name)
@@ -207,7 +211,7 @@ class Operations(pyfuse3.Operations):
         self._remember(node)
         return entry
 
-    async def _find(self, directory: Directory, name: str) -> Node:
+    async def _find(self, directory: DirectoryNode, name: str) -> Node:
         """Return the node of a name. A worker thread may make it, but only the trio thread stores it (rule 6)."""
         return directory.known(name) or directory.adopt(name, await self._run(directory.find, name))
 
@@ -281,7 +285,7 @@ class Operations(pyfuse3.Operations):
 
     async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
         node = self._node(inode)
-        if not isinstance(node, Symlink):
+        if not isinstance(node, SymlinkNode):
             raise refuse(errno.EINVAL, f"{node.path}: is not a link")
         return os.fsencode(await self._run(node.target))
 
@@ -419,7 +423,7 @@ class Operations(pyfuse3.Operations):
         return await self._open(self._node(inode), flags, ctx)
 
     async def _open(self, node: Node, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
-        if not isinstance(node, File):
+        if not isinstance(node, FileNode):
             raise refuse(errno.EISDIR, f"{node.path}: is a directory")
         if isinstance(node, PartitionAccess):
             # Without this check the kernel's pages and cached blocks would continue to answer.
@@ -506,7 +510,7 @@ class Operations(pyfuse3.Operations):
     def _grown(self, handle: Handle) -> None:
         """Invalidate the sizes that the kernel keeps, before the writer is told that its records are in the log."""
         for partition in handle.grown():
-            for inode in self._sizes.take_back(partition):
+            for inode in self._sizes.pop_stale(partition):
                 self._invalidate(inode)
 
     @staticmethod
@@ -563,7 +567,7 @@ def _caller(ctx: pyfuse3.RequestContext) -> Caller:
     return Caller(ctx.uid, ctx.gid, ctx.pid, ctx.umask)
 
 
-def _text(name: bytes, directory: Directory) -> str:
+def _text(name: bytes, directory: DirectoryNode) -> str:
     try:
         return name.decode()
     except UnicodeDecodeError:

@@ -28,8 +28,8 @@ from logfs.mount.nodes.root import RootDirectory
 from logfs.mount.protocol import Operations
 from logfs.mount.threads import run_in_thread
 from logfs.mount.watchdog import watchdog
-from logfs.store.directory.mount_table import Mounted, mounted_at
-from logfs.store.directory.recognition import Kind, check_log_dirs, recognise
+from logfs.store.directory.mount_table import MountState, mounted_at
+from logfs.store.directory.recognition import PathKind, check_log_dirs, recognise
 from logfs.store.maintenance.upkeep import update_key_indexes
 from logfs.store.observe import commit_client
 from logfs.store.store import Store
@@ -124,15 +124,15 @@ def check_paths(options: Options) -> Path:
     """
     mountpoint = Path(os.path.abspath(options.mountpoint))
     found = mounted_at(mountpoint)
-    if found is Mounted.LIVE:
+    if found is MountState.LIVE:
         raise InvalidStore(
             f"{mountpoint}: logfs is already mounted here; run 'logfs umount {mountpoint}' first"
         )
-    if found is Mounted.NOTHING:
+    if found is MountState.NOTHING:
         _check_mountpoint(mountpoint, options)
     writable = not options.read_only
     check_log_dirs(options.log_dirs, may_be_empty=writable, may_be_made=writable)
-    if found is Mounted.DEAD:
+    if found is MountState.DEAD:
         logger.warning("%s: clearing away a dead mount", mountpoint)
         # Lazily: processes with open files of the dead mount get errors, and must not delay the unmount.
         unmount(mountpoint, lazy=True)
@@ -154,13 +154,13 @@ def _check_mountpoint(mountpoint: Path, options: Options) -> None:
                 f"{path}: the log directory cannot lie in its own mount {mountpoint}"
             )
     kind = recognise(mountpoint).kind
-    if kind in (Kind.LOG_DIR, Kind.PARTITION):
-        what = "a log directory" if kind is Kind.LOG_DIR else "a partition"
+    if kind in (PathKind.LOG_DIR, PathKind.PARTITION):
+        what = "a log directory" if kind is PathKind.LOG_DIR else "a partition"
         raise InvalidStore(
             f"{mountpoint} is {what}, and a mount would hide it: give the LOGDIR first, and an empty directory to "
             "mount on last"
         )
-    if kind is Kind.IN_MOUNT:
+    if kind is PathKind.IN_MOUNT:
         raise InvalidStore(
             f"{mountpoint}: lies in another mount of logfs; mount on a directory outside of it"
         )

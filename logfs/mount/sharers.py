@@ -83,18 +83,18 @@ def wait_until_outside(threads: Iterable[int]) -> None:
         }
 
 
-class _Sample(NamedTuple):
+class _ThreadSample(NamedTuple):
     is_runnable: bool
     switches: int
     cpu_ns: int
 
-    def may_still_be_where(self, first: _Sample) -> bool:
+    def may_still_be_where(self, first: _ThreadSample) -> bool:
         """Whether the thread may still be in the code that it ran at the sample `first`."""
         slept = self.switches != first.switches
         return self.is_runnable and not slept and self.cpu_ns - first.cpu_ns <= _ACCOUNTING_NS
 
 
-def _sample(thread: int) -> _Sample | None:
+def _sample(thread: int) -> _ThreadSample | None:
     """Return the present state of a thread, or None if it is gone."""
     try:
         found = _STATUS.search(_read(f"/proc/{thread}/status"))
@@ -104,7 +104,7 @@ def _sample(thread: int) -> _Sample | None:
     if found is None:
         # The status of an ending thread no longer has these lines.
         return None
-    return _Sample(found["state"] == b"R", int(found["switches"]), cpu_ns)
+    return _ThreadSample(found["state"] == b"R", int(found["switches"]), cpu_ns)
 
 
 def _children(thread: int) -> Iterator[int]:

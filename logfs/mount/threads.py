@@ -28,7 +28,7 @@ _IDLE_SECONDS = 10.0
 _RETRY_SECONDS = 0.01
 
 
-class _Job:
+class _ThreadJob:
     """One call that a task waits for."""
 
     __slots__ = ("arguments", "error", "result", "task", "token", "work")
@@ -62,7 +62,7 @@ class _Pool:
     """Threads that take jobs from one queue."""
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        self._jobs: SimpleQueue[_ThreadJob] = SimpleQueue()
         self._lock = _thread.allocate_lock()
         self._running = 0
         self._idle = 0
@@ -84,7 +84,7 @@ class _Pool:
                 raise OSError(errno.EAGAIN, "the mount cannot start its threads")
             time.sleep(0.001)
 
-    def put(self, job: _Job) -> None:
+    def put(self, job: _ThreadJob) -> None:
         """Pass a job to an idle or a new thread, or, if none can be started, to the next idle one.
 
         Raises `OSError` (EAGAIN) if no thread runs and none can be started.
@@ -112,7 +112,7 @@ class _Pool:
             with self._lock:
                 self._running -= 1
 
-    def _next(self, seconds: float | None) -> _Job | None:
+    def _next(self, seconds: float | None) -> _ThreadJob | None:
         with self._lock:
             self._idle += 1
         job = None
@@ -146,7 +146,7 @@ async def run_in_thread(
     """
     await trio.lowlevel.checkpoint_if_cancelled()
     async with limiter or nullcontext():
-        job = _Job(work, arguments)
+        job = _ThreadJob(work, arguments)
         _pool.put(job)
         await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
         if job.error is not None:

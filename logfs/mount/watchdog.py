@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from logfs.store.directory.mount_table import Mount
+    from logfs.store.directory.mount_table import MountEntry
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def _run(daemon: int, reader: int) -> NoReturn:
         os._exit(0)
 
 
-def _abort(mount: Mount) -> None:
+def _abort(mount: MountEntry) -> None:
     """Abort the connection of a mount that is still in place. The mount itself stays.
 
     Available to the user of the mount and to root.

@@ -18,7 +18,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from logfs.format.encoding.arrow_layout import Field, gather, gather_headers
+from logfs.format.encoding.arrow_layout import GatheredField, gather, gather_headers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -159,7 +159,7 @@ def _timestamps(times_ms: np.ndarray, kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), buffers, int((~fits).sum()))
 
 
-def binary_array(field: Field, kind: pa.DataType | None = None) -> pa.Array:
+def binary_array(field: GatheredField, kind: pa.DataType | None = None) -> pa.Array:
     """Return a field as an array of binary values, or of the type `kind`, which has the same memory layout."""
     validity = pa.py_buffer(field.validity) if field.nulls else None
     buffers = [validity, pa.py_buffer(field.offsets), pa.py_buffer(field.data)]

@@ -8,7 +8,7 @@ from pyspark.sql.datasource import DataSourceReader
 
 from logfs.spark import splits
 from logfs.spark.arrow import BatchMaker, arrow_schema, check_schema
-from logfs.spark.filters import Pushed
+from logfs.spark.filters import PushedFilters
 from logfs.spark.topics import Topics, ranges, resolve
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class BatchReader(DataSourceReader):
         check_schema(schema)
         self.schema = schema
         self.options = options
-        self.pushed = Pushed()
+        self.pushed = PushedFilters()
 
     def partitions(self) -> list[Split]:
         """Return the splits, one for each task. Raises `ValueError`, `DataLoss`, `LogfsError`, `OSError`."""

@@ -74,7 +74,7 @@ _NUMBERS: dict[type[Filter], Callable[[Sequence[int]], Ranges]] = {
 
 
 @dataclass
-class Pushed:
+class PushedFilters:
     """The restrictions on a read by the filters that were pushed down; without filters, none.
 
     `since_us` (inclusive) and `until_us` (exclusive) are microseconds since the epoch, as Spark's timestamps are.
@@ -128,7 +128,7 @@ class Pushed:
             return []
         found = _common([(first, end)], self.offsets)
         if found and self.since_ms is not None:
-            found = _common(found, scan_split.as_late_as(reader, self.since_ms))
+            found = _common(found, scan_split.ranges_reaching(reader, self.since_ms))
         return found
 
     @property

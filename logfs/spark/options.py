@@ -46,7 +46,7 @@ _NOT_SUPPORTED = (
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-class Kind(Enum):
+class PositionKind(Enum):
     """The kind of position that a starting or ending option gives."""
 
     EARLIEST = "earliest"
@@ -62,7 +62,7 @@ class Limit:
     `timestamp` (ms), if it is given, applies to all partitions.
     """
 
-    kind: Kind
+    kind: PositionKind
     each: Mapping[TopicPartition, int] = field(default_factory=dict)
     timestamp: int | None = None
 
@@ -142,9 +142,9 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
             if name in options:
                 word = "offset" if name == "endingOffsets" else "timestamp"
                 raise ValueError(f"ending {word} not valid in streaming queries")
-    default = Kind.LATEST if streaming else Kind.EARLIEST
+    default = PositionKind.LATEST if streaming else PositionKind.EARLIEST
     starting = _limit(options, "starting", default)
-    ending = _limit(options, "ending", Kind.LATEST)
+    ending = _limit(options, "ending", PositionKind.LATEST)
     if not streaming:
         _check_batch(starting, ending)
     strategy = options.get("startingOffsetsByTimestampStrategy", "error").lower()
@@ -280,23 +280,23 @@ _TIMESTAMPS_SHAPE = (
 )
 
 
-def _limit(options: Mapping[str, str], which: str, default: Kind) -> Limit:
+def _limit(options: Mapping[str, str], which: str, default: PositionKind) -> Limit:
     """Return the starting or ending limit. Raises `ValueError`.
 
     The precedence is that of Kafka's source: one timestamp, then timestamps by partition, then offsets.
     """
     text = options.get(f"{which}Timestamp")
     if text is not None:
-        return Limit(Kind.TIMESTAMPS, timestamp=_timestamp(f"{which}Timestamp", text))
+        return Limit(PositionKind.TIMESTAMPS, timestamp=_timestamp(f"{which}Timestamp", text))
     text = options.get(f"{which}OffsetsByTimestamp")
     if text is not None:
-        return Limit(Kind.TIMESTAMPS, _by_partition(text, _TIMESTAMPS_SHAPE))
+        return Limit(PositionKind.TIMESTAMPS, _by_partition(text, _TIMESTAMPS_SHAPE))
     text = options.get(f"{which}Offsets")
     if text is None:
         return Limit(default)
-    if text.strip().lower() in (Kind.EARLIEST.value, Kind.LATEST.value):
-        return Limit(Kind(text.strip().lower()))
-    return Limit(Kind.OFFSETS, _by_partition(text, _OFFSETS_SHAPE))
+    if text.strip().lower() in (PositionKind.EARLIEST.value, PositionKind.LATEST.value):
+        return Limit(PositionKind(text.strip().lower()))
+    return Limit(PositionKind.OFFSETS, _by_partition(text, _OFFSETS_SHAPE))
 
 
 def _timestamp(name: str, text: str) -> int:
@@ -332,11 +332,11 @@ def _json(text: str, shape: str) -> dict[str, Any]:
 
 def _check_batch(starting: Limit, ending: Limit) -> None:
     """Raise `ValueError` for a batch that begins at the latest offset or ends at the earliest."""
-    _forbid(starting, Kind.LATEST, LATEST_OFFSET, ("starting offset", "startingOffsets"))
-    _forbid(ending, Kind.EARLIEST, EARLIEST_OFFSET, ("ending offset", "ending offset"))
+    _forbid(starting, PositionKind.LATEST, LATEST_OFFSET, ("starting offset", "startingOffsets"))
+    _forbid(ending, PositionKind.EARLIEST, EARLIEST_OFFSET, ("ending offset", "ending offset"))
 
 
-def _forbid(limit: Limit, kind: Kind, offset: int, words: tuple[str, str]) -> None:
+def _forbid(limit: Limit, kind: PositionKind, offset: int, words: tuple[str, str]) -> None:
     """Raise `ValueError` if a limit is `kind`, or if it has `offset` for a partition.
 
     `words` begin the messages of Kafka's source: for a limit of all partitions, and for a limit by partition.
@@ -344,7 +344,7 @@ def _forbid(limit: Limit, kind: Kind, offset: int, words: tuple[str, str]) -> No
     after = f" can't be {kind.value} for batch queries on Kafka"
     if limit.kind is kind:
         raise ValueError(words[0] + after)
-    if limit.kind is Kind.OFFSETS:
+    if limit.kind is PositionKind.OFFSETS:
         for name, found in limit.each.items():
             if found == offset:
                 raise ValueError(f"{words[1]} for {name.directory}{after}")
@@ -357,7 +357,7 @@ def check_partitions(
 ) -> None:
     """Raise `ValueError` unless a limit by partition names exactly the partitions that are read."""
     if limit.timestamp is None and limit.each.keys() != found.keys():
-        timestamps = limit.kind is Kind.TIMESTAMPS
+        timestamps = limit.kind is PositionKind.TIMESTAMPS
         raise ValueError(
             f"Partitions specified for Kafka {'timestamp based ' if timestamps else ''}start offsets don't match "
             "what are assigned: name exactly the partitions that are read, for the start and for the end"

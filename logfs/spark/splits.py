@@ -21,7 +21,7 @@ from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.log.transfer import scan_split
 from logfs.spark import workers
 from logfs.spark.arrow import sized
-from logfs.spark.filters import Pushed
+from logfs.spark.filters import PushedFilters
 from logfs.spark.workers import NotOnHost
 from logfs.store.directory.log_dir import RECOVERY_POINTS
 from logfs.store.observe.commit_client import log_dirs_of
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from logfs.format.base.names import TopicPartition
     from logfs.format.batches.columns import Columns
     from logfs.log.read.reader import Reader
-    from logfs.log.transfer.scan_split import Piece
-    from logfs.log.transfer.segment_descriptor import PlannedFile
+    from logfs.log.transfer.scan_split import SegmentSplit
+    from logfs.log.transfer.segment_descriptor import FileIdentity
     from logfs.spark.arrow import BatchMaker
     from logfs.spark.options import ReadOptions
 
@@ -53,19 +53,19 @@ class DataLoss(LogfsError):
     """Requested offsets are no longer in the log, or not yet."""
 
 
-class Part(NamedTuple):
-    """A `Piece` (a range of records in one segment) and the partition that it belongs to."""
+class SplitPart(NamedTuple):
+    """A `SegmentSplit` (a range of records in one segment) and the partition that it belongs to."""
 
     topic: str
     partition: int
-    piece: Piece
+    segment_split: SegmentSplit
 
 
 @dataclass
 class Split(InputPartition):
     """The input partition of one task: the parts of the log that the task reads, in order."""
 
-    parts: list[Part]
+    parts: list[SplitPart]
 
     def __post_init__(self) -> None:
         super().__init__(None)
@@ -114,18 +114,18 @@ def plan(
     options: ReadOptions,
 ) -> list[Split]:
     """Return splits that hold the records [first, end) of each partition, in order. Raises `DataLoss`, `OSError`."""
-    piece_bytes = options.split_bytes
+    split_bytes = options.split_bytes
     if options.min_partitions is not None:
         total = sum(
-            part.piece.bytes
+            part.segment_split.bytes
             for name, first, end in wanted
-            for part in _parts(name, readers[name], first, end, piece_bytes)
+            for part in _parts(name, readers[name], first, end, split_bytes)
         )
-        piece_bytes = min(piece_bytes, max(total // options.min_partitions, 1))
+        split_bytes = min(split_bytes, max(total // options.min_partitions, 1))
     parts = [
         part
         for name, first, end in wanted
-        for part in _parts(name, readers[name], first, end, piece_bytes)
+        for part in _parts(name, readers[name], first, end, split_bytes)
     ]
     most = options.max_records_per_partition
     if most is not None and parts:
@@ -133,29 +133,31 @@ def plan(
         cut = (_cut(part, most) for part in parts)
         return [Split([part]) for some in cut for part in some]
     if options.min_partitions is not None and 0 < len(parts) < options.min_partitions:
-        records = sum(part.piece.end_offset - part.piece.first_offset for part in parts)
+        records = sum(
+            part.segment_split.end_offset - part.segment_split.first_offset for part in parts
+        )
         each = max(-(-records // options.min_partitions), 1)
         return [Split([part]) for some in parts for part in _cut(some, each)]
-    groups = packed(parts, lambda part: part.piece.bytes, piece_bytes)
+    groups = packed(parts, lambda part: part.segment_split.bytes, split_bytes)
     # For an empty list Spark makes an input partition of its own, which is not a `Split`, and `read` would fail.
     return [Split(group) for group in groups] or [Split([])]
 
 
-def _cut(part: Part, records: int) -> Iterator[Part]:
-    if part.piece.end_offset - part.piece.first_offset <= records:
+def _cut(part: SplitPart, records: int) -> Iterator[SplitPart]:
+    if part.segment_split.end_offset - part.segment_split.first_offset <= records:
         yield part
         return
-    for piece in scan_split.split(part.piece, records):
-        yield part._replace(piece=piece)
+    for segment_split in scan_split.divide(part.segment_split, records):
+        yield part._replace(segment_split=segment_split)
 
 
 def _parts(
-    name: TopicPartition, reader: Reader, first: int, end: int, piece_bytes: int
-) -> list[Part]:
+    name: TopicPartition, reader: Reader, first: int, end: int, split_bytes: int
+) -> list[SplitPart]:
     for tries_left in range(_TRIES - 1, -1, -1):
         try:
-            found = scan_split.plan(reader, first, end, piece_bytes=piece_bytes)
-            return [Part(name.topic, name.partition, piece) for piece in found]
+            found = scan_split.plan(reader, first, end, split_bytes=split_bytes)
+            return [SplitPart(name.topic, name.partition, segment_split) for segment_split in found]
         except (Gone, FileNotFoundError):
             if not tries_left:
                 raise
@@ -189,28 +191,30 @@ def packed(
 
 
 def read(
-    split: Split, maker: BatchMaker, options: ReadOptions, pushed: Pushed | None = None
+    split: Split, maker: BatchMaker, options: ReadOptions, pushed: PushedFilters | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of a split as Arrow batches.
 
     Raises `DataLoss`, `Corrupt` for damage, and `NotOnHost` or `OSError` with the name of this host.
     """
-    pushed = pushed or Pushed()
+    pushed = pushed or PushedFilters()
     with workers.naming_host():
         for part in split.parts:
             for found in sized(map(pushed.select, columns(part, options, pushed.since_ms))):
                 yield maker.batch(part.topic, part.partition, found)
-    workers.settle("read")
+    workers.freeze_loaded_objects("read")
 
 
-def columns(part: Part, options: ReadOptions, since_ms: int | None = None) -> Iterator[Columns]:
+def columns(
+    part: SplitPart, options: ReadOptions, since_ms: int | None = None
+) -> Iterator[Columns]:
     """Yield the records of a part, in order. Raises as `read`.
 
     With `since_ms`, batches whose timestamps are all earlier are left out.
     """
     try:
         # This opens the file, so a later rename or removal does not affect the read.
-        read = scan_split.read(part.piece, since_ms)
+        read = scan_split.read(part.segment_split, since_ms)
     except Gone as gone:
         logger.info("%s; searching the log for its records again", gone)
         yield from _columns_again(part, gone, options, since_ms)
@@ -225,16 +229,16 @@ def columns(part: Part, options: ReadOptions, since_ms: int | None = None) -> It
 
 
 def _columns_again(
-    part: Part, gone: Gone, options: ReadOptions, since_ms: int | None
+    part: SplitPart, gone: Gone, options: ReadOptions, since_ms: int | None
 ) -> Iterator[Columns]:
     """Yield the records of a part from the log's current files, after the planned file has left the log.
 
     Compaction may have replaced the file, and retention may have deleted it. `gone` is the error from opening it.
     """
-    piece, fail = part.piece, options.fail_on_data_loss
-    directory = Path(piece.file.directory)
+    segment_split, fail = part.segment_split, options.fail_on_data_loss
+    directory = Path(segment_split.file.directory)
     where = f"; host {workers.host()}: {gone}"
-    if _is_deleted(piece.file, gone):
+    if _is_deleted(segment_split.file, gone):
         for log_dir in log_dirs_of(options.paths):
             if (
                 Path(log_dir, directory.name) != directory
@@ -250,17 +254,17 @@ def _columns_again(
         return
     with Store(directory.parent, read_only=True, only=directory.name) as store:
         partition = store[directory.name]
-        if not piece.file.has_left(partition):
+        if not segment_split.file.has_left(partition):
             raise NotOnHost.because(gone)
         reader = partition.isolated(options.isolation)
-        first, end = piece.first_offset, piece.end_offset
+        first, end = segment_split.first_offset, segment_split.end_offset
         first, end = inside_log(partition.name, reader, first, end, fail=fail, where=where)
         if first < end:
             for found in _parts(partition.name, reader, first, end, options.split_bytes):
                 yield from columns(found, options, since_ms)
 
 
-def _is_deleted(file: PlannedFile, gone: Gone) -> bool:
+def _is_deleted(file: FileIdentity, gone: Gone) -> bool:
     """Whether the partition of a planned file has left its log directory since the plan.
 
     Raises `NotOnHost` if this machine does not have the planned log directory, or if the partition is missing here

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
     from logfs.spark.options import ReadOptions
     from logfs.spark.splits import Split
-    from logfs.spark.topics import Look, Offsets, OffsetsJson
+    from logfs.spark.topics import Offsets, OffsetsJson, TopicSnapshot
 
 # How often a missing partition is looked for again, and the pause before each look.
 _LOOKS = 10
@@ -89,13 +89,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # Offsets.
 
-    def _look(self) -> Look:
+    def _look(self) -> TopicSnapshot:
         if self._topics is None:
             self._topics = Topics(self.options)
         else:
             self._topics.refresh()
         look = self._topics.look()
-        self._remade |= look.remade
+        self._remade |= look.recreated
         return look
 
     def _report(self, message: str, **words: str) -> None:
@@ -170,7 +170,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._triggered = time.monotonic()
         return to_json(self._limited(begins, ends, backlog, readers), topic_ids)
 
-    def _settled_look(self, known: Offsets) -> Look:
+    def _settled_look(self, known: Offsets) -> TopicSnapshot:
         """Return a look in which no partition is missing only because it is moving to another log directory.
 
         Waits for up to `_LOOKS` times `_LOOK_SECONDS` if a partition of `known` is missing.
@@ -183,7 +183,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             look = self._look()
         return look
 
-    def _begins(self, start: Mapping[str, Any], look: Look) -> tuple[Offsets, dict[str, str]]:
+    def _begins(
+        self, start: Mapping[str, Any], look: TopicSnapshot
+    ) -> tuple[Offsets, dict[str, str]]:
         """Return the offset at which each existing partition is read on after `start`, and the ids of the topics.
 
         A new partition begins at its log start offset. So does each partition of a topic that was deleted and
@@ -214,7 +216,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 begins[name] = end
         return begins, {**known_ids, **now_ids}
 
-    def _readable(self, look: Look, topic_ids: Mapping[str, str]) -> dict[TopicPartition, Reader]:
+    def _readable(
+        self, look: TopicSnapshot, topic_ids: Mapping[str, str]
+    ) -> dict[TopicPartition, Reader]:
         """Return the existing partitions, without those that replaced a partition that the query reads."""
         agreed = look.ids_by_topic()
         return {
@@ -237,13 +241,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             otherwise="to begin at the earliest offset of the new topic",
         )
 
-    def _report_gone(self, gone: Iterable[TopicPartition], look: Look) -> None:
+    def _report_gone(self, gone: Iterable[TopicPartition], look: TopicSnapshot) -> None:
         self._lost = frozenset(gone)
         for name in sorted(self._lost):
             why = ": it was deleted and recreated" if name in look.readers else ""
             self._report(f"{name.directory} is no longer in the log directories{why}")
 
-    def _check_selected(self, look: Look, start: Mapping[str, Any]) -> None:
+    def _check_selected(self, look: TopicSnapshot, start: Mapping[str, Any]) -> None:
         """Raise `ValueError` for a topic or partition that the options name and that does not exist.
 
         With failOnDataLoss=false, topics that the query has read before may be missing.
@@ -397,22 +401,22 @@ _MEASURED_BYTES = 1 << 30
 def _bytes_between(reader: Reader, first: int, end: int) -> int:
     """Return the approximate number of .log bytes that hold the offsets [first, end), by the offset indexes."""
     found = scan_split.plan(
-        reader, max(first, reader.log_start_offset), end, piece_bytes=_MEASURED_BYTES
+        reader, max(first, reader.log_start_offset), end, split_bytes=_MEASURED_BYTES
     )
-    return sum(piece.bytes for piece in found)
+    return sum(segment_split.bytes for segment_split in found)
 
 
 def _offset_after(reader: Reader, first: int, end: int, size: int) -> int:
     """Return the offset that is about `size` bytes of the log after `first`, and at least one batch after it."""
     found = scan_split.plan(
-        reader, max(first, reader.log_start_offset), end, piece_bytes=max(size, 1)
+        reader, max(first, reader.log_start_offset), end, split_bytes=max(size, 1)
     )
     left = size
     offset = first
-    for piece in found:
-        if piece.bytes > left and offset > first:
+    for segment_split in found:
+        if segment_split.bytes > left and offset > first:
             break
-        offset, left = piece.end_offset, left - piece.bytes
+        offset, left = segment_split.end_offset, left - segment_split.bytes
         if left <= 0:
             break
     return max(offset, first + 1)

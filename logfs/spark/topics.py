@@ -10,7 +10,7 @@ from logfs.errors import InvalidName, InvalidStore
 from logfs.format.base import names
 from logfs.format.base.names import TopicPartition
 from logfs.format.files import checkpoint
-from logfs.spark.options import EARLIEST_OFFSET, LATEST_OFFSET, Kind, check_partitions
+from logfs.spark.options import EARLIEST_OFFSET, LATEST_OFFSET, PositionKind, check_partitions
 from logfs.store.observe.commit_client import log_dirs_of
 from logfs.store.store import Store, read_topic_id
 
@@ -74,16 +74,16 @@ def describe(found: Iterable[Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Look:
+class TopicSnapshot:
     """The selected partitions at one moment.
 
     `topic_ids` are the ids in the partition.metadata files (kafka-storage 1.5), for the partitions that have one.
-    `remade` are the partitions whose directory was replaced since the previous look.
+    `recreated` are the partitions whose directory was replaced since the previous look.
     """
 
     readers: dict[TopicPartition, Reader]
     topic_ids: dict[TopicPartition, str]
-    remade: frozenset[TopicPartition]
+    recreated: frozenset[TopicPartition]
 
     def ids_by_topic(self) -> dict[str, str]:
         """Return the id of each topic whose partitions all have the same id."""
@@ -132,9 +132,9 @@ class Topics:
                 )
         self.store.refresh()
 
-    def look(self) -> Look:
+    def look(self) -> TopicSnapshot:
         """Return the selected partitions that exist. Raises the error that keeps one offline, and `OSError`."""
-        readers, ids, remade = self._present(), {}, set()
+        readers, ids, recreated = self._present(), {}, set()
         inodes: dict[Path, int] = {}
         for name, reader in readers.items():
             directory = reader.directory
@@ -145,12 +145,12 @@ class Topics:
                 continue
             inodes[directory] = inode
             if self._inodes.get(directory, inode) != inode:
-                remade.add(name)
+                recreated.add(name)
             topic_id = self._topic_id(directory, inode)
             if topic_id is not None:
                 ids[name] = topic_id
         self._inodes = inodes
-        return Look(readers, ids, frozenset(remade))
+        return TopicSnapshot(readers, ids, frozenset(recreated))
 
     def _topic_id(self, directory: Path, inode: int) -> str | None:
         known = self._ids.get((directory, inode))
@@ -214,12 +214,12 @@ def resolve(
     A timestamp that no record reaches stands for the log end offset with `latest_if_no_match`; without it,
     `ValueError` is raised. `ValueError` is also raised for partitions that are missing in the limit or in the log.
     """
-    if limit.kind is Kind.EARLIEST:
+    if limit.kind is PositionKind.EARLIEST:
         return {name: reader.log_start_offset for name, reader in readers.items()}
-    if limit.kind is Kind.LATEST:
+    if limit.kind is PositionKind.LATEST:
         return {name: reader.log_end_offset for name, reader in readers.items()}
     check_partitions(limit, readers, describe)
-    if limit.kind is Kind.OFFSETS:
+    if limit.kind is PositionKind.OFFSETS:
         ends: Mapping[int, Callable[[Reader], int]] = {
             LATEST_OFFSET: lambda reader: reader.log_end_offset,
             EARLIEST_OFFSET: lambda reader: reader.log_start_offset,

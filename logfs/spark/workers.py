@@ -29,7 +29,7 @@ class NotOnHost(LogfsError):
 
 
 @functools.cache
-def settle(kind: str) -> None:
+def freeze_loaded_objects(kind: str) -> None:
     """Exempt the existing objects from garbage collection at the end of the first task of a `kind` in this process.
 
     Spark collects garbage after each task, and a scan of everything that numba has loaded takes longer than reading

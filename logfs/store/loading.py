@@ -16,8 +16,8 @@ from logfs.log import recovery
 from logfs.log.append.partition import Partition
 from logfs.log.disk.disk import Disk, Gone
 from logfs.log.follow import live_partition
-from logfs.log.follow.live_partition import FollowedPartition
-from logfs.log.follow.live_segment import FollowedSegment
+from logfs.log.follow.live_partition import ReadOnlyPartition
+from logfs.log.follow.live_segment import LiveSegment
 from logfs.log.segment.file_checks import check_files
 from logfs.log.segment.segment import Segment
 from logfs.store.directory.lease import Lease, LeasedLogDir
@@ -104,7 +104,7 @@ def _check_log_dir(disk: Disk, path: Path) -> None:
             disk.mkdir(parent)
 
 
-def _check_unique(found: Mapping[LogDir, move_recovery.Found]) -> None:
+def _check_unique(found: Mapping[LogDir, move_recovery.FoundDirectories]) -> None:
     """Raise `InvalidStore` for a partition in two log directories, unless another process uses the second one."""
     homes: dict[TopicPartition, LogDir] = {}
     for log_dir, each in found.items():
@@ -116,7 +116,7 @@ def _check_unique(found: Mapping[LogDir, move_recovery.Found]) -> None:
                 )
 
 
-class Loader:
+class PartitionLoader:
     """The loader of a store, which opens the partitions in its log directories."""
 
     def __init__(
@@ -144,7 +144,7 @@ class Loader:
 
         Raises `InvalidStore`, before anything is changed, for a partition that is in two of the directories.
         """
-        found: dict[LogDir, move_recovery.Found] = {}
+        found: dict[LogDir, move_recovery.FoundDirectories] = {}
         for log_dir in self._registry.working:
             try:
                 found[log_dir] = self._scan(log_dir)
@@ -168,9 +168,9 @@ class Loader:
                 else:
                     self._registry.homes[name.directory] = log_dir
 
-    def _scan(self, log_dir: LogDir) -> move_recovery.Found:
+    def _scan(self, log_dir: LogDir) -> move_recovery.FoundDirectories:
         """Return the partition directories in a log directory. A store that writes notes deleted ones for removal."""
-        found = move_recovery.Found([], [], [])
+        found = move_recovery.FoundDirectories([], [], [])
         for entry in log_dir.disk.scan(log_dir.path):
             if not entry.is_dir(follow_symlinks=False):
                 continue
@@ -217,12 +217,12 @@ class Loader:
 
     def _open_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> Partition:
         check_files(log_dir.disk, path)
-        end: recovery.Place | None = None
+        end: recovery.FilePosition | None = None
         if self._registry.read_only and not log_dir.live and not log_dir.clean:
             end = self._commits.place_of_remains(log_dir, name, path)
-        changed = self._commits.take_stock(log_dir, name, path)
+        changed = self._commits.reconcile(log_dir, name, path)
         clean = log_dir.clean and not self._recover and not changed
-        start = recovery.Start(
+        start = recovery.LoadStart(
             clean,
             log_dir.recovery_points.get(name, 0),
             log_dir.log_starts.get(name, 0),
@@ -247,7 +247,7 @@ class Loader:
         def load() -> recovery.Loaded:
             if log_dir.live:
                 return live_partition.load(log_dir.disk, path, start)
-            kind = FollowedSegment if self._registry.read_only else Segment
+            kind = LiveSegment if self._registry.read_only else Segment
             return recovery.load(
                 log_dir.disk, path, config, start, self._registry.clock(), report, kind
             )
@@ -256,7 +256,7 @@ class Loader:
             return self._registry.settings.log_config(name.topic)
 
         if self._registry.read_only:
-            return FollowedPartition(
+            return ReadOnlyPartition(
                 log_dir.disk, path, name, get_config, self._registry.clock, load
             )
         return Partition(log_dir.disk, path, name, get_config, self._registry.clock, load())
@@ -284,7 +284,7 @@ class Loader:
                 # The partition is being moved from one log directory to another, and is in both for a moment.
                 log_dir.look_again()
         for partition in self._registry.partitions.values():
-            if isinstance(partition, FollowedPartition) and partition.name.directory in found:
+            if isinstance(partition, ReadOnlyPartition) and partition.name.directory in found:
                 partition.follow_log_start(log_dir.log_starts.get(partition.name, 0))
 
     def _may_work_now(self, directory: str, log_dir: LogDir) -> bool:

@@ -30,11 +30,11 @@ from logfs.store.commits.commit import Commits
 from logfs.store.commits.groups import Groups
 from logfs.store.directory.log_dir import FirstError
 from logfs.store.directory.recognition import check_log_dirs
-from logfs.store.loading import Loader, open_log_dirs
+from logfs.store.loading import PartitionLoader, open_log_dirs
 from logfs.store.maintenance.compaction import Compactor
 from logfs.store.maintenance.mover import Mover
 from logfs.store.maintenance.retention import Retainer
-from logfs.store.maintenance.schedule import Task
+from logfs.store.maintenance.schedule import MaintenanceTask
 from logfs.store.maintenance.upkeep import MaintenanceScheduler
 from logfs.store.registry import PartitionRegistry
 from logfs.store.settings import Settings
@@ -115,7 +115,7 @@ class Store(PartitionRegistry):
             self.scheduler = MaintenanceScheduler(
                 *shared, self.retainer, self.compactor, self.mover
             )
-            self._loader = Loader(
+            self._loader = PartitionLoader(
                 self, self.commits, progress or (lambda *_: None), only=only, recover=recover
             )
             began = time.monotonic()
@@ -201,7 +201,7 @@ class Store(PartitionRegistry):
                 path / PARTITION_METADATA, checkpoint.format_partition_metadata(topic_id)
             )
             config = self.settings.log_config(topic)
-            loaded = recovery.load(disk, path, config, recovery.Start(clean=True), self.clock())
+            loaded = recovery.load(disk, path, config, recovery.LoadStart(clean=True), self.clock())
             # A leader adds its epoch before any record (kafka-storage 10.1); done here, no append has to wait for it.
             loaded.epochs.assign(LEADER_EPOCH, 0)
             disk.sync_directory(path)
@@ -318,7 +318,7 @@ class Store(PartitionRegistry):
             self.commits.clear_place(name)
             partition.advance_log_start(partition.log_end_offset if offset == -1 else offset)
             self.checkpoints.write()
-            self.scheduler.ask(Task.RETENTION)
+            self.scheduler.ask(MaintenanceTask.RETENTION)
             return partition.log_start_offset
 
     def commit(self, writer: str, sequence: int, staged: Iterable[StagedFile]) -> Committed:
@@ -327,7 +327,7 @@ class Store(PartitionRegistry):
 
     # Retention and compaction, by `retainer` and `compactor`.
 
-    def retention_plan(self, name: str) -> retention.Plan:
+    def retention_plan(self, name: str) -> retention.RetentionPlan:
         """Return what `retain` would do to a partition now, and why, without doing it."""
         return self.retainer.plan(name)
 

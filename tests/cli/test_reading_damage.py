@@ -141,7 +141,7 @@ def test_every_good_record_is_printed_once(
     with Store(log_dir, read_only=True) as store:
         orders = store[NAME]
         split: list[Columns | DamagedRange] = []
-        for piece in scan_split.plan(orders, 0, COUNT, piece_bytes=200):
+        for piece in scan_split.plan(orders, 0, COUNT, split_bytes=200):
             split += scan_split.read(piece)
     of_pieces = [each for each in split if isinstance(each, Columns)]
     values = [record.value.decode() for each in of_pieces for record in each.records()]

@@ -20,7 +20,7 @@ import pytest
 import logfs
 from logfs.cli import COMMANDS, main
 from logfs.errors import InvalidStore
-from logfs.store.directory.recognition import Kind, check_log_dirs, recognise
+from logfs.store.directory.recognition import PathKind, check_log_dirs, recognise
 from logfs.store.observe import commit_client
 from logfs.store.observe.check import check
 from logfs.store.store import Store
@@ -341,15 +341,15 @@ def test_an_empty_directory_becomes_a_store_where_that_is_meant(tmp_path: Path) 
     ):
         path = tmp_path / str(number)
         (path / "lost+found").mkdir(parents=True)
-        assert recognise(path).kind is Kind.EMPTY
+        assert recognise(path).kind is PathKind.EMPTY
         assert main(words_of(command, path, tmp_path)) == 0
-        assert recognise(path).kind is Kind.LOG_DIR
+        assert recognise(path).kind is PathKind.LOG_DIR
     (tmp_path / "to").mkdir()
     assert main(["move", str(tmp_path / "0/a-0"), "--to", str(tmp_path / "to")]) == 0
-    assert recognise(tmp_path / "to").kind is Kind.LOG_DIR
+    assert recognise(tmp_path / "to").kind is PathKind.LOG_DIR
     (tmp_path / "python").mkdir()
     logfs.open(tmp_path / "python").close()
-    assert recognise(tmp_path / "python").kind is Kind.LOG_DIR
+    assert recognise(tmp_path / "python").kind is PathKind.LOG_DIR
 
 
 def test_check_does_not_call_clean_what_it_did_not_look_at(
@@ -394,7 +394,7 @@ def test_what_is_a_log_directory(names: list[str], tmp_path: Path) -> None:
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).mkdir() if name.endswith("/") else (path / name).touch()
     before = tree(tmp_path)
-    assert recognise(path).kind is Kind.LOG_DIR
+    assert recognise(path).kind is PathKind.LOG_DIR
     check_log_dirs([path])
     assert tree(tmp_path) == before
 
@@ -427,13 +427,13 @@ def test_looking_costs_one_directory(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return real(path)
 
     monkeypatch.setattr(os, "listdir", counted)
-    assert recognise(tmp_path / "log").kind is Kind.LOG_DIR
+    assert recognise(tmp_path / "log").kind is PathKind.LOG_DIR
     assert listed == [tmp_path / "log"]
     (tmp_path / "log/recovery-point-offset-checkpoint").unlink()
     for number in range(1000):
         (tmp_path / f"log/orders-{number}/{0:020}.log").touch()
     listed.clear()
-    assert recognise(tmp_path / "log").kind is Kind.LOG_DIR
+    assert recognise(tmp_path / "log").kind is PathKind.LOG_DIR
     assert len(listed) == 2
 
 

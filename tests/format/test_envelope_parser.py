@@ -11,7 +11,7 @@ from logfs.errors import InvalidEnvelope
 from logfs.format.base.names import TopicPartition
 from logfs.format.batches.record import Record
 from logfs.format.text import envelope, envelope_parser
-from logfs.format.text.envelope import Placed
+from logfs.format.text.envelope import PlacedRecord
 
 NAME = TopicPartition("orders.v2", 7)
 PREFIX = envelope.prefix(NAME)
@@ -29,7 +29,7 @@ records = st.builds(
 )
 
 
-def placed(found: envelope_parser.Envelopes) -> list[Placed]:
+def placed(found: envelope_parser.Envelopes) -> list[PlacedRecord]:
     """The records of columns, as objects."""
     data = found.data.tobytes()
 
@@ -49,7 +49,7 @@ def placed(found: envelope_parser.Envelopes) -> list[Placed]:
     firsts = found.header_offsets.tolist()
     rows = zip(keys, values, found.timestamps.tolist(), strict=True)
     return [
-        Placed(
+        PlacedRecord(
             NAME.topic,
             NAME.partition,
             offset,

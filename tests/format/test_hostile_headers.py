@@ -27,10 +27,10 @@ from logfs.format.kernels import batch_kernels, compaction_kernels
 from logfs.format.text import envelope, rendering
 from logfs.format.text.rendering import View
 from logfs.log.compaction.offset_map import OffsetMap
-from logfs.log.compaction.record_filter import Rules, Sifter, Transactions
+from logfs.log.compaction.record_filter import CleanedTransactions, FilterRules, RecordFilter
 from logfs.log.read.key_tables import MemoryTable
 from logfs.log.segment import batch_scanner
-from logfs.log.segment.batch_scanner import Stretch
+from logfs.log.segment.batch_scanner import ScannedBatches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -249,7 +249,7 @@ def test_scanned_batches_go_through_every_kernel(
         size = int(texts[:, 1].sum())
         lines = batch_scanner.render_lines(data, group, size)
         assert lines is None or len(lines) == size
-    stretch = Stretch(0, data, rows)
+    scanned = ScannedBatches(0, data, rows)
     known = OffsetMap(1 << 12, 0.9)
     table = MemoryTable(bytes(16))
     spans_ = np.ascontiguousarray(rows[:, batch_kernels.SPAN_START :])
@@ -259,11 +259,13 @@ def test_scanned_batches_go_through_every_kernel(
             put(array, spans_, 0)
         except Corrupt:
             pass
-    sifter = Sifter(
-        known, Transactions([]), Rules(NOW, 0, int(rows[-1, batch_kernels.NEXT_OFFSET]), {})
+    record_filter = RecordFilter(
+        known,
+        CleanedTransactions([]),
+        FilterRules(NOW, 0, int(rows[-1, batch_kernels.NEXT_OFFSET]), {}),
     )
     try:
-        left = b"".join(map(bytes, sifter.sift(stretch)))
+        left = b"".join(map(bytes, record_filter.apply(scanned)))
     except Corrupt:
         return
     if whole and left:

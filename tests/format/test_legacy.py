@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from logfs.errors import Corrupt
 from logfs.format.base.names import TopicPartition
 from logfs.format.batches.batch import MAGIC, Batch
-from logfs.format.batches.compression import Codec, compress, mend_lz4_header
+from logfs.format.batches.compression import Codec, compress, fix_lz4_header
 from logfs.format.batches.legacy import LegacyBatch, parse_batch
 from logfs.format.batches.record import Record
 from logfs.format.files import checkpoint
@@ -212,9 +212,9 @@ def test_the_right_lz4_header_checksum_is_lz4s_own(
         block_checksum=checksums,
     )
     at = 14 if store_size else 6
-    assert mend_lz4_header(frame[:at] + b"\0" + frame[at + 1 :]) == frame
+    assert fix_lz4_header(frame[:at] + b"\0" + frame[at + 1 :]) == frame
     for size in range(at):
-        assert mend_lz4_header(frame[:size]) == frame[:size]
+        assert fix_lz4_header(frame[:size]) == frame[:size]
 
 
 def packed(magic: int, inner: bytes, codec: int = Codec.GZIP) -> bytes:

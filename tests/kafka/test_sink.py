@@ -18,7 +18,7 @@ from tests.support.stores import assert_clean
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 
-from logfs.spark.sink.staging import Task, planned_partitions  # noqa: E402
+from logfs.spark.sink.staging import StagingTask, planned_partitions  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +84,7 @@ def test_kafka_reads_what_was_committed(
         return [
             file
             for topic in topics
-            for file in Task(
+            for file in StagingTask(
                 [str(log_dir)], planned_partitions([str(log_dir)], topic), topic, writer, 0, 0
             ).stage([batch[topic][:count]])
         ]

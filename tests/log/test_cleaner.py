@@ -15,9 +15,9 @@ from logfs.format.encoding.batch_builder import BatchFormat, build_records
 from logfs.log.compaction.cleaner import clean, groups
 from logfs.log.compaction.cleaning import Cleaned, CleaningAborted, Dirty
 from logfs.log.compaction.offset_map import SLOT_BYTES, OffsetMap
-from logfs.log.compaction.record_filter import Rules, Sifter, Transactions
+from logfs.log.compaction.record_filter import CleanedTransactions, FilterRules, RecordFilter
 from logfs.log.segment import batch_scanner
-from logfs.log.segment.batch_scanner import Stretch
+from logfs.log.segment.batch_scanner import ScannedBatches
 from logfs.store.store import Store
 from tests.support.legacy_encoder import Old, message
 from tests.support.stores import set_topic
@@ -61,9 +61,9 @@ def sift(data: bytes, newest: dict[bytes, int], *, now: int, first_uncleanable: 
         assert known.put(np.frombuffer(batch.payload, np.uint8), span, 0) == 1
     rows, end = batch_scanner.scan(memoryview(data), 0, gaps=True)
     assert end == len(data)
-    rules = Rules(now, DAY, first_uncleanable, {})
-    sifter = Sifter(known, Transactions([]), rules)
-    return b"".join(map(bytes, sifter.sift(Stretch(0, memoryview(data), rows))))
+    rules = FilterRules(now, DAY, first_uncleanable, {})
+    record_filter = RecordFilter(known, CleanedTransactions([]), rules)
+    return b"".join(map(bytes, record_filter.apply(ScannedBatches(0, memoryview(data), rows))))
 
 
 def test_golden_vector_g() -> None:

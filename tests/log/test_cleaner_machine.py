@@ -14,7 +14,7 @@ from logfs.format.text.rendering import View
 from logfs.store.store import Store
 from tests.support.batches import Producer
 from tests.support.crashdisk import fast_directory
-from tests.support.partitions import by_pieces
+from tests.support.partitions import by_splits
 from tests.support.stores import Clock, assert_clean
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Machine:
     def check(self) -> None:
         log = self.log
         shown = {record.offset: (record.key, record.value) for record in log.committed.read()}
-        pieces = by_pieces(log.committed, self.random.choice([1, 300, 1 << 20]))
+        pieces = by_splits(log.committed, self.random.choice([1, 300, 1 << 20]))
         assert {record.offset: (record.key, record.value) for record in pieces} == shown
         start, stable = log.log_start_offset, log.last_stable_offset
         for offset, pair in shown.items():

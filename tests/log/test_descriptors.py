@@ -16,7 +16,7 @@ import pytest
 
 from logfs.format.batches.record import Record
 from logfs.format.text.rendering import View
-from logfs.log.read.text_view import KEPT_BEHIND
+from logfs.log.read.text_view import KEPT_SEGMENTS
 from logfs.log.segment import segment_files
 from logfs.store.store import Store
 from tests.support.processes import run
@@ -201,11 +201,11 @@ def test_who_is_far_behind_costs_no_descriptors(
             store.upkeep(compaction=False)
         text = b"".join(b"%d\n" % number for number in range(SEGMENTS))
         assert b"".join(view.read(at, 1) for at in range(view.size)) == text
-        view.let_go(view.size)
+        view.release_before(view.size)
         store.upkeep(compaction=False)
         left = {*log_dir.rglob("*.log.deleted"), *log_dir.glob("*-delete/*.log")}
         left |= set(other.glob("*-delete/*.log"))
-        assert len(left) <= KEPT_BEHIND
+        assert len(left) <= KEPT_SEGMENTS
         del view
         store.upkeep(compaction=False)
         assert not list(log_dir.rglob("*.deleted"))

@@ -82,7 +82,7 @@ def offset_of(reader: Reader, key: bytes) -> int | None:
 
 
 def map_file(partition: Partition) -> Path:
-    return partition.directory / names.KEY_MAP
+    return partition.directory / names.KEY_INDEX
 
 
 # What the answer is.
@@ -192,7 +192,7 @@ def test_the_file_serves_the_next_opening(log_dir: Path) -> None:
         assert map_file(log).stat().st_ino == written.st_ino
 
 
-@pytest.mark.parametrize("name", [names.KEY_MAP, names.COMMITTED_KEY_MAP])
+@pytest.mark.parametrize("name", [names.KEY_INDEX, names.COMMITTED_KEY_INDEX])
 @pytest.mark.parametrize("clean", [True, False])
 def test_what_a_crash_left_of_a_file_goes_at_the_opening(
     log_dir: Path, name: str, clean: bool
@@ -308,7 +308,7 @@ def test_a_map_that_is_wrong_is_told(log_dir: Path) -> None:
 
 
 def shift_offsets(path: Path) -> None:
-    """Have every slot of a key map name the offset before its own, with checksums that are right."""
+    """Have every slot of a key index name the offset before its own, with checksums that are right."""
     data = path.read_bytes()
     header = key_table_format.parse_header(data, len(data))
     end = HEADER_BYTES + header.slots * SLOT_BYTES
@@ -333,7 +333,7 @@ def test_a_file_of_another_log_is_not_used(log_dir: Path, tmp_path: Path) -> Non
         clock.now_ms += 1
         for key in ("b", "d", "e"):
             log.append(pairs(key))
-    shutil.copy(tmp_path / "kept", log_dir / NAME / names.KEY_MAP)
+    shutil.copy(tmp_path / "kept", log_dir / NAME / names.KEY_INDEX)
     with Store(log_dir) as store:
         log = store[NAME]
         assert [offset_of(log, key) for key in (b"a", b"b", b"c", b"d")] == [0, 1, None, 2]
@@ -575,7 +575,7 @@ def test_segments_do_not_show_the_file(make_mount: Callable[..., Mount], tmp_pat
             log.append([Record(b"v" * 1000, b"%d" % n) for n in range(first, first + 1000)])
     mount = make_mount()
     assert os.readlink(mount.path / NAME / "keys/777") == "../offsets/777"
-    assert (tmp_path / "log" / NAME / names.KEY_MAP).exists()
+    assert (tmp_path / "log" / NAME / names.KEY_INDEX).exists()
     assert not [name for name in os.listdir(mount.path / NAME / "segments") if "keys" in name]
 
 
@@ -655,7 +655,7 @@ def test_cat_by_key(log_dir: Path) -> None:
 
 
 class KeyMachine(RuleBasedStateMachine):
-    """Any order of what may happen to a log and to the file; `expected` is the key map as a plain dict."""
+    """Any order of what may happen to a log and to the file; `expected` is the key index as a plain dict."""
 
     def __init__(self) -> None:
         super().__init__()

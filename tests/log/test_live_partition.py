@@ -775,7 +775,7 @@ def test_the_cache_is_bounded(writer: Writer, cache: Path, monkeypatch: pytest.M
     without_text_indexes(writer.log_dir / NAME)
     with logfs.open(writer.log_dir, read_only=True) as store:
         for segment in store[NAME].segments[1:]:
-            _ = segment.tip
+            _ = segment.end
     assert not one.exists()
     assert all(path.exists() for path in others)
 
@@ -1179,7 +1179,7 @@ def test_an_index_that_is_counted_while_it_is_made_again(
         def measure_meanwhile(index: TextIndex, file: File) -> int:
             count = written(index, file)
             monkeypatch.undo()
-            _ = partition.active.tip
+            _ = partition.active.end
             return count
 
         monkeypatch.setattr(TextIndex, "_written", measure_meanwhile)

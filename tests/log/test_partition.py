@@ -621,7 +621,7 @@ def test_a_missing_index_comes_back(
         for n in range(30):
             assert orders.offset_for_time(1000 + n).offset == n
             assert orders.record(n).value == expected[n]
-            assert [segment.tip.text.records for segment in orders.segments] == [10, 10, 10]
+            assert [segment.end.text.records for segment in orders.segments] == [10, 10, 10]
     if suffix != ".textindex":
         assert path.read_bytes() == before
 
@@ -644,7 +644,7 @@ def test_garbage_in_an_index_is_mended_by_recovery(
         for n in range(30):
             assert orders.offset_for_time(1000 + n).offset == n
             assert orders.record(n).value == expected[n]
-        assert [segment.tip.text.records for segment in orders.segments] == [10, 10, 10]
+        assert [segment.end.text.records for segment in orders.segments] == [10, 10, 10]
     if suffix != ".textindex":
         assert [path.read_bytes() for path in paths] == before
 

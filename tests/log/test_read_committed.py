@@ -14,7 +14,7 @@ from logfs.format.text.rendering import View
 from logfs.log.read.read_committed import Isolation
 from logfs.store.store import Store
 from tests.support.batches import NOW, batch
-from tests.support.partitions import by_pieces
+from tests.support.partitions import by_splits
 from tests.support.processes import wait_for
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def test_against_a_plain_model(log_dir: Path, seed: int) -> None:
             shown = {o: v for o, v in model.items() if o < stable and o not in aborted}
             assert {r.offset: r.value for r in orders.committed.read()} == shown
             assert orders.committed.columns().offsets.tolist() == sorted(shown)
-            pieces = by_pieces(orders.committed, chance.choice([1, 300, 1 << 20]))
+            pieces = by_splits(orders.committed, chance.choice([1, 300, 1 << 20]))
             assert {r.offset: r.value for r in pieces} == shown
             whole = b"".join(shown[offset] + b"\n" for offset in sorted(shown))
             assert lines(orders) == whole

@@ -12,7 +12,7 @@ import pytest
 
 from logfs.format.base import names
 from logfs.format.batches.record import Record
-from logfs.log.disk.checked_disk import WatchedDisk
+from logfs.log.disk.checked_disk import CheckedDisk
 from logfs.log.disk.disk import Disk
 from logfs.store.store import Store
 from tests.support.requirements import DEEP
@@ -346,7 +346,7 @@ def test_work_that_is_interrupted_at_any_call_leaves_a_log_that_reads_right(
 
 def test_a_watched_disk_has_all_that_a_disk_has() -> None:
     """A call that it does not pass on would go by the wrong files."""
-    own = {name for name in vars(WatchedDisk) if not name.startswith("_")}
+    own = {name for name in vars(CheckedDisk) if not name.startswith("_")}
     own |= {"hold", "writable", "failure", "read_only"}
     public = {name for name in vars(Disk) if not name.startswith("_")}
     assert public <= own

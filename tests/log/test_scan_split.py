@@ -14,7 +14,7 @@ from logfs.log.transfer import scan_split
 from logfs.store.store import Store
 from tests.log.test_partition import NAME
 from tests.support.batches import NOW, batch
-from tests.support.partitions import by_pieces, log, raw_batch, raw_partition
+from tests.support.partitions import by_splits, log, raw_batch, raw_partition
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,8 +39,8 @@ def test_an_aborted_batch_after_a_gap_is_left_out_of_pieces(log_dir: Path) -> No
     with Store(log_dir, read_only=True) as store:
         orders = store[NAME]
         assert [record.value for record in orders.committed.read()] == [b"a", b"d"]
-        assert [record.offset for record in by_pieces(orders.committed)] == [0, 5]
-        assert [record.offset for record in by_pieces(orders)] == [0, 3, 5]
+        assert [record.offset for record in by_splits(orders.committed)] == [0, 5]
+        assert [record.offset for record in by_splits(orders)] == [0, 3, 5]
 
 
 @pytest.mark.parametrize("codec", [0, 1])
@@ -65,7 +65,7 @@ def test_a_batch_with_malformed_records_is_an_error_among_pieces(
         (tmp_path / "cleaner-offset-checkpoint").write_text("0\n1\norders 0 1\n")
     with Store(tmp_path, read_only=True) as store:
         orders = store[NAME]
-        (piece,) = scan_split.plan(orders, 0, orders.log_end_offset, piece_bytes=1 << 20)
+        (piece,) = scan_split.plan(orders, 0, orders.log_end_offset, split_bytes=1 << 20)
         before, error, after = scan_split.read(piece)
         assert isinstance(error, DamagedRange)
         assert (error.first_offset, error.next_offset) == (1 + gap, 2 + gap)

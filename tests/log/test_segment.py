@@ -55,7 +55,7 @@ def found_offsets(segment: Segment, offset: int) -> list[int]:
 
 
 def reload(path: Path, config: LogConfig = CONFIG, **start: object) -> recovery.Loaded:
-    return recovery.load(Disk(), path, config, recovery.Start(**start), NOW)  # type: ignore[arg-type]
+    return recovery.load(Disk(), path, config, recovery.LoadStart(**start), NOW)  # type: ignore[arg-type]
 
 
 def raw_segment(path: Path, base: int, *batches: bytes | bytearray) -> None:
@@ -106,7 +106,7 @@ def test_a_rebuild_gives_the_same_bytes(tmp_path: Path) -> None:
     (tmp_path / "new" / segment.path.name).write_bytes(segment.path.read_bytes())
     loaded = reload(tmp_path / "new", LogConfig(index_interval_bytes=1000), clean=False)
     assert index_bytes(tmp_path / "new", 100) == index_bytes(tmp_path / "live", 100)
-    assert loaded.segments[0].tip == segment.tip
+    assert loaded.segments[0].end == segment.end
 
 
 def test_the_first_batch_never_gets_an_entry_and_the_interval_is_strict(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_truncation_keeps_what_is_below(tmp_path: Path) -> None:
         assert segment.next_offset == offset + 1
         assert segment.path.stat().st_size == segment.size_bytes
     texts = [measure(found[1]) for found in segment.walk()]
-    assert segment.tip.text == texts[0]._replace(
+    assert segment.end.text == texts[0]._replace(
         records=30, lines=30 * texts[0].lines, envelopes=30 * texts[0].envelopes
     )
 
@@ -363,7 +363,7 @@ def test_full_truncation_starts_anew(tmp_path: Path) -> None:
     assert rolls(segment, 70, 42, -1, NOW + 600, segment_ms=500)
     segment.truncate(40, CONFIG, NOW + 1000)
     assert segment.size_bytes == segment.path.stat().st_size == 0
-    assert segment.tip.text == NO_TEXT
+    assert segment.end.text == NO_TEXT
     assert not rolls(segment, 70, 40, -1, NOW + 10**9, segment_ms=500)
     assert rolls(segment, 70, 40 + 2**31, -1, NOW)
     put(segment, 40, Record(b"again", timestamp=-1))

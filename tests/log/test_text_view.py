@@ -18,11 +18,10 @@ from logfs.format.batches.record import Record
 from logfs.format.encoding.batch_builder import BatchFormat, build_records
 from logfs.format.text import envelope
 from logfs.format.text.rendering import View
+from logfs.log.read.text_renderer import BlockCache, RenderedRange
 from logfs.log.read.text_view import (
-    KEPT_BEHIND,
-    NOBODY,
-    BlockCache,
-    Piece,
+    KEPT_SEGMENTS,
+    NO_READER,
     TextView,
     offset_of_last,
 )
@@ -232,7 +231,8 @@ def test_a_view_begins_at_the_log_start(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("passed", "first"), [(0, 0), (200, 23 - KEPT_BEHIND), (10**9, 101 - KEPT_BEHIND), (NOBODY, 90)]
+    ("passed", "first"),
+    [(0, 0), (200, 23 - KEPT_SEGMENTS), (10**9, 101 - KEPT_SEGMENTS), (NO_READER, 90)],
 )
 def test_a_view_lets_go_of_what_left_the_log_behind_its_readers(
     store: Store, passed: int, first: int
@@ -244,7 +244,7 @@ def test_a_view_lets_go_of_what_left_the_log_behind_its_readers(
         orders.append([b"%08d" % number])
         orders.roll(number)
     whole = text.read(0, 1000)
-    text.let_go(passed)
+    text.release_before(passed)
     orders.advance_log_start(90)
     for _ in range(90):
         orders.drop_oldest(1)
@@ -528,7 +528,7 @@ def test_small_blocks_are_not_kept_for_ever() -> None:
     """What a block takes beside its bytes counts too; the one that was put last is always there."""
     cache = BlockCache(limit_bytes=100 * 1024)
     for number in range(1000):
-        cache.put((number,), [Piece(0, 1, memoryview(b"x"))])
+        cache.put((number,), [RenderedRange(0, 1, memoryview(b"x"))])
     kept = [number for number in range(1000) if cache.get((number,)) is not None]
     assert 50 <= len(kept) <= 100
     assert kept == list(range(1000 - len(kept), 1000))

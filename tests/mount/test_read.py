@@ -18,7 +18,7 @@ import orjson
 import pytest
 
 from logfs.mount.errnos import ErrorLog
-from logfs.mount.nodes.base import Caller, Context, Directory, File, Symlink
+from logfs.mount.nodes.base import Caller, Context, DirectoryNode, FileNode, SymlinkNode
 from logfs.mount.nodes.root import RootDirectory
 from tests.support.mounts import Mount, refuses
 from tests.support.processes import run, wait_for
@@ -692,15 +692,15 @@ def test_segments_are_read_only(model: Model) -> None:
 # After the log start has moved. Only retention moves it, which is not here yet, so the nodes are asked without FUSE.
 
 
-def node(directory: Directory, path: str) -> File:
+def node(directory: DirectoryNode, path: str) -> FileNode:
     """The file that a path leads to."""
     *parents, name = path.split("/")
     for parent in parents:
         found = directory.lookup(parent)
-        assert isinstance(found, Directory)
+        assert isinstance(found, DirectoryNode)
         directory = found
     file = directory.lookup(name)
-    assert isinstance(file, File)
+    assert isinstance(file, FileNode)
     return file
 
 
@@ -737,11 +737,11 @@ def test_log_start_moves(store: Store) -> None:
             node(root, f"orders-0/offsets/{name}")
     assert node(root, "orders-0/offsets/0..21").stat().size == len(b"record 20\n")
     directory = root.lookup("orders-0")
-    assert isinstance(directory, Directory)
+    assert isinstance(directory, DirectoryNode)
     offsets = directory.lookup("offsets")
-    assert isinstance(offsets, Directory)
+    assert isinstance(offsets, DirectoryNode)
     earliest = offsets.lookup("earliest")
-    assert isinstance(earliest, Symlink)
+    assert isinstance(earliest, SymlinkNode)
     assert earliest.target() == "20"
     names = list(offsets.names())
     assert "20" in names

@@ -22,7 +22,7 @@ from logfs.errors import OffsetOutOfRange
 from logfs.format.batches.batch import Batches
 from logfs.format.batches.record import Record
 from logfs.format.text.rendering import View
-from logfs.log.read.text_view import KEPT_BEHIND
+from logfs.log.read.text_view import KEPT_SEGMENTS
 from logfs.store.store import Store
 from tests.support.processes import Threads, wait_for
 from tests.support.requirements import need_command
@@ -377,7 +377,7 @@ def test_programs_go_on_beside_rolls_retention_and_compaction(
     # are those that its follower has just passed, and a few in the log, being made, or open for a moment. Until all
     # have caught up, also those that its follower has yet to come to. What 1,000 rounds drop would be 14,000.
     each_segment = len(PARTITIONS) * 7
-    assert usage[-1].descriptors <= first.descriptors + each_segment * 2 * KEPT_BEHIND
+    assert usage[-1].descriptors <= first.descriptors + each_segment * 2 * KEPT_SEGMENTS
     assert max(each.descriptors for each in usage) <= first.descriptors + each_segment * 100
     # The text cache fills up to its limit of 32 MiB, and the names that were looked up to theirs of 20,000, which is
     # as much again.

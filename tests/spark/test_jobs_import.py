@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from logfs.spark.jobs import JobFailed, export, import_, import_lines
-from logfs.spark.jobs.import_splits import Portion, find_files, in_order, merged
+from logfs.spark.jobs.import_splits import FileRange, find_files, in_order, merged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -217,7 +217,7 @@ def test_a_cut_file_has_every_line_once(
     path.write_bytes(text)
     found = b""
     for start in range(0, len(text), cut):
-        for position, block in import_lines.blocks(Portion(str(path), start, start + cut, cut)):
+        for position, block in import_lines.blocks(FileRange(str(path), start, start + cut, cut)):
             assert text[position:].startswith(block.removesuffix(b"\n"))
             assert position == len(found)
             found += block
@@ -325,11 +325,11 @@ def test_merging_keeps_both_orders(seed: int) -> None:
             chosen.shuffle(file)
     rows = {str(number): file for number, file in enumerate(files) if file}
     name = frozenset([("t", 0)])
-    portions = [Portion(path, 0, 1, 1, name, (file[0], max(file))) for path, file in rows.items()]
+    portions = [FileRange(path, 0, 1, 1, name, (file[0], max(file))) for path, file in rows.items()]
     groups = in_order(portions)
     assert sorted(portion.path for group in groups for portion in group) == sorted(rows)
 
-    def read(portion: Portion) -> Iterator[pa.RecordBatch]:
+    def read(portion: FileRange) -> Iterator[pa.RecordBatch]:
         file = rows[portion.path]
         while file:
             size = chosen.randrange(1, 8)

@@ -12,7 +12,7 @@ import pytest
 
 from logfs.format.batches.record import Record
 from logfs.format.files.commit_file import STAGED
-from logfs.log.transfer.staged_batches import Landing
+from logfs.log.transfer.staged_batches import StagedAppend
 from logfs.store.commits.commit import Commits
 from logfs.store.store import Store
 from tests.support.requirements import need_fuse
@@ -69,7 +69,7 @@ class DyingWriter(StreamWriter):
         if step == "decided":
             Commits._land = die  # type: ignore[method-assign, assignment]
         if step == "written":
-            Landing.show = die  # type: ignore[method-assign, assignment]
+            StagedAppend.show = die  # type: ignore[method-assign, assignment]
         if step == "shown":
             Commits._note = die  # type: ignore[method-assign, assignment]
         if step == "noted":

@@ -133,7 +133,7 @@ def test_what_retention_took_unread_is_a_loss(spark: SparkSession, tmp_path: Pat
 # Topics and partitions that are deleted under a query.
 
 
-def remake(store: Store, count: int, partitions: int = 1) -> None:
+def recreate(store: Store, count: int, partitions: int = 1) -> None:
     """Delete the topic, and make one of its name that has so many records in each partition."""
     for name in list(store):
         store.delete(name)
@@ -159,7 +159,7 @@ def test_a_topic_that_is_made_again_is_a_loss(
         fill(store, 50, 1)
         drain(read(spark, logs), tmp_path)
         before = topic_id(logs)
-        remake(store, count, 2)
+        recreate(store, count, 2)
         with pytest.raises(StreamingQueryException) as failed:
             drain(read(spark, logs), tmp_path)
         said = str(failed.value)
@@ -235,7 +235,7 @@ def test_a_query_that_allows_losses_goes_on(spark: SparkSession, tmp_path: Path)
             fill(store, 30, 2)
             query.processAllAvailable()
             assert sunk(spark, tmp_path) == sorted(everything({0: 45, 1: 10}) + everything({1: 30}))
-            remake(store, 7, 0)
+            recreate(store, 7, 0)
             query.processAllAvailable()
             fill(store, 100, 1)
             query.processAllAvailable()
@@ -398,7 +398,7 @@ def test_a_topic_made_again_after_its_batch_was_planned(tmp_path: Path) -> None:
         fill(store, 50, 1)
         start = {"orders": {"0": 10}, f"orders#{topic_id(logs)}": {}}
         end = {"orders": {"0": 50}, f"orders#{topic_id(logs)}": {}}
-        remake(store, 100)
+        recreate(store, 100)
         strict = reader(logs)
         with pytest.raises(DataLoss, match="topic orders was deleted and recreated"):
             strict.partitions(start, end)

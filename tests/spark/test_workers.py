@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
-from logfs.spark.jobs.job_runner import TASK_BYTES, Work, run
+from logfs.spark.jobs.job_runner import TASK_BYTES, WorkItem, run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,6 +18,6 @@ def frozen(_: int) -> int:
 
 def test_what_a_worker_has_loaded_is_no_garbage_to_look_for(spark: SparkSession) -> None:
     """Spark collects garbage after each task: from the second on, all that is loaded is left alone."""
-    works = [Work(number, TASK_BYTES) for number in range(4)]
+    works = [WorkItem(number, TASK_BYTES) for number in range(4)]
     run(spark, "first tasks", works, frozen)
     assert max(run(spark, "later tasks", works, frozen)) > 10_000

@@ -391,7 +391,7 @@ _PENDING = commit_file.Pending(
     1,
     2,
     (
-        commit_file.Part(
+        commit_file.CommitPart(
             "a-0", (StagedFile("a-0", "x.staged", 3, 4),), 5, 0, 6, 7, 8, 9, False, "/log"
         ),
     ),

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from logfs.errors import Corrupt
 from logfs.format.batches.record import Record
-from logfs.log.disk.latency_histogram import Durations
+from logfs.log.disk.latency_histogram import LatencyHistogram
 from logfs.store.observe.metrics import GAUGE, Family, Sample, metrics, render
 from logfs.store.store import Store
 from tests.support.processes import wait_for
@@ -123,7 +123,7 @@ def test_labels_and_help_are_escaped() -> None:
 
 def test_durations_are_counted_in_their_classes() -> None:
     """A time is in every bucket whose bound is above it, down to nothing and up to hours."""
-    times = Durations()
+    times = LatencyHistogram()
     for ns in (0, 5_000, 8_191, 8_192, 1_000_000, 3_600_000_000_000):
         times.note(ns)
     buckets = dict(times.buckets())

@@ -20,7 +20,7 @@ from logfs.errors import InvalidName, InvalidSetting, NotWritable, PartitionFail
 from logfs.format.batches.record import Record
 from logfs.format.text.rendering import View
 from logfs.log.disk.disk import Disk
-from logfs.store.directory.permissions import Access, Modes
+from logfs.store.directory.permissions import Access, PermissionTable
 from logfs.store.maintenance.mover import MoveAborted
 from logfs.store.store import Store
 from tests.support.processes import wait_for
@@ -246,7 +246,7 @@ def test_what_happens_to_the_log_meanwhile_happens_to_the_copy(
 
         after: list[Record] = []
         files: dict[str, bytes] = {}
-        modes = Modes(partition)
+        modes = PermissionTable(partition)
         modes.set("append", Access(0o600, 1, 1))
         before = set(small_files(partition))
         disk.act, disk.below, disk.ending = interfere, str(log_dirs[1] / NAME), ending

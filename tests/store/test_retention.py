@@ -16,7 +16,7 @@ from logfs.format.base import names
 from logfs.format.batches.record import Record
 from logfs.format.text.rendering import View
 from logfs.log.disk.disk import Disk
-from logfs.log.read.text_view import NOBODY
+from logfs.log.read.text_view import NO_READER
 from logfs.store.observe.check import check
 from logfs.store.store import Store
 from tests.support.partitions import bases
@@ -284,8 +284,8 @@ def test_old_views_live_on_and_new_ones_begin_later(
     assert orders.text(View.LINES).read(0, 1000).startswith(b"30\n")
     # Their files stay for them, and no longer.
     assert logs(orders) == ["00.log.deleted", "10.log.deleted", "20.log.deleted", "30.log"]
-    untouched.let_go(NOBODY)
-    text.let_go(NOBODY)
+    untouched.release_before(NO_READER)
+    text.release_before(NO_READER)
     store.upkeep()
     assert logs(orders) == ["30.log"]
 

@@ -668,7 +668,7 @@ def test_reading_touches_nothing(log_dir: Path, tmp_path: Path, clock: Clock, st
         assert values(store) == [b"%d" % n for n in range(20)]
         assert orders.offset_for_time(1015).offset == 15
         assert orders.record(7).value == b"7"
-        assert sum(segment.tip.text.records for segment in orders.segments) == 20
+        assert sum(segment.end.text.records for segment in orders.segments) == 20
         for change in (
             lambda: store.create("new-0"),
             lambda: store.delete(NAME),

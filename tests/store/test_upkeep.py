@@ -12,7 +12,7 @@ import pytest
 
 from logfs.config import BrokerConfig, LogConfig
 from logfs.format.batches.record import Record
-from logfs.store.maintenance.schedule import Backoff, Task, Timer, due, next_due_ms
+from logfs.store.maintenance.schedule import Backoff, MaintenanceTask, Timer, due, next_due_ms
 from logfs.store.maintenance.upkeep import is_roll_overdue
 from logfs.store.store import Store
 from tests.support.processes import wait_for
@@ -57,29 +57,33 @@ def old_segment(store: Store, clock: Clock, name: str) -> Partition:
 )
 def test_what_is_due(timer: Timer, now_ms: int, is_due: bool) -> None:
     """A task is due when its interval, or the wait it was given, is over; a clock put back stops nothing."""
-    timers = {Task.RETENTION: timer}
-    assert due(timers, BROKER, now_ms, is_paused=False) == [Task.RETENTION] * is_due
+    timers = {MaintenanceTask.RETENTION: timer}
+    assert due(timers, BROKER, now_ms, is_paused=False) == [MaintenanceTask.RETENTION] * is_due
     assert due(timers, BROKER, now_ms, is_paused=True) == []
-    assert next_due_ms(Task.RETENTION, Timer(7), BROKER) == 1007
+    assert next_due_ms(MaintenanceTask.RETENTION, Timer(7), BROKER) == 1007
 
 
 def test_durability_is_not_paused() -> None:
     """A pause holds up what changes the log; flushes and checkpoints go on."""
-    timers = {task: Timer(0, 0) for task in Task}
-    assert due(timers, BROKER, 1, is_paused=True) == [Task.FLUSH, Task.PRODUCERS, Task.CHECKPOINT]
+    timers = {task: Timer(0, 0) for task in MaintenanceTask}
+    assert due(timers, BROKER, 1, is_paused=True) == [
+        MaintenanceTask.FLUSH,
+        MaintenanceTask.PRODUCERS,
+        MaintenanceTask.CHECKPOINT,
+    ]
 
 
 def test_backoff_doubles_up_to_a_minute_for_each_piece() -> None:
     backoff = Backoff()
-    waits = [backoff.failed(Task.RETENTION, "orders-0", 0) for _ in range(8)]
+    waits = [backoff.failed(MaintenanceTask.RETENTION, "orders-0", 0) for _ in range(8)]
     assert waits == [1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000]
-    assert backoff.holds(Task.RETENTION, "orders-0", 59_999)
-    assert not backoff.holds(Task.RETENTION, "orders-0", 60_000)
-    assert not backoff.holds(Task.RETENTION, "orders-0", -1), "the clock was put back"
-    assert not backoff.holds(Task.RETENTION, "orders-1", 0)
-    assert not backoff.holds(Task.ROLL, "orders-0", 0)
-    backoff.worked(Task.RETENTION, "orders-0")
-    assert backoff.failed(Task.RETENTION, "orders-0", 0) == 1000
+    assert backoff.holds(MaintenanceTask.RETENTION, "orders-0", 59_999)
+    assert not backoff.holds(MaintenanceTask.RETENTION, "orders-0", 60_000)
+    assert not backoff.holds(MaintenanceTask.RETENTION, "orders-0", -1), "the clock was put back"
+    assert not backoff.holds(MaintenanceTask.RETENTION, "orders-1", 0)
+    assert not backoff.holds(MaintenanceTask.ROLL, "orders-0", 0)
+    backoff.succeeded(MaintenanceTask.RETENTION, "orders-0")
+    assert backoff.failed(MaintenanceTask.RETENTION, "orders-0", 0) == 1000
 
 
 # The loop.
@@ -145,7 +149,7 @@ def test_what_was_deleted_waits_for_nothing(
     monkeypatch.setattr(orders, "advance_log_start", lambda _: 1 / 0)
     clock.now_ms += 8 * 24 * HOUR
     store.upkeep()
-    assert [*store.scheduler.backoff] == [(Task.RETENTION, "orders-0")]
+    assert [*store.scheduler.backoff] == [(MaintenanceTask.RETENTION, "orders-0")]
     store.delete("orders-0")
     store.upkeep()
     assert not [*store.scheduler.backoff]

@@ -28,7 +28,7 @@ from logfs.log.read.text_view import TextView
 from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.store.commits.commit import read_commits
 from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
-from logfs.store.maintenance.retention import Cause
+from logfs.store.maintenance.retention import RetentionCause
 from logfs.store.store import Store
 from tests.support.staging import stage
 from tests.support.stores import abandon, errors_of
@@ -1168,7 +1168,7 @@ def hold_retention(store: Store) -> None:
     """Nothing has had its time: no record is older than the default of seven days."""
     for name in store:
         expired = store.retention_plan(name).expired
-        by_time = [gone.reason for gone in expired if gone.cause is Cause.TIME]
+        by_time = [gone.reason for gone in expired if gone.cause is RetentionCause.TIME]
         assert not by_time, f"{name}: {by_time}"
 
 

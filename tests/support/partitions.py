@@ -56,11 +56,11 @@ def snapshots(orders: Partition) -> list[int]:
     return sorted(names.parse_stem(path.name) for path in found)
 
 
-def by_pieces(reader: Reader, piece_bytes: int = 1 << 20) -> list[Record]:
+def by_splits(reader: Reader, split_bytes: int = 1 << 20) -> list[Record]:
     """All records of a log, as readers in other processes get them."""
     found: list[Record] = []
     for piece in scan_split.plan(
-        reader, reader.log_start_offset, reader.log_end_offset, piece_bytes=piece_bytes
+        reader, reader.log_start_offset, reader.log_end_offset, split_bytes=split_bytes
     ):
         for columns in scan_split.read(piece):
             assert isinstance(columns, Columns), columns

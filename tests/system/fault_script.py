@@ -250,7 +250,7 @@ class _Script:
         now_ms = int(time.time() * 1000)
         staged = stage_values(home, "faults", sequence, {"c-0": [value]}, now_ms)
         request = commit_client.format_request(
-            commit_client.Request("faults", sequence, tuple(staged))
+            commit_client.CommitRequest("faults", sequence, tuple(staged))
         )
         if self.call("commit", lambda: _write(self.mountpoint / ".logfs/commit", request)):
             self.journal.commits.append(sequence)

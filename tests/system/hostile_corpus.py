@@ -1,7 +1,7 @@
 """The log directories that the campaign of hostile files begins with, as bytes in memory, and what is in them.
 
 Each is small, for it is written anew for every mutation, and each has files of other kinds: the five codecs, old
-formats, transactions, a compacted log, consumer groups, key maps, a commit that is decided and not done.
+formats, transactions, a compacted log, consumer groups, key indexes, a commit that is decided and not done.
 """
 
 from __future__ import annotations

@@ -262,7 +262,7 @@ class Doors:
         found: list[Record] = []
         is_whole = True
         for piece in scan_split.plan(
-            reader, first, end, piece_bytes=self.chance.choice((1, 1 << 20))
+            reader, first, end, split_bytes=self.chance.choice((1, 1 << 20))
         ):
             for columns in scan_split.read(piece):
                 if isinstance(columns, DamagedRange):

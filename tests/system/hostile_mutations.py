@@ -384,7 +384,7 @@ def _sealed_commits(chance: random.Random, data: bytearray) -> bytearray:
 
 
 def _sealed_keys(chance: random.Random, data: bytearray) -> bytearray:
-    """A key map with right checksums, or as right as its length allows."""
+    """A key index with right checksums, or as right as its length allows."""
     for _ in range(chance.choice((1, 3))):
         at = chance.choice((chance.randrange(110), chance.randrange(len(data))))
         size = chance.choice((1, 4, 8))

@@ -227,7 +227,7 @@ class _Load:
             home = next(each for each in self.log_dirs if (each / "commit-1").is_dir())
             staged += stage_values(home, "load", sequence, {"commit-1": wanted["commit-1"]})
             request = commit_client.format_request(
-                commit_client.Request("load", sequence, tuple(staged))
+                commit_client.CommitRequest("load", sequence, tuple(staged))
             )
             fd = os.open(self.mountpoint / ".logfs/commit", os.O_RDWR)
             try:

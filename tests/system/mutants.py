@@ -47,7 +47,7 @@ def text_ends_one_byte_too_late() -> None:
 
 def size_kept_too_long() -> None:
     """Sizes are kept, and an append does not take them back."""
-    GrowingSizes.take_back = lambda self, partition: set()  # type: ignore[method-assign]
+    GrowingSizes.pop_stale = lambda self, partition: set()  # type: ignore[method-assign]
 
 
 def no_fsync() -> None:

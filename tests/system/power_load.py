@@ -298,7 +298,7 @@ def _commit(worker: Worker) -> None:
 def _commit_once(worker: Worker, sequence: int, settings: Any) -> bool:
     from logfs.errors import LogfsError
     from logfs.format.batches.record import Record
-    from logfs.store.observe.commit_client import Request, format_request, parse_answer
+    from logfs.store.observe.commit_client import CommitRequest, format_request, parse_answer
     from tests.support.staging import stage
 
     try:
@@ -316,7 +316,7 @@ def _commit_once(worker: Worker, sequence: int, settings: Any) -> bool:
     fd = os.open(worker.mountpoint / ".logfs/commit", os.O_RDWR)
     try:
         try:
-            os.write(fd, format_request(Request(COMMITTER, sequence, tuple(files))))
+            os.write(fd, format_request(CommitRequest(COMMITTER, sequence, tuple(files))))
         except OSError as error:
             if error.errno in _DEAD - {errno.EIO}:
                 raise

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from logfs.format.files.commit_file import CommitLog, Pending, StagedFile
     from logfs.log.disk.disk import File
     from logfs.log.segment.batch_iterator import Damage
-    from logfs.log.transfer.staged_batches import Landing
+    from logfs.log.transfer.staged_batches import StagedAppend
 
 pytestmark = pytest.mark.usefixtures("quiet_log")
 
@@ -39,7 +39,7 @@ STATES = int(os.environ.get("LOGFS_CRASH_STATES", "1000"))
 
 
 @pytest.fixture(autouse=True)
-def _small_key_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_key_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file is written for every three keys."""
     monkeypatch.setattr(key_index, "SMALLEST_BYTES", 1)
     monkeypatch.setattr(key_index, "MEMORY_KEYS", 3)
@@ -434,12 +434,12 @@ def _no_crc(patch: pytest.MonkeyPatch) -> None:
 
 
 def _cut_too_much(patch: pytest.MonkeyPatch) -> None:
-    cut = recovery._Loader._cut
+    cut = recovery._LogLoader._cut
 
-    def too_many(self: recovery._Loader, segment: Segment, damage: Damage) -> None:
+    def too_many(self: recovery._LogLoader, segment: Segment, damage: Damage) -> None:
         cut(self, segment, damage._replace(start=max(damage.start - 8, 0)))
 
-    patch.setattr(recovery._Loader, "_cut", too_many)
+    patch.setattr(recovery._LogLoader, "_cut", too_many)
 
 
 def _clean_marker_without_fsync(patch: pytest.MonkeyPatch) -> None:
@@ -553,10 +553,12 @@ def _commit_undecided(patch: pytest.MonkeyPatch) -> None:
 
 
 def _commit_noted_before_it_is_durable(patch: pytest.MonkeyPatch) -> None:
-    def land(self: Commits, home: Path, decided: Pending, landings: Sequence[Landing]) -> None:
-        for landing in landings:
-            landing.write()
-            landing.show(self._registry.clock())
+    def land(
+        self: Commits, home: Path, decided: Pending, staged_appends: Sequence[StagedAppend]
+    ) -> None:
+        for staged_append in staged_appends:
+            staged_append.write()
+            staged_append.show(self._registry.clock())
 
     patch.setattr(Commits, "_land", land)
 
@@ -581,12 +583,12 @@ def _commit_that_keeps_its_place(patch: pytest.MonkeyPatch) -> None:
 
 def _stock_that_cuts_too_late(patch: pytest.MonkeyPatch) -> None:
     """Half of a commit is left where it is, as somebody else's."""
-    patch.setattr(staged_batches._Standing, "cut", lambda self, part: None)
+    patch.setattr(staged_batches._ExistingBatches, "cut", lambda self, part: None)
 
 
 def _any_key_map_is_believed(patch: pytest.MonkeyPatch) -> None:
     """The file of keys outlives the records that it covers."""
-    patch.setattr(key_index.KeyMap, "_is_anchored", lambda self, anchor: True)
+    patch.setattr(key_index.KeyIndex, "_is_anchored", lambda self, anchor: True)
 
 
 def _swap_of_directories_without_fsync(patch: pytest.MonkeyPatch) -> None:

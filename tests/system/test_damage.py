@@ -699,7 +699,7 @@ def _kafka_deletes_what_follows(patch: pytest.MonkeyPatch) -> None:
     def is_torn(self: object, segment: object, damage: Damage, size: int, *, cut: bool) -> bool:
         return cut and damage.start < damage.end
 
-    patch.setattr(recovery._Loader, "_is_torn", is_torn)
+    patch.setattr(recovery._LogLoader, "_is_torn", is_torn)
 
 
 @pytest.mark.parametrize(

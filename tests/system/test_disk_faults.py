@@ -12,7 +12,7 @@ import pytest
 
 from logfs.errors import LogDirFailed, LogfsError, PartitionFailed
 from logfs.log.append.partition import Partition
-from logfs.log.disk.checked_disk import WatchedDisk
+from logfs.log.disk.checked_disk import CheckedDisk
 from logfs.log.disk.disk import Disk, File
 from logfs.log.segment.segment import Segment
 from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
@@ -333,7 +333,7 @@ def _no_truncation_after_enospc(patch: pytest.MonkeyPatch) -> None:
 
 def _swallow_eio(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Partition, "fail", lambda self, what, error: PartitionFailed(what))
-    patch.setattr(WatchedDisk, "fail", lambda self, reason: LogDirFailed(reason))
+    patch.setattr(CheckedDisk, "fail", lambda self, reason: LogDirFailed(reason))
 
 
 def _retry_fsync(patch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from logfs.errors import LogfsError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from logfs.cli.dump.job import Job
+    from logfs.cli.dump.job import DumpJob
 
 _INT32_MAX = 2**31 - 1
 _EPILOG = """\
@@ -94,19 +94,19 @@ def _size(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Dump each file, then print the findings of all files; exit code 1 if something is wrong."""
-    from logfs.cli.dump.job import Job
+    from logfs.cli.dump.job import DumpJob
 
     names = arguments.names + arguments.files
     if not names:
         arguments.usage_error("give FILE… or --files FILE,…")
-    job = Job(arguments)
+    job = DumpJob(arguments)
     for name in names:
         _dump(name, job)
     job.findings.print(job.lines)
     return 1 if job.wrong or job.findings.wrong else 0
 
 
-def _dump(name: str, job: Job) -> None:
+def _dump(name: str, job: DumpJob) -> None:
     """Dump one file. An error in it is reported, and does not prevent the dump of the other files."""
     job.lines.say(f"Dumping {name}", file=name)
     dump = _by_suffix().get(name.rpartition(".")[2])
@@ -124,7 +124,7 @@ def _dump(name: str, job: Job) -> None:
         job.fail(f"{name}: {error}")
 
 
-def _by_suffix() -> dict[str, Callable[[str, Job], None]]:
+def _by_suffix() -> dict[str, Callable[[str, DumpJob], None]]:
     from logfs.cli.dump import indexes, log, producers
 
     return {

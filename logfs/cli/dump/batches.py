@@ -158,7 +158,7 @@ def _legacy_records(batch: Batch) -> Iterator[Shown]:
     """
     outer = legacy.parse_message(batch.data)
     data: bytes | memoryview = batch.data
-    messages: tuple[legacy.Message, ...] = (outer,)
+    messages: tuple[legacy.LegacyMessage, ...] = (outer,)
     if outer.attributes & CODEC_MASK:
         wrapper = LegacyBatch.parse(batch.data)
         data, messages = wrapper.unpacked, wrapper.messages

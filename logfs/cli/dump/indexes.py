@@ -15,7 +15,7 @@ from logfs.log.disk.disk import ReadOnlyDisk
 from logfs.log.segment.index import OffsetIndex, SparseIndex, TimeIndex
 
 if TYPE_CHECKING:
-    from logfs.cli.dump.job import Job
+    from logfs.cli.dump.job import DumpJob
     from logfs.format.batches.batch import Batch
     from logfs.log.segment.index import TimeEntry
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Index = TypeVar("Index", bound=SparseIndex)
 
 
-def dump_offset_index(name: str, job: Job) -> None:
+def dump_offset_index(name: str, job: DumpJob) -> None:
     """Dump every entry. Each must have the last offset of the batch at its position; one that differs is a finding.
 
     Raises `Corrupt`, `InvalidName` and `OSError`.
@@ -47,14 +47,14 @@ def dump_offset_index(name: str, job: Job) -> None:
             job.lines.end()
 
 
-def _batch_at(log: LogFile, position: int, job: Job) -> int:
+def _batch_at(log: LogFile, position: int, job: DumpJob) -> int:
     """Return the last offset of the batch at a position. Raises `Corrupt` if there is no batch."""
     for _, batch in log.batches(position, position + job.max_batch_bytes):
         return batch.header.last_offset
     raise Corrupt(f"the log has no batch of at most {job.max_batch_bytes} bytes at byte {position}")
 
 
-def dump_time_index(name: str, job: Job) -> None:
+def dump_time_index(name: str, job: DumpJob) -> None:
     """Dump every entry. An entry that does not fit is a finding.
 
     Each entry must have the last offset of a batch and the largest timestamp in that batch, and the timestamps must
@@ -87,7 +87,7 @@ def _batch_of(log: LogFile, offsets: OffsetIndex, offset: int) -> Batch | None:
     return next((batch for _, batch in walk if batch.header.last_offset >= offset), None)
 
 
-def _compare(entry: TimeEntry, batch: Batch | None, previous: int, name: str, job: Job) -> None:
+def _compare(entry: TimeEntry, batch: Batch | None, previous: int, name: str, job: DumpJob) -> None:
     found = -1 if batch is None else batch.header.last_offset
     if batch is None or found != entry.offset:
         job.findings.add(NOT_FOUND, name, indexOffset=entry.offset, logOffset=found)
@@ -116,6 +116,6 @@ def _open(kind: type[Index], name: str) -> Index:
     return index
 
 
-def _check_sane(index: SparseIndex, name: str, job: Job) -> None:
+def _check_sane(index: SparseIndex, name: str, job: DumpJob) -> None:
     index.check_sane()
     job.lines.say(f"{name} passed sanity check.", passedSanityCheck=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _ALL_BYTES = 2**31 - 1
 
 
-class Job:
+class DumpJob:
     """One run of the command: the options, and whether something was wrong so far."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
@@ -32,7 +32,7 @@ class Job:
             self.max_bytes = None
         self.max_batch_bytes: int = arguments.max_message_size
         self.lines = Lines(json=arguments.json)
-        self.findings = Findings()
+        self.findings = DumpFindings()
         self.wrong = False
 
     def fail(self, message: str) -> None:
@@ -47,7 +47,7 @@ class Job:
         print(message, file=sys.stderr)
 
 
-class Finding(NamedTuple):
+class DumpFinding(NamedTuple):
     """A kind of finding.
 
     `heading` and `line` are format strings, `name` is the name of the kind in the JSON output, and `wrong` is True if
@@ -60,26 +60,26 @@ class Finding(NamedTuple):
     wrong: bool = True
 
 
-MISMATCH = Finding(
+MISMATCH = DumpFinding(
     "Mismatches in :{}", "  Index offset: {indexOffset}, log offset: {logOffset}", "mismatch"
 )
-TIMESTAMP_MISMATCH = Finding(
+TIMESTAMP_MISMATCH = DumpFinding(
     "Found timestamp mismatch in :{}",
     "  Index timestamp: {indexTimestamp}, log timestamp: {logTimestamp}",
     "timestampMismatch",
 )
-OUT_OF_ORDER = Finding(
+OUT_OF_ORDER = DumpFinding(
     "Found out of order timestamp in :{}",
     "  Index timestamp: {indexTimestamp}, Previously indexed timestamp: {previousTimestamp}",
     "outOfOrder",
 )
-NOT_FOUND = Finding(
+NOT_FOUND = DumpFinding(
     "The following indexed offsets are not found in :{}",
     "Indexed offset: {indexOffset}, found log offset: {logOffset}",
     "notFound",
 )
 # Not an error: compaction leaves such gaps, and the tool counts the offsets of each segment from -1 on.
-NON_CONSECUTIVE = Finding(
+NON_CONSECUTIVE = DumpFinding(
     "Non-consecutive offsets in {}",
     "  {offset} is followed by {nextOffset}",
     "nonConsecutive",
@@ -88,18 +88,18 @@ NON_CONSECUTIVE = Finding(
 _KINDS = (MISMATCH, TIMESTAMP_MISMATCH, OUT_OF_ORDER, NOT_FOUND, NON_CONSECUTIVE)
 
 
-class Findings:
+class DumpFindings:
     """The findings in all files, which the tool collects and prints at the end, kind by kind."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[Finding, str], list[dict[str, int]]] = {}
+        self._found: dict[tuple[DumpFinding, str], list[dict[str, int]]] = {}
 
     @property
     def wrong(self) -> bool:
         """Whether any finding means an error."""
         return any(kind.wrong for kind, _ in self._found)
 
-    def add(self, kind: Finding, name: str, **values: int) -> None:
+    def add(self, kind: DumpFinding, name: str, **values: int) -> None:
         """Add a finding in a file. The numbers wrap around as they do in the tool."""
         wrapped = {word: varint.wrap(value) for word, value in values.items()}
         self._found.setdefault((kind, name), []).append(wrapped)
@@ -124,7 +124,7 @@ def _absolute(name: str) -> str:
     return os.path.join(Path.cwd(), name).replace("//", "/")
 
 
-def _in_order(kind: Finding, values: list[dict[str, int]]) -> list[dict[str, int]]:
+def _in_order(kind: DumpFinding, values: list[dict[str, int]]) -> list[dict[str, int]]:
     """Return the findings of one kind in the order of the tool.
 
     The tool keeps `MISMATCH` and `NON_CONSECUTIVE` in maps sorted by the first number, where a later finding replaces

@@ -19,14 +19,14 @@ from logfs.format.messages.message import plain
 
 if TYPE_CHECKING:
     from logfs.cli.dump.batches import Shown
-    from logfs.cli.dump.job import Job
+    from logfs.cli.dump.job import DumpJob
     from logfs.format.batches.batch import Batch, Header
     from logfs.format.batches.record import Record
 
 _SNAPSHOT = re.compile(r"([0-9]{20})-([0-9]{10})\.checkpoint")
 
 
-def dump(name: str, job: Job) -> None:
+def dump(name: str, job: DumpJob) -> None:
     """Dump every batch, valid or not, by its length field, and its records if they are requested.
 
     Raises `Corrupt`, `InvalidName` and `OSError`.
@@ -56,7 +56,7 @@ def dump(name: str, job: Job) -> None:
         )
 
 
-def _say_where_it_starts(name: str, job: Job) -> None:
+def _say_where_it_starts(name: str, job: DumpJob) -> None:
     if not name.endswith(".checkpoint"):
         offset = names.parse_stem(name)
         job.lines.say(f"Log starting offset: {offset}", logStartingOffset=offset)
@@ -70,7 +70,7 @@ def _say_where_it_starts(name: str, job: Job) -> None:
     )
 
 
-def _batch_line(position: int, batch: Batch, job: Job) -> None:
+def _batch_line(position: int, batch: Batch, job: DumpJob) -> None:
     header = batch.header
     job.lines.add({"offset": header.last_offset} if header.magic < MAGIC else _head(header))
     valid = is_valid(batch)
@@ -105,7 +105,7 @@ def _head(header: Header) -> dict[str, Any]:
     }
 
 
-def _record_line(header: Header, shown: Shown, job: Job) -> None:
+def _record_line(header: Header, shown: Shown, job: DumpJob) -> None:
     record = shown.record
     headers = [(name.encode("utf-8", "surrogateescape"), value) for name, value in record.headers]
     if job.with_metadata:
@@ -152,7 +152,7 @@ def _control(record: Record) -> dict[str, Any]:
     return {schema.what: {"version": found.version, **plain(found.fields)}}
 
 
-def _data(record: Record, job: Job) -> dict[str, Any]:
+def _data(record: Record, job: DumpJob) -> dict[str, Any]:
     if not job.decode_offsets:
         return {"key": record.key, "payload": record.value}
     key, payload = decode_group_record(record)

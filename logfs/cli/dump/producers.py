@@ -15,10 +15,10 @@ from logfs.log.disk.disk import ReadOnlyDisk
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from logfs.cli.dump.job import Job
+    from logfs.cli.dump.job import DumpJob
 
 
-def dump_aborted(name: str, job: Job) -> None:
+def dump_aborted(name: str, job: DumpJob) -> None:
     """Dump every complete entry. Raises `Corrupt`, `InvalidName` and `OSError`."""
     names.parse_stem(Path(name).name)
     data = _read(name)
@@ -35,7 +35,7 @@ def dump_aborted(name: str, job: Job) -> None:
         job.lines.end()
 
 
-def dump_snapshot(name: str, job: Job) -> None:
+def dump_snapshot(name: str, job: DumpJob) -> None:
     """Dump every producer, or print to standard error why the file is not a valid snapshot. Raises `OSError`."""
     data = _read(name)
     reason = _why_corrupt(data)

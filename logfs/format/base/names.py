@@ -23,8 +23,8 @@ SEGMENT_FILES = (LOG, OFFSET_INDEX, TIME_INDEX, TXN_INDEX, TEXT_INDEX)
 MAX_SEGMENT_BYTES = 2**31 - 1
 
 # Files of logfs alone, one for each isolation level: the newest record of each key (`key_index`).
-KEY_MAP = "logfs.keys"
-COMMITTED_KEY_MAP = "logfs.keys.committed"
+KEY_INDEX = "logfs.keys"
+COMMITTED_KEY_INDEX = "logfs.keys.committed"
 
 # These follow one of the suffixes above: `<base>.log.deleted`.
 DELETED = ".deleted"

@@ -143,11 +143,11 @@ class _Output:
         self.room = limit
         self._kept = io.BytesIO()
 
-    def add(self, piece: bytes) -> None:
+    def add(self, part: bytes) -> None:
         """Keep a part of the output. Raises `Corrupt` if the output exceeds the limit."""
-        self.reserve(len(piece))
-        self.room -= len(piece)
-        self._kept.write(piece)
+        self.reserve(len(part))
+        self.room -= len(part)
+        self._kept.write(part)
 
     def reserve(self, size: int) -> None:
         """Raise `Corrupt` unless `size` more bytes would fit."""
@@ -204,10 +204,10 @@ def _decompress_streams(
             stream = open_stream()
         step = view[position : position + step_bytes]
         try:
-            piece = read(stream, step)
+            part = read(stream, step)
         except error as problem:
             raise output.malformed(problem) from None
-        output.add(piece)
+        output.add(part)
         position += len(step) - len(stream.unused_data or b"")
     if not stream.eof:
         raise output.malformed("it ends in the middle of a stream")
@@ -268,7 +268,7 @@ def _decompress_lz4(view: memoryview, output: _Output) -> None:
     )
 
 
-def mend_lz4_header(frame: bytes | memoryview) -> bytes:
+def fix_lz4_header(frame: bytes | memoryview) -> bytes:
     """Return the frame with the correct header checksum.
 
     In magic 0 Kafka computed it over too many bytes, and Kafka's readers ignore it there.
@@ -350,10 +350,10 @@ def _decompress_snappy(view: memoryview, output: _Output) -> None:
     for block in _snappy_blocks(view, output) if framed else [view]:
         output.reserve(_snappy_length(block, output))
         try:
-            piece = bytes(cramjam.snappy.decompress_raw(block))
+            part = bytes(cramjam.snappy.decompress_raw(block))
         except cramjam.DecompressionError as problem:
             raise output.malformed(problem) from None
-        output.add(piece)
+        output.add(part)
 
 
 def _snappy_blocks(view: memoryview, output: _Output) -> Iterator[memoryview]:

@@ -51,7 +51,7 @@ _MOST_MESSAGES = 1_000_000
 SMALLEST_BYTES = LENGTH_OVERHEAD + _LEAST[0]
 
 
-class Message(NamedTuple):
+class LegacyMessage(NamedTuple):
     """One message, and the positions of its key and value in its buffer; a length of -1 is a null.
 
     `timestamp` is in ms, -1 in magic 0. `is_valid` is whether the CRC, a plain CRC-32, matches.
@@ -70,7 +70,7 @@ class Message(NamedTuple):
     value_length: int
 
 
-def parse_message(data: bytes | memoryview, position: int = 0) -> Message:
+def parse_message(data: bytes | memoryview, position: int = 0) -> LegacyMessage:
     """Return the message at `position`.
 
     Raises `Corrupt` if the message is incomplete, has a magic other than 0 and 1, or is not exactly as long as its
@@ -97,7 +97,7 @@ def parse_message(data: bytes | memoryview, position: int = 0) -> Message:
     size_bytes = end - position
     attributes &= _ATTRIBUTES[magic]
     lies = (key_start, key_length, value_start, value_length)
-    return Message(offset, size_bytes, crc, is_valid, magic, attributes, timestamp, *lies)
+    return LegacyMessage(offset, size_bytes, crc, is_valid, magic, attributes, timestamp, *lies)
 
 
 def _field(data: bytes | memoryview, position: int, end: int) -> tuple[int, int, int]:
@@ -122,7 +122,7 @@ class LegacyBatch(Batch):
     """
 
     unpacked: bytes | memoryview
-    messages: tuple[Message, ...]
+    messages: tuple[LegacyMessage, ...]
 
     @classmethod
     def parse(cls, data: bytes | bytearray | memoryview, position: int = 0) -> LegacyBatch:
@@ -138,10 +138,10 @@ class LegacyBatch(Batch):
             raise Corrupt(f"message {outer.offset}: the CRC does not match its bytes")
         view = view[: outer.size_bytes]
         unpacked: bytes | memoryview = view
-        messages: tuple[Message, ...] = (outer,)
+        messages: tuple[LegacyMessage, ...] = (outer,)
         if outer.attributes & CODEC_MASK:
             unpacked = _unpack(outer, view)
-            messages = _settle(outer, list(_inner_messages(outer, unpacked)))
+            messages = _assign_offsets(outer, list(_inner_messages(outer, unpacked)))
         return cls(_header(outer, messages), view, unpacked, messages)
 
     @property
@@ -170,7 +170,9 @@ class LegacyBatch(Batch):
 
         from logfs.format.batches.columns import Columns
 
-        fields = dict(zip(Message._fields, np.array(self.messages, np.int64).T.copy(), strict=True))
+        fields = dict(
+            zip(LegacyMessage._fields, np.array(self.messages, np.int64).T.copy(), strict=True)
+        )
         none = np.zeros(len(self.messages), np.int64)
         return Columns(
             data=np.frombuffer(self.unpacked, np.uint8),
@@ -206,7 +208,7 @@ def is_legacy(data: bytes | bytearray | memoryview, position: int = 0) -> bool:
     return at < len(data) and data[at] in MAGICS
 
 
-def _unpack(outer: Message, data: memoryview) -> bytes:
+def _unpack(outer: LegacyMessage, data: memoryview) -> bytes:
     """Return the decompressed bytes of the messages in a wrapper."""
     number = outer.attributes & CODEC_MASK
     if number > Codec.LZ4:
@@ -214,11 +216,11 @@ def _unpack(outer: Message, data: memoryview) -> bytes:
     codec = Codec(number)
     packed: bytes | memoryview = data[outer.value_start :]
     if codec is Codec.LZ4 and outer.magic == 0:
-        packed = compression.mend_lz4_header(packed)
+        packed = compression.fix_lz4_header(packed)
     return compression.decompress(codec, packed, limit=compression.DEFAULT_LIMIT)
 
 
-def _inner_messages(outer: Message, unpacked: bytes) -> Iterator[Message]:
+def _inner_messages(outer: LegacyMessage, unpacked: bytes) -> Iterator[LegacyMessage]:
     position = count = 0
     while position < len(unpacked):
         message = parse_message(unpacked, position)
@@ -236,7 +238,7 @@ def _inner_messages(outer: Message, unpacked: bytes) -> Iterator[Message]:
             )
 
 
-def _settle(outer: Message, inner: list[Message]) -> tuple[Message, ...]:
+def _assign_offsets(outer: LegacyMessage, inner: list[LegacyMessage]) -> tuple[LegacyMessage, ...]:
     """Return a wrapper's messages with their offsets in the log, and with the wrapper's timestamp if the log set it.
 
     A wrapper's own offset is that of its last message. If it is 0, no broker has assigned it, and the messages keep
@@ -261,7 +263,7 @@ def _settle(outer: Message, inner: list[Message]) -> tuple[Message, ...]:
     return settled
 
 
-def _header(outer: Message, messages: tuple[Message, ...]) -> Header:
+def _header(outer: LegacyMessage, messages: tuple[LegacyMessage, ...]) -> Header:
     base_offset = messages[0].offset
     return Header(
         base_offset,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _MOST_BYTES = 2**31 - 1
 
 
-class Field(NamedTuple):
+class GatheredField(NamedTuple):
     """One field of n rows: offsets int32[n + 1] into `data`, and the bitmap of the rows that are not null.
 
     `nulls` is the number of rows that are null.
@@ -62,7 +62,9 @@ def _gather(
     return nulls
 
 
-def gather(data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int32]) -> Field:
+def gather(
+    data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int32]
+) -> GatheredField:
     """Return a field with the lengths[i] bytes at starts[i] for each row i; a length of -1 is a null.
 
     Raises `ValueError` if the values have more than 2 GiB in total.
@@ -74,7 +76,7 @@ def gather(data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[
     out = np.empty(total, np.uint8)
     validity = np.zeros((len(starts) + 7) // 8, np.uint8)
     nulls = int(_gather(data, starts, lengths, offsets, out, validity))
-    return Field(offsets, out, validity, nulls)
+    return GatheredField(offsets, out, validity, nulls)
 
 
 @kernel
@@ -108,7 +110,7 @@ def _locate_headers(
     return len(starts)
 
 
-def gather_headers(columns: Columns) -> tuple[NDArray[np.int32], Field, Field]:
+def gather_headers(columns: Columns) -> tuple[NDArray[np.int32], GatheredField, GatheredField]:
     """Return the headers of all rows: int32[n + 1] with the number of each row's first header, all keys, all values.
 
     Raises `Corrupt` for headers that are malformed.

@@ -53,7 +53,7 @@ class Writer(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CommitPart:
     """The part of a commit that concerns one partition.
 
     Its batches, in the order of `files` and without the first `skip`, begin at offset `base_offset`, at byte
@@ -82,10 +82,10 @@ class Pending:
     writer: str
     sequence: int
     time_ms: int
-    parts: tuple[Part, ...]
+    parts: tuple[CommitPart, ...]
 
 
-_Made = TypeVar("_Made", StagedFile, Part, Pending)
+_Made = TypeVar("_Made", StagedFile, CommitPart, Pending)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def _writer(sequence: int, time_ms: int) -> Writer:
 
 def _pending(told: dict[str, Any]) -> Pending:
     parts = [
-        typed(Part(**{**part, "files": tuple(typed(StagedFile(**f)) for f in part["files"])}))
+        typed(CommitPart(**{**part, "files": tuple(typed(StagedFile(**f)) for f in part["files"])}))
         for part in told["parts"]
     ]
     return typed(Pending(told["writer"], told["sequence"], told["time_ms"], tuple(parts)))

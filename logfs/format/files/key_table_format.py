@@ -1,4 +1,4 @@
-"""The file of a key map: the offset of the newest record of each key, up to some offset of a log.
+"""The file of a key index: the offset of the newest record of each key, up to some offset of a log.
 
 | bytes | content |
 |---|---|
@@ -50,7 +50,7 @@ class Anchor(NamedTuple):
 
 
 class TableHeader(NamedTuple):
-    """The header of a key map's file. `covered` is the first offset that the map does not cover."""
+    """The header of a key index's file. `covered` is the first offset that the index does not cover."""
 
     isolation: int
     slots: int
@@ -81,17 +81,17 @@ def format_header(header: TableHeader, crcs: bytes) -> bytes:
 
 
 def parse_header(data: Buffer, size_bytes: int) -> TableHeader:
-    """Return the header of a key map's file of `size_bytes` bytes.
+    """Return the header of a key index's file of `size_bytes` bytes.
 
-    Raises `Corrupt` if the file is not a key map, is of another version, or has a wrong header CRC or another
+    Raises `Corrupt` if the file is not a key index, is of another version, or has a wrong header CRC or another
     length.
     """
     view = memoryview(data)
     if len(view) < _HEAD.size + _CRC.size or view[: len(_MAGIC)] != _MAGIC:
-        raise Corrupt("is not a key map")
+        raise Corrupt("is not a key index")
     _, version, isolation, slots, used, covered, secret, *rest = _HEAD.unpack_from(view)
     if version != _VERSION:
-        raise Corrupt(f"is a key map of version {version}, but this release supports {_VERSION}")
+        raise Corrupt(f"is a key index of version {version}, but this release supports {_VERSION}")
     if _CRC.unpack_from(view, _HEAD.size)[0] != crc32c(view[: _HEAD.size]):
         raise Corrupt("the header's checksum is wrong")
     if slots % BLOCK_SLOTS or not used < slots or size_bytes != file_bytes(slots):

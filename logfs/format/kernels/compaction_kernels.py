@@ -1,12 +1,11 @@
-"""The compiled loops of compaction and of key maps: the newest offset of each key, the records that survive, and the
-batches that they make.
+"""The compiled loops of compaction and of key indexes: the newest offset of each key, and the records that survive.
 
 As in `batch_kernels`, each loop is one pass without the GIL, allocates nothing, and has a plain twin in the
 tests (`tests/log/test_offset_map.py`, `tests/log/test_cleaner.py`). The rules are those of kafka-storage 8.2 to 8.7.
 
 A row of `spans` is as in `kernels.decode_spans`: start, end, record count, base offset, base timestamp. `slots`
 is uint64[n, 3], an open-addressing table of (hash, hash, offset + 1), where a last word of 0 means an empty slot;
-at least one slot is always empty. A key map also sets NULL_BIT of the last word if the newest value is null.
+at least one slot is always empty. A key index also sets NULL_BIT of the last word if the newest value is null.
 `secret` is uint64[2]. `scratch` is uint64[n, 4]: see `SCRATCH_SHAPE`.
 """
 
@@ -48,7 +47,7 @@ NULL_BIT = 1 << 63
 
 # The verdict on the records of a batch: none stays, all stay, or the newest of each key stay (with EXPIRED, only if
 # their value is not null).
-DROP, KEEP, SIFT, SIFT_EXPIRED = 0, 1, 2, 3
+DROP, KEEP, SELECT, SELECT_EXPIRED = 0, 1, 2, 3
 
 # What is written of a batch: nothing, its bytes unchanged, its header alone, or the header and the survivors.
 GONE, COPIED, EMPTIED, FILTERED = 0, 1, 2, 3
@@ -265,7 +264,7 @@ def move_slots(old: UInt64s, slots: UInt64s, used: int) -> int:
 
 
 @kernel
-def sift_records(
+def select_records(
     data: Bytes,
     spans: Int64s,
     verdicts: Bytes,
@@ -314,7 +313,7 @@ def sift_records(
                     return number
                 offset = spans[number, 3] + delta
                 stays = verdict == KEEP or offset > latest
-                if not stays and length >= 0 and (value >= 0 or verdict == SIFT):
+                if not stays and length >= 0 and (value >= 0 or verdict == SELECT):
                     first, second = hash_key(data, position, length, secret)
                     scratch[count, 0] = first
                     scratch[count, 1] = second

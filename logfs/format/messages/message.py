@@ -91,7 +91,7 @@ class Schema(NamedTuple):
             raise Corrupt(f"{self.what}: there is no version {version}")
         if version > self.newest:
             raise Unsupported(f"{self.what}: version {version} is newer than {self.newest}")
-        reader = _Reader(data, self.what, version, flexible=version >= self.flexible)
+        reader = _MessageReader(data, self.what, version, flexible=version >= self.flexible)
         return Message(version, reader.all(self.fields))
 
     def parse_leniently(self, data: bytes) -> Message:
@@ -102,7 +102,9 @@ class Schema(NamedTuple):
         """
         version = parse_version(data, self.what)
         known = min(max(version, 0), self.newest)
-        reader = _Reader(data, self.what, known, flexible=known >= self.flexible, strict=False)
+        reader = _MessageReader(
+            data, self.what, known, flexible=known >= self.flexible, strict=False
+        )
         return Message(version, reader.members(self.fields))
 
     def encode(self, version: int, values: Mapping[str, Any]) -> bytes:
@@ -137,7 +139,7 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, list) else value
 
 
-class _Reader:
+class _MessageReader:
     """Reads the fields of a message in order. Its methods raise `Corrupt` if the fields do not fit the bytes."""
 
     def __init__(

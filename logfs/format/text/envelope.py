@@ -25,7 +25,7 @@ _OFFSETS = range(2**63)
 _PARTITIONS = range(2**31)
 
 
-class Placed(NamedTuple):
+class PlacedRecord(NamedTuple):
     """A record, and the place in a log that its envelope gives; None for a field that is missing."""
 
     topic: str | None
@@ -83,7 +83,7 @@ def decode(line: bytes | memoryview) -> Record:
     return _record(_parse(line))
 
 
-def decode_placed(line: bytes | memoryview) -> Placed:
+def decode_placed(line: bytes | memoryview) -> PlacedRecord:
     """Return the record of an envelope line, with the place in a log that it had.
 
     Raises `InvalidEnvelope` with the reason.
@@ -93,7 +93,7 @@ def decode_placed(line: bytes | memoryview) -> Placed:
     if topic is not None and not isinstance(topic, str):
         raise InvalidEnvelope(f'"topic" must be a string, not {topic!r}')
     partition = _number(envelope, "partition", _PARTITIONS)
-    return Placed(topic, partition, _number(envelope, "offset", _OFFSETS), _record(envelope))
+    return PlacedRecord(topic, partition, _number(envelope, "offset", _OFFSETS), _record(envelope))
 
 
 def _parse(line: bytes | memoryview) -> dict[str, Any]:

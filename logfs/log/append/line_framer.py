@@ -29,7 +29,7 @@ class Taken(NamedTuple):
     refused: LogfsError | OSError | None = None
 
 
-class Framer:
+class LineFramer:
     """Splits one handle's writes into lines, whatever their sizes, and appends them.
 
     `carry` is the unfinished line. `skipped` is the error of a line that was refused before its newline arrived. The
@@ -121,8 +121,8 @@ class Framer:
         return self._skip(rest)
 
 
-class EnvelopeFramer(Framer):
-    """A `Framer` whose lines are JSON envelopes."""
+class EnvelopeFramer(LineFramer):
+    """A `LineFramer` whose lines are JSON envelopes."""
 
     def append(self, lines: bytes) -> Appended:
         records = []

@@ -30,7 +30,7 @@ from logfs.log.read.readable_log import ViewRegistry
 from logfs.log.read.reader import Reader, Traffic
 from logfs.log.segment.segment import Segment
 from logfs.log.segment.segment_files import relocate
-from logfs.log.state.deleted_segments import DroppedSegments
+from logfs.log.state.deleted_segments import DeletedSegments
 from logfs.log.state.producer_snapshots import replay
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from logfs.format.base.names import TopicPartition
     from logfs.format.encoding.batch_builder import BatchFormat, NewBatch
     from logfs.log.disk.disk import Disk
-    from logfs.log.read.key_index import KeyMap
+    from logfs.log.read.key_index import KeyIndex
     from logfs.log.recovery import Loaded
     from logfs.log.state.leader_epochs import LeaderEpochs
     from logfs.log.state.producers import Producers
@@ -138,7 +138,7 @@ class Partition(Reader):
         self._unsynced: Sequence[Segment] = loaded.unsynced
         self._directory_is_dirty = bool(loaded.unsynced)
         self._unflushed_since_ms: int | None = None
-        self._dropped = DroppedSegments(disk)
+        self._dropped = DeletedSegments(disk)
         self._flush_messages = self.config.flush_messages
         self._format: tuple[LogConfig, BatchFormat] | None = None
 
@@ -188,14 +188,14 @@ class Partition(Reader):
             self._committed = CommittedReader(self)
         return self._committed
 
-    def key_indexes(self) -> Iterator[KeyMap]:
-        """Yield the key maps that have been used, those of both isolation levels."""
+    def key_indexes(self) -> Iterator[KeyIndex]:
+        """Yield the key indexes that have been used, those of both isolation levels."""
         yield from super().key_indexes()
         if self._committed is not None:
             yield from self._committed.key_indexes()
 
     def forget_keys(self) -> None:
-        """Drop the key maps, and remove their files.
+        """Drop the key indexes, and remove their files.
 
         This is done before the log end goes back, when the log is reindexed, and when the partition has moved.
         """
@@ -513,7 +513,7 @@ class Partition(Reader):
             if self.disk.writable:
                 try:
                     self.flush()
-                    if self.active.has_room:
+                    if self.active.has_preallocated_space:
                         self.active.finish()
                         self.active.flush(indexes=True)
                     self._keep_snapshot()
@@ -547,7 +547,7 @@ class Partition(Reader):
             if offset > self.log_start_offset:
                 self.epochs.truncate_from_start(offset)
                 self.log_start_offset = offset
-                self.snapshots.floor = offset
+                self.snapshots.minimum_offset = offset
                 self.generation += 1
 
     def lower_recovery_point(self, offset: int) -> None:
@@ -667,7 +667,7 @@ class Partition(Reader):
     ) -> list[Segment]:
         """Switch to durable copies of all segments (`partition_copy`), under both locks; return the old ones."""
         left = [*self.segments, *self._dropped.segments]
-        self.directory, self.disk, self._dropped = directory, disk, DroppedSegments(disk)
+        self.directory, self.disk, self._dropped = directory, disk, DeletedSegments(disk)
         self.epochs.move(disk, directory)
         self.snapshots.move(disk, directory, snapshots)
         self.segments = tuple(segments)

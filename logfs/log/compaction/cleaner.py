@@ -17,13 +17,13 @@ from logfs.format.kernels.batch_kernels import ATTRIBUTES, NEXT_OFFSET
 from logfs.format.text.rendering import NO_TEXT
 from logfs.log.compaction.cleaning import Cleaned, CleaningAborted, Dirty
 from logfs.log.compaction.offset_map import OffsetMap
-from logfs.log.compaction.record_filter import Rules, Sifter, Transactions
+from logfs.log.compaction.record_filter import CleanedTransactions, FilterRules, RecordFilter
 from logfs.log.segment import batch_scanner
 from logfs.log.segment.batch_iterator import Damage
-from logfs.log.segment.batch_scanner import Stretch, plain_batches
+from logfs.log.segment.batch_scanner import ScannedBatches, plain_batches
 from logfs.log.segment.index import MAX_RELATIVE_OFFSET, TimeEntry
 from logfs.log.segment.index_builder import IndexBuilder
-from logfs.log.segment.segment import Segment, Tip
+from logfs.log.segment.segment import Segment, SegmentEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -112,9 +112,9 @@ class _Round:
                 for entry in self.partition.producers.entries()
             }
         retention_ms = self.config.delete_retention_ms
-        rules = Rules(self.now_ms, retention_ms, self.dirty.first_uncleanable, producers)
+        rules = FilterRules(self.now_ms, retention_ms, self.dirty.first_uncleanable, producers)
         transactions = self._transactions()
-        sieve = Sifter(self.known, transactions, rules)
+        sieve = RecordFilter(self.known, transactions, rules)
         new = [
             self._clean_group(group, sieve, transactions)
             for group in groups(old, self.config, self.dirty.first_uncleanable)
@@ -123,8 +123,8 @@ class _Round:
         share = self.known.share
         return Cleaned(end, bytes_before, bytes_after, len(old), len(new), share)
 
-    def _transactions(self) -> Transactions:
-        return Transactions(
+    def _transactions(self) -> CleanedTransactions:
+        return CleanedTransactions(
             entry for segment in self.partition.segments for entry in segment.txn_index.entries
         )
 
@@ -137,13 +137,13 @@ class _Round:
                 f"{self.partition.directory}: was changed, closed or deleted while it was cleaned"
             )
 
-    def _read(self, segment: Segment) -> Iterator[Stretch]:
+    def _read(self, segment: Segment) -> Iterator[ScannedBatches]:
         """Yield all batches of a segment. Raises `Corrupt` at damage."""
-        for found in batch_scanner.stretches(segment, 0, segment.base_offset):
+        for found in batch_scanner.scan_segment(segment, 0, segment.base_offset):
             self._check([segment])
             if isinstance(found, Damage):
                 raise found.error(segment.path)
-            if not isinstance(found, Stretch):
+            if not isinstance(found, ScannedBatches):
                 raise Unsupported(
                     f"{segment.path}: contains messages of magic {found[1].header.magic}, which can be read but "
                     "not compacted"
@@ -162,18 +162,18 @@ class _Round:
         for segment in self.segments:
             if segment.next_offset <= self.dirty.first_dirty:
                 continue
-            for stretch in self._read(segment):
-                if not self._put(stretch, transactions):
+            for scanned in self._read(segment):
+                if not self._put(scanned, transactions):
                     return known.latest_offset + 1
             known.latest_offset = max(known.latest_offset, segment.next_offset - 1)
         return known.latest_offset + 1
 
-    def _put(self, stretch: Stretch, transactions: Transactions) -> bool:
+    def _put(self, scanned: ScannedBatches, transactions: CleanedTransactions) -> bool:
         """Note the keys of a run of batches, and return whether all of them fitted into the map."""
-        rows = stretch.rows
+        rows = scanned.rows
         first_dirty = self.dirty.first_dirty
-        wanted = ~transactions.discarded(stretch) & (rows[:, ATTRIBUTES] & CONTROL_BIT == 0)
-        for part in plain_batches(stretch, wanted):
+        wanted = ~transactions.discarded(scanned) & (rows[:, ATTRIBUTES] & CONTROL_BIT == 0)
+        for part in plain_batches(scanned, wanted):
             done = part.first + self.known.put(part.data, part.spans, first_dirty)
             if done:
                 last_offset = int(rows[done - 1, NEXT_OFFSET]) - 1
@@ -186,7 +186,7 @@ class _Round:
     # The new segments (kafka-storage 8.5 to 8.8).
 
     def _clean_group(
-        self, group: Sequence[Segment], sieve: Sifter, transactions: Transactions
+        self, group: Sequence[Segment], sieve: RecordFilter, transactions: CleanedTransactions
     ) -> Segment:
         partition = self.partition
         base_offset = group[0].base_offset
@@ -221,13 +221,13 @@ class _Round:
         for path in new.files:
             self.partition.disk.unlink(path)
 
-    def _write(self, new: Segment, group: Sequence[Segment], sieve: Sifter) -> None:
+    def _write(self, new: Segment, group: Sequence[Segment], sieve: RecordFilter) -> None:
         disk = self.partition.disk
         file = disk.open(new.path, write=True, create=True)
         size = 0
         for segment in group:
-            for stretch in self._read(segment):
-                for left in sieve.sift(stretch):
+            for scanned in self._read(segment):
+                for left in sieve.apply(scanned):
                     length = memoryview(left).nbytes
                     if size + length > names.MAX_SEGMENT_BYTES:
                         raise Unsupported(f"{new.path}: would exceed the maximum size of a segment")
@@ -236,7 +236,7 @@ class _Round:
                         self.spend(length)
                     size += length
         file.close()
-        new.resume(Tip(size, new.base_offset, NO_TEXT), TimeEntry(-1, new.base_offset))
+        new.resume(SegmentEnd(size, new.base_offset, NO_TEXT), TimeEntry(-1, new.base_offset))
 
     def _index(self, new: Segment) -> None:
         size = new.size_bytes
@@ -246,7 +246,7 @@ class _Round:
             if isinstance(found, Damage):
                 raise found.error(new.path)
             builder.note(found)
-        new.resume(Tip(size, builder.end, builder.text), builder.max_entry)
+        new.resume(SegmentEnd(size, builder.end, builder.text), builder.max_entry)
         new.finish()
 
 

@@ -1,7 +1,7 @@
 """The filter of compaction: which records and headers of batches stay, and the bytes that they make.
 
-The rules are those of kafka-storage 8.5 to 8.7. They are applied to a whole run of scanned batches (`Stretch`) at
-once. Batches that do not change are copied as they are in the file.
+The rules are those of kafka-storage 8.5 to 8.7. They are applied to a whole run of scanned batches (`ScannedBatches`)
+at once. Batches that do not change are copied as they are in the file.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 
     from logfs.format.files.aborted_transactions import AbortedTransaction
     from logfs.log.compaction.offset_map import OffsetMap
-    from logfs.log.segment.batch_scanner import PlainBatches, Stretch
+    from logfs.log.segment.batch_scanner import PlainBatches, ScannedBatches
 
 _KEPT_BITS = 0x7F
 
 
-class Transactions:
+class CleanedTransactions:
     """The state of all transactions during a pass over a log from its start (Kafka's CleanedTransactionMetadata).
 
     `kept` are the aborted transactions whose markers stay. They make the transaction index of the new segment.
@@ -62,9 +62,9 @@ class Transactions:
         self._open_aborted: dict[int, tuple[AbortedTransaction, bool]] = {}
         self._open_committed: set[int] = set()
 
-    def discarded(self, stretch: Stretch) -> NDArray[np.bool_]:
+    def discarded(self, scanned: ScannedBatches) -> NDArray[np.bool_]:
         """Return which batches hold aborted data, or a marker whose transaction has no data left, as bool[rows]."""
-        data, rows = stretch.data, stretch.rows
+        data, rows = scanned.data, scanned.rows
         found = np.zeros(len(rows), np.bool_)
         attributes = rows[:, ATTRIBUTES]
         for number in np.flatnonzero(attributes & (TRANSACTIONAL_BIT | CONTROL_BIT)).tolist():
@@ -108,7 +108,7 @@ class Transactions:
         return not was_seen
 
 
-class Rules(NamedTuple):
+class FilterRules(NamedTuple):
     """The parameters of one round of compaction. Times are in ms.
 
     `producers` maps each producer id to the producer's last offset (-1 for none) and epoch.
@@ -120,36 +120,41 @@ class Rules(NamedTuple):
     producers: Mapping[int, tuple[int, int]]
 
 
-class Sifter:
-    """Filters the batches of a log, one `Stretch` after the other."""
+class RecordFilter:
+    """Filters the batches of a log, one `ScannedBatches` after the other."""
 
-    def __init__(self, known: OffsetMap, transactions: Transactions, rules: Rules) -> None:
+    def __init__(
+        self, known: OffsetMap, transactions: CleanedTransactions, rules: FilterRules
+    ) -> None:
         self._known = known
         self._transactions = transactions
         self._rules = rules
         self._scratch = np.empty(compaction_kernels.SCRATCH_SHAPE, np.uint64)
         self._last_offsets = np.array([last for last, _ in rules.producers.values()], np.int64)
 
-    def sift(self, stretch: Stretch) -> Iterator[Buffer]:
-        """Yield the bytes that stay of a `Stretch`, in order. Raises `Corrupt` for a batch that cannot be decoded."""
-        attributes = stretch.rows[:, ATTRIBUTES]
+    def apply(self, scanned: ScannedBatches) -> Iterator[Buffer]:
+        """Yield the bytes that stay of a `ScannedBatches`, in order.
+
+        Raises `Corrupt` for a batch that cannot be decoded.
+        """
+        attributes = scanned.rows[:, ATTRIBUTES]
         control = attributes & CONTROL_BIT != 0
-        discarded = self._transactions.discarded(stretch)
+        discarded = self._transactions.discarded(scanned)
         has_horizon = attributes & DELETE_HORIZON_BIT != 0
-        expired = has_horizon & (stretch.rows[:, SPAN_BASE_TIMESTAMP] <= self._rules.now_ms)
+        expired = has_horizon & (scanned.rows[:, SPAN_BASE_TIMESTAMP] <= self._rules.now_ms)
         verdicts = np.where(
-            expired, compaction_kernels.SIFT_EXPIRED, compaction_kernels.SIFT
+            expired, compaction_kernels.SELECT_EXPIRED, compaction_kernels.SELECT
         ).astype(np.uint8)
         verdicts[control] = compaction_kernels.KEEP
         verdicts[discarded & (~control | expired)] = compaction_kernels.DROP
-        retained = self._retained(stretch, control)
-        for part in plain_batches(stretch, verdicts != compaction_kernels.DROP):
+        retained = self._retained(scanned, control)
+        for part in plain_batches(scanned, verdicts != compaction_kernels.DROP):
             here = slice(part.first, part.end)
             counts = part.spans[:, 2]
             keep = np.empty(int(counts.sum()), np.uint8)
             kept = np.zeros(len(counts), np.int64)
             nulls = np.zeros(len(counts), np.int64)
-            done = compaction_kernels.sift_records(
+            done = compaction_kernels.select_records(
                 part.data,
                 part.spans,
                 verdicts[here],
@@ -170,11 +175,11 @@ class Sifter:
             ).astype(np.uint8)
             actions[(kept == 0) & retained[here]] = compaction_kernels.EMPTIED
             actions[(kept > 0) & (kept == counts) & ~starts_clock] = compaction_kernels.COPIED
-            yield self._write(stretch, part, actions, starts_clock, keep, kept)
+            yield self._write(scanned, part, actions, starts_clock, keep, kept)
 
-    def _retained(self, stretch: Stretch, control: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def _retained(self, scanned: ScannedBatches, control: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return which batches keep at least their header: a producer's last one, and the last one of the round."""
-        rows = stretch.rows
+        rows = scanned.rows
         retained: NDArray[np.bool_] = rows[:, NEXT_OFFSET] == self._rules.first_uncleanable
         producers = self._rules.producers
         last = rows[:, NEXT_OFFSET] - 1
@@ -187,32 +192,32 @@ class Sifter:
             if offset >= 0:
                 retained[number] |= offset == last[number]
             elif control[number]:
-                header = Batch.parse(stretch.data, int(rows[number, POSITION])).header
+                header = Batch.parse(scanned.data, int(rows[number, POSITION])).header
                 retained[number] |= epoch == header.producer_epoch
         return retained
 
     def _write(
         self,
-        stretch: Stretch,
+        scanned: ScannedBatches,
         part: PlainBatches,
         actions: NDArray[np.uint8],
         starts_clock: NDArray[np.bool_],
         keep: NDArray[np.uint8],
         kept: NDArray[np.int64],
     ) -> Buffer:
-        rows = np.ascontiguousarray(stretch.rows[part.first : part.end])
+        rows = np.ascontiguousarray(scanned.rows[part.first : part.end])
         rows[:, SPAN_COUNT] = part.spans[:, 2]
         horizon = self._rules.now_ms + self._rules.delete_retention_ms
         bases = np.where(starts_clock, horizon, rows[:, SPAN_BASE_TIMESTAMP])
         with_base = starts_clock | (rows[:, ATTRIBUTES] & DELETE_HORIZON_BIT != 0)
         if actions[0] == compaction_kernels.FILTERED and rows[0, ATTRIBUTES] & CODEC_MASK:
             base = int(bases[0]) if with_base[0] else None
-            batch = Batch.parse(stretch.data, int(rows[0, POSITION]))
+            batch = Batch.parse(scanned.data, int(rows[0, POSITION]))
             return _packed(batch, part, base, keep, int(kept[0]))
         copied = actions == compaction_kernels.COPIED
         if copied.all() and len(rows):
             # Copy the run as it is: scanned batches follow each other without a gap in the file.
-            return stretch.data[int(rows[0, POSITION]) : int(rows[-1, POSITION] + rows[-1, SIZE])]
+            return scanned.data[int(rows[0, POSITION]) : int(rows[-1, POSITION] + rows[-1, SIZE])]
         size = int(
             rows[actions != compaction_kernels.GONE, SIZE].sum()
         ) + compaction_kernels.GROWTH * int(kept.sum())
@@ -221,7 +226,7 @@ class Sifter:
             (int((~copied & (actions != compaction_kernels.GONE)).sum()), 2), np.int64
         )
         written, count = compaction_kernels.write_batches(
-            np.frombuffer(stretch.data, np.uint8),
+            np.frombuffer(scanned.data, np.uint8),
             rows,
             actions,
             with_base.astype(np.uint8),

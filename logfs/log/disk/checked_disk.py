@@ -37,7 +37,7 @@ STORAGE_ERRORS = frozenset(
 )
 
 
-class WatchedDisk(Disk):
+class CheckedDisk(Disk):
     """A wrapper around another `Disk` for one log directory; after `fail` every call raises `LogDirFailed`.
 
     Any thread may call any method. All other errors are those of the wrapped disk. Open descriptors stay open.
@@ -107,7 +107,7 @@ class WatchedDisk(Disk):
 
 
 def _watched(name: str) -> Callable[..., Any]:
-    def method(self: WatchedDisk, *arguments: Any, **named: Any) -> Any:
+    def method(self: CheckedDisk, *arguments: Any, **named: Any) -> Any:
         return self.call(getattr(self.disk, name), *arguments, **named)
 
     return method
@@ -140,4 +140,4 @@ for _name in (
     ),
     *("is_settled", "read_file", "read_all", "replace_file", "put_file"),
 ):
-    setattr(WatchedDisk, _name, _watched(_name))
+    setattr(CheckedDisk, _name, _watched(_name))

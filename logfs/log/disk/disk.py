@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt, NotWritable, OffsetOutOfRange
-from logfs.log.disk.latency_histogram import Durations
+from logfs.log.disk.latency_histogram import LatencyHistogram
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,7 +94,7 @@ class Disk:
         # Held while a file is opened by a name that may change, and while such a name is changed.
         self.naming = threading.RLock()
         # The durations of the flushes that made logs durable.
-        self.flush_times = Durations()
+        self.flush_times = LatencyHistogram()
 
     def forbid_blocking(self) -> None:
         """From now on, a `read` in the calling thread raises `WouldBlock` rather than wait for the disk."""

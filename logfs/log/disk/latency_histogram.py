@@ -16,7 +16,7 @@ _FIRST_SHOWN = 3
 _LAST_SHOWN = 24
 
 
-class Durations:
+class LatencyHistogram:
     """A histogram of durations. Any thread may note one; two threads that note at the same time may lose a count."""
 
     __slots__ = ("counts", "total_ns")

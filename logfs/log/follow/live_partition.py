@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from logfs.errors import Corrupt
 from logfs.log.append.partition import Partition
 from logfs.log.disk.disk import TRIES, Gone
-from logfs.log.follow.live_segment import FollowedSegment
-from logfs.log.recovery import Loaded, Start
+from logfs.log.follow.live_segment import LiveSegment
+from logfs.log.recovery import Loaded, LoadStart
 from logfs.log.segment.index import TimeEntry
-from logfs.log.segment.segment import UNMEASURED, Tip
+from logfs.log.segment.segment import UNMEASURED, SegmentEnd
 from logfs.log.segment.segment_listing import list_segments
 from logfs.log.state.leader_epochs import LeaderEpochs
-from logfs.log.state.producer_snapshots import Snapshots
+from logfs.log.state.producer_snapshots import ProducerSnapshots
 
 if TYPE_CHECKING:
     import os
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 _KEPT_OPEN = 256
 
 
-def load(disk: Disk, directory: Path, start: Start) -> Loaded:
+def load(disk: Disk, directory: Path, start: LoadStart) -> Loaded:
     """Load a partition that another process is writing, reading only its listing and its end.
 
     Raises `OSError`; `Gone` if files vanish too fast; `Corrupt` for a leader epoch file that cannot be read.
@@ -56,13 +56,15 @@ def load(disk: Disk, directory: Path, start: Start) -> Loaded:
     return _load(disk, directory, start)
 
 
-def _load(disk: Disk, directory: Path, start: Start) -> Loaded:
+def _load(disk: Disk, directory: Path, start: LoadStart) -> Loaded:
     """Try once to load; raise `Gone` if a listed file has left the log since."""
     segments = _make_segments(disk, directory, _list(disk, directory), {})
     if not segments:
         # The directory is being created or removed.
-        empty = FollowedSegment(disk, directory, start.log_start_offset)
-        empty.resume(Tip(0, empty.base_offset, UNMEASURED), TimeEntry(-1, start.log_start_offset))
+        empty = LiveSegment(disk, directory, start.log_start_offset)
+        empty.resume(
+            SegmentEnd(0, empty.base_offset, UNMEASURED), TimeEntry(-1, start.log_start_offset)
+        )
         segments = [empty]
     last = segments[-1]
     # Closed, because a store may have very many partitions; the next read opens the file again.
@@ -73,7 +75,7 @@ def _load(disk: Disk, directory: Path, start: Start) -> Loaded:
     end = last.next_offset
     first = min(max(start.log_start_offset, segments[0].base_offset), end)
     epochs = LeaderEpochs(disk, directory)
-    snapshots = Snapshots(disk, directory, start.producer_expiration_ms)
+    snapshots = ProducerSnapshots(disk, directory, start.producer_expiration_ms)
     point = min(start.recovery_point, end)
     return Loaded([*segments], first, point, epochs, snapshots, None, timestamp)
 
@@ -81,7 +83,7 @@ def _load(disk: Disk, directory: Path, start: Start) -> Loaded:
 def _list(disk: Disk, directory: Path) -> Listing:
     def end_of(base_offset: int, files: Files) -> int:
         """Return the offset after a segment that is being swapped in."""
-        segment = FollowedSegment(disk, directory, base_offset)
+        segment = LiveSegment(disk, directory, base_offset)
         segment.identify(files)
         segment.follow_end()
         return segment.next_offset
@@ -90,15 +92,15 @@ def _list(disk: Disk, directory: Path) -> Listing:
 
 
 def _make_segments(
-    disk: Disk, directory: Path, listing: Listing, known: dict[int, FollowedSegment]
-) -> list[FollowedSegment]:
+    disk: Disk, directory: Path, listing: Listing, known: dict[int, LiveSegment]
+) -> list[LiveSegment]:
     """Return the segments of a listing; those that are known and unchanged stay the same objects."""
     bases = list(listing)
     segments = []
     for base, following in zip(bases, [*bases[1:], None], strict=False):
         segment = known.get(base)
         if segment is None or not _carry_on(segment, listing[base], following):
-            segment = FollowedSegment(disk, directory, base)
+            segment = LiveSegment(disk, directory, base)
             segment.identify(listing[base])
             # Only the cluster knows whether the topic is compacted.
             segment.gaps = True
@@ -109,7 +111,7 @@ def _make_segments(
     return segments
 
 
-def _carry_on(segment: FollowedSegment, files: Files, following: int | None) -> bool:
+def _carry_on(segment: LiveSegment, files: Files, following: int | None) -> bool:
     """Update a known segment; return whether it is still the same, apart from what was appended."""
     if not segment.is_same(files) or segment.next_base not in (None, following):
         return False
@@ -123,7 +125,7 @@ def _carry_on(segment: FollowedSegment, files: Files, following: int | None) -> 
     return True
 
 
-class FollowedPartition(Partition):
+class ReadOnlyPartition(Partition):
     """A partition of a read-only store. Every reader sees what was on the disk at the last `refresh`."""
 
     def __init__(
@@ -135,7 +137,7 @@ class FollowedPartition(Partition):
         clock: Callable[[], int],
         load: Callable[[], Loaded],
     ) -> None:
-        """Load the partition. `load` makes segments of the kind `FollowedSegment`; its errors pass through."""
+        """Load the partition. `load` makes segments of the kind `LiveSegment`; its errors pass through."""
         before = disk.stat(directory)
         loaded = load()
         super().__init__(disk, directory, name, config, clock, loaded)
@@ -201,18 +203,18 @@ class FollowedPartition(Partition):
         return changed
 
     @property
-    def _active(self) -> FollowedSegment:
+    def _active(self) -> LiveSegment:
         active = self.segments[-1]
-        assert isinstance(active, FollowedSegment)
+        assert isinstance(active, LiveSegment)
         return active
 
-    def _advance(self, active: FollowedSegment) -> bool:
+    def _advance(self, active: LiveSegment) -> bool:
         """Take in what was appended; replace a segment that was cut by a new object."""
         try:
             if not active.advance():
                 return False
         except Gone:
-            fresh = FollowedSegment(self.disk, self.directory, active.base_offset)
+            fresh = LiveSegment(self.disk, self.directory, active.base_offset)
             fresh.identify(active.inodes)
             fresh.gaps = True
             fresh.follow_end()
@@ -230,7 +232,7 @@ class FollowedPartition(Partition):
         if not listing:
             # The partition is being created, or removed file by file.
             return False
-        known = {s.base_offset: s for s in self.segments if isinstance(s, FollowedSegment)}
+        known = {s.base_offset: s for s in self.segments if isinstance(s, LiveSegment)}
         before = self._active
         segments = tuple(_make_segments(self.disk, self.directory, listing, known))
         kept = set(map(id, segments))
@@ -321,7 +323,7 @@ class FollowedPartition(Partition):
         self.refresh()
 
 
-def _retire(segment: FollowedSegment, segments: tuple[FollowedSegment, ...]) -> None:
+def _retire(segment: LiveSegment, segments: tuple[LiveSegment, ...]) -> None:
     """Seal a last segment that was sealed and dropped between two looks.
 
     Readers finish this segment, then continue with the next.

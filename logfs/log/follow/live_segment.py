@@ -22,7 +22,7 @@ from logfs.log.segment.segment import (
     POINT_READ_BYTES,
     UNMEASURED,
     Segment,
-    Tip,
+    SegmentEnd,
 )
 from logfs.log.segment.segment_listing import open_by_inode
 from logfs.log.segment.txn_index import TransactionIndex
@@ -46,7 +46,7 @@ _AWAIT_SECONDS = 0.3
 _SUFFIXES = (names.OFFSET_INDEX, names.TIME_INDEX, names.TEXT_INDEX)
 
 
-class FollowedSegment(Segment):
+class LiveSegment(Segment):
     """A segment of a read-only store, identified by the inodes of its files rather than by their names.
 
     The last segment grows when `advance` is called, up to the last whole batch. An open file stays the same, whatever
@@ -61,8 +61,8 @@ class FollowedSegment(Segment):
         self.last_timestamp = -1
         # Whether its bytes were cut off, and perhaps written again: nothing of it may be shown any more.
         self.is_lost = False
-        self.txn_index: _FollowedTxnIndex = _FollowedTxnIndex(disk, self.txn_index.path)
-        self._measured: Tip | None = None
+        self.txn_index: _LiveTxnIndex = _LiveTxnIndex(disk, self.txn_index.path)
+        self._measured: SegmentEnd | None = None
         # The position and the header of the last batch. They show whether the file was cut and has grown again.
         self._last: tuple[int, bytes] | None = None
         # The position of bytes in which no batch was found, and the file's length when they were searched (-1: not
@@ -82,7 +82,7 @@ class FollowedSegment(Segment):
             # Kafka may have created an index since, at its first entry, or replaced it. The text index stays: this
             # process maintains its own by now.
             directory, is_growing = self.path.parent, self.offset_index.is_growing
-            new = FollowedSegment(self._disk, directory, self.base_offset).indexes
+            new = LiveSegment(self._disk, directory, self.base_offset).indexes
             if before.get(names.OFFSET_INDEX) != files.get(names.OFFSET_INDEX):
                 self.offset_index = new[0]
             if before.get(names.TIME_INDEX) != files.get(names.TIME_INDEX):
@@ -134,7 +134,7 @@ class FollowedSegment(Segment):
 
     def follow_end(self) -> None:
         """Find the end of the last segment by its indexes; nothing before their last entry is read."""
-        self._tip = Tip(0, self.base_offset, UNMEASURED)
+        self._end = SegmentEnd(0, self.base_offset, UNMEASURED)
         self.advance()
 
     def walk_unknown_end(
@@ -152,13 +152,13 @@ class FollowedSegment(Segment):
         With `may_wait` the segment may end before a marker whose index entry a broker has not written yet: see
         `is_waiting`. Raises `Gone` if the file was cut below the end known before; this segment is then of no use.
         """
-        tip = self._tip
-        assert tip is not None
+        segment_end = self._end
+        assert segment_end is not None
         for index in self.indexes:
             index.is_growing = True
             index.recount()
         size = self._disk.size(self.file)
-        position, expected, last = tip.size_bytes, tip.next_offset, self._last
+        position, expected, last = segment_end.size_bytes, segment_end.next_offset, self._last
         max_entry = self.max_entry
         if size - position > _STEP_BYTES:
             position, expected = max((position, expected), self._start_before(_LAST, size))
@@ -176,20 +176,20 @@ class FollowedSegment(Segment):
                 max_entry = TimeEntry(header.max_timestamp, header.last_offset)
             self.last_timestamp = header.max_timestamp
         # Checked last, so that bytes that were cut and written again meanwhile are noticed.
-        self._check_uncut(tip)
-        if position == tip.size_bytes:
+        self._check_uncut(segment_end)
+        if position == segment_end.size_bytes:
             return False
         self.damaged += tuple(damaged)
         self._last = last
-        self._tip = Tip(position, expected, UNMEASURED)
-        if size - tip.size_bytes > _STEP_BYTES:
+        self._end = SegmentEnd(position, expected, UNMEASURED)
+        if size - segment_end.size_bytes > _STEP_BYTES:
             # Include the batches that were skipped.
             max_entry = max(max_entry, self._time_before(_LAST))
         self.max_entry = max_entry
         return True
 
-    def _check_uncut(self, tip: Tip) -> None:
-        if self._disk.size(self.file) < tip.size_bytes:
+    def _check_uncut(self, segment_end: SegmentEnd) -> None:
+        if self._disk.size(self.file) < segment_end.size_bytes:
             raise self._cut()
         if self._last is not None:
             position, header = self._last
@@ -332,19 +332,19 @@ class FollowedSegment(Segment):
         """Take in the rest of this segment and seal it: the log continues in another. Raises `Gone` as `advance`."""
         # A writer that has rolled has written the entries of all markers before.
         self.advance(may_wait=False)
-        tip = self._tip
-        assert tip is not None
+        segment_end = self._end
+        assert segment_end is not None
         for index in self.indexes:
             index.is_growing = False
         self._measured = None
-        self._tip = tip._replace(next_offset=next_base)
+        self._end = segment_end._replace(next_offset=next_base)
         self.next_base = next_base
 
     # Text.
 
     @property
-    def tip(self) -> Tip:
-        now = self._tip or Tip(self.size_bytes, self.next_offset, UNMEASURED)
+    def end(self) -> SegmentEnd:
+        now = self._end or SegmentEnd(self.size_bytes, self.next_offset, UNMEASURED)
         if now.text is not UNMEASURED:
             return now
         measured = self._measured
@@ -352,11 +352,11 @@ class FollowedSegment(Segment):
             measured = self._measure(now)
         return measured
 
-    def _measure(self, now: Tip) -> Tip:
+    def _measure(self, now: SegmentEnd) -> SegmentEnd:
         """Measure the text up to a tip by the text index; what the index does not cover is read."""
         # A copy with the same files, whose tip does not move meanwhile.
         still = copy.copy(self)
-        still._tip = now
+        still._end = now
         if not text_fits(still) or self.text_index.last.position != now.size_bytes:
             self._disk.check_may_block()
             with self._rebuilding:
@@ -367,7 +367,7 @@ class FollowedSegment(Segment):
         self._measured = now._replace(text=self.text_index.last.before)
         return self._measured
 
-    def _index_text(self, still: Segment, now: Tip) -> None:
+    def _index_text(self, still: Segment, now: SegmentEnd) -> None:
         """Extend the text index up to a tip: in memory or, for a sealed segment, from the user's cache.
 
         Another object takes the place of the index, because readers use the present one without a lock.
@@ -398,7 +398,7 @@ class FollowedSegment(Segment):
         return index
 
 
-class _FollowedTxnIndex(TransactionIndex):
+class _LiveTxnIndex(TransactionIndex):
     """A transaction index that is read by the inode of its file, once that is known."""
 
     def __init__(self, disk: Disk, path: Path) -> None:

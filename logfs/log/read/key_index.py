@@ -1,15 +1,15 @@
-"""The key map: the offset of the newest record of each key. `keys/` and `newest` use it.
+"""The key index: the offset of the newest record of each key. `keys/` and `newest` use it.
 
-A key map has two tables of hashes. One is in a file and covers the log up to some offset; the other is in memory and
-covers what came after. The file is written whole and renamed into place (`key_tables`), and never changed. A
-new file replaces it when the log has grown by as much as writing it costs. A crash therefore leaves a valid file, and
+A key index has two tables of hashes. One is in a file and covers the log up to some offset; the other is in memory
+and covers what came after. The file is written whole and renamed into place (`key_tables`), and never changed. A new
+file replaces it when the log has grown by as much as writing it costs. A crash therefore leaves a valid file, and
 when a log is opened again, only the part after it has to be read. The file is `logfs.keys` in the partition
 directory; a store that only reads keeps its own in the user's cache directory.
 
 Three checks keep the answers right. Every block of the file is checked when it is read. The last batch that a table
 covers must still be where it was, which reveals a truncated log or another log. The record that a table leads to must
-have the key. If a check fails, the map is rebuilt. Compaction keeps the newest record of each key, so it does not
-invalidate the map.
+have the key. If a check fails, the index is rebuilt. Compaction keeps the newest record of each key, so it does not
+invalidate the index.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from logfs.format.batches.record import Record
     from logfs.log.read.key_tables import FileTable, MemoryTable
     from logfs.log.read.readable_log import ReadableLog
-    from logfs.log.segment.batch_scanner import Stretch
+    from logfs.log.segment.batch_scanner import ScannedBatches
     from logfs.log.segment.segment import Segment
 
     Shows = Callable[[Header], bool]
@@ -57,7 +57,7 @@ SMALLEST_BYTES = 16 << 20
 MEMORY_KEYS = 1_350_000
 # The limit for all files in the cache directory, enough for about 100 million keys.
 CACHE_BYTES = 4 << 30
-# A map that was not used for this long is not kept up to date any more; its next user waits for it.
+# A index that was not used for this long is not kept up to date any more; its next user waits for it.
 IDLE_MS = 3_600_000
 
 _NULL_BIT = 1 << 63
@@ -65,14 +65,14 @@ _NOTHING = Anchor(-1, -1, -1, -1, 0)
 _TRIES = 5
 
 
-class KeyMap:
+class KeyIndex:
     """The newest record of each key, as readers of one isolation level see it.
 
     Any thread may use it. Nothing is read or kept before the first lookup.
     """
 
     def __init__(self, reader: ReadableLog, *, is_kept: bool = True) -> None:
-        """Make the map of the records that `reader` sees. Unless `is_kept`, it writes no file."""
+        """Make the index of the records that `reader` sees. Unless `is_kept`, it writes no file."""
         self._reader = reader
         self._isolation = int(reader is not reader.log)
         self._lock = threading.Lock()
@@ -97,7 +97,7 @@ class KeyMap:
     def newest(self, key: bytes) -> Record | None:
         """Return the newest record with a key; None if there is none, its value is null, or it has left the log.
 
-        Once the map is made, the cost does not depend on the length of the log. Raises `Corrupt` for a record in a
+        Once the index is made, the cost does not depend on the length of the log. Raises `Corrupt` for a record in a
         damaged range, `WouldBlock` if there is more to read than the calling thread may wait for, and `OSError`.
         """
         self._was_asked = True
@@ -116,13 +116,13 @@ class KeyMap:
                 return record
             if self._reader.log_end_offset == end:
                 # The log has not grown, so no newer record has taken its place.
-                self._start_anew(f"offset {offset} has no record with the expected key")
+                self._rebuild(f"offset {offset} has no record with the expected key")
         raise Corrupt(
             f"{self._reader.log.directory}: its keys cannot be determined; run 'logfs check'"
         )
 
     def keep_up(self, now_ms: int) -> None:
-        """Cover what the log has gained, if the map was used in the last `IDLE_MS`. May take long."""
+        """Cover what the log has gained, if the index was used in the last `IDLE_MS`. May take long."""
         if self._was_asked:
             self._was_asked, self._asked_ms = False, now_ms
         if self._asked_ms is not None and now_ms - self._asked_ms < IDLE_MS:
@@ -130,7 +130,7 @@ class KeyMap:
                 self._bring_up()
 
     def detach(self) -> None:
-        """Write no more files, because the log has changed. Its reader makes a new map for the next lookup."""
+        """Write no more files, because the log has changed. Its reader makes a new index for the next lookup."""
         self._is_kept = False
 
     def _find(self, key: bytes) -> tuple[int | None, int]:
@@ -173,7 +173,7 @@ class KeyMap:
                     self._catch_up(end)
                 except Corrupt as error:
                     if self._base is None:
-                        # The damage is in the log itself, so another map would not get past it.
+                        # The damage is in the log itself, so another index would not get past it.
                         raise
                     self._reset(error)
                     continue
@@ -234,7 +234,7 @@ class KeyMap:
         """Forget everything, and remove the files."""
         log = self._reader.log
         log.check_may_block()
-        logger.warning("%s: the key map is rebuilt: %s", log.directory, why)
+        logger.warning("%s: the key index is rebuilt: %s", log.directory, why)
         if self._base is not None:
             # A file that another process wrote cannot be removed, and must not be used again.
             self._distrusted.add(self._base.header.secret)
@@ -245,7 +245,7 @@ class KeyMap:
                 with suppress(OSError):
                     disk.unlink(path)
 
-    def _start_anew(self, why: str) -> None:
+    def _rebuild(self, why: str) -> None:
         with self._reader.disk.hold(self._lock):
             self._reset(why)
 
@@ -306,12 +306,12 @@ class KeyMap:
 
         head = segment.header(position) if position else None
         first = segment.base_offset if head is None else head.base_offset
-        for found in batch_scanner.stretches(segment, position if head else 0, first):
+        for found in batch_scanner.scan_segment(segment, position if head else 0, first):
             if isinstance(found, Damage):
                 logger.warning("%s", found.error(segment.path))
                 yield found.end - found.start, None
                 continue
-            if not isinstance(found, batch_scanner.Stretch):
+            if not isinstance(found, batch_scanner.ScannedBatches):
                 batch = found[1]
                 if batch.header.base_offset >= end:
                     return
@@ -328,27 +328,27 @@ class KeyMap:
             if found.rows[-1, NEXT_OFFSET] >= end:
                 return
 
-    def _put(self, stretch: Stretch, shows: Shows) -> None:
+    def _put(self, scanned: ScannedBatches, shows: Shows) -> None:
         """Put the keys of scanned batches into the table; a batch that cannot be decoded is skipped."""
         from logfs.format.kernels.batch_kernels import ATTRIBUTES, POSITION
         from logfs.log.segment.batch_scanner import plain_batches
 
-        rows = stretch.rows
+        rows = scanned.rows
         attributes = rows[:, ATTRIBUTES]
         wanted = attributes & CONTROL_BIT == 0
         if self._isolation:
             for number in (wanted & (attributes & TRANSACTIONAL_BIT != 0)).nonzero()[0].tolist():
-                header = Batch.parse(stretch.data, int(rows[number, POSITION])).header
+                header = Batch.parse(scanned.data, int(rows[number, POSITION])).header
                 wanted[number] = shows(header)
         try:
-            for part in plain_batches(stretch, wanted):
+            for part in plain_batches(scanned, wanted):
                 self._memory.put(part.data, part.spans, self._end)
         except Corrupt as error:
             if len(rows) == 1:
                 logger.warning("%s: %s", self._reader.log.directory, error)
                 return
             for number in range(len(rows)):
-                self._put(stretch._replace(rows=rows[number : number + 1]), shows)
+                self._put(scanned._replace(rows=rows[number : number + 1]), shows)
 
     def _put_old(self, batch: Batch) -> None:
         """Put the keys of messages of an old format into the table; what cannot be decoded is skipped."""
@@ -394,7 +394,7 @@ class KeyMap:
             if not log.disk.writable:
                 text_index_cache.remove_oldest(disk, path.parent, CACHE_BYTES)
         except OSError as error:
-            logger.warning("%s: the key map is kept in memory only: %s", path, error)
+            logger.warning("%s: the key index is kept in memory only: %s", path, error)
             self._is_kept = False
             return
         self._tail_bytes = 0
@@ -410,7 +410,7 @@ class KeyMap:
         if self._base is None:
             # The file belongs to another log, and is not used.
             return None
-        whole = KeyMap(self._reader, is_kept=False)
+        whole = KeyIndex(self._reader, is_kept=False)
         whole._secret = self._secret
         whole._distrusted.add(self._secret)
         same = np.array_equal(words, whole._words())
@@ -434,20 +434,20 @@ class KeyMap:
 
 
 def file_path(reader: ReadableLog) -> Path:
-    """Return the path of the file of a reader's key map, whether it exists or not."""
+    """Return the path of the file of a reader's key index, whether it exists or not."""
     is_all = reader is reader.log
-    return reader.log.directory / (names.KEY_MAP if is_all else names.COMMITTED_KEY_MAP)
+    return reader.log.directory / (names.KEY_INDEX if is_all else names.COMMITTED_KEY_INDEX)
 
 
 def remove_files(log: ReadableLog) -> None:
-    """Remove the files of the key maps of a log."""
-    for name in (names.KEY_MAP, names.COMMITTED_KEY_MAP):
+    """Remove the files of the key indexes of a log."""
+    for name in (names.KEY_INDEX, names.COMMITTED_KEY_INDEX):
         log.disk.unlink(log.directory / name)
         log.disk.unlink(log.directory / f"{name}.tmp")
 
 
 def audit(reader: ReadableLog) -> str | None:
-    """Return what is wrong with the file of a key map; None if nothing is, or if there is no file.
+    """Return what is wrong with the file of a key index; None if nothing is, or if there is no file.
 
     Raises `Corrupt` for a damaged file, and `OSError`.
     """
@@ -458,7 +458,7 @@ def audit(reader: ReadableLog) -> str | None:
             pass
     except FileNotFoundError:
         return None
-    return KeyMap(reader, is_kept=False).audit()
+    return KeyIndex(reader, is_kept=False).audit()
 
 
 def _places(segments: Sequence[Segment], start: int, end: int) -> Iterator[tuple[Segment, int]]:

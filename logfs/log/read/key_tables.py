@@ -112,7 +112,7 @@ def _moved(old: NDArray[np.uint64], slots: NDArray[np.uint64], used: int) -> int
     """
     added = int(compaction_kernels.move_slots(old, slots, used))
     if added < 0:
-        raise Corrupt("a key map has more keys than its header states")
+        raise Corrupt("a key index has more keys than its header states")
     return added
 
 

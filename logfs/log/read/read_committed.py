@@ -216,7 +216,7 @@ class CommittedReader(Reader):
                     return
 
 
-class Hole(NamedTuple):
+class HiddenRange(NamedTuple):
     """Hidden bytes [start, end) in the text of all records.
 
     `hidden` is the number of hidden bytes from the beginning of the text up to `end`.
@@ -230,8 +230,8 @@ class Hole(NamedTuple):
 class CommittedText:
     """The text of the records that a `CommittedReader` shows; otherwise like `TextView`.
 
-    It is the text of all records without the hidden bytes, which are a list of `Hole`s. All transactions below the
-    last stable offset have ended, so holes are only added at the end, and the view only grows.
+    It is the text of all records without the hidden bytes, which are a list of `HiddenRange`s. All transactions below
+    the last stable offset have ended, so holes are only added at the end, and the view only grows.
     """
 
     def __init__(
@@ -240,10 +240,10 @@ class CommittedText:
         self._reader = reader
         self._all = TextView(reader.log, view, start, end)
         self._end_offset = end
-        self._holes: list[Hole] = []
-        self._settling = threading.Lock()
+        self._hidden_ranges: list[HiddenRange] = []
+        self._finding = threading.Lock()
         # The offset up to which the holes are known, and the size of the text up to there.
-        self._settled = (self._all.first_offset, 0)
+        self._searched = (self._all.first_offset, 0)
 
     @property
     def generation(self) -> int:
@@ -253,12 +253,12 @@ class CommittedText:
     @property
     def size(self) -> int:
         """The current size of the view in bytes."""
-        return self._settle()
+        return self._find_hidden()
 
     @property
     def is_closed(self) -> bool:
         """See `Text.is_closed`."""
-        return self._end_offset is not None and self._settled[0] >= self._end_offset
+        return self._end_offset is not None and self._searched[0] >= self._end_offset
 
     @property
     def is_whole(self) -> bool:
@@ -267,33 +267,35 @@ class CommittedText:
 
     def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:
         """Return the bytes [position, position + size), fewer at the end of the view. Raises as `TextView.read`."""
-        stop = min(position + size, self._settle())
+        stop = min(position + size, self._find_hidden())
         parts = []
         while position < stop:
-            number = bisect_right(self._holes, position, key=lambda hole: hole.end - hole.hidden)
-            at = position + (self._holes[number - 1].hidden if number else 0)
+            number = bisect_right(
+                self._hidden_ranges, position, key=lambda each: each.end - each.hidden
+            )
+            at = position + (self._hidden_ranges[number - 1].hidden if number else 0)
             wanted = stop - position
-            if number < len(self._holes):
-                wanted = min(wanted, self._holes[number].start - at)
+            if number < len(self._hidden_ranges):
+                wanted = min(wanted, self._hidden_ranges[number].start - at)
             parts.append(self._all.read(at, wanted, up_to_damage=up_to_damage))
             position += len(parts[-1])
             if len(parts[-1]) < wanted:
                 break
         return b"".join(parts)
 
-    def let_go(self, position: int) -> None:
-        """See `Text.let_go`. In the text of all records the same byte lies at `position` or later."""
-        self._all.let_go(position)
+    def release_before(self, position: int) -> None:
+        """See `Text.release_before`. In the text of all records the same byte lies at `position` or later."""
+        self._all.release_before(position)
 
-    def _settle(self) -> int:
+    def _find_hidden(self) -> int:
         """Find the holes up to the last stable offset, and return the size of the text up to there."""
         stable = self._reader.log_end_offset
         end = stable if self._end_offset is None else min(stable, self._end_offset)
-        offset, size = self._settled
+        offset, size = self._searched
         if end <= offset:
             return size
-        with self._reader.disk.hold(self._settling):
-            offset, size = self._settled
+        with self._reader.disk.hold(self._finding):
+            offset, size = self._searched
             if end > offset:
                 # Use the segments of the view, which may have left the log: they list the transactions aborted in
                 # them.
@@ -303,13 +305,13 @@ class CommittedText:
                     self._reader.check_may_block()
                     first = min(first for first, _ in aborted)
                     last = max(last for _, last in aborted)
-                    self._dig(max(first, offset), min(last, end), segments)
-                hidden = self._holes[-1].hidden if self._holes else 0
+                    self._find_hidden_between(max(first, offset), min(last, end), segments)
+                hidden = self._hidden_ranges[-1].hidden if self._hidden_ranges else 0
                 size = self._all.position_of(end) - hidden
-                self._settled = (end, size)
+                self._searched = (end, size)
         return size
 
-    def _dig(self, start: int, end: int, segments: Sequence[Segment]) -> None:
+    def _find_hidden_between(self, start: int, end: int, segments: Sequence[Segment]) -> None:
         """Add the holes of the hidden batches with offsets in [start, end)."""
         shows = self._reader.shown(segments)
         at = start
@@ -318,12 +320,12 @@ class CommittedText:
                 for batch in self._reader.log.batches(at, end, segments):
                     at = batch.header.next_offset
                     if not batch.header.is_control and not shows(batch.header):
-                        self._add_hole(batch.header)
+                        self._add_hidden_range(batch.header)
                 return
             except DamagedRange as damage:
                 at = damage.next_offset
 
-    def _add_hole(self, header: Header) -> None:
+    def _add_hidden_range(self, header: Header) -> None:
         start = self._all.position_of(header.base_offset)
         end = self._all.position_of(
             header.next_offset
@@ -331,10 +333,10 @@ class CommittedText:
             else min(header.next_offset, self._end_offset)
         )
         hidden = end - start
-        if self._holes:
-            last = self._holes[-1]
+        if self._hidden_ranges:
+            last = self._hidden_ranges[-1]
             hidden += last.hidden
             if last.end == start:
-                self._holes[-1] = Hole(last.start, end, hidden)
+                self._hidden_ranges[-1] = HiddenRange(last.start, end, hidden)
                 return
-        self._holes.append(Hole(start, end, hidden))
+        self._hidden_ranges.append(HiddenRange(start, end, hidden))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from logfs.format.batches.record import Record
     from logfs.format.text.rendering import View
     from logfs.log.disk.disk import Disk
-    from logfs.log.read.key_index import KeyMap
+    from logfs.log.read.key_index import KeyIndex
     from logfs.log.read.readable_log import ReadableLog, ViewRegistry
     from logfs.log.read.text_view import Text
     from logfs.log.segment.segment import Segment
@@ -85,7 +85,7 @@ class Reader:
     """An ordered list of segments, of which the offsets in [log_start_offset, log_end_offset) are readable.
 
     Any thread may read without a lock: the list of segments is replaced as a whole, sealed segments never change
-    (rule 4), and the active segment is read up to its tip.
+    (rule 4), and the active segment is read up to its end.
     """
 
     if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Reader:
             """Counters for metrics."""
 
     def __init__(self) -> None:
-        self._keys: KeyMap | None = None
+        self._keys: KeyIndex | None = None
         self._making_keys = threading.Lock()
 
     def __repr__(self) -> str:
@@ -309,23 +309,23 @@ class Reader:
             raise
 
     @property
-    def keys(self) -> KeyMap:
+    def keys(self) -> KeyIndex:
         """The map of each key to the offset of its newest record, made at the first use."""
-        from logfs.log.read.key_index import KeyMap
+        from logfs.log.read.key_index import KeyIndex
 
         with self._making_keys:
             if self._keys is None:
-                self._keys = KeyMap(self)
+                self._keys = KeyIndex(self)
             return self._keys
 
-    def key_indexes(self) -> Iterator[KeyMap]:
-        """Yield the key map if it has been used."""
+    def key_indexes(self) -> Iterator[KeyIndex]:
+        """Yield the key index if it has been used."""
         keys = self._keys
         if keys is not None:
             yield keys
 
     def drop_keys(self) -> None:
-        """Forget the key map because the log has changed. The next use makes another."""
+        """Forget the key index because the log has changed. The next use makes another."""
         with self._making_keys:
             if self._keys is not None:
                 self._keys.detach()

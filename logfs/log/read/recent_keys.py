@@ -48,7 +48,7 @@ def _newest_batches(reader: Reader) -> Iterator[Batch]:
                 batches.extend(reader.log.batches(start, stop, [segment]))
                 break
             except DamagedRange as damage:
-                # Go on after the damage, as the key map does.
+                # Go on after the damage, as the key index does.
                 start = damage.next_offset
         left -= sum(batch.header.size_bytes for batch in batches)
         yield from (batch for batch in reversed(batches) if shows(batch.header))

@@ -72,8 +72,8 @@ class DamagedRange(Corrupt):
 def unreadable(position: int, batch: Batch, error: Corrupt) -> Damage:
     """Return as damage a batch that has a valid checksum and records that cannot be read."""
     header = batch.header
-    stretch = position, position + header.size_bytes
-    return Damage(*stretch, header.base_offset, header.next_offset, str(error))
+    scanned = position, position + header.size_bytes
+    return Damage(*scanned, header.base_offset, header.next_offset, str(error))
 
 
 class Walk(NamedTuple):

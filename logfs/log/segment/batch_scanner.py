@@ -76,7 +76,7 @@ class BatchInfo(NamedTuple):
     text: TextSize
 
 
-class Stretch(NamedTuple):
+class ScannedBatches(NamedTuple):
     """A run of scanned batches: the bytes from a position of the file on, and the rows that `scan` made of them."""
 
     position: int
@@ -100,10 +100,10 @@ def scan(data: memoryview, first_offset: int, *, gaps: bool) -> tuple[NDArray[np
     return rows[:count], end
 
 
-def _scan_one(position: int, batch: Batch) -> Stretch:
+def _scan_one(position: int, batch: Batch) -> ScannedBatches:
     """Return a valid batch of magic 2, which begins at `position` of its file, as a scanned run of one."""
     rows, _ = scan(batch.data, batch.header.base_offset, gaps=True)
-    return Stretch(position, batch.data, rows)
+    return ScannedBatches(position, batch.data, rows)
 
 
 def are_compressed(rows: NDArray[np.int64]) -> bool:
@@ -157,7 +157,7 @@ def decode_each(
 ) -> Iterator[tuple[Columns | Corrupt, NDArray[np.int64]]]:
     """Yield the same as `decode_groups`, but each batch with malformed records alone, as its error and its row.
 
-    One group is decoded at a time: all batches of a `Stretch` together may decompress to gigabytes.
+    One group is decoded at a time: all batches of a `ScannedBatches` together may decompress to gigabytes.
     """
     for group in _groups(rows):
         try:
@@ -200,7 +200,7 @@ def _columns(data: memoryview, group: NDArray[np.int64]) -> Columns:
 
 
 class PlainBatches(NamedTuple):
-    """Neighbouring batches [first, end) of a `Stretch`: their uncompressed bytes, and a span in these for each."""
+    """Neighbouring batches [first, end) of scanned ones: their uncompressed bytes, and a span in these for each."""
 
     first: int
     end: int
@@ -208,15 +208,15 @@ class PlainBatches(NamedTuple):
     spans: NDArray[np.int64]
 
 
-def plain_batches(stretch: Stretch, wanted: NDArray[np.bool_]) -> Iterator[PlainBatches]:
+def plain_batches(scanned: ScannedBatches, wanted: NDArray[np.bool_]) -> Iterator[PlainBatches]:
     """Yield runs of batches that need no decompression, and each batch between them alone, decompressed.
 
     A batch that is not wanted is not decompressed, and has a span without records. Raises `Corrupt`.
     """
     from logfs.format.kernels.batch_kernels import ATTRIBUTES, POSITION, SPAN_COUNT, SPAN_START
 
-    rows = stretch.rows
-    array: NDArray[np.uint8] = np.frombuffer(stretch.data, np.uint8)
+    rows = scanned.rows
+    array: NDArray[np.uint8] = np.frombuffer(scanned.data, np.uint8)
     packed = (rows[:, ATTRIBUTES] & CODEC_MASK != 0) & (rows[:, SPAN_COUNT] != 0) & wanted
     spans = np.ascontiguousarray(rows[:, SPAN_START:])
     spans[~wanted, 2] = 0
@@ -229,7 +229,7 @@ def plain_batches(stretch: Stretch, wanted: NDArray[np.bool_]) -> Iterator[Plain
         if number > first:
             yield PlainBatches(first, number, array, spans[first:number])
         if number < len(rows):
-            payload = Batch.parse(stretch.data, int(rows[number, POSITION])).payload
+            payload = Batch.parse(scanned.data, int(rows[number, POSITION])).payload
             span = spans[number : number + 1].copy()
             span[0, :2] = 0, len(payload)
             yield PlainBatches(number, number + 1, np.frombuffer(payload, np.uint8), span)
@@ -240,8 +240,8 @@ def survey(
     segment: ScannableSegment, position: int, first_offset: int
 ) -> Iterator[BatchInfo | Damage]:
     """Yield the `BatchInfo` of every batch of a segment from a position on, and `Damage` as `Segment.walk` does."""
-    for found in stretches(segment, position, first_offset):
-        if isinstance(found, Stretch):
+    for found in scan_segment(segment, position, first_offset):
+        if isinstance(found, ScannedBatches):
             yield from infos(found)
         elif isinstance(found, Damage):
             yield found
@@ -253,18 +253,18 @@ def producers_batches(segment: ScannableSegment) -> Iterator[Batch]:
     """Yield the batches of a segment that have a producer id. Damage is skipped."""
     from logfs.format.kernels import batch_kernels
 
-    for found in stretches(segment, 0, segment.base_offset):
-        if isinstance(found, Stretch):
+    for found in scan_segment(segment, 0, segment.base_offset):
+        if isinstance(found, ScannedBatches):
             rows = found.rows
             wanted = rows[rows[:, batch_kernels.PRODUCER_ID] >= 0, batch_kernels.POSITION]
             for start in wanted.tolist():
                 yield Batch.parse(found.data, start)
 
 
-def stretches(
+def scan_segment(
     segment: ScannableSegment, position: int, first_offset: int
-) -> Iterator[Stretch | tuple[int, Batch] | Damage]:
-    """Yield all of a segment from a position on: valid batches in `Stretch`es, and `Damage`.
+) -> Iterator[ScannedBatches | tuple[int, Batch] | Damage]:
+    """Yield all of a segment from a position on: valid batches in `ScannedBatches`es, and `Damage`.
 
     A batch of an old format comes alone, with its position in the file. `first_offset` is as for `scan`.
     """
@@ -283,7 +283,7 @@ def stretches(
                 rows, end = scan(data, expected, gaps=segment.gaps)
         rows, end = _without_doubtful_end(*_below(rows, end, segment.limit_offset), expected)
         if len(rows):
-            yield Stretch(position, data, rows)
+            yield ScannedBatches(position, data, rows)
             position, expected = position + end, int(rows[-1, batch_kernels.NEXT_OFFSET])
             continue
         # The careful walk finds what is wrong here and where batches go on, or reads messages of an old format.
@@ -343,11 +343,11 @@ def _legacy_info(position: int, batch: Batch) -> BatchInfo:
     )
 
 
-def infos(stretch: Stretch) -> Iterator[BatchInfo]:
+def infos(scanned: ScannedBatches) -> Iterator[BatchInfo]:
     """Yield the `BatchInfo` of each scanned batch."""
     from logfs.format.kernels import batch_kernels
 
-    start, data, rows = stretch
+    start, data, rows = scanned
     sizes = _text_sizes(data, rows)
     wanted = (
         batch_kernels.POSITION,

@@ -222,10 +222,10 @@ class SparseIndex:
         """Cut the file to its entries (kafka-storage 3.5)."""
         self._open()
         # A flush that was running when the file was enlarged may have released its descriptor.
-        has_room = (
+        has_preallocated_space = (
             isinstance(self._data, mmap.mmap) and len(self._data) > self._count * self.entry.size
         )
-        if self._disk.writable and (self._file is not None or has_room):
+        if self._disk.writable and (self._file is not None or has_preallocated_space):
             self._map(self._count * self.entry.size)
 
     def flush(self) -> None:
@@ -304,8 +304,8 @@ class SparseIndex:
             size = 0
         if not self._disk.writable:
             # A writer that has just rolled may not have trimmed the file yet.
-            has_room = self.is_growing or self.source is not None
-            self._count = self._written(file) if has_room else size // self.entry.size
+            has_preallocated_space = self.is_growing or self.source is not None
+            self._count = self._written(file) if has_preallocated_space else size // self.entry.size
             self._file = file
         else:
             self._count = size // self.entry.size

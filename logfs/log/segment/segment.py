@@ -50,7 +50,7 @@ _LAST_OFFSET = 2**63 - 1
 UNMEASURED = TextSize(-1, -1, -1)
 
 
-class Tip(NamedTuple):
+class SegmentEnd(NamedTuple):
     """The end of a segment: bytes of its file, next offset, text size. Replaced as a whole, so never torn."""
 
     size_bytes: int
@@ -62,8 +62,8 @@ class Segment(SegmentFiles):
     """Batches of consecutive offsets from `base_offset` on, in one append-only file.
 
     Sealed segments never change (rule 4): any thread reads them without a lock. An active segment has one writer, and
-    readers see it up to its `tip`, which is set after the bytes are in the file. `size_bytes` may be less than the
-    file's length where a read-only store ignores a torn tail.
+    readers see it up to its `end`, which is set after the bytes are in the file. `size_bytes` may be less
+    than the file's length where a read-only store ignores a torn tail.
     """
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
@@ -73,7 +73,7 @@ class Segment(SegmentFiles):
         self.content = object()
         self.gaps = True
         self.damaged: tuple[Damage, ...] = ()
-        self._tip: Tip | None = None
+        self._end: SegmentEnd | None = None
         self._sealed_size: int | None = None
         # The offset and the time index, rebuilt after one of them was found to be impossible.
         self._lookups: tuple[OffsetIndex, TimeIndex] | None = None
@@ -81,7 +81,7 @@ class Segment(SegmentFiles):
         self.max_entry = TimeEntry(-1, base_offset)
         self.is_active = False
         # Whether the indexes may have preallocated space after their entries, as those of an active segment have.
-        self.has_room = False
+        self.has_preallocated_space = False
         self._bytes_since_entry = 0
         self._indexes_are_full = False
         self._rolling_timestamp: int | None = None
@@ -105,16 +105,16 @@ class Segment(SegmentFiles):
                 self.indexes[1 - number].release()
             return self._lookups[number]
 
-    def remade(self, before: TextEntry, after: TextEntry, count: int) -> Sequence[TextEntry]:
-        """See `SegmentFiles.remade`."""
+    def recreated(self, before: TextEntry, after: TextEntry, count: int) -> Sequence[TextEntry]:
+        """See `SegmentFiles.recreated`."""
         self._disk.check_may_block()
         return text_entries_between(self, before, after, count)
 
     @property
     def size_bytes(self) -> int:
         """The size of the whole batches in the .log file, in bytes."""
-        if self._tip is not None:
-            return self._tip.size_bytes
+        if self._end is not None:
+            return self._end.size_bytes
         if self._sealed_size is None:
             self._sealed_size = self._size_of_file()
         return self._sealed_size
@@ -130,14 +130,18 @@ class Segment(SegmentFiles):
         """The offset after the segment: the base offset of the next segment, or the log end offset."""
         if self.next_base is not None:
             return self.next_base
-        assert self._tip is not None, "the last segment of a loaded log has a tip"
-        return self._tip.next_offset
+        assert self._end is not None, "the last segment of a loaded log has an end"
+        return self._end.next_offset
 
     @property
-    def tip(self) -> Tip:
+    def end(self) -> SegmentEnd:
         """Size, next offset and text in one. Text not measured yet comes from the text index or from the log."""
-        tip = self._tip
-        return self._load_tip() if tip is None or tip.text is UNMEASURED else tip
+        segment_end = self._end
+        return (
+            self._load_end()
+            if segment_end is None or segment_end.text is UNMEASURED
+            else segment_end
+        )
 
     @property
     def max_timestamp(self) -> TimeEntry:
@@ -366,13 +370,13 @@ class Segment(SegmentFiles):
             for index in self.indexes:
                 index.reset()
             self.txn_index.remove()
-            self._tip = Tip(0, self.base_offset, NO_TEXT)
+            self._end = SegmentEnd(0, self.base_offset, NO_TEXT)
             self.gaps = False
             self.created_ms = now_ms
-        elif self._tip is not None:
+        elif self._end is not None:
             # Measure the text before the text index gets space for more.
-            _ = self.tip
-        self.has_room = True
+            _ = self.end
+        self.has_preallocated_space = True
         if config.preallocate and not self.size_bytes:
             self._disk.truncate(self.file, config.segment_bytes)
         self.offset_index.preallocate(config.segment_index_bytes)
@@ -396,11 +400,11 @@ class Segment(SegmentFiles):
     ) -> None:
         """Write one batch at the end, and an index entry if one is due (kafka-storage 3.3, for each batch).
 
-        The batch has its offsets already. After an `OSError` the tip is unchanged, and the caller must cut off any
+        The batch has its offsets already. After an `OSError` the end is unchanged, and the caller must cut off any
         bytes of the batch that are in the file.
         """
-        tip = self.tip
-        position = tip.size_bytes
+        segment_end = self.end
+        position = segment_end.size_bytes
         size = len(data)
         is_due = self._bytes_since_entry > interval_bytes
         if is_due:
@@ -412,13 +416,13 @@ class Segment(SegmentFiles):
         if max_timestamp > self.max_entry.timestamp:
             self.max_entry = TimeEntry(max_timestamp, last_offset)
         if is_due:
-            self._add_entries(last_offset, tip)
+            self._add_entries(last_offset, segment_end)
         self._bytes_since_entry += size
-        self._tip = Tip(position + size, last_offset + 1, tip.text.plus(text))
+        self._end = SegmentEnd(position + size, last_offset + 1, segment_end.text.plus(text))
 
     def adopt(self, batches: Sequence[BatchInfo], interval_bytes: int) -> None:
         """Add batches that are in the file after the tip, all at once. An index without space becomes sparser."""
-        tip = self.tip
+        segment_end = self.end
         for batch in batches:
             last_offset = batch.next_offset - 1
             if batch.position == 0:
@@ -429,18 +433,20 @@ class Segment(SegmentFiles):
                 with suppress(OSError):
                     for index in self.indexes:
                         index.reserve()
-                    self._add_entries(last_offset, tip)
+                    self._add_entries(last_offset, segment_end)
             self._bytes_since_entry += batch.size_bytes
-            text = tip.text.plus(batch.text)
-            tip = Tip(batch.position + batch.size_bytes, batch.next_offset, text)
-        self._tip = tip
+            text = segment_end.text.plus(batch.text)
+            segment_end = SegmentEnd(batch.position + batch.size_bytes, batch.next_offset, text)
+        self._end = segment_end
 
-    def _add_entries(self, last_offset: int, tip: Tip) -> None:
+    def _add_entries(self, last_offset: int, segment_end: SegmentEnd) -> None:
         """Add an entry to each index for the batch that begins at the tip."""
-        self.offset_index.append(last_offset, tip.size_bytes)
+        self.offset_index.append(last_offset, segment_end.size_bytes)
         self.time_index.maybe_append(*self.max_entry)
         if not self.text_index.is_full:
-            self.text_index.append(tip.next_offset, tip.size_bytes, tip.text)
+            self.text_index.append(
+                segment_end.next_offset, segment_end.size_bytes, segment_end.text
+            )
         self._bytes_since_entry = 0
         self._indexes_are_full = self.offset_index.is_full or self.time_index.is_full
 
@@ -481,7 +487,7 @@ class Segment(SegmentFiles):
         """Cut the file to the tip after a failed write."""
         if self._file is not None:
             # Without an open file nothing was written.
-            self._disk.truncate(self._file, self.tip.size_bytes)
+            self._disk.truncate(self._file, self.end.size_bytes)
 
     def seal(self, next_base: int) -> None:
         """Close the segment for good: write closing entries and trim its files (kafka-storage 3.5)."""
@@ -490,17 +496,19 @@ class Segment(SegmentFiles):
 
     def finish(self) -> None:
         """Write the closing entries and trim the files, at a roll or at a clean close."""
-        tip = self.tip
+        segment_end = self.end
         try:
             if self.max_entry.timestamp >= 0:
                 self.time_index.maybe_append(*self.max_entry, closing=True)
-            if tip.size_bytes and not self.text_index.is_full:
-                self.text_index.append(tip.next_offset, tip.size_bytes, tip.text)
+            if segment_end.size_bytes and not self.text_index.is_full:
+                self.text_index.append(
+                    segment_end.next_offset, segment_end.size_bytes, segment_end.text
+                )
             for index in self.indexes:
                 index.trim()
-            if self._disk.writable and self._disk.size(self.file) != tip.size_bytes:
-                self._disk.truncate(self.file, tip.size_bytes)
-            self.has_room = False
+            if self._disk.writable and self._disk.size(self.file) != segment_end.size_bytes:
+                self._disk.truncate(self.file, segment_end.size_bytes)
+            self.has_preallocated_space = False
         finally:
             # Last: from here on a flush, which may be running in another thread, includes the indexes.
             self.is_active = False
@@ -528,7 +536,7 @@ class Segment(SegmentFiles):
         """
         self._begin_writing()
         position = self.size_bytes
-        text = self.tip.text
+        text = self.end.text
         if offset <= self.base_offset:
             position, text = 0, NO_TEXT
         else:
@@ -539,7 +547,7 @@ class Segment(SegmentFiles):
             if cut is not None:
                 position, text = cut[0], self.text_before(cut[0])
                 offset = offset if self.gaps else min(offset, cut[1].header.base_offset)
-        self._tip = Tip(position, offset, text)
+        self._end = SegmentEnd(position, offset, text)
         self._disk.truncate(self.file, position)
         # Synced before the next append: a crash must neither restore dropped records nor mix them with new ones.
         self._disk.sync(self.file)
@@ -573,20 +581,20 @@ class Segment(SegmentFiles):
             text = text.plus(text_size(found if isinstance(found, Damage) else found[1]))
         return text
 
-    def _load_tip(self) -> Tip:
+    def _load_end(self) -> SegmentEnd:
         """Return the tip by the closing entry of the text index or, where that is missing, by reading the log."""
         size = self.size_bytes
         if not text_fits(self) or self.text_index.last.position != size:
             self._disk.check_may_block()
             with self._rebuilding:
-                if self._tip is None or self._tip.text is UNMEASURED:
+                if self._end is None or self._end.text is UNMEASURED:
                     rebuild_text(self)
-        self._tip = Tip(size, self.next_offset, self.text_index.last.before)
-        return self._tip
+        self._end = SegmentEnd(size, self.next_offset, self.text_index.last.before)
+        return self._end
 
-    def resume(self, tip: Tip, max_entry: TimeEntry) -> None:
+    def resume(self, segment_end: SegmentEnd, max_entry: TimeEntry) -> None:
         """Set the end and the greatest timestamp, as loading found them."""
-        self._tip = tip
+        self._end = segment_end
         self.max_entry = max_entry
 
 

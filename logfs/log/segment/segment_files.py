@@ -75,13 +75,13 @@ class SegmentFiles:
             index.on_open = partial(_count, ref(self))
         self.offset_index.repair = partial(_repair, ref(self), 0)
         self.time_index.repair = partial(_repair, ref(self), 1)
-        self.text_index.remake = partial(_remake, ref(self))
+        self.text_index.recreate = partial(_recreate, ref(self))
 
     def repaired(self, number: int) -> SparseIndex | None:
         """Return index `number` as the log says, if the content of its file cannot be right; None otherwise."""
         return None
 
-    def remade(self, before: TextEntry, after: TextEntry, count: int) -> Sequence[TextEntry]:
+    def recreated(self, before: TextEntry, after: TextEntry, count: int) -> Sequence[TextEntry]:
         """Return `count` entries of the text index between two others, made from the log; none if it has fewer."""
         return ()
 
@@ -181,11 +181,11 @@ def _repair(opened: ref[SegmentFiles], number: int) -> SparseIndex | None:
     return None if segment is None else segment.repaired(number)
 
 
-def _remake(
+def _recreate(
     opened: ref[SegmentFiles], before: TextEntry, after: TextEntry, count: int
 ) -> Sequence[TextEntry]:
     segment = opened()
-    return () if segment is None else segment.remade(before, after, count)
+    return () if segment is None else segment.recreated(before, after, count)
 
 
 def relocate(segments: Iterable[SegmentFiles], directory: Path) -> None:

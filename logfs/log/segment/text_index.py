@@ -42,7 +42,7 @@ class TextIndex(SparseIndex):
     entry = struct.Struct(">iiiqqI")
     _facts = struct.Struct(">iiiqq")
     # Called for damaged entries. Returns `count` entries between two valid ones, or none if the log has not as many.
-    remake: Callable[[TextEntry, TextEntry, int], Sequence[TextEntry]] = staticmethod(
+    recreate: Callable[[TextEntry, TextEntry, int], Sequence[TextEntry]] = staticmethod(
         lambda before, after, count: ()
     )
 
@@ -71,9 +71,9 @@ class TextIndex(SparseIndex):
         *facts, crc = fields = super()._get(number)
         if crc == self._crc(facts):
             return tuple(facts)
-        return self._remade.get((number, *fields)) or self._remake(number)
+        return self._remade.get((number, *fields)) or self._recreate(number)
 
-    def _remake(self, number: int) -> tuple[int, ...]:
+    def _recreate(self, number: int) -> tuple[int, ...]:
         """Rebuild a damaged entry and its damaged neighbours from the log, and return the fields of the entry.
 
         The log between the nearest valid entries is used. The new entries are kept in memory: `logfs check` reports
@@ -86,15 +86,17 @@ class TextIndex(SparseIndex):
             behind += 1
         # After the last valid entry it is unknown how far the log goes.
         known = behind < self._count
-        entries = self.remake(self[first - 1], self[behind], behind - first) if known else ()
+        entries = self.recreate(self[first - 1], self[behind], behind - first) if known else ()
         if not entries:
             raise Corrupt(f"{self.path}: entry {number} is damaged; run 'logfs reindex'")
-        remade = {
+        recreated = {
             at: (entry.offset - 1 - self.base_offset, entry.position, *entry.before)
             for at, entry in enumerate(entries, first)
         }
-        self._remade.update(((at, *super(TextIndex, self)._get(at)), remade[at]) for at in remade)
-        return remade[number]
+        self._remade.update(
+            ((at, *super(TextIndex, self)._get(at)), recreated[at]) for at in recreated
+        )
+        return recreated[number]
 
     def _is_right(self, number: int) -> bool:
         *facts, crc = super()._get(number)

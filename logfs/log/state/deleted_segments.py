@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
     from logfs.log.disk.disk import Disk
     from logfs.log.segment.segment import Segment
-    from logfs.log.state.producer_snapshots import Snapshots
+    from logfs.log.state.producer_snapshots import ProducerSnapshots
 
 
 # In place of a base offset: the segment's files have names that no other segment needs.
 _NO_NAME = -1
 
 
-class Dropped(NamedTuple):
+class DeletedSegment(NamedTuple):
     """A segment that has left the log.
 
     Its files are at `paths`. They may be removed from `due_ms` on, once no reader holds `segment`.
@@ -32,12 +32,12 @@ class Dropped(NamedTuple):
     paths: Sequence[Path]
 
 
-class DroppedSegments:
+class DeletedSegments:
     """The dropped segments of one partition. Not thread-safe: the caller makes one call at a time."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self._dropped: list[Dropped] = []
+        self._dropped: list[DeletedSegment] = []
         self._renamed = 0
 
     @property
@@ -47,19 +47,19 @@ class DroppedSegments:
         return [segment for segment in found if segment is not None]
 
     def move_away(
-        self, segments: Sequence[Segment], snapshots: Snapshots, due_ms: int, kept: int = -1
+        self, segments: Sequence[Segment], snapshots: ProducerSnapshots, due_ms: int, kept: int = -1
     ) -> None:
         """Rename the files of segments, and the snapshots at their base offsets except `kept`, to `.deleted` names.
 
         The files may be removed from `due_ms` on. The caller syncs the directory.
         """
         bases = {segment.base_offset for segment in segments}
-        self._make_way([gone for gone in self._dropped if gone.base_offset in bases])
+        self._free_names([gone for gone in self._dropped if gone.base_offset in bases])
         for segment in segments:
             moved = segment.move(names.DELETED)
             if segment.base_offset != kept:
                 moved += snapshots.move_away(segment.base_offset)
-            gone = Dropped(due_ms, segment.base_offset, weakref.ref(segment), moved)
+            gone = DeletedSegment(due_ms, segment.base_offset, weakref.ref(segment), moved)
             self._dropped.append(gone)
 
     def are_due(self, now_ms: int) -> bool:
@@ -77,7 +77,7 @@ class DroppedSegments:
         self._unlink(due)
         return len(due)
 
-    def _make_way(self, before: Sequence[Dropped]) -> None:
+    def _free_names(self, before: Sequence[DeletedSegment]) -> None:
         """Free the file names of dropped segments, because other segments need the names.
 
         The files of a segment that a reader holds are renamed once more. All other files are unlinked.
@@ -90,7 +90,7 @@ class DroppedSegments:
                 self._dropped.append(gone._replace(base_offset=_NO_NAME, paths=moved))
         self._unlink(before)
 
-    def _unlink(self, due: Sequence[Dropped]) -> None:
+    def _unlink(self, due: Sequence[DeletedSegment]) -> None:
         for gone in due:
             for path in gone.paths:
                 self._disk.unlink(path)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Snapshots:
+class ProducerSnapshots:
     """The snapshots of a partition directory by offset. Each has the producers' state after the batches below it."""
 
     def __init__(self, disk: Disk, directory: Path, expiration_ms: int) -> None:
@@ -38,7 +38,7 @@ class Snapshots:
         self._unsynced: set[int] = set()
         # While there is no snapshot, none is written at or below this offset: what lies below the log start is
         # forgotten.
-        self.floor = 0
+        self.minimum_offset = 0
         self.offsets = sorted(
             names.parse_stem(entry.name)
             for entry in disk.scan(directory)
@@ -52,8 +52,8 @@ class Snapshots:
 
     @property
     def latest(self) -> int:
-        """The offset of the newest snapshot, or `floor` if there is none."""
-        return self.offsets[-1] if self.offsets else self.floor
+        """The offset of the newest snapshot, or `minimum_offset` if there is none."""
+        return self.offsets[-1] if self.offsets else self.minimum_offset
 
     def path(self, offset: int) -> Path:
         """Return the path of the snapshot at an offset."""
@@ -90,7 +90,7 @@ class Snapshots:
     def newest(self, now_ms: int) -> tuple[int, Producers]:
         """Return the offset and the producers of the newest snapshot that can be read, without expired producers.
 
-        Drops damaged snapshots. Without any other, returns `floor` and no producers.
+        Drops damaged snapshots. Without any other, returns `minimum_offset` and no producers.
         """
         for offset in reversed(self.offsets):
             try:
@@ -104,7 +104,7 @@ class Snapshots:
                     "%s: %s; an older snapshot or the log is used", self.path(offset), error
                 )
                 self.drop(offset)
-        return self.floor, Producers()
+        return self.minimum_offset, Producers()
 
     def restore(
         self, segments: Sequence[Segment], log_start_offset: int, end: int, now_ms: int
@@ -115,7 +115,7 @@ class Snapshots:
         last two segments and at `end` (kafka-storage 9.8).
         """
         self.drop_outside(log_start_offset, end)
-        self.floor = log_start_offset
+        self.minimum_offset = log_start_offset
         start, producers = self.newest(now_ms)
         wanted = {segment.base_offset for segment in segments[-2:]}
         for segment in segments:

@@ -1,8 +1,8 @@
 """The audit of a segment: its log and its indexes compared in one pass, at the speed of the kernels.
 
 Offsets and transactions continue from one segment to the next. Each segment therefore yields an `Account` of them, so
-that segments can be audited in any order and by several processes. `settle` then reports what is wrong between
-segments.
+that segments can be audited in any order and by several processes. `check_boundaries` then reports what is wrong
+between segments.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Account:
     missing: list[Transaction] = field(default_factory=list)
 
 
-class _Batches(NamedTuple):
+class _BatchAudit(NamedTuple):
     """Consecutive batches as arrays with a row for each.
 
     `texts` has three columns: records, bytes of lines, bytes of envelopes. `end` is the position after the last
@@ -142,12 +142,12 @@ def audit(
     account = Account(
         segment.path, segment.txn_index.path, segment.base_offset, segment.gaps, segment.base_offset
     )
-    transactions = _Transactions(segment, account)
-    indexes: list[_Index] = []
+    transactions = _TransactionAudit(segment, account)
+    indexes: list[_OffsetIndexAudit] = []
     if trusts_indexes and not segment.damaged:
         indexes = yield from _sound_indexes(segment, live=live)
     text = NO_TEXT
-    for found in batch_scanner.stretches(segment, 0, segment.base_offset):
+    for found in batch_scanner.scan_segment(segment, 0, segment.base_offset):
         if isinstance(found, Damage):
             damage = found
             if found.end == segment.size_bytes:
@@ -161,7 +161,7 @@ def audit(
             account.end_offset = damage.next_offset
             report(found.end - found.start)
             continue
-        if isinstance(found, batch_scanner.Stretch):
+        if isinstance(found, batch_scanner.ScannedBatches):
             batches = yield from _of_stretch(segment, found)
             transactional = _transactional(found)
         else:
@@ -183,7 +183,7 @@ def audit(
     yield account
 
 
-def settle(accounts: Iterable[Account], log_start_offset: int) -> Iterator[Finding]:
+def check_boundaries(accounts: Iterable[Account], log_start_offset: int) -> Iterator[Finding]:
     """Yield all problems between the segments of a partition, given their accounts in order of their offsets."""
     expected: int | None = None
     open_since: dict[int, int] = {}
@@ -218,12 +218,12 @@ def settle(accounts: Iterable[Account], log_start_offset: int) -> Iterator[Findi
 
 
 def _of_stretch(
-    segment: Segment, stretch: batch_scanner.Stretch
-) -> Generator[Finding, None, _Batches]:
-    """Return the batches of a `Stretch`, whose CRCs have been checked; yield what is wrong with their records."""
+    segment: Segment, scanned: batch_scanner.ScannedBatches
+) -> Generator[Finding, None, _BatchAudit]:
+    """Return scanned batches, whose CRCs are right, for the audit; yield what is wrong with their records."""
     from logfs.format.kernels import batch_kernels
 
-    start, data, rows = stretch
+    start, data, rows = scanned
     texts = np.zeros((len(rows), 3), np.int64)
     done = 0
     for columns, group, sizes in batch_scanner.measured(data, rows):
@@ -247,7 +247,7 @@ def _of_stretch(
         for row in group[filled][~inside]:
             yield _odd_batch(segment, start, row, "its records lie outside its offsets")
     last = rows[-1]
-    return _Batches(
+    return _BatchAudit(
         start + rows[:, batch_kernels.POSITION],
         start + int(last[batch_kernels.POSITION] + last[batch_kernels.SIZE]),
         rows[:, batch_kernels.SPAN_BASE_OFFSET],
@@ -268,7 +268,9 @@ def _odd_batch(segment: Segment, start: int, row: NDArray[np.int64], text: str) 
     return error(segment.path, f"batch {base} at byte {position}: {text}")
 
 
-def _of_legacy(segment: Segment, position: int, batch: Batch) -> Generator[Finding, None, _Batches]:
+def _of_legacy(
+    segment: Segment, position: int, batch: Batch
+) -> Generator[Finding, None, _BatchAudit]:
     """Return a batch of an old format, which has no leader epoch; yield what is wrong with its records."""
     header = batch.header
     where = f"batch {header.base_offset} at byte {position}"
@@ -279,7 +281,7 @@ def _of_legacy(segment: Segment, position: int, batch: Batch) -> Generator[Findi
     else:
         if offsets and not (header.base_offset <= offsets[0] and offsets[-1] <= header.last_offset):
             yield error(segment.path, f"{where}: its records lie outside its offsets")
-    return _Batches(
+    return _BatchAudit(
         np.array([position]),
         position + header.size_bytes,
         np.array([header.base_offset]),
@@ -290,7 +292,7 @@ def _of_legacy(segment: Segment, position: int, batch: Batch) -> Generator[Findi
     )
 
 
-def _check_epochs(segment: Segment, batches: _Batches, epochs: Epochs) -> Iterator[Finding]:
+def _check_epochs(segment: Segment, batches: _BatchAudit, epochs: Epochs) -> Iterator[Finding]:
     """Yield an error for each batch whose leader epoch differs from that of the epoch file (kafka-storage 10.1)."""
     if not epochs:
         return
@@ -310,7 +312,7 @@ def _check_epochs(segment: Segment, batches: _Batches, epochs: Epochs) -> Iterat
 # The indexes.
 
 
-class _Index:
+class _OffsetIndexAudit:
     """The entries of an index, as far as the log has been walked. Only the first wrong entry is reported."""
 
     dtype: np.dtype[np.void]
@@ -339,7 +341,7 @@ class _Index:
             yield self._wrong(f"entry {back[0]} is out of order; run 'logfs reindex'")
             self._keep(int(back[0]))
 
-    def hold_against(self, batches: _Batches, text: TextSize) -> Iterator[Finding]:
+    def hold_against(self, batches: _BatchAudit, text: TextSize) -> Iterator[Finding]:
         """Check the entries that describe these batches; `text` is the size of the text before them."""
         raise NotImplementedError
 
@@ -363,14 +365,14 @@ class _Index:
         return error(self.path, text)
 
 
-class _Offsets(_Index):
+class _OffsetAudit(_OffsetIndexAudit):
     dtype, key = _OFFSETS, "position"
 
     def pass_damage(self, damage: Damage) -> None:
         """Skip the entries for the damaged bytes; those after them can be checked again."""
         self._take(damage.end)
 
-    def hold_against(self, batches: _Batches, text: TextSize) -> Iterator[Finding]:
+    def hold_against(self, batches: _BatchAudit, text: TextSize) -> Iterator[Finding]:
         entries = self._take(batches.end)
         if not len(entries):
             return
@@ -392,7 +394,7 @@ class _Offsets(_Index):
             self._keep(self._done)
 
 
-class _Times(_Index):
+class _TimeIndexAudit(_OffsetIndexAudit):
     """A time index: an entry's timestamp is the greatest of the records up to its offset (kafka-storage 3.2)."""
 
     dtype, key = _TIMES, "offset"
@@ -408,7 +410,7 @@ class _Times(_Index):
         self._is_cut_short |= count < len(self.entries)
         super()._keep(count)
 
-    def hold_against(self, batches: _Batches, text: TextSize) -> Iterator[Finding]:
+    def hold_against(self, batches: _BatchAudit, text: TextSize) -> Iterator[Finding]:
         latest = np.maximum(np.maximum.accumulate(batches.max_timestamps), self._largest)
         entries = self._take(int(batches.next_offsets[-1]) - self.base_offset)
         offsets = entries["offset"].astype(np.int64) + self.base_offset
@@ -438,10 +440,10 @@ class _Times(_Index):
             self._keep(self._done)
 
 
-class _Texts(_Index):
+class _TextIndexAudit(_OffsetIndexAudit):
     dtype, key = _TEXTS, "position"
 
-    def hold_against(self, batches: _Batches, text: TextSize) -> Iterator[Finding]:
+    def hold_against(self, batches: _BatchAudit, text: TextSize) -> Iterator[Finding]:
         entries = self._take(batches.end)
         if not len(entries):
             return
@@ -469,10 +471,12 @@ class _Texts(_Index):
             self._keep(self._done)
 
 
-def _sound_indexes(segment: Segment, *, live: bool) -> Generator[Finding, None, list[_Index]]:
+def _sound_indexes(
+    segment: Segment, *, live: bool
+) -> Generator[Finding, None, list[_OffsetIndexAudit]]:
     """Return the indexes that can be compared with the log; yield what is wrong with the others."""
-    found: list[_Index] = []
-    kinds = (_Offsets, _Times, _Texts)
+    found: list[_OffsetIndexAudit] = []
+    kinds = (_OffsetAudit, _TimeIndexAudit, _TextIndexAudit)
     for index, kind in zip(segment.indexes, kinds, strict=True):
         try:
             index.check_sane()
@@ -485,11 +489,11 @@ def _sound_indexes(segment: Segment, *, live: bool) -> Generator[Finding, None, 
             yield note(index.path, "missing; it is rebuilt when it is needed")
             continue
         held = kind(segment, index.path, index.file_bytes(), live=live)
-        if live or isinstance(held, _Texts):
+        if live or isinstance(held, _TextIndexAudit):
             # A crash may have left unused space in a text index. A broker that closes the segment later does not trim
             # it.
             held.leave_out_room()
-        if isinstance(held, _Texts):
+        if isinstance(held, _TextIndexAudit):
             damaged = segment.text_index.check_entries(held.entries.tobytes())
             if damaged is not None:
                 yield error(index.path, f"entry {damaged} is damaged; run 'logfs reindex'")
@@ -502,16 +506,16 @@ def _sound_indexes(segment: Segment, *, live: bool) -> Generator[Finding, None, 
 # Transactions.
 
 
-def _transactional(stretch: batch_scanner.Stretch) -> list[Batch]:
+def _transactional(scanned: batch_scanner.ScannedBatches) -> list[Batch]:
     from logfs.format.kernels import batch_kernels
 
-    rows = stretch.rows
+    rows = scanned.rows
     bits = TRANSACTIONAL_BIT | CONTROL_BIT
     wanted = rows[rows[:, batch_kernels.ATTRIBUTES] & bits != 0, batch_kernels.POSITION]
-    return [Batch.parse(stretch.data, position) for position in wanted.tolist()]
+    return [Batch.parse(scanned.data, position) for position in wanted.tolist()]
 
 
-class _Transactions:
+class _TransactionAudit:
     """The check that every aborted transaction of a segment's log is in its index (kafka-storage 9.5)."""
 
     def __init__(self, segment: Segment, account: Account) -> None:

@@ -16,7 +16,7 @@ from logfs.format.base import names
 from logfs.log.segment.segment import Segment
 from logfs.log.segment.segment_files import relocate
 from logfs.log.segment.text_index import TextIndex
-from logfs.log.state.producer_snapshots import Snapshots
+from logfs.log.state.producer_snapshots import ProducerSnapshots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -36,7 +36,7 @@ _CHUNK_BYTES = 1024 * 1024
 _NOT_COPIED = (
     *(names.LOG, names.OFFSET_INDEX, names.TIME_INDEX, names.TXN_INDEX, names.TEXT_INDEX),
     *(names.DELETED, names.CLEANED, names.SWAP, ".tmp"),
-    *(names.KEY_MAP, names.COMMITTED_KEY_MAP, MOVED),
+    *(names.KEY_INDEX, names.COMMITTED_KEY_INDEX, MOVED),
 )
 
 
@@ -50,7 +50,7 @@ class _Copied:
     whole: bool = False
 
 
-class Copy:
+class PartitionCopy:
     """A copy in progress.
 
     Call `catch_up` any number of times, then `complete` and `take_over`; or `discard` at any time. Only one thread
@@ -73,8 +73,8 @@ class Copy:
         self._others: dict[str, tuple[int, int, int] | None] = {}
         self._segments: list[Segment] = []
         # After `take_over`: the segments of the original, each with its copy.
-        self.twins: dict[Segment, Segment] = {}
-        self._snapshots: Snapshots | None = None
+        self.copies: dict[Segment, Segment] = {}
+        self._snapshots: ProducerSnapshots | None = None
         mode = stat.S_IMODE(partition.disk.stat(partition.directory).st_mode)
         disk.mkdir(directory, mode=mode)
 
@@ -235,8 +235,8 @@ class Copy:
         fresh.activate(partition.config, now_ms, create=True)
         fresh.flush(indexes=False)
         self._segments.append(fresh)
-        self._snapshots = Snapshots(self._disk, self.directory, 0)
-        self._snapshots.floor = partition.snapshots.floor
+        self._snapshots = ProducerSnapshots(self._disk, self.directory, 0)
+        self._snapshots.minimum_offset = partition.snapshots.minimum_offset
         self._snapshots.take(end, partition.producers)
         self._snapshots.flush()
         self._put(MOVED, unique.encode())
@@ -257,7 +257,7 @@ class Copy:
         with suppress(FileNotFoundError):
             self._copy_index(active, active.txn_index)
         sealed = self._twin(active)
-        sealed.resume(active.tip, active.max_entry)
+        sealed.resume(active.end, active.max_entry)
         sealed.activate(self._partition.config, now_ms)
         sealed.seal(active.next_offset)
         sealed.flush(indexes=True)
@@ -273,7 +273,7 @@ class Copy:
         left = partition.move(self._disk, directory, self._segments, self._snapshots.offsets)
         # Readers of the old last segment continue with the new one at this offset.
         old[-1].next_base = end
-        self.twins = dict(zip(old, self._segments, strict=False))
+        self.copies = dict(zip(old, self._segments, strict=False))
         partition.forget_keys()
         return left
 

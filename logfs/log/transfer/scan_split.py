@@ -17,7 +17,7 @@ from logfs.format.batches.batch import CONTROL_BIT, MAGIC, TRANSACTIONAL_BIT, Ba
 from logfs.log.disk.disk import Gone
 from logfs.log.segment import batch_scanner
 from logfs.log.segment.batch_iterator import Damage, DamagedRange, unreadable
-from logfs.log.transfer.segment_descriptor import planned_segments
+from logfs.log.transfer.segment_descriptor import describe_segments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from logfs.format.batches.columns import Columns
     from logfs.log.read.reader import Reader
     from logfs.log.segment.segment import Segment
-    from logfs.log.transfer.segment_descriptor import PlannedFile, PlannedSegment
+    from logfs.log.transfer.segment_descriptor import FileIdentity, SegmentDescriptor
 
     # Each producer's aborted transactions in order: (first offset, offset of the marker).
     Aborted = Mapping[int, Sequence[tuple[int, int]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class SegmentSplit:
     """The records [first_offset, end_offset) of a segment, from byte `position` of its file on.
 
     `bytes` is the approximate number of bytes to read.
     """
 
-    segment: PlannedSegment
+    segment: SegmentDescriptor
     position: int
     first_offset: int
     end_offset: int
@@ -48,15 +48,15 @@ class Piece:
     aborted: Aborted
 
     @property
-    def file(self) -> PlannedFile:
+    def file(self) -> FileIdentity:
         """The .log file of the segment."""
         return self.segment.file
 
 
 def plan(
-    reader: Reader, first_offset: int, end_offset: int, *, piece_bytes: int
-) -> Iterator[Piece]:
-    """Yield the records [first_offset, end_offset) in pieces of about `piece_bytes`.
+    reader: Reader, first_offset: int, end_offset: int, *, split_bytes: int
+) -> Iterator[SegmentSplit]:
+    """Yield the records [first_offset, end_offset) in pieces of about `split_bytes`.
 
     The pieces are cut at entries of the offset index. Together they are exactly those records, in order. `reader`
     decides which transactions are visible. Raises `Gone` if a file leaves the log meanwhile: plan again.
@@ -68,17 +68,17 @@ def plan(
         for segment in reader.segments_from(first_offset, segments)
         if segment.base_offset < end_offset
     ]
-    for segment, planned in planned_segments(reader, wanted):
+    for segment, planned in describe_segments(reader, wanted):
         first = max(first_offset, segment.base_offset)
         end = min(end_offset, segment.next_offset)
         if first >= end:
             continue
-        cuts = [(first, segment.position_of(first)), *_cuts(segment, first, end, piece_bytes)]
-        stop = planned.size_bytes if end == segment.next_offset else _position_behind(segment, end)
+        cuts = [(first, segment.position_of(first)), *_cuts(segment, first, end, split_bytes)]
+        stop = planned.size_bytes if end == segment.next_offset else _position_after(segment, end)
         for (offset, position), (next_offset, next_position) in zip(
             cuts, [*cuts[1:], (end, stop)], strict=True
         ):
-            yield Piece(
+            yield SegmentSplit(
                 segment=planned,
                 position=position,
                 first_offset=offset,
@@ -88,7 +88,7 @@ def plan(
             )
 
 
-def as_late_as(reader: Reader, timestamp: int) -> list[tuple[int, int]]:
+def ranges_reaching(reader: Reader, timestamp: int) -> list[tuple[int, int]]:
     """Return the ranges of offsets, in order, outside of which all records are earlier than `timestamp` (ms).
 
     The ranges come from the time indexes. Timestamps need not rise with the offsets, so each segment is looked up
@@ -97,14 +97,14 @@ def as_late_as(reader: Reader, timestamp: int) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for segment in reader.segments:
         end = segment.next_offset
-        first = _first_as_late_as(segment, timestamp)
+        first = _first_reaching(segment, timestamp)
         if first < end:
             start = found.pop()[0] if found and found[-1][1] == first else first
             found.append((start, end))
     return found
 
 
-def _first_as_late_as(segment: Segment, timestamp: int) -> int:
+def _first_reaching(segment: Segment, timestamp: int) -> int:
     """Return an offset below which all records of a segment are earlier than `timestamp`; its end if all are."""
     index = segment.time_index
     try:
@@ -122,26 +122,28 @@ def _first_as_late_as(segment: Segment, timestamp: int) -> int:
     return segment.base_offset
 
 
-def split(piece: Piece, records: int) -> Iterator[Piece]:
+def divide(segment_split: SegmentSplit, records: int) -> Iterator[SegmentSplit]:
     """Split a piece into pieces of at most `records` offsets, which begin at the same byte or a little later."""
-    segment = piece.segment.open()
-    count = max(piece.end_offset - piece.first_offset, 1)
-    for first in range(piece.first_offset, piece.end_offset, records):
-        end = min(first + records, piece.end_offset)
-        position = max(segment.position_of(first), piece.position)
-        share = max(piece.bytes * (end - first) // count, 1)
-        yield replace(piece, first_offset=first, end_offset=end, position=position, bytes=share)
+    segment = segment_split.segment.open()
+    count = max(segment_split.end_offset - segment_split.first_offset, 1)
+    for first in range(segment_split.first_offset, segment_split.end_offset, records):
+        end = min(first + records, segment_split.end_offset)
+        position = max(segment.position_of(first), segment_split.position)
+        share = max(segment_split.bytes * (end - first) // count, 1)
+        yield replace(
+            segment_split, first_offset=first, end_offset=end, position=position, bytes=share
+        )
     segment.close()
 
 
-def _cuts(segment: Segment, first: int, end: int, piece_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield base offsets and positions of batches between two offsets, about `piece_bytes` apart."""
+def _cuts(segment: Segment, first: int, end: int, split_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield base offsets and positions of batches between two offsets, about `split_bytes` apart."""
     index = segment.offset_index
     count = len(index)
     position = segment.position_of(first)
     number = 0
     while True:
-        wanted = position + piece_bytes
+        wanted = position + split_bytes
         number = bisect_right(range(count), wanted, lo=number, key=lambda n: index[n].position)
         if number >= count or index[number].offset >= end:
             return
@@ -168,7 +170,7 @@ def _between(aborted: Aborted, first: int, end: int) -> Aborted:
     return {producer: ranges for producer, ranges in found.items() if ranges}
 
 
-def _position_behind(segment: Segment, offset: int) -> int:
+def _position_after(segment: Segment, offset: int) -> int:
     """Return a position at or after the start of the batch that holds an offset, by the index."""
     index = segment.offset_index
     number = bisect_right(range(len(index)), offset, key=lambda n: index[n].offset)
@@ -179,47 +181,52 @@ def _position_behind(segment: Segment, offset: int) -> int:
     )
 
 
-def read(piece: Piece, since: int | None = None) -> Iterator[Columns | DamagedRange]:
+def read(segment_split: SegmentSplit, since: int | None = None) -> Iterator[Columns | DamagedRange]:
     """Return an iterator over the records of a piece: columns, in order, and a `DamagedRange` for each damage.
 
     Control records and aborted transactions are left out, and batches in which no record has a timestamp (ms) of
     `since` or later. `Gone` is raised by this call, never by the iterator.
     """
-    return _read(piece.segment.open(), piece, since)
+    return _read(segment_split.segment.open(), segment_split, since)
 
 
-def _read(segment: Segment, piece: Piece, since: int | None) -> Iterator[Columns | DamagedRange]:
+def _read(
+    segment: Segment, segment_split: SegmentSplit, since: int | None
+) -> Iterator[Columns | DamagedRange]:
     from logfs.format.kernels.batch_kernels import NEXT_OFFSET
 
     try:
-        for found in batch_scanner.stretches(segment, *_start(segment, piece)):
+        for found in batch_scanner.scan_segment(segment, *_start(segment, segment_split)):
             if isinstance(found, Damage):
-                if found.first_offset >= piece.end_offset:
+                if found.first_offset >= segment_split.end_offset:
                     return
-                if found.next_offset > piece.first_offset:
+                if found.next_offset > segment_split.first_offset:
                     yield found.error(segment.path)
-            elif isinstance(found, batch_scanner.Stretch):
-                yield from _scanned(segment, found, piece, since)
-                if found.rows[-1, NEXT_OFFSET] >= piece.end_offset:
+            elif isinstance(found, batch_scanner.ScannedBatches):
+                yield from _scanned(segment, found, segment_split, since)
+                if found.rows[-1, NEXT_OFFSET] >= segment_split.end_offset:
                     return
-            elif found[1].header.base_offset >= piece.end_offset:
+            elif found[1].header.base_offset >= segment_split.end_offset:
                 return
             else:
-                yield from _legacy(segment, *found, piece)
+                yield from _legacy(segment, *found, segment_split)
     finally:
         segment.close()
 
 
-def _start(segment: Segment, piece: Piece) -> tuple[int, int]:
+def _start(segment: Segment, segment_split: SegmentSplit) -> tuple[int, int]:
     """Return the position to read from and the offset expected there: those of the segment if no batch fits there."""
-    head = segment.header(piece.position) if piece.position else None
-    if head is not None and segment.base_offset <= head.base_offset <= piece.first_offset:
-        return piece.position, head.base_offset
+    head = segment.header(segment_split.position) if segment_split.position else None
+    if head is not None and segment.base_offset <= head.base_offset <= segment_split.first_offset:
+        return segment_split.position, head.base_offset
     return 0, segment.base_offset
 
 
 def _scanned(
-    segment: Segment, run: batch_scanner.Stretch, piece: Piece, since: int | None
+    segment: Segment,
+    run: batch_scanner.ScannedBatches,
+    segment_split: SegmentSplit,
+    since: int | None,
 ) -> Iterator[Columns | DamagedRange]:
     """Yield the records of scanned batches that belong to the piece, and batches with malformed records as errors."""
     from logfs.format.kernels.batch_kernels import (
@@ -232,9 +239,9 @@ def _scanned(
 
     rows = run.rows
     wanted = rows[:, ATTRIBUTES] & CONTROL_BIT == 0
-    wanted &= rows[:, NEXT_OFFSET] > piece.first_offset
-    wanted &= rows[:, SPAN_BASE_OFFSET] < piece.end_offset
-    wanted &= ~_aborted(rows, piece.aborted)
+    wanted &= rows[:, NEXT_OFFSET] > segment_split.first_offset
+    wanted &= rows[:, SPAN_BASE_OFFSET] < segment_split.end_offset
+    wanted &= ~_aborted(rows, segment_split.aborted)
     if since is not None:
         wanted &= rows[:, MAX_TIMESTAMP] >= since
     for columns, group in batch_scanner.decode_each(run.data, rows[wanted]):
@@ -243,11 +250,11 @@ def _scanned(
             batch = Batch.parse(run.data, start)
             yield unreadable(run.position + start, batch, columns).error(segment.path)
         else:
-            yield from _inside(columns, piece)
+            yield from _inside(columns, segment_split)
 
 
 def _legacy(
-    segment: Segment, position: int, batch: Batch, piece: Piece
+    segment: Segment, position: int, batch: Batch, segment_split: SegmentSplit
 ) -> Iterator[Columns | DamagedRange]:
     """Yield the records of a batch of an old format that belong to the piece, or the error that tells of them."""
     try:
@@ -255,16 +262,18 @@ def _legacy(
     except Corrupt as error:
         yield unreadable(position, batch, error).error(segment.path)
     else:
-        yield from _inside(columns, piece)
+        yield from _inside(columns, segment_split)
 
 
-def _inside(columns: Columns, piece: Piece) -> Iterator[Columns]:
+def _inside(columns: Columns, segment_split: SegmentSplit) -> Iterator[Columns]:
     """Yield the rows that belong to the piece, if there are any."""
     offsets = columns.offsets
     if not len(offsets):
         return
-    if offsets[0] < piece.first_offset or offsets[-1] >= piece.end_offset:
-        columns = columns.select((offsets >= piece.first_offset) & (offsets < piece.end_offset))
+    if offsets[0] < segment_split.first_offset or offsets[-1] >= segment_split.end_offset:
+        columns = columns.select(
+            (offsets >= segment_split.first_offset) & (offsets < segment_split.end_offset)
+        )
     if len(columns):
         yield columns
 

@@ -15,7 +15,7 @@ from logfs.format.base import names
 from logfs.format.text.rendering import NO_TEXT
 from logfs.log.disk.disk import Gone, ReadOnlyDisk
 from logfs.log.segment.index import TimeEntry
-from logfs.log.segment.segment import Segment, Tip
+from logfs.log.segment.segment import Segment, SegmentEnd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ _TRIES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedFile:
+class FileIdentity:
     """The .log file of a segment as the planner saw it; it can be pickled.
 
     `next_offset` is the offset after the segment, `size_bytes` the valid length of the file. The inode numbers
@@ -63,7 +63,7 @@ class PlannedFile:
         Raises `Gone` if the file is missing, is another file, or is shorter than planned. Raises `OSError`.
         """
         disk = ReadOnlyDisk()
-        segment = _FoundSegment(disk, Path(self.directory), self.base_offset, self.inode)
+        segment = _SegmentByInode(disk, Path(self.directory), self.base_offset, self.inode)
         if self.inode is None:
             return segment
         try:
@@ -121,7 +121,7 @@ class PlannedFile:
         return identity != self.previous
 
 
-class _FoundSegment(Segment):
+class _SegmentByInode(Segment):
     """A segment whose .log file is known by its inode number, and may still have the name of a swap.
 
     Compaction renames a new segment from .swap (kafka-storage 8.8). A segment that has left the log but is not
@@ -153,10 +153,10 @@ def _inode_of(disk: Disk, path: Path) -> int | None:
 
 
 @dataclass(frozen=True)
-class PlannedSegment:
+class SegmentDescriptor:
     """A whole segment for a job to read; it can be pickled."""
 
-    file: PlannedFile
+    file: FileIdentity
     is_last: bool
     gaps: bool
 
@@ -175,8 +175,8 @@ class PlannedSegment:
         segment = self.file.open()
         segment.gaps = self.gaps
         segment.next_base = None if self.is_last else self.file.next_offset
-        tip = Tip(self.file.size_bytes, self.file.next_offset, NO_TEXT)
-        segment.resume(tip, TimeEntry(-1, 0))
+        segment_end = SegmentEnd(self.file.size_bytes, self.file.next_offset, NO_TEXT)
+        segment.resume(segment_end, TimeEntry(-1, 0))
         return segment
 
 
@@ -190,9 +190,9 @@ def _inode(reader: ReadableLog, segment: Segment) -> int | None:
         return None
 
 
-def planned_segments(
+def describe_segments(
     reader: Reader, segments: Sequence[Segment]
-) -> Iterator[tuple[Segment, PlannedSegment]]:
+) -> Iterator[tuple[Segment, SegmentDescriptor]]:
     """Yield adjacent segments of a log, each with its description for other processes.
 
     Raises `Gone` or `FileNotFoundError` if a file leaves the log meanwhile: refresh the reader and plan again.
@@ -210,7 +210,7 @@ def planned_segments(
         # Before its end is read: a segment that grows meanwhile must not count as one that ends there.
         is_last = segment.next_base is None
         inode = _inode(reader, segment)
-        file = PlannedFile(
+        file = FileIdentity(
             directory=str(directory),
             base_offset=segment.base_offset,
             next_offset=segment.next_offset,
@@ -220,15 +220,15 @@ def planned_segments(
             log_dir_inode=log_dir_inode,
             previous=previous,
         )
-        yield segment, PlannedSegment(file, is_last, segment.gaps)
+        yield segment, SegmentDescriptor(file, is_last, segment.gaps)
         previous = segment.base_offset, inode
 
 
-def planned(reader: Reader) -> list[tuple[Segment, PlannedSegment]]:
+def describe_segment(reader: Reader) -> list[tuple[Segment, SegmentDescriptor]]:
     """Return the segments of a partition as they are now, in order. Raises `Gone`, `OSError`."""
     for left in reversed(range(_TRIES)):
         try:
-            return list(planned_segments(reader, reader.segments))
+            return list(describe_segments(reader, reader.segments))
         except (FileNotFoundError, Gone):
             if not left:
                 raise

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Counts:
+class SegmentStats:
     """The counts of one segment, or of several whose counts were merged.
 
     - `log_bytes`: the size of the .log files.
@@ -46,7 +46,7 @@ class Counts:
     times: Counter[int] = field(default_factory=Counter)
     keys: KeySketch = field(default_factory=KeySketch)
 
-    def merge(self, other: Counts) -> None:
+    def merge(self, other: SegmentStats) -> None:
         """Add the counts of `other`."""
         self.log_bytes += other.log_bytes
         self.plain_bytes += other.plain_bytes
@@ -61,7 +61,7 @@ class Counts:
         self.keys.merge(other.keys)
 
 
-def count(segment: Segment, bucket_ms: int) -> Counts:
+def count_segment(segment: Segment, bucket_ms: int) -> SegmentStats:
     """Return the counts of a segment; timestamps are rounded down to a multiple of `bucket_ms`. Raises `OSError`.
 
     Records of aborted transactions count, because they use space. Control batches add to the bytes and batches, but
@@ -69,12 +69,12 @@ def count(segment: Segment, bucket_ms: int) -> Counts:
     """
     from logfs.format.kernels import batch_kernels
 
-    counts = Counts(log_bytes=segment.size_bytes)
-    for found in batch_scanner.stretches(segment, 0, segment.base_offset):
+    counts = SegmentStats(log_bytes=segment.size_bytes)
+    for found in batch_scanner.scan_segment(segment, 0, segment.base_offset):
         if isinstance(found, Damage):
             counts.damaged += found.end - found.start
             continue
-        if not isinstance(found, batch_scanner.Stretch):
+        if not isinstance(found, batch_scanner.ScannedBatches):
             _note_legacy(counts, found[1], bucket_ms)
             continue
         rows = found.rows
@@ -105,7 +105,7 @@ def _codec_name(number: int) -> str:
         return "unknown"
 
 
-def _note_legacy(counts: Counts, batch: Batch, bucket_ms: int) -> None:
+def _note_legacy(counts: SegmentStats, batch: Batch, bucket_ms: int) -> None:
     """Count a batch of an old format; these have no control batches."""
     header = batch.header
     counts.batches += 1
@@ -120,7 +120,7 @@ def _note_legacy(counts: Counts, batch: Batch, bucket_ms: int) -> None:
     _note_columns(counts, columns, plain, bucket_ms)
 
 
-def _note_columns(counts: Counts, columns: Columns, plain_bytes: int, bucket_ms: int) -> None:
+def _note_columns(counts: SegmentStats, columns: Columns, plain_bytes: int, bucket_ms: int) -> None:
     counts.plain_bytes += plain_bytes
     counts.records += len(columns)
     counts.null_keys += int((columns.key_lengths < 0).sum())

@@ -1,9 +1,9 @@
 """Batches that are staged in files of a partition directory, and how a decided commit puts them into the log.
 
 Staged batches are sealed, with base offsets 0, n, 2n, …. Their place in the log is set by rewriting fields that no
-CRC covers. A `Landing` writes the batches after the log end, where they are invisible, and then shows all of them at
-once: in the active segment by a new tip, in new segments by a new list of segments. The header of the first batch is
-written last; until then, the log ends before it for processes that read the files. The store decides when a
+CRC covers. A `StagedAppend` writes the batches after the log end, where they are invisible, and then shows all of
+them at once: in the active segment by a new end, in new segments by a new list of segments. The header of the first
+batch is written last; until then, the log ends before it for processes that read the files. The store decides when a
 landing takes place.
 """
 
@@ -27,14 +27,14 @@ from logfs.format.batches.batch import (
     stamp,
 )
 from logfs.format.batches.record import TimestampType
-from logfs.format.files.commit_file import NO_APPEND_TIME, Part, StagedFile, staged_name
+from logfs.format.files.commit_file import NO_APPEND_TIME, CommitPart, StagedFile, staged_name
 from logfs.format.text.rendering import NO_TEXT
 from logfs.log.append.partition import LEADER_EPOCH
 from logfs.log.append.validator import check_staged
 from logfs.log.segment.batch_iterator import Damage
-from logfs.log.segment.batch_scanner import BatchInfo, Stretch, infos, scan, survey
+from logfs.log.segment.batch_scanner import BatchInfo, ScannedBatches, infos, scan, survey
 from logfs.log.segment.index import MAX_RELATIVE_OFFSET, TimeEntry
-from logfs.log.segment.segment import Segment, Tip
+from logfs.log.segment.segment import Segment, SegmentEnd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -120,25 +120,25 @@ def read_staged(
         file.close()
 
 
-class Measures(NamedTuple):
+class BatchMeasures(NamedTuple):
     """The bytes, records and greatest timestamp (ms) of each staged batch, in order, as int64 arrays."""
 
     sizes: NDArray[np.int64]
     counts: NDArray[np.int64]
     timestamps: NDArray[np.int64]
 
-    def behind(self, skip: int) -> Measures:
+    def behind(self, skip: int) -> BatchMeasures:
         """Return the measures of all but the first `skip` batches."""
-        return Measures(*(column[skip:] for column in self))
+        return BatchMeasures(*(column[skip:] for column in self))
 
 
-def measure(
+def measure_staged(
     disk: Disk,
     directory: Path,
     files: Sequence[StagedFile],
     checked_for: LogConfig | None = None,
     now_ms: int = 0,
-) -> Measures:
+) -> BatchMeasures:
     """Read staged files and return the measures of their batches.
 
     With `checked_for`, batches that these settings of the topic do not allow are refused. Raises as `read_staged`,
@@ -154,10 +154,10 @@ def measure(
             if checked_for is not None:
                 for position in rows[:, batch_kernels.POSITION].tolist():
                     check_staged(Batch.parse(data, position), checked_for, now_ms)
-    return Measures(*np.concatenate(found).T)
+    return BatchMeasures(*np.concatenate(found).T)
 
 
-def placed(disk: Disk, directory: Path, part: Part) -> Iterator[Stretch]:
+def final_batches(disk: Disk, directory: Path, part: CommitPart) -> Iterator[ScannedBatches]:
     """Yield the batches of a part in their final form, in runs; positions count from the first byte of the part."""
     from logfs.format.kernels import batch_kernels
 
@@ -178,14 +178,14 @@ def placed(disk: Disk, directory: Path, part: Part) -> Iterator[Stretch]:
                 if part.append_time != NO_APPEND_TIME:
                     stamp(batch, part.append_time)
             final, _ = scan(out.toreadonly(), offset, gaps=False)
-            yield Stretch(position, out.toreadonly(), final)
+            yield ScannedBatches(position, out.toreadonly(), final)
             offset, position = int(final[-1, batch_kernels.NEXT_OFFSET]), position + len(out)
 
 
 # Appending what was staged.
 
 
-class _Run:
+class _SegmentRun:
     """The batches that go into one segment, from a position of its file on. The first header is written last."""
 
     def __init__(self, segment: Segment, position: int) -> None:
@@ -196,16 +196,16 @@ class _Run:
         self.batches: list[BatchInfo] = []
 
 
-class Landing:
+class StagedAppend:
     """Puts staged batches into a partition. The caller holds both locks of the partition."""
 
-    def __init__(self, partition: Partition, part: Part, measures: Measures) -> None:
+    def __init__(self, partition: Partition, part: CommitPart, measures: BatchMeasures) -> None:
         """Prepare a part whose place is the log end; `measures` are those of all of its batches."""
         self.partition = partition
         self.part = part
         self._measures = measures.behind(part.skip)
         self._config = partition.config
-        self._runs: list[_Run] = []
+        self._runs: list[_SegmentRun] = []
 
     def write(self) -> None:
         """Write the batches after the log end, still invisible. After an `OSError`, `undo` restores the log."""
@@ -216,17 +216,17 @@ class Landing:
             self._begin(part.segment)
         elif len(counts) > 1:
             # Readers of the empty segment must see nothing in it before all the others are there.
-            self._runs.append(_Run(copy.copy(active), 0))
+            self._runs.append(_SegmentRun(copy.copy(active), 0))
         else:
-            self._runs.append(_Run(active, part.position))
+            self._runs.append(_SegmentRun(active, part.position))
         left = counts.pop(0)
-        for stretch in placed(self.partition.disk, self.partition.directory, part):
-            found = list(infos(stretch._replace(position=0)))
+        for scanned in final_batches(self.partition.disk, self.partition.directory, part):
+            found = list(infos(scanned._replace(position=0)))
             while found:
                 if not left:
                     self._seal(found[0].base_offset)
                     left = counts.pop(0)
-                self._put(stretch.data, found[:left])
+                self._put(scanned.data, found[:left])
                 found, left = found[left:], max(left - len(found), 0)
         if self._runs[-1].segment is not active:
             self.partition.disk.sync_directory(self.partition.directory)
@@ -248,7 +248,7 @@ class Landing:
     def _begin(self, base_offset: int) -> None:
         disk, directory = self.partition.disk, self.partition.directory
         segment = Segment(disk, directory, base_offset)
-        self._runs.append(_Run(segment, 0))
+        self._runs.append(_SegmentRun(segment, 0))
         segment.activate(self._config, 0, create=True)
 
     def _put(self, data: memoryview, batches: Sequence[BatchInfo]) -> None:
@@ -317,7 +317,9 @@ class Landing:
         partition.note_appended(int(counts.sum()), int(sizes.sum()), timestamp, now_ms)
 
 
-def place(partition: Partition, part: Part, measures: Measures, now_ms: int) -> Part:
+def place(
+    partition: Partition, part: CommitPart, measures: BatchMeasures, now_ms: int
+) -> CommitPart:
     """Return the part with its place, at the log end. The caller holds the locks of the partition.
 
     If the part had a place before, `skip` of its batches stay there.
@@ -347,7 +349,7 @@ def place(partition: Partition, part: Part, measures: Measures, now_ms: int) -> 
 # After a crash, on the files of a partition that is not open.
 
 
-def take_stock(disk: Disk, directory: Path, part: Part) -> tuple[Part, bool]:
+def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart, bool]:
     """Return a part as the files of its partition have it, and whether the log ends where it begins.
 
     There are three cases. The part is done: all of its batches are in the log, or the log starts above them by now.
@@ -368,32 +370,32 @@ def take_stock(disk: Disk, directory: Path, part: Part) -> tuple[Part, bool]:
         # The part was done, and has left the log since.
         return replace(part, done=True), False
     bases = [base for base in bases if base >= part.segment]
-    standing = _Standing(disk, directory, bases, part)
+    existing = _ExistingBatches(disk, directory, bases, part)
     ours: set[tuple[int, int]] = set()
-    for stretch in placed(disk, directory, part):
+    for scanned in final_batches(disk, directory, part):
         wanted = (
             batch_kernels.POSITION,
             batch_kernels.SIZE,
             batch_kernels.CRC,
             batch_kernels.SPAN_BASE_OFFSET,
         )
-        for at, size, crc, offset in stretch.rows[:, wanted].tolist():
+        for at, size, crc, offset in scanned.rows[:, wanted].tolist():
             ours.add((offset, crc))
-            standing.compare(offset, stretch.data[at : at + size])
-    if not standing.differs:
+            existing.compare(offset, scanned.data[at : at + size])
+    if not existing.differs:
         return replace(part, done=True), False
-    if standing.has_others(ours):
-        return replace(part, skip=part.skip + standing.matched), False
-    standing.check_place(part)
+    if existing.has_others(ours):
+        return replace(part, skip=part.skip + existing.matched), False
+    existing.check_place(part)
     if disk.writable:
-        standing.cut(part)
+        existing.cut(part)
     return part, True
 
 
-class _Standing:
+class _ExistingBatches:
     """The files in which the batches of a part belong, and how many of its batches they hold."""
 
-    def __init__(self, disk: Disk, directory: Path, bases: Sequence[int], part: Part) -> None:
+    def __init__(self, disk: Disk, directory: Path, bases: Sequence[int], part: CommitPart) -> None:
         self._disk = disk
         self._directory = directory
         self._segments = {base: Segment(disk, directory, base) for base in bases}
@@ -426,7 +428,7 @@ class _Standing:
                 continue
             position = self._position if base == self._base else 0
             size = segment.size_bytes
-            segment.resume(Tip(size, base, NO_TEXT), TimeEntry(-1, base))
+            segment.resume(SegmentEnd(size, base, NO_TEXT), TimeEntry(-1, base))
             for found in segment.walk_unknown_end(position, max(base, self._next_offset)):
                 if isinstance(found, Damage):
                     continue
@@ -435,13 +437,15 @@ class _Standing:
                     return True
         return False
 
-    def check_place(self, part: Part) -> None:
+    def check_place(self, part: CommitPart) -> None:
         """Raise `Corrupt` if the part's place is within an existing batch: it was not noted for this log."""
         segment = self._segments.get(part.segment)
         if segment is None:
             return
         size = segment.size_bytes
-        segment.resume(Tip(size, segment.base_offset, NO_TEXT), TimeEntry(-1, segment.base_offset))
+        segment.resume(
+            SegmentEnd(size, segment.base_offset, NO_TEXT), TimeEntry(-1, segment.base_offset)
+        )
         for found in survey(segment, 0, segment.base_offset):
             if not isinstance(found, Damage) and (
                 found.position < part.position < found.position + found.size_bytes
@@ -450,7 +454,7 @@ class _Standing:
                     f"{segment.path}: a commit would begin at byte {part.position}, which is within a batch"
                 )
 
-    def cut(self, part: Part) -> None:
+    def cut(self, part: CommitPart) -> None:
         """Cut off everything from the place where the part begins."""
         for base, segment in reversed(self._segments.items()):
             if base > part.segment:

@@ -8,14 +8,14 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logfs.log.append.line_framer import EnvelopeFramer, Framer
+from logfs.log.append.line_framer import EnvelopeFramer, LineFramer
 from logfs.mount.nodes.base import (
     READ_BITS,
     WRITE_BITS,
     Caller,
     Context,
-    Directory,
-    File,
+    DirectoryNode,
+    FileNode,
     Handle,
     PartitionAccess,
     Stat,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from logfs.log.append.partition import Partition
     from logfs.log.read.reader import Reader
-    from logfs.store.directory.permissions import Modes
+    from logfs.store.directory.permissions import PermissionTable
 
 # A write of up to this size is encoded and written to the kernel's page cache on the trio thread, which takes less
 # time than a switch to a worker thread and back. Larger writes go to a worker thread; for compressed topics the limit
@@ -37,17 +37,22 @@ INLINE_COMPRESSED_BYTES = 4 * 1024
 _REMEMBERED = 10_000
 
 
-class AppendFile(PartitionAccess, File):
+class AppendFile(PartitionAccess, FileNode):
     """A file that takes lines and reads as empty. `>` and `>>` have the same effect."""
 
-    framer = Framer
+    framer = LineFramer
     # Linux shows `user.` attributes only to users who may read the file, and a writer must see its last offset.
     allowed_bits = READ_BITS | WRITE_BITS
     attr_timeout = 1.0
     entry_timeout = 1.0
 
     def __init__(
-        self, context: Context, name: str, parent: Directory, partition: Partition, modes: Modes
+        self,
+        context: Context,
+        name: str,
+        parent: DirectoryNode,
+        partition: Partition,
+        modes: PermissionTable,
     ) -> None:
         super().__init__(context, name, parent)
         self.partition = partition

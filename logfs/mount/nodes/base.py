@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from logfs.log.append.partition import Partition
     from logfs.log.read.reader import Reader
     from logfs.mount.errnos import ErrorLog
-    from logfs.store.directory.permissions import Modes
+    from logfs.store.directory.permissions import PermissionTable
     from logfs.store.store import Store
 
 READ_BITS = 0o444
@@ -84,10 +84,10 @@ class Node:
     # The seconds for which the kernel may keep the name; `attr_timeout` is the same for the attributes.
     entry_timeout: float = 0
     # Whether there are very many such names: the kernel is asked to forget those that were looked up longest ago.
-    is_fleeting = False
+    is_evictable = False
     attr_timeout: float = 0
 
-    def __init__(self, context: Context, name: str, parent: Directory | None) -> None:
+    def __init__(self, context: Context, name: str, parent: DirectoryNode | None) -> None:
         self.context = context
         self.name = name
         self.parent = parent
@@ -131,7 +131,7 @@ class Handle:
     # The partition that writes were appended to; fsync makes that log durable up to its end.
     appends_to: Partition | None = None
 
-    def __init__(self, node: File) -> None:
+    def __init__(self, node: FileNode) -> None:
         self.node = node
 
     def read(self, position: int, size: int) -> bytes:
@@ -154,7 +154,7 @@ class Handle:
         """End the handle: the last descriptor of this open file was closed."""
 
 
-class File(Node):
+class FileNode(Node):
     """A regular file."""
 
     def open(self, flags: int, caller: Caller) -> Handle:
@@ -167,7 +167,7 @@ class File(Node):
             raise refuse(errno.EPERM, f"{self.path}: is a view of the log; write to 'append'")
 
 
-class Symlink(Node):
+class SymlinkNode(Node):
     """A symbolic link. Its mtime is that of its target."""
 
     def timestamp(self) -> int:
@@ -184,7 +184,7 @@ class Symlink(Node):
         return Stat(stat.S_IFLNK | 0o777, access.uid, access.gid, size, time_ns)
 
 
-class Directory(Node):
+class DirectoryNode(Node):
     """A directory, whose names are parsed rather than listed.
 
     The kernel may keep its attributes for a second: it checks the search permission of each directory on the path
@@ -193,7 +193,7 @@ class Directory(Node):
 
     attr_timeout = 1.0
 
-    def __init__(self, context: Context, name: str, parent: Directory | None) -> None:
+    def __init__(self, context: Context, name: str, parent: DirectoryNode | None) -> None:
         super().__init__(context, name, parent)
         self._alive: WeakValueDictionary[str, Node] = WeakValueDictionary()
 
@@ -271,7 +271,7 @@ class PartitionAccess(Node):
     their own. `allowed_bits` are the permission bits that the kind of file can have by default.
     """
 
-    modes: Modes
+    modes: PermissionTable
     mode_name: str
     allowed_bits: int
 

@@ -7,7 +7,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from logfs.errors import NotWritable
-from logfs.mount.nodes.base import Caller, File, Handle, Stat
+from logfs.mount.nodes.base import Caller, FileNode, Handle, Stat
 from logfs.store.observe.commit_client import format_answer, parse_request, serve
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from logfs.store.directory.permissions import Access
 
 
-class CommitFile(File):
+class CommitFile(FileNode):
     """The file that takes commits. Only its owner has access: a commit can write to every partition."""
 
     def access(self) -> Access:

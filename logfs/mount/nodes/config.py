@@ -8,7 +8,7 @@ from logfs.config import (
     broker_value_in_force,
     value_in_force,
 )
-from logfs.mount.nodes.base import Directory, Node, Stat
+from logfs.mount.nodes.base import DirectoryNode, Node, Stat
 from logfs.mount.nodes.folder import PartitionFolder
 from logfs.mount.nodes.generated import GeneratedFile, installed_ns
 from logfs.setting import BROKER_SETTINGS, TOPIC_SETTINGS
@@ -44,7 +44,7 @@ class TopicConfigDirectory(PartitionFolder):
         yield from TOPIC_SETTINGS
 
 
-class BrokerConfigDirectory(Directory):
+class BrokerConfigDirectory(DirectoryNode):
     """The broker-level settings, to which topics fall back. A setting without a value and a default is empty."""
 
     def stat(self) -> Stat:

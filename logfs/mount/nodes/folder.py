@@ -5,21 +5,26 @@ from __future__ import annotations
 import stat
 from typing import TYPE_CHECKING
 
-from logfs.mount.nodes.base import DIRECTORY_BITS, Context, Directory, PartitionAccess, Stat
+from logfs.mount.nodes.base import DIRECTORY_BITS, Context, DirectoryNode, PartitionAccess, Stat
 
 if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
-    from logfs.store.directory.permissions import Modes
+    from logfs.store.directory.permissions import PermissionTable
 
 
-class PartitionFolder(PartitionAccess, Directory):
+class PartitionFolder(PartitionAccess, DirectoryNode):
     """`offsets/`, `time/`, `keys/`, `segments/`, `config/` or `groups/` of one partition."""
 
     allowed_bits = DIRECTORY_BITS
     entry_timeout = 1.0
 
     def __init__(
-        self, context: Context, name: str, parent: Directory, partition: Reader, modes: Modes
+        self,
+        context: Context,
+        name: str,
+        parent: DirectoryNode,
+        partition: Reader,
+        modes: PermissionTable,
     ) -> None:
         super().__init__(context, name, parent)
         self.partition = partition

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import logfs
 from logfs.mount.errnos import refuse
-from logfs.mount.nodes.base import READ_BITS, Caller, Context, Directory, File, Handle, Stat
+from logfs.mount.nodes.base import READ_BITS, Caller, Context, DirectoryNode, FileNode, Handle, Stat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ def installed_ns() -> int:
     return Path(logfs.__file__).stat().st_mtime_ns
 
 
-class GeneratedFile(File):
+class GeneratedFile(FileNode):
     """A file whose content is made by a function, and does not change while the file is open.
 
     The size that `stat` shows to a process that has the file open is therefore the size that it reads.
@@ -35,7 +35,7 @@ class GeneratedFile(File):
         self,
         context: Context,
         name: str,
-        parent: Directory,
+        parent: DirectoryNode,
         make: Callable[[], bytes],
         write: Callable[[str], None] | None = None,
         access: Callable[[], Access] | None = None,

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 from logfs.errors import OffsetOutOfRange
 from logfs.format.base.names import file_name, parse_file_name
 from logfs.mount.errnos import refuse
-from logfs.mount.nodes.base import READ_BITS, WRITE_BITS, Caller, Context, File, Handle, Node, Stat
+from logfs.mount.nodes.base import (
+    READ_BITS,
+    WRITE_BITS,
+    Caller,
+    Context,
+    FileNode,
+    Handle,
+    Node,
+    Stat,
+)
 from logfs.mount.nodes.folder import PartitionFolder
 from logfs.store.commits.groups import resolve_offset
 
@@ -77,7 +86,7 @@ class GroupsDirectory(PartitionFolder):
         return group
 
 
-class GroupFile(File):
+class GroupFile(FileNode):
     """A group's committed offset. Writing an offset commits it. The mtime is the time of the commit.
 
     A new file has no offset until one is written. Without an offset it exists only while it is open.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.mount.nodes.base import File, Handle, PartitionAccess
+from logfs.mount.nodes.base import FileNode, Handle, PartitionAccess
 
 if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
-    from logfs.mount.nodes.base import Context, Directory
+    from logfs.mount.nodes.base import Context, DirectoryNode
 
 
-class GrowingFile(PartitionAccess, File):
+class GrowingFile(PartitionAccess, FileNode):
     """A file that may grow with the log of a partition.
 
     While it may grow, each open has a node of its own, and the kernel keeps no attributes from lookups
@@ -21,7 +21,9 @@ class GrowingFile(PartitionAccess, File):
     # Whether the file grows by appends only, so that the kernel may keep its size until the next append.
     grows_by_appends = False
 
-    def __init__(self, context: Context, name: str, parent: Directory, partition: Reader) -> None:
+    def __init__(
+        self, context: Context, name: str, parent: DirectoryNode, partition: Reader
+    ) -> None:
         super().__init__(context, name, parent)
         self.partition = partition
         self.handles: set[GrowingHandle] = set()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from logfs.format.base.names import FILE_NAME_LENGTH, file_name, parse_file_name
 from logfs.log.read.reader import OffsetAndTimestamp
 from logfs.log.read.recent_keys import recent_keys
-from logfs.mount.nodes.base import Context, Node, Symlink
+from logfs.mount.nodes.base import Context, Node, SymlinkNode
 from logfs.mount.nodes.folder import PartitionFolder
 from logfs.mount.nodes.record import JSON
 
@@ -46,10 +46,10 @@ class KeysDirectory(PartitionFolder):
                 yield name
 
 
-class KeyLink(Symlink):
+class KeyLink(SymlinkNode):
     """A link to the newest record with a key, which is looked up again whenever the log has changed."""
 
-    is_fleeting = True
+    is_evictable = True
 
     def __init__(
         self, context: Context, name: str, parent: KeysDirectory, key: bytes, record: Record

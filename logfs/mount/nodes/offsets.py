@@ -6,7 +6,7 @@ import errno
 import re
 from typing import TYPE_CHECKING
 
-from logfs.mount.nodes.base import Context, Directory, Node, Symlink
+from logfs.mount.nodes.base import Context, DirectoryNode, Node, SymlinkNode
 from logfs.mount.nodes.folder import PartitionFolder
 from logfs.mount.nodes.record import JSON, RecordFile
 from logfs.mount.nodes.text_file import JSONL, TextFile
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from logfs.log.read.reader import Reader
-    from logfs.store.directory.permissions import Access, Modes
+    from logfs.store.directory.permissions import Access, PermissionTable
 
 # A record has exactly one name: its offset in canonical decimal.
 _OFFSET = re.compile(r"(0|[1-9][0-9]{0,18})")
@@ -82,11 +82,16 @@ class OffsetsDirectory(PartitionFolder):
         return TextFile(self.context, name, self, partition, self.modes, self.name, start, end)
 
 
-class EndLink(Symlink):
+class EndLink(SymlinkNode):
     """`earliest` or `latest`: a link to the first or the last readable record."""
 
     def __init__(
-        self, context: Context, name: str, parent: Directory, partition: Reader, modes: Modes
+        self,
+        context: Context,
+        name: str,
+        parent: DirectoryNode,
+        partition: Reader,
+        modes: PermissionTable,
     ) -> None:
         super().__init__(context, name, parent)
         self._partition = partition

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import InvalidName
 from logfs.mount.nodes.append import AppendFile, EnvelopeAppendFile
-from logfs.mount.nodes.base import READ_BITS, Context, Directory, Node, PartitionAccess, Stat
+from logfs.mount.nodes.base import READ_BITS, Context, DirectoryNode, Node, PartitionAccess, Stat
 from logfs.mount.nodes.config import TopicConfigDirectory
 from logfs.mount.nodes.generated import GeneratedFile
 from logfs.mount.nodes.groups import GroupsDirectory
@@ -17,7 +17,7 @@ from logfs.mount.nodes.offsets import OffsetsDirectory
 from logfs.mount.nodes.segments import SegmentsDirectory
 from logfs.mount.nodes.text_file import TextFile
 from logfs.mount.nodes.time import TimeDirectory
-from logfs.store.directory.permissions import Access, Modes
+from logfs.store.directory.permissions import Access, PermissionTable
 from logfs.store.observe.status import partition_status
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _CTL = "ctl"
 _COMMANDS = ("compact", "retain", "roll", "move LOGDIR", "pause", "resume")
 
 
-class PartitionDirectory(PartitionAccess, Directory):
+class PartitionDirectory(PartitionAccess, DirectoryNode):
     """The directory of one partition. By default, the mode and owner of its files are derived from its own."""
 
     allowed_bits = 0o777
@@ -49,11 +49,11 @@ class PartitionDirectory(PartitionAccess, Directory):
     entry_timeout = 1.0
 
     def __init__(
-        self, context: Context, name: str, parent: Directory, partition: Partition
+        self, context: Context, name: str, parent: DirectoryNode, partition: Partition
     ) -> None:
         super().__init__(context, name, parent)
         self.partition = partition
-        self.modes = Modes(partition)
+        self.modes = PermissionTable(partition)
         # One node per name as long as the directory exists, so that inodes stay the same.
         self._children: dict[str, Node] = {}
 

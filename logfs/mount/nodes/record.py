@@ -11,8 +11,8 @@ from logfs.mount.nodes.base import (
     READ_BITS,
     Caller,
     Context,
-    Directory,
-    File,
+    DirectoryNode,
+    FileNode,
     Handle,
     PartitionAccess,
     Stat,
@@ -21,12 +21,12 @@ from logfs.mount.nodes.base import (
 if TYPE_CHECKING:
     from logfs.format.batches.record import Record
     from logfs.log.read.reader import Reader
-    from logfs.store.directory.permissions import Modes
+    from logfs.store.directory.permissions import PermissionTable
 
 JSON = ".json"
 
 
-class RecordFile(PartitionAccess, File):
+class RecordFile(PartitionAccess, FileNode):
     """`offsets/N` or `offsets/N.json`. Its mtime is the record's timestamp.
 
     The kernel keeps names, and so their nodes, for as long as it has memory. A node therefore keeps its record only
@@ -35,7 +35,7 @@ class RecordFile(PartitionAccess, File):
 
     allowed_bits = READ_BITS
     attr_timeout = 3600.0
-    is_fleeting = True
+    is_evictable = True
     entry_timeout = 1.0
     # Whether the content was already stored in the kernel's pages, at an open.
     is_handed_over = False
@@ -44,9 +44,9 @@ class RecordFile(PartitionAccess, File):
         self,
         context: Context,
         name: str,
-        parent: Directory,
+        parent: DirectoryNode,
         partition: Reader,
-        modes: Modes,
+        modes: PermissionTable,
         record: Record,
     ) -> None:
         super().__init__(context, name, parent)

@@ -15,7 +15,7 @@ from logfs.mount.nodes.base import (
     DIRECTORY_BITS,
     Caller,
     Context,
-    Directory,
+    DirectoryNode,
     Node,
     Stat,
     first_found,
@@ -24,7 +24,7 @@ from logfs.mount.nodes.commit import CommitFile
 from logfs.mount.nodes.config import BrokerConfigDirectory
 from logfs.mount.nodes.generated import GeneratedFile, installed_ns
 from logfs.mount.nodes.partition import PartitionDirectory
-from logfs.store.directory.permissions import Access, Modes
+from logfs.store.directory.permissions import Access, PermissionTable
 from logfs.store.observe.metrics import metrics
 from logfs.store.observe.status import store_status, upkeep_text
 
@@ -35,7 +35,7 @@ SELF = ".logfs"
 _COMMANDS = ("compact", "retain", "checkpoint", "pause", "resume")
 
 
-class RootDirectory(Directory):
+class RootDirectory(DirectoryNode):
     """The root directory: the partitions, and `.logfs`. Mode and owner are those of the first log directory."""
 
     def __init__(self, context: Context) -> None:
@@ -86,7 +86,7 @@ class RootDirectory(Directory):
             raise refuse(errno.EEXIST, f"{self.path}{name}: is reserved for logfs")
         partition = self.context.store.create(name)
         access = Access(mode & ~caller.umask & 0o7777, caller.uid, caller.gid)
-        Modes(partition).set("", access)
+        PermissionTable(partition).set("", access)
 
     def rmdir(self, name: str) -> None:
         """Delete a partition, in the same way as Kafka does."""
@@ -95,7 +95,7 @@ class RootDirectory(Directory):
         self.context.store.delete(name)
 
 
-class OfflineDirectory(Directory):
+class OfflineDirectory(DirectoryNode):
     """A partition that cannot be loaded, or whose log directory has failed. It is listed, but not readable."""
 
     def stat(self) -> Stat:
@@ -117,7 +117,7 @@ class OfflineDirectory(Directory):
         return OSError(errno.EIO, f"the partition is offline: {reason}")
 
 
-class SelfDirectory(Directory):
+class SelfDirectory(DirectoryNode):
     """The directory `.logfs/`."""
 
     def stat(self) -> Stat:

@@ -33,8 +33,8 @@ _HIDDEN = (
     names.DELETED,
     names.CLEANED,
     names.SWAP,
-    names.KEY_MAP,
-    names.COMMITTED_KEY_MAP,
+    names.KEY_INDEX,
+    names.COMMITTED_KEY_INDEX,
 )
 
 
@@ -69,7 +69,7 @@ class SegmentFile(GrowingFile):
 
     allowed_bits = READ_BITS
     # The name of a deleted segment is never looked up again, so the kernel has to be asked to forget it.
-    is_fleeting = True
+    is_evictable = True
 
     def __init__(self, context: Context, name: str, parent: SegmentsDirectory) -> None:
         super().__init__(context, name, parent, parent.partition)

@@ -7,13 +7,13 @@ import stat
 from typing import TYPE_CHECKING
 
 from logfs.format.text.rendering import View
-from logfs.log.read.text_view import NOBODY
+from logfs.log.read.text_view import NO_READER
 from logfs.mount import sharers
 from logfs.mount.nodes.base import (
     READ_BITS,
     Caller,
     Context,
-    Directory,
+    DirectoryNode,
     Handle,
     Stat,
     file_number_of,
@@ -22,7 +22,7 @@ from logfs.mount.nodes.growing import GrowingFile, GrowingHandle
 
 if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
-    from logfs.store.directory.permissions import Modes
+    from logfs.store.directory.permissions import PermissionTable
 
 JSONL = ".jsonl"
 
@@ -46,9 +46,9 @@ class TextFile(GrowingFile):
         self,
         context: Context,
         name: str,
-        parent: Directory,
+        parent: DirectoryNode,
         partition: Reader,
-        modes: Modes,
+        modes: PermissionTable,
         mode_name: str,
         start: int | None = None,
         end: int | None = None,
@@ -57,10 +57,10 @@ class TextFile(GrowingFile):
         self.modes = modes
         self.mode_name = mode_name
         # A partition has only two text views, but any number of ranges.
-        self.is_fleeting = name != mode_name
+        self.is_evictable = name != mode_name
         self.view = partition.text(view_of(name), start, end)
         self.file_number = file_number_of(parent.inode, name, self.view.generation)
-        self.let_go()
+        self.release_before()
 
     @property
     def is_growing(self) -> bool:
@@ -94,12 +94,12 @@ class TextFile(GrowingFile):
             )
         return handle
 
-    def let_go(self) -> None:
+    def release_before(self) -> None:
         """Let the view release the segments that have left the log and that the slowest reader has passed."""
-        self.view.let_go(
+        self.view.release_before(
             min(
                 (handle.position for handle in [*self.handles] if isinstance(handle, TextHandle)),
-                default=NOBODY,
+                default=NO_READER,
             )
         )
 
@@ -118,15 +118,15 @@ class TextHandle(GrowingHandle):
         super().__init__(node, opener)
         self.direct_io = node.is_growing and not sharers.is_visible(opener)
         self._file = node
-        node.let_go()
+        node.release_before()
 
     def read(self, position: int, size: int) -> bytes:
         data = self._file.view.read(position, size)
         self._file.partition.traffic.bytes_out += len(data)
         self.position = position
-        self._file.let_go()
+        self._file.release_before()
         return data
 
     def release(self) -> None:
         super().release()
-        self._file.let_go()
+        self._file.release_before()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from logfs.format.base.times import parse_time
-from logfs.mount.nodes.base import Context, Node, Symlink
+from logfs.mount.nodes.base import Context, Node, SymlinkNode
 from logfs.mount.nodes.folder import PartitionFolder
 from logfs.mount.nodes.offsets import first_offsets
 from logfs.mount.nodes.record import JSON
@@ -60,10 +60,10 @@ class TimeDirectory(PartitionFolder):
         return TextFile(self.context, name, self, partition, self.modes, self.name, begin, stop)
 
 
-class TimeLink(Symlink):
+class TimeLink(SymlinkNode):
     """A link to the first record at or after a time. Later appends cannot change its target."""
 
-    is_fleeting = True
+    is_evictable = True
     entry_timeout = 1.0
     attr_timeout = 1.0
 

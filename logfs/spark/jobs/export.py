@@ -25,8 +25,8 @@ from logfs.log.disk.disk import Disk
 from logfs.spark import splits
 from logfs.spark.arrow import kafka_schema, sized
 from logfs.spark.batch import BatchReader
-from logfs.spark.jobs.export_files import Files, by_date, form_of
-from logfs.spark.jobs.job_runner import Work, run
+from logfs.spark.jobs.export_files import Files, by_date, format_of
+from logfs.spark.jobs.job_runner import WorkItem, run
 from logfs.spark.jobs.selection import log_dirs
 from logfs.spark.options import SELECTIONS, read_options
 from logfs.spark.workers import NotOnHost
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from logfs.spark.jobs.export_files import Form, WrittenFile
+    from logfs.spark.jobs.export_files import ExportFormat, WrittenFile
     from logfs.spark.jobs.job_runner import Progress
     from logfs.spark.jobs.selection import Paths
     from logfs.spark.options import ReadOptions
-    from logfs.spark.splits import Part
+    from logfs.spark.splits import SplitPart
 
 MODES = ("errorifexists", "append", "overwrite")
 SUCCESS = "_SUCCESS"
@@ -81,18 +81,18 @@ def export(
     Blocks until the job has ended. Raises `InvalidSetting` for wrong arguments and options, `FileExistsError` if the
     target is not empty or has one of the files already, `DataLoss`, and `JobFailed`.
     """
-    form = form_of(format, compression)
+    form = format_of(format, compression)
     folder = _folder(target, mode)
     try:
         chosen = read_options(_read_options(paths, topics, options), streaming=False)
         planned = BatchReader(kafka_schema(headers=True), chosen).partitions()
     except ValueError as error:
         raise InvalidSetting(str(error)) from None
-    works = [Work(part, part.piece.bytes) for split in planned for part in split.parts]
+    works = [WorkItem(part, part.segment_split.bytes) for split in planned for part in split.parts]
     temporary = folder / _TEMPORARY / uuid.uuid4().hex
     temporary.mkdir(parents=True)
     try:
-        task = _Task(str(temporary), form, chosen)
+        task = _ExportTask(str(temporary), form, chosen)
         written = [
             each for files in run(spark, "logfs export", works, task, progress) for each in files
         ]
@@ -138,14 +138,14 @@ def _read_options(
 
 
 @dataclass(frozen=True)
-class _Task:
+class _ExportTask:
     """The function of a task: write the records of a part of a log, and return the files."""
 
     directory: str
-    form: Form
+    form: ExportFormat
     options: ReadOptions
 
-    def __call__(self, part: Part) -> list[WrittenFile]:
+    def __call__(self, part: SplitPart) -> list[WrittenFile]:
         if not Path(self.directory).is_dir():
             raise NotOnHost.because(f"{self.directory}: the target of the export does not exist")
         name = TopicPartition(part.topic, part.partition)

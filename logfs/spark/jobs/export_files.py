@@ -48,7 +48,7 @@ class WrittenFile:
 
 
 @dataclass(frozen=True)
-class Form:
+class ExportFormat:
     """The format of the files, "parquet" or "json", and the name of their codec, or "none"."""
 
     format: str
@@ -69,7 +69,7 @@ _COMPRESSIONS = {
 }
 
 
-def form_of(format: str, compression: str | None) -> Form:
+def format_of(format: str, compression: str | None) -> ExportFormat:
     """Return the form for a format and a compression; None stands for the default. Raises `InvalidSetting`."""
     known = _COMPRESSIONS.get(format)
     if known is None:
@@ -77,7 +77,7 @@ def form_of(format: str, compression: str | None) -> Form:
     chosen = known[0] if compression is None else compression
     if chosen not in known:
         raise InvalidSetting(f"compression {chosen!r} of {format}: give one of {', '.join(known)}")
-    return Form(format, chosen)
+    return ExportFormat(format, chosen)
 
 
 def parquet_schema() -> pa.Schema:
@@ -111,7 +111,7 @@ class Files:
     Until the driver moves the files, their names are unique to the attempt of the task.
     """
 
-    def __init__(self, directory: Path, form: Form, name: TopicPartition) -> None:
+    def __init__(self, directory: Path, form: ExportFormat, name: TopicPartition) -> None:
         """Take the directory for the files, which must exist and belong to this job alone."""
         self._directory = directory
         self._form = form

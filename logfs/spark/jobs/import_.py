@@ -19,12 +19,12 @@ from logfs.errors import CommitPending, InvalidRecord, InvalidSetting, LogfsErro
 from logfs.format.files import commit_file
 from logfs.log.disk.disk import Disk
 from logfs.spark.jobs.import_forms import ImportOptions
-from logfs.spark.jobs.import_lines import EnvelopeForm, TextForm
-from logfs.spark.jobs.import_parquet import ParquetForm
+from logfs.spark.jobs.import_lines import EnvelopeFormat, TextFormat
+from logfs.spark.jobs.import_parquet import ParquetFormat
 from logfs.spark.jobs.import_splits import find_files, in_order, merged
-from logfs.spark.jobs.job_runner import TASK_BYTES, Work, run
+from logfs.spark.jobs.job_runner import TASK_BYTES, WorkItem, run
 from logfs.spark.jobs.selection import log_dirs
-from logfs.spark.sink.staging import Task, check_staged, partitions_in, planned_partitions
+from logfs.spark.sink.staging import StagingTask, check_staged, partitions_in, planned_partitions
 from logfs.spark.sink.writer import Staged
 from logfs.spark.splits import packed
 from logfs.spark.workers import NotOnHost, host
@@ -36,14 +36,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from logfs.format.files.commit_file import StagedFile
-    from logfs.spark.jobs.import_forms import Form
-    from logfs.spark.jobs.import_splits import Portion
+    from logfs.spark.jobs.import_forms import ImportFormat
+    from logfs.spark.jobs.import_splits import FileRange
     from logfs.spark.jobs.job_runner import Progress
     from logfs.spark.jobs.selection import Paths
     from logfs.spark.sink.staging import PlannedPartitions
     from logfs.store.commits.commit import Committed
 
-_FORMS: dict[str, type[Form]] = {"parquet": ParquetForm, "json": EnvelopeForm, "text": TextForm}
+_FORMS: dict[str, type[ImportFormat]] = {
+    "parquet": ParquetFormat,
+    "json": EnvelopeFormat,
+    "text": TextFormat,
+}
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,9 @@ def import_(
     form = _FORMS[format](options)
     files = find_files([sources] if isinstance(sources, (str, os.PathLike)) else sources)
     looks = [
-        Work(portion, form.look_bytes(portion)) for file in files for portion in form.cut(file)
+        WorkItem(file_range, form.look_bytes(file_range))
+        for file in files
+        for file_range in form.cut(file)
     ]
     size = sum(work.item.size_bytes for work in looks)
     looked = sum(work.size_bytes for work in looks)
@@ -105,7 +111,7 @@ def import_(
     _check_topics(directories, options, found, partitions)
     writer = str(uuid.uuid4())
     groups = packed(in_order(found), _size, TASK_BYTES)
-    works = [Work((turn, some), sum(map(_size, some))) for turn, some in enumerate(groups)]
+    works = [WorkItem((turn, some), sum(map(_size, some))) for turn, some in enumerate(groups)]
     task = _Stage(form, directories, planned_partitions(directories, topic), writer)
     tell = _told(progress, looked, looked + size)
     try:
@@ -125,14 +131,14 @@ def _told(progress: Progress | None, before: int, total: int) -> Progress | None
     return lambda done, _: progress(before + done, total)
 
 
-def _size(group: Sequence[Portion]) -> int:
-    return sum(portion.size_bytes for portion in group)
+def _size(group: Sequence[FileRange]) -> int:
+    return sum(file_range.size_bytes for file_range in group)
 
 
 def _check_topics(
     directories: Sequence[str],
     options: ImportOptions,
-    found: Sequence[Portion],
+    found: Sequence[FileRange],
     partitions: int | None,
 ) -> None:
     """Check that every row has a topic, and create the missing topics if `partitions` is given.
@@ -141,10 +147,10 @@ def _check_topics(
     """
     there = partitions_in(Path(path) for path in directories if Path(path).is_dir())
     wanted: dict[str, int] = {}
-    for portion in found:
-        for topic, partition in portion.names:
+    for file_range in found:
+        for topic, partition in file_range.names:
             if topic is None:
-                raise InvalidSetting(f"{portion.path}: has no topic for its records; give one")
+                raise InvalidSetting(f"{file_range.path}: has no topic for its records; give one")
             if topic not in there:
                 highest = -1 if partition is None or options.repartition else partition
                 wanted[topic] = max(wanted.get(topic, 0), partitions or 0, highest + 1)
@@ -167,28 +173,28 @@ class _Stage:
     with the name of the file, or with the first and the last name of several files.
     """
 
-    form: Form
+    form: ImportFormat
     log_dirs: Sequence[str]
     planned: PlannedPartitions
     writer: str
 
-    def __call__(self, item: tuple[int, Sequence[Sequence[Portion]]]) -> Staged:
+    def __call__(self, item: tuple[int, Sequence[Sequence[FileRange]]]) -> Staged:
         turn, groups = item
         topic = self.form.options.topic
-        task = Task(self.log_dirs, self.planned, topic, self.writer, 0, turn)
+        task = StagingTask(self.log_dirs, self.planned, topic, self.writer, 0, turn)
         try:
             return Staged(self.writer, host(), tuple(task.stage(self._rows(groups))))
         except NotOnHost:
             raise
         except (LogfsError, ValueError, pa.ArrowException) as error:
-            files = sorted({portion.path for group in groups for portion in group})
+            files = sorted({file_range.path for group in groups for file_range in group})
             text = str(error)
             if any(text.startswith(file) for file in files):
                 raise InvalidRecord(text) from None
             where = files[0] if len(files) == 1 else f"{files[0]} to {files[-1]}"
             raise InvalidRecord(f"{where}: {text}") from None
 
-    def _rows(self, groups: Sequence[Sequence[Portion]]) -> Iterator[pa.RecordBatch]:
+    def _rows(self, groups: Sequence[Sequence[FileRange]]) -> Iterator[pa.RecordBatch]:
         for group in groups:
             yield from merged(group, self.form.read)
 

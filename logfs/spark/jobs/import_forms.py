@@ -15,7 +15,7 @@ from logfs.spark.arrow import HEADERS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from logfs.spark.jobs.import_splits import Portion
+    from logfs.spark.jobs.import_splits import FileRange
 
 FORMATS = ("parquet", "json", "text")
 
@@ -72,29 +72,29 @@ class ImportOptions:
             raise InvalidSetting("topic: lines of text contain no topic; give one")
 
 
-class Form(ABC):
+class ImportFormat(ABC):
     """Reads portions of files of one format. The object is pickled and sent to the tasks."""
 
     def __init__(self, options: ImportOptions) -> None:
         self.options = options
 
     @abstractmethod
-    def cut(self, path: str) -> list[Portion]:
+    def cut(self, path: str) -> list[FileRange]:
         """Return the portions of a file, without opening it. Raises `OSError`."""
 
     @abstractmethod
-    def look_bytes(self, portion: Portion) -> int:
+    def look_bytes(self, file_range: FileRange) -> int:
         """Return the approximate number of bytes that `look` reads."""
 
     @abstractmethod
-    def look(self, portion: Portion) -> list[Portion]:
+    def look(self, file_range: FileRange) -> list[FileRange]:
         """Return the same rows as portions with names and, if they are known, offsets.
 
         Raises `InvalidRecord`, `NotOnHost`, `OSError`.
         """
 
     @abstractmethod
-    def read(self, portion: Portion) -> Iterator[pa.RecordBatch]:
+    def read(self, file_range: FileRange) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a portion, in order, with `SCHEMA`. Raises `InvalidRecord`, `NotOnHost`, `OSError`."""
 
 

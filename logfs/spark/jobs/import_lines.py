@@ -18,8 +18,8 @@ from logfs.format.encoding.arrow_layout import gather
 from logfs.format.text.envelope import decode_placed
 from logfs.format.text.envelope_parser import parse
 from logfs.spark.arrow import binary_array
-from logfs.spark.jobs.import_forms import BATCH_ROWS, SCHEMA, Form, batch_of
-from logfs.spark.jobs.import_splits import Portion
+from logfs.spark.jobs.import_forms import BATCH_ROWS, SCHEMA, ImportFormat, batch_of
+from logfs.spark.jobs.import_splits import FileRange
 from logfs.spark.jobs.job_runner import TASK_BYTES
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from logfs.format.text.envelope import Placed
+    from logfs.format.text.envelope import PlacedRecord
     from logfs.format.text.envelope_parser import Envelopes
     from logfs.spark.jobs.import_splits import Name
 
@@ -41,40 +41,42 @@ _PREFIX = re.compile(
 )
 
 
-class LinesForm(Form):
+class LinesFormat(ImportFormat):
     """The common base of the forms whose files consist of lines."""
 
-    def cut(self, path: str) -> list[Portion]:
+    def cut(self, path: str) -> list[FileRange]:
         size = Path(path).stat().st_size
         if Path(path).suffix in _CODECS or size <= TASK_BYTES:
-            return [Portion(path, 0, None, size, file_bytes=size)] if size else []
+            return [FileRange(path, 0, None, size, file_bytes=size)] if size else []
         return [
-            Portion(path, start, start + TASK_BYTES, min(TASK_BYTES, size - start), file_bytes=size)
+            FileRange(
+                path, start, start + TASK_BYTES, min(TASK_BYTES, size - start), file_bytes=size
+            )
             for start in range(0, size, TASK_BYTES)
         ]
 
-    def read(self, portion: Portion) -> Iterator[pa.RecordBatch]:
-        for position, block in blocks(portion):
-            yield from self._rows(portion, position, block)
+    def read(self, file_range: FileRange) -> Iterator[pa.RecordBatch]:
+        for position, block in blocks(file_range):
+            yield from self._rows(file_range, position, block)
 
     @abstractmethod
-    def _rows(self, portion: Portion, position: int, block: bytes) -> Iterator[pa.RecordBatch]:
+    def _rows(self, file_range: FileRange, position: int, block: bytes) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a block of whole lines, which begins at `position` in the file."""
 
 
-class TextForm(LinesForm):
+class TextFormat(LinesFormat):
     """The form in which a line is a value.
 
     The key is the text before the first separator, or a field of the line, which must then be JSON.
     """
 
-    def look_bytes(self, portion: Portion) -> int:
+    def look_bytes(self, file_range: FileRange) -> int:
         return 0
 
-    def look(self, portion: Portion) -> list[Portion]:
-        return [replace(portion, names=frozenset([(self.options.topic, None)]))]
+    def look(self, file_range: FileRange) -> list[FileRange]:
+        return [replace(file_range, names=frozenset([(self.options.topic, None)]))]
 
-    def _rows(self, portion: Portion, position: int, block: bytes) -> Iterator[pa.RecordBatch]:
+    def _rows(self, file_range: FileRange, position: int, block: bytes) -> Iterator[pa.RecordBatch]:
         data = np.frombuffer(block, np.uint8)
         ends = np.flatnonzero(data == ord("\n"))
         starts = np.concatenate([[0], ends[:-1] + 1])
@@ -82,7 +84,7 @@ class TextForm(LinesForm):
         separator = self.options.key_separator
         if self.options.key is not None:
             lines = block[:-1].split(b"\n")
-            keys = pa.array(self._fields(portion, position, lines), SCHEMA.field("key").type)
+            keys = pa.array(self._fields(file_range, position, lines), SCHEMA.field("key").type)
         elif separator is not None:
             values = binary_array(gather(data, starts, lengths))
             found = pc.find_substring(values, separator.encode()).to_numpy(zero_copy_only=False)
@@ -95,7 +97,7 @@ class TextForm(LinesForm):
         kind = SCHEMA.field("value").type
         yield batch_of(len(starts), key=keys.cast(kind), value=values.cast(kind))
 
-    def _fields(self, portion: Portion, position: int, lines: Sequence[bytes]) -> list[Any]:
+    def _fields(self, file_range: FileRange, position: int, lines: Sequence[bytes]) -> list[Any]:
         """Return the key of each line, from its field: a string as it is, another value as JSON, null as None.
 
         A field that is absent counts as null. Raises `InvalidRecord` for a line that is not a JSON object.
@@ -108,7 +110,7 @@ class TextForm(LinesForm):
                     raise ValueError("not a JSON object")
             except ValueError as error:
                 _refuse(
-                    portion,
+                    file_range,
                     position,
                     number,
                     f"{error}; the key is taken from its field {self.options.key!r}",
@@ -118,13 +120,13 @@ class TextForm(LinesForm):
         return found
 
 
-class EnvelopeForm(LinesForm):
+class EnvelopeFormat(LinesFormat):
     """The form in which a line is a JSON envelope, as in an export, `records.jsonl` and `append.jsonl`."""
 
-    def look_bytes(self, portion: Portion) -> int:
-        return portion.size_bytes
+    def look_bytes(self, file_range: FileRange) -> int:
+        return file_range.size_bytes
 
-    def look(self, portion: Portion) -> list[Portion]:
+    def look(self, file_range: FileRange) -> list[FileRange]:
         """Return the portion with names and offsets, or no portion if no line begins in it.
 
         If all lines of a block begin as those of an export do, with the same partition, only the beginnings of the
@@ -132,10 +134,10 @@ class EnvelopeForm(LinesForm):
         """
         names: set[Name] = set()
         offsets: list[int | None] = []
-        for position, block in blocks(portion):
+        for position, block in blocks(file_range):
             found = _same_prefix(block)
             if found is None:
-                placed = list(self._decoded(portion, position, block))
+                placed = list(self._decoded(file_range, position, block))
                 names |= {(each.topic, each.partition) for each in placed}
                 here = [each.offset for each in placed]
             else:
@@ -150,19 +152,19 @@ class EnvelopeForm(LinesForm):
         bounds = None
         if alone and None not in offsets:
             bounds = offsets[0] or 0, max(offset or 0 for offset in offsets)
-        return [replace(portion, names=self._named(names), offsets=bounds)]
+        return [replace(file_range, names=self._named(names), offsets=bounds)]
 
     def _named(self, names: set[Name]) -> frozenset[Name]:
         topic = self.options.topic
         return frozenset((topic or own, partition) for own, partition in names)
 
-    def _rows(self, portion: Portion, position: int, block: bytes) -> Iterator[pa.RecordBatch]:
+    def _rows(self, file_range: FileRange, position: int, block: bytes) -> Iterator[pa.RecordBatch]:
         head = _PREFIX.match(block)
         parsed = None if head is None else parse(block, head[1])
         if head is not None and parsed is not None:
             yield self._canonical(head[2].decode(), int(head[3]), parsed)
             return
-        placed = list(self._decoded(portion, position, block))
+        placed = list(self._decoded(file_range, position, block))
         for start in range(0, len(placed), BATCH_ROWS):
             yield self._batch(placed[start : start + BATCH_ROWS])
 
@@ -190,7 +192,7 @@ class EnvelopeForm(LinesForm):
         arrays = {name: column.cast(SCHEMA.field(name).type) for name, column in columns.items()}
         return batch_of(count, **arrays)
 
-    def _batch(self, placed: Sequence[Placed]) -> pa.RecordBatch:
+    def _batch(self, placed: Sequence[PlacedRecord]) -> pa.RecordBatch:
         records = [each.record for each in placed]
         columns: dict[str, list[Any]] = {
             "topic": [each.topic for each in placed],
@@ -210,13 +212,15 @@ class EnvelopeForm(LinesForm):
         arrays = {name: _array(name, column) for name, column in columns.items()}
         return batch_of(len(placed), **arrays)
 
-    def _decoded(self, portion: Portion, position: int, block: bytes) -> Iterator[Placed]:
+    def _decoded(
+        self, file_range: FileRange, position: int, block: bytes
+    ) -> Iterator[PlacedRecord]:
         for number, line in enumerate(block[:-1].split(b"\n")):
             try:
                 yield decode_placed(line)
             except InvalidEnvelope as error:
                 _refuse(
-                    portion,
+                    file_range,
                     position,
                     number,
                     f"{error} (for lines that are not envelopes, use format text)",
@@ -252,24 +256,24 @@ def _same_prefix(block: bytes) -> tuple[Name, tuple[int, int]] | None:
 # Files of lines.
 
 
-def blocks(portion: Portion) -> Iterator[tuple[int, bytes]]:
+def blocks(file_range: FileRange) -> Iterator[tuple[int, bytes]]:
     """Yield the lines that begin in a portion, in blocks of whole lines, each with the position at which it begins.
 
     Positions in a compressed file count uncompressed bytes. The last newline of a file may be missing; the block has
     it. Raises `InvalidRecord`, `NotOnHost`, `OSError`.
     """
-    portion.check_here()
-    with _open(portion.path) as file:
-        position = max(portion.start - 1, 0)
-        end = portion.end
+    file_range.check_here()
+    with _open(file_range.path) as file:
+        position = max(file_range.start - 1, 0)
+        end = file_range.end
         if position:
             file.seek(position)
         # A line that begins before the portion belongs to an earlier portion. It ends at the first newline, searched
         # from the byte before this portion on.
-        skips = portion.start > 0
+        skips = file_range.start > 0
         rest = b""
         while end is None or position < end:
-            data = _read(portion, file, max(_BLOCK_BYTES, len(rest)))
+            data = _read(file_range, file, max(_BLOCK_BYTES, len(rest)))
             rest += data
             if skips:
                 newline = rest.find(b"\n") + 1
@@ -295,7 +299,7 @@ def blocks(portion: Portion) -> Iterator[tuple[int, bytes]]:
                 position, rest = position + cut, rest[cut:]
             elif len(rest) > _LONGEST_LINE:
                 _refuse(
-                    portion, position, 0, f"is longer than {_LONGEST_LINE} bytes: is this text?"
+                    file_range, position, 0, f"is longer than {_LONGEST_LINE} bytes: is this text?"
                 )
 
 
@@ -307,19 +311,19 @@ def _open(path: str) -> BinaryIO:
     return file
 
 
-def _read(portion: Portion, file: BinaryIO, size: int) -> bytes:
+def _read(file_range: FileRange, file: BinaryIO, size: int) -> bytes:
     try:
         return file.read(size)
     except (pa.ArrowException, OSError) as error:
         # Errors of the decompressor do not name the file.
-        raise InvalidRecord(f"{portion.path}: {error}") from None
+        raise InvalidRecord(f"{file_range.path}: {error}") from None
 
 
-def _refuse(portion: Portion, position: int, number: int, why: str) -> NoReturn:
+def _refuse(file_range: FileRange, position: int, number: int, why: str) -> NoReturn:
     """Raise `InvalidRecord` with the number of the line that is `number` lines after the one at `position`."""
     before = 0
-    with _open(portion.path) as file:
+    with _open(file_range.path) as file:
         while position > 0 and (data := file.read(min(_BLOCK_BYTES, position))):
             before += data.count(b"\n")
             position -= len(data)
-    raise InvalidRecord(f"{portion.path}, line {before + number + 1}: {why}")
+    raise InvalidRecord(f"{file_range.path}, line {before + number + 1}: {why}")

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from logfs.errors import InvalidRecord
-from logfs.spark.jobs.import_forms import BATCH_BYTES, BATCH_ROWS, SCHEMA, Form, batch_of
-from logfs.spark.jobs.import_splits import Portion, from_path
+from logfs.spark.jobs.import_forms import BATCH_BYTES, BATCH_ROWS, SCHEMA, ImportFormat, batch_of
+from logfs.spark.jobs.import_splits import FileRange, from_path
 from logfs.spark.jobs.job_runner import TASK_BYTES
 
 if TYPE_CHECKING:
@@ -27,36 +27,36 @@ _SMALL_BYTES = 4 << 20
 _FOOTER_BYTES = 1 << 20
 
 
-class ParquetForm(Form):
+class ParquetFormat(ImportFormat):
     """The form for Parquet files, whose columns have the names of `format("logfs")` or those in the options.
 
     Folders `topic=…` and `partition=…` in the path also specify the topic and the partition.
     """
 
-    def cut(self, path: str) -> list[Portion]:
+    def cut(self, path: str) -> list[FileRange]:
         size = Path(path).stat().st_size
-        return [Portion(path, 0, None, size, file_bytes=size)]
+        return [FileRange(path, 0, None, size, file_bytes=size)]
 
-    def look_bytes(self, portion: Portion) -> int:
-        return min(portion.size_bytes, _FOOTER_BYTES)
+    def look_bytes(self, file_range: FileRange) -> int:
+        return min(file_range.size_bytes, _FOOTER_BYTES)
 
-    def look(self, portion: Portion) -> list[Portion]:
-        portion.check_here()
-        with _named(portion.path), pq.ParquetFile(portion.path) as file:
-            self._check(portion.path, file.schema_arrow)
+    def look(self, file_range: FileRange) -> list[FileRange]:
+        file_range.check_here()
+        with _named(file_range.path), pq.ParquetFile(file_range.path) as file:
+            self._check(file_range.path, file.schema_arrow)
             found = [
-                self._group(portion, file, number)
+                self._group(file_range, file, number)
                 for number in range(file.metadata.num_row_groups)
                 if file.metadata.row_group(number).num_rows
             ]
         return list(_joined(found))
 
-    def read(self, portion: Portion) -> Iterator[pa.RecordBatch]:
+    def read(self, file_range: FileRange) -> Iterator[pa.RecordBatch]:
         options = self.options
-        portion.check_here()
-        with _named(portion.path), pq.ParquetFile(portion.path) as file:
-            groups = range(portion.start, portion.end or 0)
-            held = self._check(portion.path, file.schema_arrow)
+        file_range.check_here()
+        with _named(file_range.path), pq.ParquetFile(file_range.path) as file:
+            groups = range(file_range.start, file_range.end or 0)
+            held = self._check(file_range.path, file.schema_arrow)
             metas = [file.metadata.row_group(number) for number in groups]
             size = sum(meta.total_byte_size for meta in metas)
             rows = max(sum(meta.num_rows for meta in metas), 1)
@@ -67,8 +67,8 @@ class ParquetForm(Form):
             else:
                 batches = file.iter_batches(batch_rows, groups, held)
             constants = {
-                "topic": options.topic or from_path(portion.path, "topic"),
-                "partition": from_path(portion.path, "partition"),
+                "topic": options.topic or from_path(file_range.path, "topic"),
+                "partition": from_path(file_range.path, "partition"),
             }
             for batch in batches:
                 yield self._conformed(batch, constants)
@@ -108,7 +108,7 @@ class ParquetForm(Form):
                     raise InvalidRecord(f"column {source!r}: {error}") from None
         return batch_of(len(batch), **columns)
 
-    def _group(self, whole: Portion, file: pq.ParquetFile, number: int) -> Portion:
+    def _group(self, whole: FileRange, file: pq.ParquetFile, number: int) -> FileRange:
         path = whole.path
         meta = file.metadata.row_group(number)
         columns = {meta.column(n).path_in_schema: meta.column(n) for n in range(meta.num_columns)}
@@ -166,25 +166,25 @@ def _bounds(column: Any) -> tuple[Any, Any] | None:
     return statistics.min, statistics.max
 
 
-def _joined(portions: list[Portion]) -> Iterator[Portion]:
+def _joined(file_ranges: list[FileRange]) -> Iterator[FileRange]:
     """Join neighbouring portions that have the same names and together are not too large for one task."""
-    held: Portion | None = None
-    for portion in portions:
-        if held is not None and _belong_together(held, portion):
+    held: FileRange | None = None
+    for file_range in file_ranges:
+        if held is not None and _belong_together(held, file_range):
             offsets = None
-            if held.offsets and portion.offsets:
-                offsets = held.offsets[0], portion.offsets[1]
-            size = held.size_bytes + portion.size_bytes
-            held = replace(held, end=portion.end, size_bytes=size, offsets=offsets)
+            if held.offsets and file_range.offsets:
+                offsets = held.offsets[0], file_range.offsets[1]
+            size = held.size_bytes + file_range.size_bytes
+            held = replace(held, end=file_range.end, size_bytes=size, offsets=offsets)
             continue
         if held is not None:
             yield held
-        held = portion
+        held = file_range
     if held is not None:
         yield held
 
 
-def _belong_together(first: Portion, second: Portion) -> bool:
+def _belong_together(first: FileRange, second: FileRange) -> bool:
     if first.names != second.names or first.size_bytes + second.size_bytes > TASK_BYTES:
         return False
     if first.offsets is None or second.offsets is None:

@@ -1,6 +1,6 @@
 """The files of an import: finding them, the portions in which tasks read them, and the order of the portions.
 
-A `Portion` is a run of consecutive rows of one file.
+A `FileRange` is a run of consecutive rows of one file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Portion:
+class FileRange:
     """A run of consecutive rows of a file.
 
     In a file of lines, `start` and `end` are positions: the portion has the lines that begin in [start, end). In a
@@ -96,41 +96,41 @@ def from_path(path: str, column: str) -> str | None:
 # Their order.
 
 
-def in_order(portions: Sequence[Portion]) -> list[list[Portion]]:
+def in_order(file_ranges: Sequence[FileRange]) -> list[list[FileRange]]:
     """Return the portions in the order of import, in groups; the portions of a group must be merged by offset.
 
     The order is by offset if all portions have offsets that ascend within each file, as in the files of an export,
     where the dates of a partition may be interleaved. Otherwise the given order stays, which is that of the files'
     names.
     """
-    if not all(portion.offsets for portion in portions) or not _ascend(portions):
-        return [[portion] for portion in portions]
-    groups: list[list[Portion]] = []
+    if not all(file_range.offsets for file_range in file_ranges) or not _ascend(file_ranges):
+        return [[file_range] for file_range in file_ranges]
+    groups: list[list[FileRange]] = []
     previous: frozenset[Name] | None = None
     last = -1
-    for portion in sorted(portions, key=_place):
-        first, end = portion.offsets or (0, 0)
-        if portion.names == previous and first <= last:
-            groups[-1].append(portion)
+    for file_range in sorted(file_ranges, key=_place):
+        first, end = file_range.offsets or (0, 0)
+        if file_range.names == previous and first <= last:
+            groups[-1].append(file_range)
         else:
-            groups.append([portion])
+            groups.append([file_range])
             last = -1
-        previous, last = portion.names, max(last, end)
+        previous, last = file_range.names, max(last, end)
     return groups
 
 
-def _place(portion: Portion) -> tuple[str, int, int, str, int]:
-    ((topic, partition),) = portion.names
-    first, _ = portion.offsets or (0, 0)
-    return topic or "", partition or 0, first, portion.path, portion.start
+def _place(file_range: FileRange) -> tuple[str, int, int, str, int]:
+    ((topic, partition),) = file_range.names
+    first, _ = file_range.offsets or (0, 0)
+    return topic or "", partition or 0, first, file_range.path, file_range.start
 
 
-def _ascend(portions: Sequence[Portion]) -> bool:
+def _ascend(file_ranges: Sequence[FileRange]) -> bool:
     """Whether the offsets of each partition ascend in every file."""
     last: dict[tuple[str, frozenset[Name]], int] = {}
-    for portion in portions:
-        first, end = portion.offsets or (0, 0)
-        file = portion.path, portion.names
+    for file_range in file_ranges:
+        first, end = file_range.offsets or (0, 0)
+        file = file_range.path, file_range.names
         if first <= last.get(file, -1):
             return False
         last[file] = end
@@ -148,16 +148,16 @@ class _Head(NamedTuple):
 
 
 def merged(
-    portions: Sequence[Portion], read: Callable[[Portion], Iterator[pa.RecordBatch]]
+    file_ranges: Sequence[FileRange], read: Callable[[FileRange], Iterator[pa.RecordBatch]]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of portions, merged by the column `offset`. The rows of a portion keep their order.
 
     A portion is opened only when the merge reaches its first offset.
     """
-    if len(portions) == 1:
-        yield from read(portions[0])
+    if len(file_ranges) == 1:
+        yield from read(file_ranges[0])
         return
-    waiting = sorted(portions, key=lambda portion: portion.offsets or (0, 0), reverse=True)
+    waiting = sorted(file_ranges, key=lambda file_range: file_range.offsets or (0, 0), reverse=True)
     streams: list[Iterator[_Head]] = []
     heads: list[_Head] = []
     while heads or waiting:

@@ -34,7 +34,7 @@ class JobFailed(LogfsError):
     """Some tasks of a job met an error. The work of the other tasks is done and stays."""
 
 
-class Work(NamedTuple, Generic[_Item]):
+class WorkItem(NamedTuple, Generic[_Item]):
     """A work item for a task, and the approximate number of bytes to read or write for it."""
 
     item: _Item
@@ -48,7 +48,7 @@ class _Failure(NamedTuple):
 def run(
     spark: SparkSession,
     title: str,
-    works: Sequence[Work[_Item]],
+    works: Sequence[WorkItem[_Item]],
     do: Callable[[_Item], _Result],
     progress: Progress | None = None,
 ) -> list[_Result]:
@@ -64,7 +64,7 @@ def run(
     context = spark.sparkContext
     groups = list(packed(works, lambda work: work.size_bytes, TASK_BYTES))
     done = context.accumulator(0)
-    task = _Task(do, done)
+    task = _WorkTask(do, done)
     tasks = context.parallelize(groups, len(groups)).map(task)
     outcome: list[list[list[_Result | _Failure]]] = []
     failure: list[BaseException] = []
@@ -95,14 +95,14 @@ def run(
     return [result for result in results if not isinstance(result, _Failure)]
 
 
-class _Task(Generic[_Item, _Result]):
+class _WorkTask(Generic[_Item, _Result]):
     """The function that a Python worker runs for each group of work items."""
 
     def __init__(self, do: Callable[[_Item], _Result], done: Accumulator[int]) -> None:
         self._do = do
         self._done = done
 
-    def __call__(self, group: Sequence[Work[_Item]]) -> list[_Result | _Failure]:
+    def __call__(self, group: Sequence[WorkItem[_Item]]) -> list[_Result | _Failure]:
         results: list[_Result | _Failure] = []
         for work in group:
             try:
@@ -112,5 +112,5 @@ class _Task(Generic[_Item, _Result]):
             except OSError as error:
                 results.append(_Failure(str(workers.located(error))))
             self._done += work.size_bytes
-        workers.settle("job")
+        workers.freeze_loaded_objects("job")
         return results

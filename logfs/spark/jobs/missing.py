@@ -17,23 +17,23 @@ from logfs.spark.jobs.selection import opened
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from logfs.log.transfer.segment_descriptor import PlannedFile
+    from logfs.log.transfer.segment_descriptor import FileIdentity
     from logfs.spark.jobs.selection import Paths
 
 
 # The number of segments that one error names.
-_TOLD = 3
+_MAX_NAMED = 3
 
 
-class Missing(NamedTuple):
+class MissingSegment(NamedTuple):
     """A planned file that a task did not find, the host of the task, and the text of the error that it met."""
 
-    file: PlannedFile
+    file: FileIdentity
     host: str
     reason: str
 
     @classmethod
-    def here(cls, file: PlannedFile, error: Exception) -> Missing:
+    def here(cls, file: FileIdentity, error: Exception) -> MissingSegment:
         """In a task: return the entry for this host; `error` is the error that opening or reading the file raised."""
         return cls(file, workers.host(), str(error))
 
@@ -47,19 +47,19 @@ class Missing(NamedTuple):
         return str(workers.NotOnHost.because(reason, self.host))
 
 
-def failure(missing: Sequence[Missing]) -> JobFailed:
+def failure(missing: Sequence[MissingSegment]) -> JobFailed:
     """Return the error for the missing segments that are still in the log; there must be at least one."""
-    more = len(missing) - _TOLD
+    more = len(missing) - _MAX_NAMED
     rest = f"; and {more} more segments" if more > 0 else ""
-    return JobFailed("; ".join(map(str, missing[:_TOLD])) + rest)
+    return JobFailed("; ".join(map(str, missing[:_MAX_NAMED])) + rest)
 
 
-def still_in_log(paths: Paths, missing: Iterable[Missing]) -> list[Missing]:
+def still_in_log(paths: Paths, missing: Iterable[MissingSegment]) -> list[MissingSegment]:
     """In the driver: return the missing segments that the log still has. Each of them is an error.
 
     Raises the errors of opening a store read-only.
     """
-    found: list[Missing] = []
+    found: list[MissingSegment] = []
     asked = list(missing)
     if not asked:
         return found

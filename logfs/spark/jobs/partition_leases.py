@@ -13,11 +13,11 @@ from pyspark import TaskContext
 from logfs.errors import InvalidStore, LogfsError
 from logfs.format.base import names
 from logfs.spark import workers
-from logfs.spark.jobs.job_runner import Work, run
+from logfs.spark.jobs.job_runner import WorkItem, run
 from logfs.spark.jobs.selection import check_topics, log_dirs, of_topics
-from logfs.store.commits.commit import held_up
+from logfs.store.commits.commit import partitions_of_pending_commits
 from logfs.store.directory.lease import Lease
-from logfs.store.observe.commit_client import check_there
+from logfs.store.observe.commit_client import require_log_dirs
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Visited(NamedTuple, Generic[_Result]):
 
 
 @dataclass(frozen=True)
-class _Loan:
+class _PlannedLease:
     """A lease, and what identifies the partition's directory, so that a task can check that it sees the driver's.
 
     `inode` is the inode number of the directory. `files` are the names, inode numbers and sizes (bytes) of the .log
@@ -53,7 +53,7 @@ class _Loan:
     files: tuple[tuple[str, int, int], ...]
 
     @classmethod
-    def of(cls, lease: Lease) -> _Loan:
+    def of(cls, lease: Lease) -> _PlannedLease:
         """Return a loan with the current state of the directory on this machine. Raises `OSError`."""
         directory = cls._directory(lease)
         files = []
@@ -93,7 +93,7 @@ class _Loan:
         return found
 
 
-class Lending:
+class LeasedPartitions:
     """Log directories that this process has locked, and their partitions, which tasks work on.
 
     Until all tasks have returned without an error, the directories count as not cleanly shut down. So a driver that
@@ -126,12 +126,12 @@ class Lending:
         works = []
         for name in wanted:
             home = self.store.homes[name]
-            loan = _Loan.of(Lease.of(home, names.parse_directory(name)))
-            works.append(Work(loan, sum(size for _, _, size in loan.files)))
+            loan = _PlannedLease.of(Lease.of(home, names.parse_directory(name)))
+            works.append(WorkItem(loan, sum(size for _, _, size in loan.files)))
         was_clean = {log_dir: log_dir.clean for log_dir in self.store.log_dirs}
         for log_dir in was_clean:
             log_dir.clean = False
-        visits = run(spark, title, works, _Task(do, recover), progress)
+        visits = run(spark, title, works, _LeasedTask(do, recover), progress)
         for log_dir, clean in was_clean.items():
             here = [
                 returned for name, _, _, returned in visits if self.store.homes[name] is log_dir
@@ -170,15 +170,15 @@ class Lending:
 
 
 @contextmanager
-def lent(paths: Paths, topics: Iterable[str] | None) -> Iterator[Lending]:
-    """Lock log directories while the context is open, and yield a `Lending` of their partitions.
+def lease_partitions(paths: Paths, topics: Iterable[str] | None) -> Iterator[LeasedPartitions]:
+    """Lock log directories while the context is open, and yield a `LeasedPartitions` of their partitions.
 
     Raises the errors of opening a store, `StoreLocked` if a mount or a broker holds the directories,
     `UnknownPartition` for a topic that does not exist, and `InvalidStore` if a decided commit cannot be finished.
     """
     directories = [Path(path) for path in log_dirs(paths)]
-    check_there(directories)
-    waiting = held_up(directories)
+    require_log_dirs(directories)
+    waiting = partitions_of_pending_commits(directories)
     if waiting:
         # Loading the partitions of a decided commit finishes the commit, which must precede other work on them.
         Store(directories, only=waiting.__contains__).close()
@@ -188,11 +188,11 @@ def lent(paths: Paths, topics: Iterable[str] | None) -> Iterator[Lending]:
             raise InvalidStore(
                 f"{where}: a decided commit cannot be finished; 'logfs recover' shows why"
             )
-        yield Lending(store, topics)
+        yield LeasedPartitions(store, topics)
 
 
 @dataclass(frozen=True)
-class _Task(Generic[_Result]):
+class _LeasedTask(Generic[_Result]):
     """The function that a task calls for each partition that is leased to it.
 
     It returns the name of the partition, the result, the reason of a failure, and the values for the checkpoints.
@@ -201,7 +201,9 @@ class _Task(Generic[_Result]):
     do: Callable[[Store, str], _Result]
     recover: bool
 
-    def __call__(self, loan: _Loan) -> tuple[str, _Result | None, str | None, Returned | None]:
+    def __call__(
+        self, loan: _PlannedLease
+    ) -> tuple[str, _Result | None, str | None, Returned | None]:
         lease, context = loan.lease, TaskContext.get()
         name = lease.partition.directory
         try:

@@ -12,10 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from logfs.log.disk.disk import Gone
-from logfs.log.transfer.segment_descriptor import PlannedSegment, planned
-from logfs.log.transfer.segment_stats import Counts, count
-from logfs.spark.jobs.job_runner import Work, run
-from logfs.spark.jobs.missing import Missing, failure, still_in_log
+from logfs.log.transfer.segment_descriptor import SegmentDescriptor, describe_segment
+from logfs.log.transfer.segment_stats import SegmentStats, count_segment
+from logfs.spark.jobs.job_runner import WorkItem, run
+from logfs.spark.jobs.missing import MissingSegment, failure, still_in_log
 from logfs.spark.jobs.selection import opened
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class TopicStats:
     topic: str
     partitions: int
     segments: int
-    counts: Counts
+    counts: SegmentStats
 
     @property
     def keys(self) -> int:
@@ -85,26 +85,26 @@ def stats(
     with opened(paths, topics) as store:
         for reason in store.offline.values():
             raise reason
-        works: list[Work[PlannedSegment]] = []
+        works: list[WorkItem[SegmentDescriptor]] = []
         segments: Counter[str] = Counter()
         partitions: Counter[str] = Counter()
         topic_of = {}
         for name in store:
             partition = store[name]
-            here = [plan for _, plan in planned(partition)]
-            works += [Work(each, each.size_bytes) for each in here]
+            here = [plan for _, plan in describe_segment(partition)]
+            works += [WorkItem(each, each.size_bytes) for each in here]
             partitions[partition.topic] += 1
             segments[partition.topic] += len(here)
             topic_of[name] = partition.topic
         width = bucket_ms or _width_ms([store[name] for name in store])
     found = run(spark, "logfs stats", works, partial(_count, bucket_ms=width), progress)
-    missing = still_in_log(paths, (each for each in found if isinstance(each, Missing)))
+    missing = still_in_log(paths, (each for each in found if isinstance(each, MissingSegment)))
     if missing:
         raise failure(missing)
-    counts = {topic: Counts() for topic in sorted(partitions)}
+    counts = {topic: SegmentStats() for topic in sorted(partitions)}
     for work, counted in zip(works, found, strict=True):
         # Segments that retention or compaction has removed since the plan are not counted.
-        if not isinstance(counted, Missing):
+        if not isinstance(counted, MissingSegment):
             counts[topic_of[work.item.partition]].merge(counted)
     return Stats(
         tuple(
@@ -115,15 +115,15 @@ def stats(
     )
 
 
-def _count(plan: PlannedSegment, *, bucket_ms: int) -> Counts | Missing:
+def _count(plan: SegmentDescriptor, *, bucket_ms: int) -> SegmentStats | MissingSegment:
     try:
         segment = plan.open()
         try:
-            return count(segment, bucket_ms)
+            return count_segment(segment, bucket_ms)
         finally:
             segment.close()
     except (FileNotFoundError, Gone) as error:
-        return Missing.here(plan.file, error)
+        return MissingSegment.here(plan.file, error)
 
 
 def _width_ms(partitions: list[Partition]) -> int:

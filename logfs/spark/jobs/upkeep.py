@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.format.base import names
-from logfs.spark.jobs.partition_leases import lent
+from logfs.spark.jobs.partition_leases import lease_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,7 +48,7 @@ def reindex(
     read has the reason, and the others are done. Raises `StoreLocked`, `UnknownPartition`, and the errors of opening
     a store.
     """
-    with lent(paths, topics) as lending:
+    with lease_partitions(paths, topics) as lending:
         return lending.visit(
             spark, "logfs reindex", lending.names, _reindex, recover=True, progress=progress
         )
@@ -68,7 +68,7 @@ def compact(
     Each task uses as much memory as `log.cleaner.dedupe.buffer.size` specifies, and observes
     `log.cleaner.io.max.bytes.per.second`. Locking, `topics`, `progress` and errors are as in `reindex`.
     """
-    with lent(paths, topics) as lending:
+    with lease_partitions(paths, topics) as lending:
         settings = lending.store.settings
         wanted = [
             name
@@ -83,7 +83,7 @@ def compact(
 
 def _reindex(store: Store, name: str) -> Reindexed:
     partition = store[name]
-    # The key maps are rebuilt by the next lookup of a key.
+    # The key indexes are rebuilt by the next lookup of a key.
     partition.forget_keys()
     damaged = sum(bool(segment.damaged) for segment in partition.segments)
     return Reindexed(len(partition.segments), partition.log_end_offset, damaged)

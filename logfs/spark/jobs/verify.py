@@ -6,10 +6,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from logfs.log.disk.disk import Gone
-from logfs.log.transfer.audit import Account, Finding, Severity, audit, error, note, settle
-from logfs.log.transfer.segment_descriptor import planned
-from logfs.spark.jobs.job_runner import Work, run
-from logfs.spark.jobs.missing import Missing, still_in_log
+from logfs.log.transfer.audit import (
+    Account,
+    Finding,
+    Severity,
+    audit,
+    check_boundaries,
+    error,
+    note,
+)
+from logfs.log.transfer.segment_descriptor import describe_segment
+from logfs.spark.jobs.job_runner import WorkItem, run
+from logfs.spark.jobs.missing import MissingSegment, still_in_log
 from logfs.spark.jobs.selection import opened
 from logfs.store.observe.check import check_log_dirs, check_small_files, trusts_indexes
 
@@ -19,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from logfs.log.append.partition import Partition
-    from logfs.log.transfer.segment_descriptor import PlannedSegment
+    from logfs.log.transfer.segment_descriptor import SegmentDescriptor
     from logfs.spark.jobs.job_runner import Progress
     from logfs.spark.jobs.selection import Paths
     from logfs.store.store import Store
@@ -59,21 +67,24 @@ def verify(
     with opened(paths, topics) as store:
         findings = list(check_log_dirs(store))
         small: dict[str, list[Finding]] = {}
-        works: list[Work[Subject]] = []
+        works: list[WorkItem[AuditSubject]] = []
         for name in store:
             small[name] = list(check_small_files(store, store[name]))
-            works += [Work(each, each.segment.size_bytes) for each in subjects(store, store[name])]
+            works += [
+                WorkItem(each, each.segment.size_bytes)
+                for each in audit_subjects(store, store[name])
+            ]
         starts = {name: store[name].log_start_offset for name in store}
     found = run(spark, "logfs verify", works, _audit, progress)
-    missing = set(still_in_log(paths, (each for each in found if isinstance(each, Missing))))
+    missing = set(still_in_log(paths, (each for each in found if isinstance(each, MissingSegment))))
     of_logs: dict[str, list[Finding]] = {name: [] for name in starts}
     accounts: dict[str, list[Account]] = {name: [] for name in starts}
     for work, outcome in zip(works, found, strict=True):
         name = work.item.segment.partition
-        if isinstance(outcome, Missing):
+        if isinstance(outcome, MissingSegment):
             of_logs[name].append(_of_missing(outcome, is_error=outcome in missing))
             # The segment was not audited, but its offsets are not missing in the log. An account that allows gaps
-            # keeps `settle` from reporting them.
+            # keeps `check_boundaries` from reporting them.
             file = outcome.file
             accounts[name].append(
                 Account(file.path, file.path, file.base_offset, True, file.next_offset)
@@ -84,7 +95,7 @@ def verify(
         if account is not None:
             accounts[name].append(account)
     for name, start in starts.items():
-        findings += [*small[name], *of_logs[name], *settle(accounts[name], start)]
+        findings += [*small[name], *of_logs[name], *check_boundaries(accounts[name], start)]
     return Report(
         tuple(findings),
         len(starts),
@@ -95,10 +106,10 @@ def verify(
 
 
 @dataclass(frozen=True)
-class Subject:
+class AuditSubject:
     """A segment to audit in another process, with the arguments of `audit`. It can be pickled."""
 
-    segment: PlannedSegment
+    segment: SegmentDescriptor
     epochs: tuple[tuple[int, int], ...]
     trusts_indexes: bool
     live: bool
@@ -133,25 +144,25 @@ class Subject:
         return findings, account
 
 
-def _audit(subject: Subject) -> tuple[list[Finding], Account | None] | Missing:
+def _audit(subject: AuditSubject) -> tuple[list[Finding], Account | None] | MissingSegment:
     try:
         return subject.audit()
     except (FileNotFoundError, Gone) as why:
-        return Missing.here(subject.segment.file, why)
+        return MissingSegment.here(subject.segment.file, why)
 
 
-def _of_missing(missing: Missing, *, is_error: bool) -> Finding:
+def _of_missing(missing: MissingSegment, *, is_error: bool) -> Finding:
     path = missing.file.path
     if is_error:
         return error(path, f"was not read: {missing.text}")
     return note(path, "has left the log while it was audited")
 
 
-def subjects(store: Store, partition: Partition) -> list[Subject]:
-    """Return a `Subject` for each segment of a partition, in order. Raises `Gone`, `OSError`."""
+def audit_subjects(store: Store, partition: Partition) -> list[AuditSubject]:
+    """Return a `AuditSubject` for each segment of a partition, in order. Raises `Gone`, `OSError`."""
     epochs, start = tuple(partition.epochs.entries), partition.log_start_offset
     live = store.homes[partition.name.directory].live
     return [
-        Subject(plan, epochs, trusts_indexes(store, partition, segment), live, start)
-        for segment, plan in planned(partition)
+        AuditSubject(plan, epochs, trusts_indexes(store, partition, segment), live, start)
+        for segment, plan in describe_segment(partition)
     ]

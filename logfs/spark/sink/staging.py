@@ -44,7 +44,7 @@ _LOOKS = 5
 _LOOK_SECONDS = 0.1
 
 
-class Task:
+class StagingTask:
     """Stages the rows of one task for the commit `sequence` of a `writer`."""
 
     def __init__(

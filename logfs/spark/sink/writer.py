@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
 from logfs.errors import CommitPending, LogfsError
 from logfs.spark import workers
 from logfs.spark.sink.options import WriteOptions, check_write_schema
-from logfs.spark.sink.staging import Task, check_staged, planned_partitions
+from logfs.spark.sink.staging import StagingTask, check_staged, planned_partitions
 from logfs.store.observe import commit_client
 
 if TYPE_CHECKING:
@@ -62,16 +62,18 @@ class _Sink:
         self.options = options
         # Resolved in the driver: a mountpoint need not exist on the machines of the tasks.
         self.log_dirs = commit_client.log_dirs_of(options.paths)
-        commit_client.check_there(map(Path, self.log_dirs))
+        commit_client.require_log_dirs(map(Path, self.log_dirs))
         self.planned = planned_partitions(self.log_dirs, options.topic)
 
     def _stage(self, batches: Iterator[pa.RecordBatch], writer: str, sequence: int) -> Staged:
         context = TaskContext.get()
         turn = sequence + (context.partitionId() if context is not None else 0)
         with workers.naming_host():
-            task = Task(self.log_dirs, self.planned, self.options.topic, writer, sequence, turn)
+            task = StagingTask(
+                self.log_dirs, self.planned, self.options.topic, writer, sequence, turn
+            )
             staged = Staged(writer, workers.host(), tuple(task.stage(batches)))
-        workers.settle("write")
+        workers.freeze_loaded_objects("write")
         return staged
 
     def _commit(
@@ -115,7 +117,7 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
         self._id = options.transaction or (str(uuid.uuid4()), 0)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """In a task: stage its rows and return the commit message. Raises as `Task` and `Task.stage`."""
+        """In a task: stage its rows and return the commit message. Raises as `StagingTask` and `Task.stage`."""
         return self._stage(iterator, *self._id)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -139,7 +141,7 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """In a task: stage its rows and return the commit message.
 
-        Raises `RuntimeError` outside of a streaming query, and as `Task` and `Task.stage`.
+        Raises `RuntimeError` outside of a streaming query, and as `StagingTask` and `Task.stage`.
         """
         context = TaskContext.get()
         query = context.getLocalProperty(_QUERY_ID) if context is not None else None

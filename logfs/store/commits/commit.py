@@ -24,10 +24,23 @@ from logfs.errors import (
 )
 from logfs.format.base.names import INT64_MAX
 from logfs.format.files import commit_file
-from logfs.format.files.commit_file import NO_PLACE, CommitLog, Part, Pending, StagedFile, Writer
+from logfs.format.files.commit_file import (
+    NO_PLACE,
+    CommitLog,
+    CommitPart,
+    Pending,
+    StagedFile,
+    Writer,
+)
 from logfs.log.disk.disk import EXHAUSTED, Disk
-from logfs.log.recovery import Place
-from logfs.log.transfer.staged_batches import Landing, Measures, measure, place, take_stock
+from logfs.log.recovery import FilePosition
+from logfs.log.transfer.staged_batches import (
+    BatchMeasures,
+    StagedAppend,
+    measure_staged,
+    place,
+    reconcile,
+)
 from logfs.store.directory.log_dir import FirstError
 
 if TYPE_CHECKING:
@@ -147,11 +160,11 @@ class Commits:
         for name in sorted(by_partition):
             partition = registry[name]
             chosen = tuple(by_partition[name])
-            measures[name] = measure(
+            measures[name] = measure_staged(
                 partition.disk, partition.directory, chosen, partition.config, registry.clock()
             )
             where = "" if registry.homes[name] is home else str(registry.home(name))
-            parts.append(Part(name, chosen, 0, 0, 0, 0, log_dir=where))
+            parts.append(CommitPart(name, chosen, 0, 0, 0, 0, log_dir=where))
             # Flush before the locks are taken: other threads then do not have to wait for the longest fsync.
             partition.flush()
         pending = Pending(writer, sequence, registry.clock(), tuple(parts))
@@ -167,7 +180,9 @@ class Commits:
             return known[0]
         return self._registry.working[0] if name is None else self._registry.homes[name]
 
-    def _apply(self, home: LogDir, pending: Pending, measures: Mapping[str, Measures]) -> Committed:
+    def _apply(
+        self, home: LogDir, pending: Pending, measures: Mapping[str, BatchMeasures]
+    ) -> Committed:
         """Decide a commit, unless it is decided already; do it, and record that it is done.
 
         The locks of its partitions are held until the batches are durable.
@@ -184,7 +199,7 @@ class Commits:
             for part in todo:
                 partition = partitions[part.partition]
                 for file in part.files:
-                    # Raises `FileNotFoundError` if the partition was moved since `measure` without the file.
+                    # Raises `FileNotFoundError` if the partition was moved since `measure_staged` without the file.
                     partition.disk.stat(partition.directory / file.name)
                 # Records that a crash could lose must not precede the batches of a decided commit.
                 partition.flush()
@@ -195,10 +210,11 @@ class Commits:
             )
             if decided != self._known[home].pending:
                 self._write(home, replace(self._known[home], pending=decided))
-            landings = [
-                Landing(partitions[name], part, measures[name]) for name, part in placed.items()
+            staged_appends = [
+                StagedAppend(partitions[name], part, measures[name])
+                for name, part in placed.items()
             ]
-            self._land(home, decided, landings)
+            self._land(home, decided, staged_appends)
         self._note(home, decided)
         return Committed(
             False,
@@ -208,26 +224,26 @@ class Commits:
             },
         )
 
-    def _land(self, home: LogDir, decided: Pending, landings: Sequence[Landing]) -> None:
+    def _land(self, home: LogDir, decided: Pending, staged_appends: Sequence[StagedAppend]) -> None:
         """Write the batches after the log ends, where readers do not look; then show all of them; then flush."""
-        for landing in landings:
+        for staged_append in staged_appends:
             try:
-                landing.write()
+                staged_append.write()
             except (LogfsError, OSError) as error:
-                self._take_back(landings)
+                self._take_back(staged_appends)
                 if isinstance(error, OSError) and error.errno not in _HARMLESS:
-                    landing.partition.fail("a write failed", error)
+                    staged_append.partition.fail("a write failed", error)
                 raise _pending_error(decided, error) from error
         errors = FirstError()
         done: set[str] = set()
-        for landing in landings:
+        for staged_append in staged_appends:
             with errors:
-                landing.show(self._registry.clock())
-        for landing in landings:
+                staged_append.show(self._registry.clock())
+        for staged_append in staged_appends:
             with errors:
                 # Flush even if another partition failed: appends must not follow batches that a crash could lose.
-                landing.partition.flush()
-                done.add(landing.part.partition)
+                staged_append.partition.flush()
+                done.add(staged_append.part.partition)
         if errors.error is not None:
             parts = [replace(p, done=p.done or p.partition in done) for p in decided.parts]
             pending = replace(decided, parts=tuple(parts))
@@ -235,12 +251,12 @@ class Commits:
             raise _pending_error(decided, errors.error) from errors.error
 
     @staticmethod
-    def _take_back(landings: Sequence[Landing]) -> None:
-        for landing in landings:
+    def _take_back(staged_appends: Sequence[StagedAppend]) -> None:
+        for staged_append in staged_appends:
             try:
-                landing.undo()
+                staged_append.undo()
             except OSError as error:
-                landing.partition.fail("a write failed and could not be undone", error)
+                staged_append.partition.fail("a write failed and could not be undone", error)
 
     def _note(self, home: LogDir, done: Pending) -> None:
         """Record that a commit is done, and remove its staged files.
@@ -317,13 +333,13 @@ class Commits:
                 for part in there.parts:
                     if not part.done:
                         partition = self._registry[part.partition]
-                        measures[part.partition] = measure(
+                        measures[part.partition] = measure_staged(
                             partition.disk, partition.directory, part.files
                         )
                 logger.info("%s: finishing commit %d", pending.writer, pending.sequence)
                 self._apply(home, there, measures)
 
-    def _present(self, home: LogDir, part: Part) -> Part | None:
+    def _present(self, home: LogDir, part: CommitPart) -> CommitPart | None:
         """Return the part if it can be done, or None if its partition was deleted.
 
         Raises `CommitPending` if the partition is not loaded, or its log directory is not open here.
@@ -385,7 +401,7 @@ class Commits:
         except (LogfsError, OSError) as error:
             logger.error("a decided commit is not finished: %s", error)
 
-    def take_stock(self, log_dir: LogDir, name: TopicPartition, directory: Path) -> bool:
+    def reconcile(self, log_dir: LogDir, name: TopicPartition, directory: Path) -> bool:
         """Determine, before a partition is loaded, what a crash has left of a commit to it.
 
         Record the result in the commit file, and return whether files of the partition may have been changed.
@@ -408,20 +424,22 @@ class Commits:
                 self._write(home, log)
         return changed
 
-    def _taken(self, part: Part, log_dir: LogDir, name: TopicPartition, directory: Path) -> Part:
+    def _taken(
+        self, part: CommitPart, log_dir: LogDir, name: TopicPartition, directory: Path
+    ) -> CommitPart:
         start = max(log_dir.log_starts.get(name, 0), log_dir.cleaner_offsets.get(name, 0))
         if start > part.base_offset:
             # Retention or a cleaner has passed the place since, so the part was done.
             return replace(part, done=True)
         try:
-            return take_stock(log_dir.disk, directory, part)[0]
+            return reconcile(log_dir.disk, directory, part)[0]
         except (FileNotFoundError, Corrupt) as error:
             logger.error("%s: the staged files of a decided commit are lost: %s", directory, error)
             return part
 
     def place_of_remains(
         self, log_dir: LogDir, name: TopicPartition, directory: Path
-    ) -> Place | None:
+    ) -> FilePosition | None:
         """Return where a read-only store must end a log: before the remains of a commit. None without remains.
 
         A crash leaves such remains. The next opening for writing cuts them off and does the commit.
@@ -436,8 +454,8 @@ class Commits:
                         or part.base_offset == NO_PLACE
                     ):
                         continue
-                    if take_stock(log_dir.disk, directory, part)[1]:
-                        return Place(part.segment, part.position)
+                    if reconcile(log_dir.disk, directory, part)[1]:
+                        return FilePosition(part.segment, part.position)
             except (OSError, Corrupt) as error:
                 logger.warning(
                     "%s: cannot determine what is left of a commit: %s", directory, error
@@ -498,7 +516,7 @@ def read_commits(disk: Disk, log_dir: Path) -> CommitLog:
         ) from None
 
 
-def held_up(log_dirs: Iterable[Path]) -> set[str]:
+def partitions_of_pending_commits(log_dirs: Iterable[Path]) -> set[str]:
     """Return the partitions of commits that are decided and not done. Loading them with a `Store` does the commits.
 
     A damaged commit file counts as one without such a commit; the store reports the damage. Raises `OSError`.
@@ -521,7 +539,7 @@ def _check_names(files: Iterable[StagedFile]) -> None:
             )
 
 
-def _records_of(part: Part, measures: Mapping[str, Measures]) -> int:
+def _records_of(part: CommitPart, measures: Mapping[str, BatchMeasures]) -> int:
     if part.partition not in measures:
         return sum(file.record_count for file in part.files)
     return int(measures[part.partition].behind(part.skip).counts.sum())

@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from logfs.errors import Corrupt, LogDirFailed, LogfsError
 from logfs.format.files import checkpoint
-from logfs.log.disk.checked_disk import WatchedDisk
+from logfs.log.disk.checked_disk import CheckedDisk
 from logfs.store.directory.lock import Lock, holder
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class LogDir:
     ) -> None:
         """Touch nothing on the disk before `open`. `failed` is called once, if the directory fails."""
         self.path = path
-        self.disk = WatchedDisk(disk, path, lambda: failed(self))
+        self.disk = CheckedDisk(disk, path, lambda: failed(self))
         # The directory's attributes when it was opened; its mode and owner become those of the mount.
         self.found: os.stat_result | None = None
         self.live = self.clean = self.is_brokers = False

@@ -29,7 +29,7 @@ _TABLE = Path("/proc/self/mountinfo")
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
-class Mounted(enum.Enum):
+class MountState(enum.Enum):
     """Whether a logfs is mounted on a path, and whether its daemon is alive."""
 
     NOTHING = "nothing"
@@ -37,7 +37,7 @@ class Mounted(enum.Enum):
     DEAD = "dead"
 
 
-class Mount(NamedTuple):
+class MountEntry(NamedTuple):
     """One line of the mount table.
 
     `number` is the kernel's mount id. `root` is the directory of the filesystem that is mounted: "/" except for bind
@@ -54,12 +54,12 @@ class Mount(NamedTuple):
     options: frozenset[str]
 
 
-def mounts(table: Path = _TABLE) -> list[Mount]:
+def mounts(table: Path = _TABLE) -> list[MountEntry]:
     """Return all mounts of a mount table, in the kernel's order; none if the table cannot be read."""
     return [_parse(line) for line in _lines(table)]
 
 
-def logfs_mounts() -> dict[str, Mount]:
+def logfs_mounts() -> dict[str, MountEntry]:
     """Return the mounts of logfs by mountpoint, bind mounts of directories in them included.
 
     Of several mounts on one another, the topmost counts.
@@ -72,11 +72,11 @@ def logfs_mounts() -> dict[str, Mount]:
     return {path: mount for path, mount in topmost.items() if mount.kind == FILESYSTEM_TYPE}
 
 
-def mounted_at(mountpoint: Path) -> Mounted:
+def mounted_at(mountpoint: Path) -> MountState:
     """Return the state of exactly this path. A mount of another kind counts as `NOTHING`, alive or dead."""
     if str(mountpoint) not in logfs_mounts():
-        return Mounted.NOTHING
-    return Mounted.DEAD if is_dead(mountpoint) else Mounted.LIVE
+        return MountState.NOTHING
+    return MountState.DEAD if is_dead(mountpoint) else MountState.LIVE
 
 
 def is_dead(path: str | os.PathLike[str]) -> bool:
@@ -110,7 +110,7 @@ def within(seconds: float, ask: Callable[[], _T]) -> _T:
     return answer.result(seconds)
 
 
-def other_mounts(mount: Mount) -> dict[str, list[int]]:
+def other_mounts(mount: MountEntry) -> dict[str, list[int]]:
     """Return where the filesystem of `mount`, which was unmounted, is still mounted.
 
     The keys are the mountpoints; the values are the pids of the processes in other mount namespaces that see them. A
@@ -128,7 +128,7 @@ def other_mounts(mount: Mount) -> dict[str, list[int]]:
     return found
 
 
-def is_served(mount: Mount) -> bool:
+def is_served(mount: MountEntry) -> bool:
     """Whether the kernel still has a connection for `mount`, which was unmounted; False if that is unknown.
 
     The mount that uses the connection may be in any mount namespace.
@@ -139,7 +139,7 @@ def is_served(mount: Mount) -> bool:
     return os.path.exists(f"/sys/fs/fuse/connections/{os.minor(mount.device)}")
 
 
-def _same(mount: Mount, process: str) -> list[Mount]:
+def _same(mount: MountEntry, process: str) -> list[MountEntry]:
     """Return the mounts of the same filesystem that a process sees."""
     table = mounts(Path("/proc", process, "mountinfo"))
     return [
@@ -157,12 +157,12 @@ def _lines(table: Path) -> list[bytes]:
         return []
 
 
-def _parse(line: bytes) -> Mount:
+def _parse(line: bytes) -> MountEntry:
     before, _, after = line.partition(b" - ")
     number, _, device, root, mountpoint, flags, *_ = map(_unescape, before.split(b" "))
     kind, source, options = map(_unescape, after.split(b" ")[:3])
     major, _, minor = device.partition(":")
-    return Mount(
+    return MountEntry(
         int(number),
         mountpoint,
         root,

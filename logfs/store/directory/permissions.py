@@ -29,7 +29,7 @@ class Access(NamedTuple):
     gid: int
 
 
-class Modes:
+class PermissionTable:
     """The access of a partition directory ("") and of the files in it, by name.
 
     Access that was never set follows the directory: it has the directory's owner and mode bits, the bits limited to

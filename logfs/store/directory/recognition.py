@@ -30,13 +30,13 @@ from logfs.log.state import leader_epochs
 from logfs.store import settings
 from logfs.store.directory import lock, log_dir
 from logfs.store.directory.lease import Lease
-from logfs.store.directory.mount_table import DEAD_ERRORS, Mount, is_dead, logfs_mounts
+from logfs.store.directory.mount_table import DEAD_ERRORS, MountEntry, is_dead, logfs_mounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
-class Kind(enum.Enum):
+class PathKind(enum.Enum):
     """The kinds of paths that may be given where a log directory is expected."""
 
     LOG_DIR = enum.auto()
@@ -55,11 +55,11 @@ class Kind(enum.Enum):
     UNKNOWN = enum.auto()
 
 
-class Found(NamedTuple):
+class RecognisedPath(NamedTuple):
     """The kind of a path, its description in words, and the paths that were probably meant instead."""
 
     path: Path
-    kind: Kind
+    kind: PathKind
     words: str
     meant: tuple[str, ...] = ()
 
@@ -94,7 +94,7 @@ _MOST_CHILDREN = 100
 _MOST_HINTS = 3
 
 
-def recognise(path: str | os.PathLike[str]) -> Found:
+def recognise(path: str | os.PathLike[str]) -> RecognisedPath:
     """Return what a path is. Reads names and attributes, changes nothing, and raises nothing."""
     path = Path(path).absolute()
     try:
@@ -105,30 +105,32 @@ def recognise(path: str | os.PathLike[str]) -> Found:
         if error.errno in DEAD_ERRORS:
             return _dead(path)
         if error.errno == errno.ELOOP:
-            return Found(path, Kind.OTHER, "is a link that leads back to itself")
-        return Found(path, Kind.UNKNOWN, f"cannot be examined: {error.strerror}")
+            return RecognisedPath(path, PathKind.OTHER, "is a link that leads back to itself")
+        return RecognisedPath(path, PathKind.UNKNOWN, f"cannot be examined: {error.strerror}")
     mounted = _in_mount(path, found)
     if mounted is not None:
         return mounted
     if not os.path.isdir(path):
-        return Found(path, Kind.FILE, "is a file, not a log directory", _log_dir_above(path))
+        return RecognisedPath(
+            path, PathKind.FILE, "is a file, not a log directory", _log_dir_above(path)
+        )
     try:
         kind = _kind_of(path)
     except OSError as error:
-        return Found(path, Kind.UNKNOWN, f"cannot be examined: {error.strerror}")
-    if kind is Kind.EMPTY and (around := _around(path)):
+        return RecognisedPath(path, PathKind.UNKNOWN, f"cannot be examined: {error.strerror}")
+    if kind is PathKind.EMPTY and (around := _around(path)):
         # An empty partition, or `lost+found`: not a place for a new log directory.
         named = _is_partition_name(path.name) and Path(around) == path.parent
-        kind = Kind.PARTITION if named else Kind.OTHER
+        kind = PathKind.PARTITION if named else PathKind.OTHER
     match kind:
-        case Kind.PARTITION:
+        case PathKind.PARTITION:
             return _partition(path)
-        case Kind.OTHER:
+        case PathKind.OTHER:
             return _other(path)
-        case Kind.EMPTY:
-            return Found(path, kind, "holds no partitions: the directory is empty")
+        case PathKind.EMPTY:
+            return RecognisedPath(path, kind, "holds no partitions: the directory is empty")
         case _:
-            return Found(path, kind, "is a log directory")
+            return RecognisedPath(path, kind, "is a log directory")
 
 
 def check_log_dirs(
@@ -148,16 +150,16 @@ def check_log_dirs(
             # The log directory of a lease is in use: it exists, or this is another machine.
             may_be_empty = may_be_made = False
         found = recognise(path)
-        if found.kind in (Kind.LOG_DIR, Kind.UNKNOWN):
+        if found.kind in (PathKind.LOG_DIR, PathKind.UNKNOWN):
             continue
-        if found.kind is Kind.EMPTY and may_be_empty:
+        if found.kind is PathKind.EMPTY and may_be_empty:
             continue
-        if found.kind is Kind.EMPTY:
+        if found.kind is PathKind.EMPTY:
             raise found.error("; is its disk mounted?")
-        if found.kind is Kind.MISSING and may_be_made and _can_be_made(found.path):
+        if found.kind is PathKind.MISSING and may_be_made and _can_be_made(found.path):
             check_place(found.path)
             continue
-        if found.kind is Kind.MISSING and (may_be_empty or may_be_made):
+        if found.kind is PathKind.MISSING and (may_be_empty or may_be_made):
             raise found.error(
                 f"; a new log directory starts as an empty directory: mkdir -p {found.path}"
             )
@@ -168,7 +170,7 @@ def check_place(path: Path) -> None:
     """Raise `InvalidStore` for a new log directory in another one or in a partition, which is a mistake."""
     if around := _around(path):
         words = "does not exist, and a log directory cannot be created inside another one"
-        raise Found(path, Kind.MISSING, words, (around,)).error()
+        raise RecognisedPath(path, PathKind.MISSING, words, (around,)).error()
 
 
 def mounted_log_dirs(path: str | os.PathLike[str]) -> list[str] | None:
@@ -187,24 +189,24 @@ def mounted_log_dirs(path: str | os.PathLike[str]) -> list[str] | None:
 # The kind of a directory, by the names in it.
 
 
-def _kind_of(path: Path) -> Kind:
+def _kind_of(path: Path) -> PathKind:
     """Return LOG_DIR, PARTITION, EMPTY or OTHER. Raises `OSError` for a directory that cannot be read."""
     inside = os.listdir(path)
     segments = _has_partition_files(inside)
     if _is_marked(inside) and not segments:
-        return Kind.LOG_DIR
+        return PathKind.LOG_DIR
     rest = [name for name in inside if name not in _NOTHING]
     possible = [name for name in rest if _is_partition_name(name)]
     if any(_is_partition(path / name) for name in possible):
-        return Kind.LOG_DIR
+        return PathKind.LOG_DIR
     if segments:
-        return Kind.PARTITION
+        return PathKind.PARTITION
     if not rest:
-        return Kind.LOG_DIR if lock.FILE_NAME in inside else Kind.EMPTY
+        return PathKind.LOG_DIR if lock.FILE_NAME in inside else PathKind.EMPTY
     # Partitions may be empty after `mkdir`, or after a crash during their creation. Nothing else may be there, for
     # their names alone prove nothing.
     bare = len(possible) == len(rest) and (lock.FILE_NAME in inside or _all_empty(path, rest))
-    return Kind.LOG_DIR if bare else Kind.OTHER
+    return PathKind.LOG_DIR if bare else PathKind.OTHER
 
 
 def _is_marked(inside: list[str]) -> bool:
@@ -258,27 +260,33 @@ def _is_log_dir(path: Path) -> bool:
 # Descriptions and hints.
 
 
-def _partition(path: Path) -> Found:
+def _partition(path: Path) -> RecognisedPath:
     if _is_partition_name(path.name):
         above = (str(path.parent),) if _is_log_dir(path.parent) else ()
-        return Found(path, Kind.PARTITION, "is a partition, not a log directory", above)
+        return RecognisedPath(
+            path, PathKind.PARTITION, "is a partition, not a log directory", above
+        )
     words = (
         "holds the files of a partition, so it is not a log directory: rename it to TOPIC-NUMBER, and give its "
         "parent directory"
     )
-    return Found(path, Kind.PARTITION, words)
+    return RecognisedPath(path, PathKind.PARTITION, words)
 
 
-def _other(path: Path) -> Found:
+def _other(path: Path) -> RecognisedPath:
     if above := _log_dir_above(path):
-        return Found(path, Kind.OTHER, "is inside a log directory, but is not one itself", above)
+        return RecognisedPath(
+            path, PathKind.OTHER, "is inside a log directory, but is not one itself", above
+        )
     words = "is not a log directory: it has files, but no partitions"
-    return Found(path, Kind.OTHER, words, _log_dirs_below(path))
+    return RecognisedPath(path, PathKind.OTHER, words, _log_dirs_below(path))
 
 
-def _missing(path: Path) -> Found:
+def _missing(path: Path) -> RecognisedPath:
     if os.path.islink(path):
-        return Found(path, Kind.MISSING, f"is a link to {os.readlink(path)}, which is missing")
+        return RecognisedPath(
+            path, PathKind.MISSING, f"is a link to {os.readlink(path)}, which is missing"
+        )
     known = next(parent for parent in path.parents if os.path.lexists(parent))
     words = "does not exist" if known == path.parent else f"does not exist, nor does {path.parent}"
     try:
@@ -286,9 +294,9 @@ def _missing(path: Path) -> Found:
         if mounted is not None:
             return mounted
         above = (str(known),) if known.is_dir() and _is_log_dir(known) else _log_dir_above(known)
-        return Found(path, Kind.MISSING, words, above or _similar(path, known))
+        return RecognisedPath(path, PathKind.MISSING, words, above or _similar(path, known))
     except OSError:
-        return Found(path, Kind.MISSING, words)
+        return RecognisedPath(path, PathKind.MISSING, words)
 
 
 def _similar(path: Path, known: Path) -> tuple[str, ...]:
@@ -322,7 +330,7 @@ def _log_dirs_below(path: Path) -> tuple[str, ...]:
 # Mounts of logfs.
 
 
-def _in_mount(path: Path, found: os.stat_result) -> Found | None:
+def _in_mount(path: Path, found: os.stat_result) -> RecognisedPath | None:
     """Return what a path in a mount of logfs is, or None for a path that is not in one."""
     if os.major(found.st_dev):
         # The path is on a real device, which FUSE mounts do not have.
@@ -336,23 +344,27 @@ def _in_mount(path: Path, found: os.stat_result) -> Found | None:
     mount = here.get(real)
     if mount is not None and mount.root == "/":
         meant = tuple(mounted_log_dirs(real) or _sources(mount))
-        return Found(path, Kind.MOUNTPOINT, "is where logfs is mounted, not a log directory", meant)
+        return RecognisedPath(
+            path, PathKind.MOUNTPOINT, "is where logfs is mounted, not a log directory", meant
+        )
     whole = [p for p, m in here.items() if m.root == "/" and real.startswith(f"{p}/")]
     meant = (max(whole, key=len),) if whole else ()
     mount = next(iter(here.values()))
     source = f" of {mount.source}" if mount.source.startswith("/") else ""
-    return Found(path, Kind.IN_MOUNT, f"lies in a mount of logfs{source}, not on the disk", meant)
+    return RecognisedPath(
+        path, PathKind.IN_MOUNT, f"lies in a mount of logfs{source}, not on the disk", meant
+    )
 
 
-def _sources(mount: Mount) -> tuple[str, ...]:
+def _sources(mount: MountEntry) -> tuple[str, ...]:
     return (mount.source,) if os.path.isdir(mount.source) else ()
 
 
-def _dead(path: Path) -> Found:
+def _dead(path: Path) -> RecognisedPath:
     known = [each for each in logfs_mounts() if path == Path(each) or Path(each) in path.parents]
     where = max(known, key=len, default=str(path))
     words = f"is, or lies in, a mount whose daemon has died; 'logfs umount {where}' clears it away"
-    return Found(path, Kind.DEAD_MOUNT, words)
+    return RecognisedPath(path, PathKind.DEAD_MOUNT, words)
 
 
 # Places for a new log directory.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from logfs.errors import InvalidSetting, InvalidStore, LogfsError
 from logfs.log.compaction.cleaning import Cleaned, CleaningAborted, Dirty
 from logfs.log.disk.disk import EXHAUSTED
-from logfs.store.maintenance.schedule import Task, Timer, due
+from logfs.store.maintenance.schedule import MaintenanceTask, Timer, due
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Log(NamedTuple):
+class LogState(NamedTuple):
     """The input of a plan: a log's segments, settings and offsets.
 
     `checkpoint` is the offset up to which the log was cleaned, None if it never was.
@@ -41,7 +41,7 @@ class Log(NamedTuple):
     checkpoint: int | None
 
 
-class Plan(NamedTuple):
+class CompactionPlan(NamedTuple):
     """How dirty a log is: what a round would clean, in offsets and in bytes, and how overdue the round is.
 
     `clean_bytes` counts the sealed segments below the dirty part. `delay_ms` is the time by which the oldest dirty
@@ -70,7 +70,7 @@ class Plan(NamedTuple):
         return overdue or self.ratio > config.min_cleanable_dirty_ratio
 
 
-def plan(log: Log, now_ms: int) -> Plan:
+def plan_compaction(log: LogState, now_ms: int) -> CompactionPlan:
     """Return how dirty a log is at the time `now_ms` (ms since the epoch)."""
     first_dirty = _first_dirty(log)
     sealed = log.segments[:-1]
@@ -83,10 +83,10 @@ def plan(log: Log, now_ms: int) -> Plan:
     clean = sum(segment.size_bytes for segment in sealed if segment.base_offset < first_dirty)
     times = [time for segment in dirty if (time := segment.first_timestamp) > 0]
     delay_ms = max(now_ms - log.config.max_compaction_lag_ms - min(times, default=now_ms), 0)
-    return Plan(Dirty(first_dirty, bound), clean, cleanable, delay_ms)
+    return CompactionPlan(Dirty(first_dirty, bound), clean, cleanable, delay_ms)
 
 
-def _first_dirty(log: Log) -> int:
+def _first_dirty(log: LogState) -> int:
     """Return the checkpoint, or the log start offset if there is no checkpoint within the log."""
     end = log.segments[-1].next_offset
     known = log.checkpoint
@@ -95,7 +95,7 @@ def _first_dirty(log: Log) -> int:
     return known
 
 
-def _first_uncleanable(log: Log, dirty: Sequence[Segment], now_ms: int) -> int:
+def _first_uncleanable(log: LogState, dirty: Sequence[Segment], now_ms: int) -> int:
     """Return the offset at which cleaning must stop.
 
     Open transactions, the active segment and segments younger than `min.compaction.lag.ms` are not cleaned.
@@ -108,7 +108,9 @@ def _first_uncleanable(log: Log, dirty: Sequence[Segment], now_ms: int) -> int:
     return bound
 
 
-def choose(plans: Mapping[str, Plan], configs: Mapping[str, LogConfig]) -> str | None:
+def choose_dirtiest(
+    plans: Mapping[str, CompactionPlan], configs: Mapping[str, LogConfig]
+) -> str | None:
     """Return the name of the dirtiest log that is due, or None if no log is due."""
     due = [name for name, each in plans.items() if each.is_due(configs[name])]
     return max(due, key=lambda name: plans[name].ratio, default=None)
@@ -142,7 +144,7 @@ class Throttle:
             self._wait(self._paid_until - now)
 
 
-class Result(NamedTuple):
+class CompactionResult(NamedTuple):
     """The result of a round: its end (ms since the epoch), duration, bytes read, and what it changed in the log."""
 
     when_ms: int
@@ -169,7 +171,7 @@ class Compactor:
         self.aborted = 0
         self.bytes_read = 0
         self.bytes_written = 0
-        self.last: dict[str, Result] = {}
+        self.last: dict[str, CompactionResult] = {}
         self.is_dead = False
         # The requested logs, and whether to roll the active segment of each before.
         self._wanted: dict[str, bool] = {}
@@ -200,17 +202,17 @@ class Compactor:
         """Whether a log waits for a requested compaction."""
         return name in self._wanted
 
-    def plan(self, name: str) -> Plan:
+    def plan(self, name: str) -> CompactionPlan:
         """Return how dirty a log is now."""
         partition = self._registry[name]
-        log = Log(
+        log = LogState(
             partition.segments,
             partition.config,
             partition.log_start_offset,
             partition.last_stable_offset,
             self._checkpoints.cleaner_offset(name),
         )
-        return plan(log, self._registry.clock())
+        return plan_compaction(log, self._registry.clock())
 
     def run_due(self) -> None:
         """Compact the requested logs, and then, every `log.cleaner.backoff.ms`, the dirtiest logs until none is due.
@@ -232,7 +234,7 @@ class Compactor:
         registry = self._registry
         broker = registry.settings.broker_config
         is_paused = registry.is_paused or not broker.log_cleaner_enable
-        timers = {Task.COMPACTION: self.timer}
+        timers = {MaintenanceTask.COMPACTION: self.timer}
         if not due(timers, broker, registry.clock(), is_paused=is_paused):
             return
         passed: set[str] = set()
@@ -276,7 +278,7 @@ class Compactor:
             )
 
     def _dirtiest(self, passed: set[str]) -> str | None:
-        plans: dict[str, Plan] = {}
+        plans: dict[str, CompactionPlan] = {}
         configs: dict[str, LogConfig] = {}
 
         def look(name: str, partition: Partition) -> None:
@@ -292,7 +294,7 @@ class Compactor:
                 and name not in passed
             ):
                 self._try(name, partial(look, name, partition))
-        return choose(plans, configs)
+        return choose_dirtiest(plans, configs)
 
     def _try(self, name: str, work: Callable[[], object]) -> None:
         """Call `work` for one log. An error is logged, and does not keep the other logs from being compacted.
@@ -322,14 +324,14 @@ class Compactor:
             registry = self._registry
             partition = registry[name]
             self._commits.clear_place(name)
-            plan = self.plan(name)
+            plan_compaction = self.plan(name)
             if self._checkpoints.cleaner_offset(name) is None:
                 # Before offsets are first missing: loading expects gaps only in a log that has a checkpoint.
-                self._checkpoints.set_cleaner_offset(partition, plan.dirty.first_dirty)
+                self._checkpoints.set_cleaner_offset(partition, plan_compaction.dirty.first_dirty)
             began = time.monotonic()
-            with registry.doing("compacting", name, plan.work_bytes) as work:
+            with registry.doing("compacting", name, plan_compaction.work_bytes) as work:
                 try:
-                    cleaned = self._clean(partition, plan, work, progress)
+                    cleaned = self._clean(partition, plan_compaction, work, progress)
                 except CleaningAborted:
                     self.aborted += 1
                     raise
@@ -339,7 +341,7 @@ class Compactor:
             partition.cleaned_ms = registry.clock()
             read = max(work.done_bytes - cleaned.bytes_after, 0)
             seconds = time.monotonic() - began
-            self.last[name] = Result(registry.clock(), seconds, read, cleaned)
+            self.last[name] = CompactionResult(registry.clock(), seconds, read, cleaned)
             self.rounds += 1
             self.bytes_read += read
             self.bytes_written += cleaned.bytes_after
@@ -355,7 +357,11 @@ class Compactor:
             return cleaned
 
     def _clean(
-        self, partition: Partition, plan: Plan, work: BackgroundOperation, progress: Progress | None
+        self,
+        partition: Partition,
+        plan_compaction: CompactionPlan,
+        work: BackgroundOperation,
+        progress: Progress | None,
     ) -> Cleaned:
         from logfs.log.compaction.cleaner import clean
 
@@ -379,7 +385,7 @@ class Compactor:
 
         return clean(
             partition,
-            plan.dirty,
+            plan_compaction.dirty,
             self._registry.clock(),
             memory_bytes=broker.log_cleaner_dedupe_buffer_size
             // max(broker.log_cleaner_threads, 1),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Found(NamedTuple):
+class FoundDirectories(NamedTuple):
     """The partition directories in a log directory, by kind; `partitions` also have inode numbers."""
 
     partitions: list[tuple[TopicPartition, Path, int]]
@@ -48,7 +48,9 @@ def futures(log_dir: LogDir) -> Iterator[tuple[TopicPartition, int]]:
 
 
 def finish_or_undo(
-    registry: PartitionRegistry, found: dict[LogDir, Found], wanted: Callable[[str], bool]
+    registry: PartitionRegistry,
+    found: dict[LogDir, FoundDirectories],
+    wanted: Callable[[str], bool],
 ) -> None:
     """Finish or undo the moves of the partitions that `wanted` selects, and schedule originals for removal.
 

@@ -14,7 +14,7 @@ from weakref import WeakSet
 from logfs.errors import InvalidName, LogfsError, NotWritable, PartitionExists, PartitionFailed
 from logfs.format.base import names
 from logfs.log.segment.segment_files import relocate
-from logfs.log.transfer.partition_copy import MOVED, Copy
+from logfs.log.transfer.partition_copy import MOVED, PartitionCopy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,7 +156,7 @@ class Mover:
 
     def _move(self, partition: Partition, target: LogDir, spend: Callable[[int], None]) -> None:
         directory = target.path / names.future_directory(partition.name, uuid.uuid4().hex)
-        copy = Copy(partition, target.disk, directory, spend)
+        copy = PartitionCopy(partition, target.disk, directory, spend)
         try:
             copy.catch_up()
             # Compaction needs the names of the files to stay, so it waits until the swap is over.
@@ -167,12 +167,12 @@ class Mover:
                     copy.catch_up()
                 with self._registry.lock, partition.flush_lock, partition.lock:
                     self._swap(partition, target, copy)
-            partition.views.exchange(copy.twins)
+            partition.views.exchange(copy.copies)
         except BaseException:
             self._discard(copy)
             raise
 
-    def _discard(self, copy: Copy) -> None:
+    def _discard(self, copy: PartitionCopy) -> None:
         if copy.is_needed:
             return
         try:
@@ -182,7 +182,7 @@ class Mover:
                 "%s: could not be removed; the next opening removes it: %s", copy.directory, error
             )
 
-    def _swap(self, partition: Partition, target: LogDir, copy: Copy) -> None:
+    def _swap(self, partition: Partition, target: LogDir, copy: PartitionCopy) -> None:
         """Put the copy in the partition's place, in the order that docs/durability.md describes."""
         registry, name = self._registry, partition.name.directory
         if registry.partitions.get(name) is not partition:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Cause(Enum):
+class RetentionCause(Enum):
     """The pass that made a segment eligible for deletion."""
 
     START = "log-start-offset"
@@ -43,11 +43,11 @@ class Expired(NamedTuple):
     """A segment eligible for deletion, the pass that found it, and the reason in words."""
 
     segment: Segment
-    cause: Cause
+    cause: RetentionCause
     reason: str
 
 
-class Plan(NamedTuple):
+class RetentionPlan(NamedTuple):
     """What retention would do now: the oldest segments, which it drops, and why the first of the others stays.
 
     `stays` is empty if no segment is left. `log_start_offset` is the log start offset once the segments are dropped.
@@ -63,7 +63,7 @@ class Plan(NamedTuple):
 
 def plan(
     segments: Sequence[Segment], config: LogConfig | None, log_start_offset: int, now_ms: int
-) -> Plan:
+) -> RetentionPlan:
     """Return the segments of a log to drop, oldest first; the active one is among them only if all have expired.
 
     Without a `config`, if the topic's settings are unknown here, no segment is dropped by size or age.
@@ -72,12 +72,12 @@ def plan(
     starts = [log_start_offset, *(segment.next_offset for segment in segments)]
     expired = [*_below_start(segments, log_start_offset)]
     if config is not None and config.is_deleted:
-        for cause, reasons in ((Cause.SIZE, _too_large), (Cause.TIME, _too_old)):
+        for cause, reasons in ((RetentionCause.SIZE, _too_large), (RetentionCause.TIME, _too_old)):
             left = segments[len(expired) :]
             expired += map(Expired, left, repeat(cause), reasons(left, config, now_ms))
     left = segments[len(expired) :]
     stays = _why_it_stays(left, config, now_ms) if left else ""
-    return Plan(expired, stays, starts[len(expired)])
+    return RetentionPlan(expired, stays, starts[len(expired)])
 
 
 def _below_start(segments: Sequence[Segment], log_start_offset: int) -> Iterator[Expired]:
@@ -85,7 +85,7 @@ def _below_start(segments: Sequence[Segment], log_start_offset: int) -> Iterator
         if following.base_offset > log_start_offset:
             return
         yield Expired(
-            segment, Cause.START, f"it lies below the log start offset {log_start_offset}"
+            segment, RetentionCause.START, f"it lies below the log start offset {log_start_offset}"
         )
 
 
@@ -183,11 +183,11 @@ class Retainer:
         self._checkpoints = checkpoints
         self._commits = commits
         # Totals since the store was opened, and the last retention of each partition.
-        self.segments: Counter[Cause] = Counter()
-        self.size_bytes: Counter[Cause] = Counter()
+        self.segments: Counter[RetentionCause] = Counter()
+        self.size_bytes: Counter[RetentionCause] = Counter()
         self.last: dict[str, Retained] = {}
 
-    def plan(self, name: str) -> Plan:
+    def plan(self, name: str) -> RetentionPlan:
         """Return what `retain` would do to a partition now, and why, without doing it."""
         registry = self._registry
         partition = registry[name]
@@ -203,7 +203,7 @@ class Retainer:
         is done by `attempt`, which may keep its errors from the other partitions.
         """
         registry = self._registry
-        plans: dict[str, Plan] = {}
+        plans: dict[str, RetentionPlan] = {}
 
         def look(name: str) -> None:
             found = self.plan(name)
@@ -234,7 +234,7 @@ class Retainer:
             errors.throw()
             return self.segments.total() - before
 
-    def _drop(self, name: str, found: Plan) -> None:
+    def _drop(self, name: str, found: RetentionPlan) -> None:
         partition = self._registry[name]
         sizes = {gone.segment.base_offset: gone.segment.size_bytes for gone in found.expired}
         dropped = {segment.base_offset for segment in partition.drop_oldest(len(found.expired))}

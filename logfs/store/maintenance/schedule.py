@@ -14,7 +14,7 @@ _FIRST_WAIT_MS = 1_000
 _LONGEST_WAIT_MS = 60_000
 
 
-class Task(Enum):
+class MaintenanceTask(Enum):
     """The kinds of tasks, in the order in which they are done."""
 
     FLUSH = "flush"
@@ -27,7 +27,14 @@ class Task(Enum):
 
 
 # The tasks that a pause stops. Tasks for durability go on: flushes that settings ask for, and checkpoints.
-PAUSABLE = frozenset({Task.ROLL, Task.RETENTION, Task.REMOVAL, Task.COMPACTION})
+PAUSABLE = frozenset(
+    {
+        MaintenanceTask.ROLL,
+        MaintenanceTask.RETENTION,
+        MaintenanceTask.REMOVAL,
+        MaintenanceTask.COMPACTION,
+    }
+)
 
 
 class Timer(NamedTuple):
@@ -37,29 +44,29 @@ class Timer(NamedTuple):
     wait_ms: int | None = None
 
 
-def interval_ms(task: Task, broker: BrokerConfig) -> int:
+def interval_ms(task: MaintenanceTask, broker: BrokerConfig) -> int:
     """Return the interval of a task in ms; 0 means at each `run_due`."""
-    if task is Task.PRODUCERS:
+    if task is MaintenanceTask.PRODUCERS:
         return broker.producer_id_expiration_check_interval_ms
-    if task is Task.CHECKPOINT:
+    if task is MaintenanceTask.CHECKPOINT:
         return min(
             broker.log_flush_offset_checkpoint_interval_ms,
             broker.log_flush_start_offset_checkpoint_interval_ms,
         )
-    if task in (Task.ROLL, Task.RETENTION):
+    if task in (MaintenanceTask.ROLL, MaintenanceTask.RETENTION):
         return broker.log_retention_check_interval_ms
-    return broker.log_cleaner_backoff_ms if task is Task.COMPACTION else 0
+    return broker.log_cleaner_backoff_ms if task is MaintenanceTask.COMPACTION else 0
 
 
-def next_due_ms(task: Task, timer: Timer, broker: BrokerConfig) -> int:
+def next_due_ms(task: MaintenanceTask, timer: Timer, broker: BrokerConfig) -> int:
     """Return when a task is due, in ms since the epoch."""
     wait_ms = interval_ms(task, broker) if timer.wait_ms is None else timer.wait_ms
     return timer.since_ms + wait_ms
 
 
 def due(
-    timers: Mapping[Task, Timer], broker: BrokerConfig, now_ms: int, *, is_paused: bool
-) -> list[Task]:
+    timers: Mapping[MaintenanceTask, Timer], broker: BrokerConfig, now_ms: int, *, is_paused: bool
+) -> list[MaintenanceTask]:
     """Return the tasks that are due, in their order. After the clock was set back, all of them are due."""
     return [
         task
@@ -73,26 +80,26 @@ class Backoff:
     """The waits of failed work: a second, then twice as long after each further failure, up to a minute."""
 
     def __init__(self) -> None:
-        self._failed: dict[tuple[Task, str], tuple[int, Timer]] = {}
+        self._failed: dict[tuple[MaintenanceTask, str], tuple[int, Timer]] = {}
 
-    def __iter__(self) -> Iterator[tuple[Task, str]]:
+    def __iter__(self) -> Iterator[tuple[MaintenanceTask, str]]:
         return iter(list(self._failed))
 
-    def holds(self, task: Task, name: str, now_ms: int) -> bool:
+    def holds(self, task: MaintenanceTask, name: str, now_ms: int) -> bool:
         """Whether the work of a task for `name` has to wait after a failure."""
         if (task, name) not in self._failed:
             return False
         since_ms, wait_ms = self._failed[task, name][1]
         return since_ms <= now_ms < since_ms + (wait_ms or 0)
 
-    def failed(self, task: Task, name: str, now_ms: int) -> int:
+    def failed(self, task: MaintenanceTask, name: str, now_ms: int) -> int:
         """Record a failure, and return how many ms the work has to wait."""
         count = self._failed[task, name][0] + 1 if (task, name) in self._failed else 0
         wait_ms = min(_FIRST_WAIT_MS << min(count, 16), _LONGEST_WAIT_MS)
         self._failed[task, name] = (count, Timer(now_ms, wait_ms))
         return wait_ms
 
-    def worked(self, task: Task, name: str) -> None:
+    def succeeded(self, task: MaintenanceTask, name: str) -> None:
         """Forget the failures of a task for `name`."""
         self._failed.pop((task, name), None)
 
@@ -100,4 +107,4 @@ class Backoff:
         """Forget the failures for all names but these: work for other names will not be tried again."""
         for task, name in self:
             if name and name not in names:
-                self.worked(task, name)
+                self.succeeded(task, name)

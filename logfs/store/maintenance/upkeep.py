@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import LogfsError
 from logfs.log.transfer.partition_copy import remove_directory
-from logfs.store.maintenance.schedule import Backoff, Task, Timer, due, interval_ms, next_due_ms
+from logfs.store.maintenance.schedule import (
+    Backoff,
+    MaintenanceTask,
+    Timer,
+    due,
+    interval_ms,
+    next_due_ms,
+)
 from logfs.store.registry import BackgroundOperation
 
 if TYPE_CHECKING:
@@ -60,32 +67,32 @@ class MaintenanceScheduler:
         broker = registry.settings.broker_config
         delay = Timer(registry.opened_ms, broker.log_initial_task_delay_ms)
         self._timers = {
-            Task.FLUSH: Timer(registry.opened_ms),
-            Task.PRODUCERS: Timer(registry.opened_ms),
-            Task.CHECKPOINT: delay,
-            Task.ROLL: delay,
-            Task.RETENTION: delay,
-            Task.REMOVAL: Timer(registry.opened_ms),
+            MaintenanceTask.FLUSH: Timer(registry.opened_ms),
+            MaintenanceTask.PRODUCERS: Timer(registry.opened_ms),
+            MaintenanceTask.CHECKPOINT: delay,
+            MaintenanceTask.ROLL: delay,
+            MaintenanceTask.RETENTION: delay,
+            MaintenanceTask.REMOVAL: Timer(registry.opened_ms),
         }
         self._seen_version = registry.settings.version
-        self._acts: dict[Task, Callable[[int], None]] = {
-            Task.FLUSH: self._flush,
-            Task.PRODUCERS: self._expire_producers,
-            Task.CHECKPOINT: self._checkpoint,
-            Task.ROLL: self._roll,
-            Task.RETENTION: self._retain,
-            Task.REMOVAL: self._remove,
+        self._acts: dict[MaintenanceTask, Callable[[int], None]] = {
+            MaintenanceTask.FLUSH: self._flush,
+            MaintenanceTask.PRODUCERS: self._expire_producers,
+            MaintenanceTask.CHECKPOINT: self._checkpoint,
+            MaintenanceTask.ROLL: self._roll,
+            MaintenanceTask.RETENTION: self._retain,
+            MaintenanceTask.REMOVAL: self._remove,
         }
 
-    def ask(self, *tasks: Task) -> None:
+    def ask(self, *tasks: MaintenanceTask) -> None:
         """Make tasks due at the next `run_due`."""
         for task in tasks:
             self._timers[task] = Timer(self._registry.clock(), 0)
 
-    def next_due(self) -> dict[Task, int]:
+    def next_due(self) -> dict[MaintenanceTask, int]:
         """Return when each task is due next, in ms since the epoch, except those that are due at each `run_due`."""
         broker = self._registry.settings.broker_config
-        timers = {**self._timers, Task.COMPACTION: self._compactor.timer}
+        timers = {**self._timers, MaintenanceTask.COMPACTION: self._compactor.timer}
         return {
             task: next_due_ms(task, timer, broker)
             for task, timer in timers.items()
@@ -97,7 +104,7 @@ class MaintenanceScheduler:
         registry = self._registry
         if registry.settings.version != self._seen_version:
             self._seen_version = registry.settings.version
-            self.ask(Task.ROLL, Task.RETENTION)
+            self.ask(MaintenanceTask.ROLL, MaintenanceTask.RETENTION)
         began = time.monotonic()
         broker = registry.settings.broker_config
         for task in due(self._timers, broker, registry.clock(), is_paused=registry.is_paused):
@@ -109,7 +116,7 @@ class MaintenanceScheduler:
         self.backoff.keep(alive | {path.name for path in list(registry.deletions)})
         self.last_run_ms, self.last_run_seconds = registry.clock(), time.monotonic() - began
 
-    def _attempt(self, task: Task, name: str, work: Callable[[], None]) -> None:
+    def _attempt(self, task: MaintenanceTask, name: str, work: Callable[[], None]) -> None:
         """Do the work of a task for the partition or file of that name, unless it has to wait after a failure."""
         if self.backoff.holds(task, name, self._registry.clock()):
             return
@@ -131,7 +138,7 @@ class MaintenanceScheduler:
             usual_ms = interval_ms(task, self._registry.settings.broker_config)
             self._timers[task] = Timer(self._registry.clock(), min(wait_ms, usual_ms))
         else:
-            self.backoff.worked(task, name)
+            self.backoff.succeeded(task, name)
 
     def _partitions(self) -> list[tuple[str, Partition]]:
         """Return the partitions that upkeep may change: those that are neither paused nor failed."""
@@ -144,8 +151,10 @@ class MaintenanceScheduler:
     def _flush(self, now_ms: int) -> None:
         for name, partition in list(self._registry.partitions.items()):
             if partition.flush_overdue(now_ms):
-                self._attempt(Task.FLUSH, name, partial(self._flush_one, name, partition))
-        self._attempt(Task.FLUSH, "", partial(self._commits.upkeep, now_ms))
+                self._attempt(
+                    MaintenanceTask.FLUSH, name, partial(self._flush_one, name, partition)
+                )
+        self._attempt(MaintenanceTask.FLUSH, "", partial(self._commits.upkeep, now_ms))
 
     def _flush_one(self, name: str, partition: Partition) -> None:
         logger.debug("%s: flushed up to offset %d", name, partition.flush())
@@ -154,7 +163,7 @@ class MaintenanceScheduler:
         expiration_ms = self._registry.settings.broker_config.producer_id_expiration_ms
         for name, partition in list(self._registry.partitions.items()):
             work = partial(partition.expire_producers, now_ms, expiration_ms)
-            self._attempt(Task.PRODUCERS, name, work)
+            self._attempt(MaintenanceTask.PRODUCERS, name, work)
 
     def _checkpoint(self, now_ms: int) -> None:
         self.checkpoint()
@@ -167,7 +176,9 @@ class MaintenanceScheduler:
 
     def _roll(self, now_ms: int) -> None:
         for name, partition in self._partitions():
-            self._attempt(Task.ROLL, name, partial(self._roll_one, name, partition, now_ms))
+            self._attempt(
+                MaintenanceTask.ROLL, name, partial(self._roll_one, name, partition, now_ms)
+            )
 
     def _roll_one(self, name: str, partition: Partition, now_ms: int) -> None:
         if not rolls_when_quiet(partition.config, is_brokers=self._registry.is_brokers(name)):
@@ -185,17 +196,19 @@ class MaintenanceScheduler:
     def _retain(self, now_ms: int) -> None:
         with self._registry.lock:
             names = [name for name, _ in self._partitions()]
-            self._retainer.retain(names, partial(self._attempt, Task.RETENTION))
+            self._retainer.retain(names, partial(self._attempt, MaintenanceTask.RETENTION))
 
     def _remove(self, now_ms: int) -> None:
         for name, partition in self._partitions():
-            self._attempt(Task.REMOVAL, name, partial(self._remove_files, name, partition, now_ms))
+            self._attempt(
+                MaintenanceTask.REMOVAL, name, partial(self._remove_files, name, partition, now_ms)
+            )
         disks = {log_dir.path: log_dir.disk for log_dir in self._registry.working}
         for path, due_ms in list(self._registry.deletions.items()):
             disk = disks.get(path.parent)
             if disk is not None and due_ms <= now_ms:
                 work = partial(self._remove_directory, disk, path)
-                self._attempt(Task.REMOVAL, path.name, work)
+                self._attempt(MaintenanceTask.REMOVAL, path.name, work)
 
     def _remove_files(self, name: str, partition: Partition, now_ms: int) -> None:
         count = partition.remove_dropped(now_ms)
@@ -242,13 +255,13 @@ def is_roll_overdue(segment: Segment, config: LogConfig, idle_ms: int, now_ms: i
 
 
 def update_key_indexes(registry: PartitionRegistry) -> None:
-    """Extend each recently used key map to the end of its log. May take long; an error is logged."""
+    """Extend each recently used key index to the end of its log. May take long; an error is logged."""
     for name, partition in list(registry.partitions.items()):
         for keys in partition.key_indexes():
             try:
                 keys.keep_up(registry.clock())
             except (LogfsError, OSError) as error:
-                logger.error("%s: its key map cannot be updated: %s", name, error)
+                logger.error("%s: its key index cannot be updated: %s", name, error)
 
 
 def key_index_progress(registry: PartitionRegistry) -> Iterator[BackgroundOperation]:

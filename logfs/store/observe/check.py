@@ -15,7 +15,15 @@ from logfs.format.files.producer_snapshot import parse_snapshot
 from logfs.log.disk.disk import TRIES, Gone
 from logfs.log.read import key_index
 from logfs.log.recovery import TORN
-from logfs.log.transfer.audit import Account, Finding, Severity, audit, error, note, settle
+from logfs.log.transfer.audit import (
+    Account,
+    Finding,
+    Severity,
+    audit,
+    check_boundaries,
+    error,
+    note,
+)
 from logfs.store.commits.commit import ORPHAN_MS, read_commits
 from logfs.store.directory import permissions
 from logfs.store.directory.log_dir import (
@@ -25,7 +33,7 @@ from logfs.store.directory.log_dir import (
     META_PROPERTIES,
     RECOVERY_POINTS,
 )
-from logfs.store.directory.permissions import Modes
+from logfs.store.directory.permissions import PermissionTable
 from logfs.store.store import PARTITION_METADATA, Store
 
 if TYPE_CHECKING:
@@ -65,7 +73,7 @@ def _check_partition(store: Store, partition: Partition, report: Progress) -> li
         findings: list[Finding] = []
         try:
             findings += check_small_files(store, partition)
-            findings += _check_key_maps(partition)
+            findings += _check_key_indexes(partition)
             findings += _check_log(store, partition, audited, report)
         except (Gone, FileNotFoundError) as why:
             if left:
@@ -103,7 +111,7 @@ def check_small_files(store: Store, partition: Partition) -> Iterator[Finding]:
     directory = partition.directory
     yield from _check_metadata(store.disk, directory)
     try:
-        Modes(partition)
+        PermissionTable(partition)
     except Corrupt as why:
         yield error(directory / permissions.FILE_NAME, str(why).partition(": ")[2])
     for path in sorted(directory.glob("*" + TORN)):
@@ -178,7 +186,7 @@ def _check_log(
                 raise Gone(f"{segment.path}: has left the log while it was audited")
         audited[segment] = findings, accounts
     each = [account for segment in segments for account in audited[segment][1]]
-    yield from settle(each, partition.log_start_offset)
+    yield from check_boundaries(each, partition.log_start_offset)
 
 
 def trusts_indexes(store: Store, partition: Partition, segment: Segment) -> bool:
@@ -239,8 +247,8 @@ def _check_commits(store: Store, log_dir: LogDir) -> Iterator[Finding]:
                 yield error(staged, "missing; a decided commit needs it")
 
 
-def _check_key_maps(partition: Partition) -> Iterator[Finding]:
-    """Compare the key maps of `keys/`, where they exist, with the whole log."""
+def _check_key_indexes(partition: Partition) -> Iterator[Finding]:
+    """Compare the key indexes of `keys/`, where they exist, with the whole log."""
     for reader in (partition, partition.committed):
         path = key_index.file_path(reader)
         try:

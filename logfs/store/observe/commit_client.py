@@ -21,7 +21,7 @@ from logfs.errors import CommitPending, LogfsError, StoreLocked
 from logfs.format.base import names
 from logfs.format.files.commit_file import StagedFile, checked, typed
 from logfs.log.disk.disk import Disk
-from logfs.store.commits.commit import Committed, held_up
+from logfs.store.commits.commit import Committed, partitions_of_pending_commits
 from logfs.store.directory.lock import MOUNT_FILE, holder, mountpoint
 from logfs.store.directory.recognition import check_log_dirs, mounted_log_dirs
 from logfs.store.store import Store, now_ms
@@ -38,7 +38,7 @@ _Answer = TypeVar("_Answer")
 
 logger = logging.getLogger(__name__)
 
-DOOR = ".logfs/commit"
+COMMIT_FILE = ".logfs/commit"
 
 _WRITE_BYTES = 64 * 1024
 _READ_BYTES = 1 << 20
@@ -80,12 +80,16 @@ def withdraw(log_dirs: Sequence[LogDir]) -> None:
             logger.warning("%s: %s", log_dir.path / MOUNT_FILE, error)
 
 
-def find_door(disk: Disk, log_dir: Path) -> Path | None:
+def find_commit_file(disk: Disk, log_dir: Path) -> Path | None:
     """Return the file that accepts commits for a log directory, or None if no mount holds the directory."""
     pid = holder(disk, log_dir)
     mounted = None if pid is None else mountpoint(disk, log_dir, pid)
     try:
-        return mounted / DOOR if mounted is not None and (mounted / DOOR).exists() else None
+        return (
+            mounted / COMMIT_FILE
+            if mounted is not None and (mounted / COMMIT_FILE).exists()
+            else None
+        )
     except OSError:
         return None
 
@@ -98,7 +102,9 @@ def log_dirs_of(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
     return found
 
 
-def check_there(log_dirs: Iterable[str | os.PathLike[str]], *, may_be_empty: bool = False) -> None:
+def require_log_dirs(
+    log_dirs: Iterable[str | os.PathLike[str]], *, may_be_empty: bool = False
+) -> None:
     """Raise `InvalidStore` for a path that is not a log directory.
 
     With `may_be_empty` an empty directory is accepted. The error says what the path is, and nothing in it is changed;
@@ -136,7 +142,7 @@ def open_store(
 # Requests and answers.
 
 
-class Request(NamedTuple):
+class CommitRequest(NamedTuple):
     """A request to a store: staged files to commit or, with `discards`, to remove."""
 
     writer: str
@@ -145,24 +151,24 @@ class Request(NamedTuple):
     discards: bool = False
 
 
-def format_request(request: Request) -> bytes:
+def format_request(request: CommitRequest) -> bytes:
     """Return a request as one line of JSON."""
     files = [[f.partition, f.name, f.size_bytes, f.record_count] for f in request.staged]
     return _to_line({**request._asdict(), "staged": files})
 
 
-def parse_request(line: bytes) -> Request:
+def parse_request(line: bytes) -> CommitRequest:
     """Return the request that a line holds. Raises `InvalidRecord` if it holds none."""
     try:
         told = json.loads(line)
         staged = tuple(typed(StagedFile(*file)) for file in told["staged"])
         writer, sequence = checked("str", told["writer"]), checked("int", told["sequence"])
-        return Request(writer, sequence, staged, checked("bool", told.get("discards", False)))
+        return CommitRequest(writer, sequence, staged, checked("bool", told.get("discards", False)))
     except (ValueError, KeyError, TypeError) as error:
         raise errors.InvalidRecord(f"not a commit request: {error}") from None
 
 
-def serve(store: Store, request: Request) -> Committed:
+def serve(store: Store, request: CommitRequest) -> Committed:
     """Execute a request in a store that is open for writing. Raises as `Commits.commit` and `Commits.discard`."""
     if not request.discards:
         return store.commit(request.writer, request.sequence, request.staged)
@@ -214,13 +220,13 @@ def commit(
     Waits up to `seconds` for another process that holds the directories. Raises `StoreLocked` if the process keeps
     them, as a broker does: it accepts no commits. Also raises `InvalidStore`, and the errors of opening a store.
     """
-    return _send(log_dirs, Request(writer, sequence, tuple(staged)), seconds)
+    return _send(log_dirs, CommitRequest(writer, sequence, tuple(staged)), seconds)
 
 
 def discard(log_dirs: LogDirs, staged: Sequence[StagedFile], *, seconds: float = 5.0) -> None:
     """Remove staged files that will not be committed; see `Commits.discard`. Waits and raises as `commit`."""
     if staged:
-        _send(log_dirs, Request("", 0, tuple(staged), discards=True), seconds)
+        _send(log_dirs, CommitRequest("", 0, tuple(staged), discards=True), seconds)
 
 
 def create(log_dirs: LogDirs, partitions: Sequence[str], *, seconds: float = 60.0) -> None:
@@ -232,21 +238,21 @@ def create(log_dirs: LogDirs, partitions: Sequence[str], *, seconds: float = 60.
     for name in partitions:
         names.parse_directory(name)
     if partitions:
-        check_there(_paths(log_dirs), may_be_empty=True)
-        _through_whoever(
+        require_log_dirs(_paths(log_dirs), may_be_empty=True)
+        _call_with_retries(
             log_dirs,
             lambda paths: _create_directly(paths, partitions),
-            lambda door: _create_through(door, partitions),
+            lambda commit_file: _create_through(commit_file, partitions),
             seconds,
         )
 
 
-def _send(log_dirs: LogDirs, request: Request, seconds: float) -> Committed:
-    check_there(_paths(log_dirs))
-    return _through_whoever(
+def _send(log_dirs: LogDirs, request: CommitRequest, seconds: float) -> Committed:
+    require_log_dirs(_paths(log_dirs))
+    return _call_with_retries(
         log_dirs,
         lambda paths: _send_directly(paths, request),
-        lambda door: _send_through(door, format_request(request)),
+        lambda commit_file: _send_through(commit_file, format_request(request)),
         seconds,
     )
 
@@ -256,7 +262,7 @@ def _paths(log_dirs: LogDirs) -> list[Path]:
     return [Path(path).absolute() for path in named]
 
 
-def _through_whoever(
+def _call_with_retries(
     log_dirs: LogDirs,
     directly: Callable[[Sequence[Path]], _Answer],
     through: Callable[[Path], _Answer],
@@ -271,8 +277,8 @@ def _through_whoever(
     pause = 0.02
     while True:
         try:
-            door = find_door(Disk(), paths[0])
-            return directly(paths) if door is None else through(door)
+            commit_file = find_commit_file(Disk(), paths[0])
+            return directly(paths) if commit_file is None else through(commit_file)
         except (StoreLocked, _NoAnswer, CommitPending) as error:
             # Few retries after `CommitPending`: the next opening does a decided commit, unless something prevents it.
             if time.monotonic() + pause > end or (isinstance(error, CommitPending) and pause > 0.1):
@@ -294,22 +300,22 @@ def _create_directly(paths: Sequence[Path], partitions: Sequence[str]) -> None:
                 store.create(name)
 
 
-def _create_through(door: Path, partitions: Sequence[str]) -> None:
+def _create_through(commit_file: Path, partitions: Sequence[str]) -> None:
     for name in partitions:
         try:
-            (door.parents[1] / name).mkdir(exist_ok=True)
+            (commit_file.parents[1] / name).mkdir(exist_ok=True)
         except OSError as error:
             if error.errno in _NO_MOUNT:
                 raise _NoAnswer(error) from None
             raise
 
 
-def _send_directly(paths: Sequence[Path], request: Request) -> Committed:
+def _send_directly(paths: Sequence[Path], request: CommitRequest) -> Committed:
     """Execute a request in a store opened for it.
 
     The store loads the partitions of the request, and those of commits that are decided and not done.
     """
-    wanted = {file.partition for file in request.staged} | held_up(paths)
+    wanted = {file.partition for file in request.staged} | partitions_of_pending_commits(paths)
     with Store(paths, only=wanted.__contains__, create=False) as store:
         done = serve(store, request)
         try:
@@ -319,9 +325,9 @@ def _send_directly(paths: Sequence[Path], request: Request) -> Committed:
         return done
 
 
-def _send_through(door: Path, request: bytes) -> Committed:
+def _send_through(commit_file: Path, request: bytes) -> Committed:
     try:
-        fd = os.open(door, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(commit_file, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise _NoAnswer(error) from None
     try:

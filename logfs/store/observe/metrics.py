@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import LogfsError
-from logfs.store.maintenance.retention import Cause
+from logfs.store.maintenance.retention import RetentionCause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from logfs.log.append.partition import Partition
-    from logfs.log.disk.latency_histogram import Durations
-    from logfs.store.maintenance.compaction import Plan
+    from logfs.log.disk.latency_histogram import LatencyHistogram
+    from logfs.store.maintenance.compaction import CompactionPlan
     from logfs.store.store import Store
 
 GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
@@ -75,7 +75,9 @@ def _number(value: float) -> str:
     return repr(value)
 
 
-def histogram(labels: Mapping[str, object], times: Durations, unit: float = 1.0) -> list[Sample]:
+def histogram(
+    labels: Mapping[str, object], times: LatencyHistogram, unit: float = 1.0
+) -> list[Sample]:
     """Return the samples of one histogram, whose values are seconds times `unit`."""
     buckets = list(times.buckets())
     samples = [
@@ -179,7 +181,7 @@ def _flushes(store: Store) -> Family:
 # Compaction.
 
 
-def _plans(store: Store) -> dict[str, Plan]:
+def _plans(store: Store) -> dict[str, CompactionPlan]:
     """Return how dirty each compacted log is; logs that cannot be read are left out."""
     plans = {}
     for name, partition in sorted(store.partitions.items()):
@@ -191,7 +193,7 @@ def _plans(store: Store) -> dict[str, Plan]:
     return plans
 
 
-def _dirty(store: Store, plans: Mapping[str, Plan]) -> Iterator[Family]:
+def _dirty(store: Store, plans: Mapping[str, CompactionPlan]) -> Iterator[Family]:
     rows = [
         (_of(store.partitions[name]), plan)
         for name, plan in plans.items()
@@ -211,7 +213,7 @@ def _dirty(store: Store, plans: Mapping[str, Plan]) -> Iterator[Family]:
     )
 
 
-def _cleaner(store: Store, plans: Mapping[str, Plan]) -> Iterator[Family]:
+def _cleaner(store: Store, plans: Mapping[str, CompactionPlan]) -> Iterator[Family]:
     compactor = store.compactor
     results = list(compactor.last.values())
     read = sum(result.bytes_read for result in results)
@@ -285,7 +287,7 @@ def _retention(store: Store) -> Iterator[Family]:
             store.retainer.size_bytes,
         ),
     ):
-        samples = [Sample(counts[cause], {"reason": cause.value}) for cause in Cause]
+        samples = [Sample(counts[cause], {"reason": cause.value}) for cause in RetentionCause]
         yield Family(f"logfs_retention_{name}_total", COUNTER, text, samples)
 
 

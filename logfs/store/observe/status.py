@@ -9,7 +9,7 @@ from logfs.store.maintenance.upkeep import key_index_progress
 
 if TYPE_CHECKING:
     from logfs.log.append.partition import Partition
-    from logfs.store.maintenance.compaction import Result
+    from logfs.store.maintenance.compaction import CompactionResult
     from logfs.store.maintenance.retention import Retained
     from logfs.store.registry import BackgroundOperation
     from logfs.store.store import Store
@@ -66,7 +66,7 @@ def _partition_upkeep(store: Store, partition: Partition) -> dict[str, Any]:
     }
 
 
-def _cleaning(done: Result) -> dict[str, Any]:
+def _cleaning(done: CompactionResult) -> dict[str, Any]:
     return {
         "when_ms": done.when_ms,
         "seconds": round(done.seconds, 3),

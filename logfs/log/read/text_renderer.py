@@ -1,0 +1,317 @@
+"""The text of a segment's records: blocks of it are rendered from batches and cached.
+
+The text indexes tell which bytes stand for which records.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import Corrupt
+from logfs.format.text import rendering
+from logfs.format.text.rendering import TextSize, View
+from logfs.log.segment import batch_scanner
+from logfs.log.segment.batch_iterator import Damage, unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from logfs.format.batches.batch import Batch
+    from logfs.format.batches.columns import Columns
+    from logfs.log.read.readable_log import ReadableLog
+    from logfs.log.segment.segment import Segment, SegmentEnd
+    from logfs.log.segment.text_index import TextEntry
+
+# The bytes of a .log file that are rendered at a time: more costs latency, fewer cost calls. A sequential read gets
+# as many as the kernel asks for in one request.
+BLOCK_BYTES = 256 * 1024
+_AHEAD_BYTES = 1024 * 1024
+_CACHE_BYTES = 32 * 1024 * 1024
+# The most text that a block may make, unless the batches between two index entries make more.
+_BLOCK_TEXT_BYTES = 16 * 1024 * 1024
+# The memory of a block besides its bytes. While lines are being appended there are very many small blocks.
+_BLOCK_COST_BYTES = 1024
+# Up to this many bytes of log are rendered in the calling thread, unless they are compressed.
+INLINE_BYTES = _AHEAD_BYTES
+
+
+class RenderedRange(NamedTuple):
+    """The text of some batches; if `data` is None, text that cannot be read because of `damage`."""
+
+    start: int
+    end: int
+    data: memoryview | None
+    damage: Damage | None = None
+
+
+class Block(NamedTuple):
+    """Consecutive ranges of a segment's text, valid while the segment has this `content`.
+
+    `next_number` is the number of the text index's entry after the block. The last block of a segment has none, and
+    is valid while the segment's end is `segment_end`.
+    """
+
+    content: object
+    ranges: list[RenderedRange]
+    next_number: int | None
+    segment_end: SegmentEnd | None = None
+
+    @property
+    def start(self) -> int:
+        """The first byte of the block."""
+        return self.ranges[0].start
+
+    @property
+    def end(self) -> int:
+        """The byte after the last of the block."""
+        return self.ranges[-1].end
+
+    def range_at(self, at: int) -> RenderedRange:
+        """Return the range that holds a byte of the block."""
+        return next(each for each in self.ranges if each.start <= at < each.end)
+
+
+_NO_BLOCK = Block(None, [RenderedRange(0, 0, None)], 0)
+
+
+class BlockCache:
+    """The blocks rendered last, by what they are made from, for all views of a process. Any thread may use it."""
+
+    def __init__(self, limit_bytes: int = _CACHE_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._size_bytes = 0
+        self._blocks: OrderedDict[tuple[object, ...], list[RenderedRange]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[object, ...]) -> list[RenderedRange] | None:
+        """Return the ranges of a block; None if the block is not in the cache."""
+        with self._lock:
+            ranges = self._blocks.get(key)
+            if ranges is not None:
+                self._blocks.move_to_end(key)
+            return ranges
+
+    def put(self, key: tuple[object, ...], ranges: list[RenderedRange]) -> None:
+        """Keep a block. If the cache is full, the blocks unused for longest are dropped."""
+        with self._lock:
+            if key not in self._blocks:
+                self._size_bytes += _weight(ranges)
+                self._blocks[key] = ranges
+            while self._size_bytes > self._limit_bytes and len(self._blocks) > 1:
+                _, dropped = self._blocks.popitem(last=False)
+                self._size_bytes -= _weight(dropped)
+
+
+def _weight(ranges: list[RenderedRange]) -> int:
+    return _BLOCK_COST_BYTES + sum(len(each.data) for each in ranges if each.data is not None)
+
+
+_cache = BlockCache()
+
+
+class TextRenderer:
+    """The text of segments in one view: sizes from the text index, bytes from the log.
+
+    `prefix` is the beginning of each envelope; lines have none. Any thread may use it. A thread that must not wait
+    gets `WouldBlock`.
+    """
+
+    def __init__(self, log: ReadableLog, view: View, prefix: bytes) -> None:
+        self.view = view
+        self.prefix = prefix
+        self._log = log
+        # Replaced whole, so that any thread may read it.
+        self._last_block = _NO_BLOCK
+
+    def size_of(self, size: TextSize) -> int:
+        """Return the bytes of a text size in this view."""
+        return size.size(self.view, len(self.prefix))
+
+    def forget_block(self) -> None:
+        """Release the block rendered last, and with it the content of its segment."""
+        self._last_block = _NO_BLOCK
+
+    def text_before(self, segment: Segment, offset: int) -> int:
+        """Return the bytes of text of a segment's records below an offset."""
+        if offset <= segment.base_offset:
+            return 0
+        segment_end = segment.end
+        if offset >= segment_end.next_offset:
+            return self.size_of(segment_end.text)
+        index = segment.text_index
+        number = index.number_of_offset(offset)
+        entry = index[number]
+        inside = number + 1 < len(index) and index[number + 1].position < segment_end.size_bytes
+        end = index[number + 1].position if inside else segment_end.size_bytes
+        after = index[number + 1].before if inside else segment_end.text
+        before = later = 0
+        damages: list[Damage] = []
+        for found in segment.walk(entry.position, end, first_offset=entry.offset):
+            if isinstance(found, Damage):
+                damages.append(found)
+                continue
+            try:
+                first, second = self._split(found[1], offset)
+            except Corrupt as error:
+                damages.append(unreadable(*found, error))
+                continue
+            before += first
+            later += second
+        # The missing text is that of the first damage, as in `_render_carefully`.
+        missing = self.size_of(after) - self.size_of(entry.before) - before - later
+        if missing < 0 or (missing and not damages):
+            raise Corrupt(
+                f"{index.path}: does not agree with its log at offset {offset}; "
+                "run 'logfs reindex' on the partition"
+            )
+        # Damage that reaches to the next entry holds all offsets up to there.
+        if damages:
+            damage = _damage_with_text(damages)
+            if damage.end < end and damage.next_offset <= offset:
+                before += missing
+        return self.size_of(entry.before) + before
+
+    def _split(self, batch: Batch, offset: int) -> tuple[int, int]:
+        """Return the bytes of text of a batch's records below an offset, and of the others. Raises `Corrupt`."""
+        header = batch.header
+        size = self.size_of(rendering.measure(batch))
+        if header.last_offset < offset or header.is_control:
+            return size, 0
+        if header.base_offset >= offset:
+            return 0, size
+        columns = batch.columns()
+        sizes = rendering.sizes(columns, self.view, len(self.prefix))
+        before = int(sizes[columns.offsets < offset].sum())
+        return before, size - before
+
+    def range_at(self, segment: Segment, at: int) -> RenderedRange:
+        """Return the range of a segment's text that holds byte `at`."""
+        content, segment_end, index = segment.content, segment.end, segment.text_index
+        last_block = self._last_block
+        ahead = BLOCK_BYTES
+        is_last = last_block.content is content and last_block.segment_end in (None, segment_end)
+        if is_last and last_block.start <= at < last_block.end:
+            return last_block.range_at(at)
+        if is_last and at == last_block.end and last_block.next_number is not None:
+            # A sequential read continues where the last block ended.
+            first, ahead = last_block.next_number, _AHEAD_BYTES
+        else:
+            first = index.number_of_text(at, self.view, len(self.prefix))
+        entry = index[first]
+        count = len(index)
+        last = max(index.last_before(entry.position + ahead, first + 1), first + 1)
+        limit = self.size_of(entry.before) + _BLOCK_TEXT_BYTES
+        if self.size_of(index[last].before if last < count else segment_end.text) > limit:
+            # A short part of the log may decompress to a great deal of text.
+            last = max(index.number_of_text(limit, self.view, len(self.prefix)), first + 1)
+        inside = last < count and index[last].position < segment_end.size_bytes
+        end = index[last].position if inside else segment_end.size_bytes
+        end_text = index[last].before if inside else segment_end.text
+        key = (content, entry.position, end, self.view, self.prefix)
+        ranges = _cache.get(key)
+        if ranges is None:
+            ranges = self._render(segment, entry, end, end_text)
+            _cache.put(key, ranges)
+        if not ranges or not ranges[0].start <= at < ranges[-1].end:
+            raise Corrupt(
+                f"{index.path}: does not agree with its log at byte {at} of the text; "
+                "run 'logfs reindex' on the partition"
+            )
+        block = (
+            Block(content, ranges, last) if inside else Block(content, ranges, None, segment_end)
+        )
+        self._last_block = block
+        return block.range_at(at)
+
+    def _render(
+        self, segment: Segment, entry: TextEntry, end: int, after: TextSize
+    ) -> list[RenderedRange]:
+        """Return the text of the batches of a segment from an entry up to position `end`."""
+        if end - entry.position > INLINE_BYTES:
+            self._log.check_may_block()
+        start = entry.position
+        data = segment.read(start, end - start)
+        rows, scanned = batch_scanner.scan(data, entry.offset, gaps=segment.gaps)
+        at, stop = self.size_of(entry.before), self.size_of(after)
+        if scanned == len(data):
+            if batch_scanner.are_compressed(rows):
+                self._log.check_may_block()
+            rendered = self._render_scanned(data, rows, stop - at)
+            if rendered is not None:
+                return [RenderedRange(at, stop, rendered)]
+        return self._render_carefully(segment, entry, end, at, stop)
+
+    def _render_scanned(
+        self, data: memoryview, rows: NDArray[np.int64], size: int
+    ) -> memoryview | None:
+        """Return the text of scanned batches; None if its size is not the one in the index."""
+        if self.view is View.LINES:
+            lines = batch_scanner.render_lines(data, rows, size)
+            if lines is not None:
+                return lines
+        try:
+            rendered = self._join(map(self._render_columns, batch_scanner.decode(data, rows)))
+        except Corrupt:
+            return None
+        return rendered if len(rendered) == size else None
+
+    @staticmethod
+    def _join(parts: Iterable[memoryview]) -> memoryview:
+        first, *rest = [*parts, memoryview(b"")]
+        return memoryview(b"".join([first, *rest])) if len(rest) > 1 else first
+
+    def _render_columns(self, columns: Columns) -> memoryview:
+        return rendering.render(columns, self.view, self.prefix)[0].data
+
+    def _render_carefully(
+        self, segment: Segment, entry: TextEntry, end: int, at: int, stop: int
+    ) -> list[RenderedRange]:
+        """Return the same as `_render`, one batch at a time, past damage and through old formats.
+
+        The text indexes tell how long the unreadable text is.
+        """
+        self._log.check_may_block()
+        found = list(segment.walk(entry.position, end, first_offset=entry.offset))
+        texts: list[memoryview | Damage] = []
+        for item in found:
+            if isinstance(item, Damage):
+                texts.append(item)
+                continue
+            position, batch = item
+            try:
+                control = batch.header.is_control
+                texts.append(memoryview(b"") if control else self._render_columns(batch.columns()))
+            except Corrupt as error:
+                texts.append(unreadable(position, batch, error))
+        damaged = [item for item in texts if isinstance(item, Damage)]
+        missing = stop - at - sum(len(item) for item in texts if not isinstance(item, Damage))
+        if missing < 0 or (missing and not damaged):
+            raise Corrupt(
+                f"{segment.text_index.path}: does not agree with its log; "
+                "run 'logfs reindex' on the partition"
+            )
+        if not damaged:
+            whole = self._join(item for item in texts if not isinstance(item, Damage))
+            return [RenderedRange(at, stop, whole)]
+        ranges = []
+        taker = _damage_with_text(damaged)
+        for part in texts:
+            if isinstance(part, Damage):
+                # The size is exact for one damage between two entries. Of several, the first takes it all.
+                size = missing if part is taker else 0
+                ranges.append(RenderedRange(at, at + size, None, part))
+            else:
+                size = len(part)
+                ranges.append(RenderedRange(at, at + size, part))
+            at += size
+        return ranges
+
+
+def _damage_with_text(damages: Sequence[Damage]) -> Damage:
+    """Return the damage that gets the missing text: the first that has bytes, for missing batches have none."""
+    return next((damage for damage in damages if damage.end > damage.start), damages[0])
