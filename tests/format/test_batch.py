@@ -16,7 +16,6 @@ from logfs.format.batches.batch import (
     Header,
     assign_offset,
     decrement_sequence,
-    empty_batch,
     increment_sequence,
     parse_header,
     seal,
@@ -25,7 +24,7 @@ from logfs.format.batches.compression import Codec, compress
 from logfs.format.batches.record import Record, TimestampType, encode_record
 from logfs.format.encoding.batch_builder import BatchFormat, build_records
 from logfs.format.messages.control import ControlType, EndTransactionMarker
-from tests.support.batches import E_COMMIT
+from tests.support.batches import E_COMMIT, empty_batch
 
 T = 1_700_000_000_000
 LATE = TimestampType.LOG_APPEND_TIME

@@ -18,7 +18,6 @@ from logfs.format.messages.group_record import (
     OffsetCommit,
     OffsetKey,
     coordinator_partition,
-    encode_group_metadata,
     java_string_hash,
     key_view,
     offset_key,
@@ -28,6 +27,7 @@ from logfs.format.messages.group_record import (
 )
 from logfs.format.messages.group_schema import KEYS, VALUES
 from logfs.format.messages.message import Message
+from tests.support.group_records import encode_group_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logfs.format.batches.batch import Batch, assign_offset, empty_batch
+from logfs.format.batches.batch import Batch, assign_offset
 from logfs.format.batches.compression import Codec
 from logfs.format.batches.record import Record, TimestampType
 from logfs.format.encoding.batch_builder import BatchFormat, build_records
 from logfs.format.text import envelope, rendering
 from logfs.format.text.rendering import NO_TEXT, TextSize, View
 from tests.format.test_batch import G_CLEANED, A, B
-from tests.support.batches import E_COMMIT
+from tests.support.batches import E_COMMIT, empty_batch
 
 if TYPE_CHECKING:
     import pytest

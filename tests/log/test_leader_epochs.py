@@ -8,7 +8,7 @@ import pytest
 
 from logfs.errors import Corrupt, NotWritable
 from logfs.log.disk.disk import Disk, ReadOnlyDisk
-from logfs.log.state.leader_epochs import FILE_NAME, UNDEFINED, LeaderEpochs
+from logfs.log.state.leader_epochs import FILE_NAME, LeaderEpochs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,18 +72,6 @@ def test_the_epoch_of_an_offset(epochs: LeaderEpochs) -> None:
     """The last epoch that starts at or before the offset, -1 before all (kafka-storage 10.1)."""
     filled(epochs, (2, 5), (4, 10))
     assert [epochs.epoch_for(offset) for offset in (0, 4, 5, 9, 10, 99)] == [-1, -1, 2, 2, 4, 4]
-
-
-def test_where_an_epoch_ended(epochs: LeaderEpochs) -> None:
-    """The latest ends with the log, a missing one is answered by its floor (kafka-storage 14.9 item 133)."""
-    assert epochs.end_offset_for(0, 100) == UNDEFINED
-    filled(epochs, (2, 5), (4, 10), (7, 20))
-    assert epochs.end_offset_for(7, 100) == (7, 100)
-    assert epochs.end_offset_for(2, 100) == (2, 10)
-    assert epochs.end_offset_for(3, 100) == (2, 10)
-    assert epochs.end_offset_for(6, 100) == (4, 20)
-    assert epochs.end_offset_for(8, 100) == UNDEFINED
-    assert epochs.end_offset_for(1, 100) == (1, 5)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.format.batches.batch import HEADER_SIZE, seal
+from logfs.format.batches.batch import (
+    CODEC_MASK,
+    DELETE_HORIZON_BIT,
+    HEADER_SIZE,
+    NO_TIMESTAMP,
+    Batch,
+    Header,
+    parse_header,
+    seal,
+)
 from logfs.format.batches.record import Record, encode_record
 from logfs.format.encoding.batch_builder import BatchFormat, build_records
 
@@ -77,3 +86,35 @@ class Producer:
 
     def end(self, *, commit: bool) -> int:
         return self.orders.end_transaction(self.producer_id, 0, commit=commit)
+
+
+def empty_batch(header: Header) -> bytes:
+    """Return the bare header that compaction keeps of a batch if no record survives (kafka-storage 2.6)."""
+    data = bytearray(HEADER_SIZE)
+    seal(
+        data,
+        attributes=header.attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT),
+        base_offset=header.base_offset,
+        last_offset_delta=header.last_offset_delta,
+        base_timestamp=NO_TIMESTAMP,
+        max_timestamp=header.max_timestamp,
+        record_count=0,
+        leader_epoch=header.partition_leader_epoch,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+    )
+    return bytes(data)
+
+
+def batches_of(data: bytes) -> list[Batch]:
+    """Return the batches of a whole .log file, one after the other by their length fields (kafka-storage 2.8)."""
+    found: list[Batch] = []
+    position = 0
+    while position < len(data):
+        size = parse_header(data, position).size_bytes
+        found.append(Batch.parse(data[position : position + size]))
+        assert len(found[-1].data) == size
+        position += size
+    assert position == len(data)
+    return found

@@ -18,8 +18,9 @@ from logfs.format.batches.record import encode_record
 from logfs.format.files.aborted_transactions import AbortedTransaction
 from logfs.format.files.producer_snapshot import ProducerEntry, checksum, format_snapshot
 from logfs.format.messages import control
-from logfs.format.messages.group_record import OffsetCommit, OffsetKey, encode_group_metadata
+from logfs.format.messages.group_record import OffsetCommit, OffsetKey
 from logfs.format.messages.group_schema import KEYS, VALUES
+from tests.support.group_records import encode_group_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

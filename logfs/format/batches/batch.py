@@ -355,25 +355,6 @@ class Batch:
         )
 
 
-class Batches:
-    """Whole batches one after the other in a buffer, found by their length fields (kafka-storage 2.8)."""
-
-    def __init__(self, data: bytes | memoryview) -> None:
-        self.data = memoryview(data)
-        self.end = 0
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Yield the whole batches in order. `end` is the position after the last one."""
-        size = len(self.data)
-        while self.end + HEADER_SIZE <= size:
-            header = parse_header(self.data, self.end)
-            if header.size_bytes < HEADER_SIZE or header.size_bytes > size - self.end:
-                return
-            batch = Batch(header, self.data[self.end : self.end + header.size_bytes])
-            self.end += header.size_bytes
-            yield batch
-
-
 def seal(
     data: bytearray | memoryview,
     *,
@@ -429,22 +410,3 @@ def stamp(batch: memoryview, append_time: int) -> None:
     _ATTRIBUTES.pack_into(batch, 21, attributes | LOG_APPEND_TIME_BIT)
     _BASE_OFFSET.pack_into(batch, 35, append_time)
     reseal(batch)
-
-
-def empty_batch(header: Header) -> bytes:
-    """Return the bare header that compaction keeps of a batch if no record survives (kafka-storage 2.6)."""
-    data = bytearray(HEADER_SIZE)
-    seal(
-        data,
-        attributes=header.attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT),
-        base_offset=header.base_offset,
-        last_offset_delta=header.last_offset_delta,
-        base_timestamp=NO_TIMESTAMP,
-        max_timestamp=header.max_timestamp,
-        record_count=0,
-        leader_epoch=header.partition_leader_epoch,
-        producer_id=header.producer_id,
-        producer_epoch=header.producer_epoch,
-        base_sequence=header.base_sequence,
-    )
-    return bytes(data)

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs.errors import Corrupt
 from logfs.format.messages import group_schema
-from logfs.format.messages.group_schema import GROUP_METADATA, LEGACY_OFFSET_COMMIT, OFFSET_COMMIT
+from logfs.format.messages.group_schema import LEGACY_OFFSET_COMMIT, OFFSET_COMMIT
 from logfs.format.messages.message import parse_version, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from logfs.format.messages.message import Message
 
 NO_EXPIRY = -1
@@ -106,11 +104,6 @@ def offset_key(key: Message) -> OffsetKey | None:
     if key.version > OFFSET_COMMIT:
         return None
     return OffsetKey(key.fields["group"], key.fields["topic"], key.fields["partition"])
-
-
-def encode_group_metadata(fields: Mapping[str, Any], version: int = _WRITTEN_VERSION) -> bytes:
-    """Return the value of a classic group's metadata; fields that the version lacks are dropped."""
-    return group_schema.VALUES[GROUP_METADATA].encode(version, fields)
 
 
 # As kafka-dump-log --offsets-decoder prints them (kafka-storage 13.1).

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LAST_OFFSET = 2**63 - 1
-
 # The text size of a segment that has not been measured yet.
 UNMEASURED = TextSize(-1, -1, -1)
 

@@ -64,21 +64,6 @@ class LeaderEpochs:
         number = bisect_right(self._entries, offset, key=lambda entry: entry[1])
         return self._entries[number - 1][0] if number else -1
 
-    def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """Return the greatest known epoch at or below `epoch`, and the offset at which it ended.
-
-        Return `UNDEFINED` if `epoch` is above all known epochs, and `epoch` with the first start offset if it is
-        below all.
-        """
-        if not self._entries or epoch > self.latest:
-            return UNDEFINED
-        if epoch == self.latest:
-            return epoch, log_end_offset
-        number = bisect_right(self._entries, epoch, key=lambda entry: entry[0])
-        if number == 0:
-            return epoch, self._entries[0][1]
-        return self._entries[number - 1][0], self._entries[number][1]
-
     def truncate_from_end(self, offset: int) -> None:
         """Drop the epochs that start at or after `offset`."""
         self._replace([entry for entry in self._entries if entry[1] < offset])
