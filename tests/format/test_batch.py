@@ -12,7 +12,6 @@ from logfs.format.batches import batch as batch_module
 from logfs.format.batches.batch import (
     HEADER_SIZE,
     Batch,
-    Batches,
     Header,
     assign_offset,
     decrement_sequence,
@@ -24,7 +23,7 @@ from logfs.format.batches.compression import Codec, compress
 from logfs.format.batches.record import Record, TimestampType, encode_record
 from logfs.format.encoding.batch_builder import BatchFormat, build_records
 from logfs.format.messages.control import ControlType, EndTransactionMarker
-from tests.support.batches import E_COMMIT, empty_batch
+from tests.support.batches import E_COMMIT, Batches, empty_batch
 
 T = 1_700_000_000_000
 LATE = TimestampType.LOG_APPEND_TIME

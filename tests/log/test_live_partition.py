@@ -27,7 +27,6 @@ from logfs.cli import main, output
 from logfs.errors import OffsetOutOfRange, UnknownPartition
 from logfs.format.base import names
 from logfs.format.base.names import TopicPartition
-from logfs.format.batches.batch import Batches
 from logfs.format.files import checkpoint
 from logfs.format.text.rendering import View
 from logfs.log.disk.disk import Disk, ReadOnlyDisk
@@ -38,6 +37,7 @@ from logfs.log.segment.text_index import TextIndex
 from logfs.store.directory.log_dir import LOG_STARTS
 from logfs.store.observe.check import check
 from logfs.store.store import Store
+from tests.support.batches import Batches
 from tests.support.partitions import values
 from tests.support.processes import wait_for
 from tests.support.stores import fingerprint, locks_below

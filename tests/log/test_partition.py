@@ -23,7 +23,7 @@ from logfs.log.read.reader import EARLIEST, LATEST, MAX_TIMESTAMP
 from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.store.observe.check import check
 from logfs.store.store import Store
-from tests.support.batches import E_COMMIT, batches_of
+from tests.support.batches import E_COMMIT, Batches
 from tests.support.partitions import bases, log, offsets, raw_batch, raw_partition, values
 from tests.support.stores import assert_clean, set_topic
 
@@ -81,9 +81,10 @@ def test_the_files_are_the_batches_and_nothing_else(orders: Partition) -> None:
     for n in range(5):
         orders.append([b"%d" % n] * (n + 1))
     data = (orders.directory / log(0)).read_bytes()
-    batches = batches_of(data)
+    batches = Batches(data)
     assert [batch.header.record_count for batch in batches] == [1, 2, 3, 4, 5]
-    assert all(batch.is_valid for batch in batches)
+    assert batches.end == len(data)
+    assert all(batch.is_valid for batch in Batches(data))
 
 
 @pytest.mark.parametrize("wrong", [b"no list", ["text"], [b"right", 7], [None]])
@@ -812,7 +813,7 @@ def test_a_damaged_byte_takes_its_batch_alone(log_dir: Path, clock: Clock, numbe
     path = log_dir / NAME / log(0)
     data = bytearray(path.read_bytes())
     positions = [0]
-    for batch in batches_of(bytes(data)):
+    for batch in Batches(bytes(data)):
         positions.append(positions[-1] + len(batch.data))
     data[positions[number] + HEADER_SIZE + 5] ^= 0xFF
     path.write_bytes(data)

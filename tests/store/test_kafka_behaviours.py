@@ -347,7 +347,6 @@ WANTED = {
 # Those that are otherwise here, and why.
 OTHERWISE = {
     108: "damage does not cut a log here (docs/durability.md), so no snapshot goes for it",
-    133: "there are no replicas that ask where an epoch ended",
 }
 _CITED = re.compile(r"14\.(\d)(?:,| items?) (\d+(?:, \d+)*)")
 

@@ -18,6 +18,8 @@ from logfs.format.batches.record import Record, encode_record
 from logfs.format.encoding.batch_builder import BatchFormat, build_records
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from logfs.log.append.partition import Partition
 
 NOW = 1_700_000_000_000
@@ -107,14 +109,20 @@ def empty_batch(header: Header) -> bytes:
     return bytes(data)
 
 
-def batches_of(data: bytes) -> list[Batch]:
-    """Return the batches of a whole .log file, one after the other by their length fields (kafka-storage 2.8)."""
-    found: list[Batch] = []
-    position = 0
-    while position < len(data):
-        size = parse_header(data, position).size_bytes
-        found.append(Batch.parse(data[position : position + size]))
-        assert len(found[-1].data) == size
-        position += size
-    assert position == len(data)
-    return found
+class Batches:
+    """Whole batches one after the other in a buffer, found by their length fields (kafka-storage 2.8)."""
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self.data = memoryview(data)
+        self.end = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the whole batches in order. `end` is the position after the last one."""
+        size = len(self.data)
+        while self.end + HEADER_SIZE <= size:
+            header = parse_header(self.data, self.end)
+            if header.size_bytes < HEADER_SIZE or header.size_bytes > size - self.end:
+                return
+            batch = Batch(header, self.data[self.end : self.end + header.size_bytes])
+            self.end += header.size_bytes
+            yield batch

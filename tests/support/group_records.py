@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from logfs.format.messages import group_schema
-from logfs.format.messages.group_record import GROUP_METADATA
+from logfs.format.messages.group_schema import GROUP_METADATA
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
