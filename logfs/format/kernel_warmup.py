@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from logfs.format.base.batch_rows import BATCH_COLUMNS, SPAN_START
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -34,10 +36,10 @@ def warm_up() -> None:
         )
         for view in View:
             render(batch.columns(), view, b"{")
-    rows = np.empty((1, batch_kernels.BATCH_COLUMNS), np.int64)
+    rows = np.empty((1, BATCH_COLUMNS), np.int64)
     data = np.frombuffer(bytes(built.batches[0].data), np.uint8)
     batch_kernels.scan_batches(data, 0, False, rows)
-    spans = np.ascontiguousarray(rows[:, batch_kernels.SPAN_START :])
+    spans = np.ascontiguousarray(rows[:, SPAN_START:])
     batch_kernels.render_lines(data, spans, np.empty(32, np.uint8))
     _warm_up_compaction(data, rows)
 
@@ -45,9 +47,9 @@ def warm_up() -> None:
 def _warm_up_compaction(data: NDArray[np.uint8], rows: NDArray[np.int64]) -> None:
     import numpy as np
 
-    from logfs.format.kernels import batch_kernels, compaction_kernels
+    from logfs.format.kernels import compaction_kernels
 
-    spans = np.ascontiguousarray(rows[:, batch_kernels.SPAN_START :])
+    spans = np.ascontiguousarray(rows[:, SPAN_START:])
     slots = np.zeros((4, 3), np.uint64)
     secret = np.zeros(2, np.uint64)
     # Read-only like an array over bytes from `secrets`: numba compiles a separate version for read-only arrays.

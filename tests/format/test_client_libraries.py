@@ -1,4 +1,4 @@
-"""kafka-python and aiokafka read what we write, and we read what they write, field by field."""
+"""kafka-python and aiokafka read batches of logfs, and logfs reads theirs, field by field."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logfs.format.batches.batch import Batch, Batches, assign_offset
+from logfs.format.batches.batch import Batch, assign_offset
 from logfs.format.batches.compression import Codec
 from logfs.format.batches.record import Record, TimestampType
 from logfs.format.encoding.batch_builder import BatchFormat, build_lines, build_records
+from tests.support.batches import Batches
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -37,7 +38,7 @@ NULL_HEADER = [("n", None), ("e", b""), ("n", b"again")]
 
 
 def runnable(module, codec: Codec) -> bool:
-    """Whether the library has that codec's own library in this environment."""
+    """Whether the compression library that the client library needs for the codec is installed."""
     checks = {
         Codec.GZIP: "has_gzip",
         Codec.SNAPPY: "has_snappy",
@@ -82,7 +83,7 @@ def fields_of(record: Record) -> tuple[object, ...]:
 
 
 def test_every_codec_has_an_oracle() -> None:
-    """No codec is left without an outside reader."""
+    """Each codec is tested with at least one client library."""
     assert {case.values[1] for case in CASES} == set(Codec)
 
 
@@ -90,10 +91,10 @@ def test_every_codec_has_an_oracle() -> None:
 @pytest.mark.parametrize("late", [False, True])
 @given(records=RECORDS)
 @settings(max_examples=25)
-def test_they_read_what_we_write(
+def test_client_libraries_read_our_batches(
     name: str, codec: Codec, late: bool, records: list[Record]
 ) -> None:
-    """Offsets, timestamps, keys, values, headers and the header's fields come out of their decoders."""
+    """The client libraries read the offsets, timestamps, keys, values, headers and batch header fields of our batches."""
     form = BatchFormat(codec, timestamp_type=TimestampType(late))
     (new,) = build_records(records, form, T).batches
     assign_offset(new.data, 1000, 7)
@@ -122,8 +123,8 @@ def test_they_read_what_we_write(
 
 
 @pytest.mark.parametrize(("name", "codec"), CASES)
-def test_they_read_null_headers(name: str, codec: Codec) -> None:
-    """A header's null, its empty value and a repeated name are told apart."""
+def test_client_libraries_read_null_headers(name: str, codec: Codec) -> None:
+    """The client libraries read a header with a null value, one with an empty value, and a repeated header name."""
     form = BatchFormat(codec)
     (new,) = build_records([Record(None, b"", NULL_HEADER, T)], form, T).batches
     (record,) = list(reader(name)(bytes(new.data)))
@@ -132,8 +133,8 @@ def test_they_read_null_headers(name: str, codec: Codec) -> None:
 
 
 @pytest.mark.parametrize(("name", "codec"), CASES)
-def test_they_read_bulk_lines(name: str, codec: Codec) -> None:
-    """Batches of the line kernel are theirs to read, thousands of records a batch."""
+def test_client_libraries_read_batches_of_lines(name: str, codec: Codec) -> None:
+    """The client libraries read batches of the line kernel, which have thousands of records each."""
     lines = [b"line %d" % n for n in range(5000)]
     built = build_lines(b"".join(line + b"\n" for line in lines), BatchFormat(codec), T)
     found = []
@@ -147,8 +148,8 @@ def test_they_read_bulk_lines(name: str, codec: Codec) -> None:
 @pytest.mark.parametrize(("name", "codec"), CASES)
 @given(records=RECORDS)
 @settings(max_examples=25)
-def test_we_read_what_they_write(name: str, codec: Codec, records: list[Record]) -> None:
-    """Their batches come out of our decoders, plain and in bulk, with every field."""
+def test_batches_of_client_libraries_are_read(name: str, codec: Codec, records: list[Record]) -> None:
+    """The plain and the bulk decoder read every field of batches that the client libraries write."""
     made = builder(
         name,
         magic=2,
@@ -180,7 +181,7 @@ def test_we_read_what_they_write(name: str, codec: Codec, records: list[Record])
     assert header.record_count == len(records) == header.last_offset_delta + 1
     assert header.base_timestamp == records[0].timestamp
     assert header.max_timestamp == max(record.timestamp for record in records)
-    # They leave a batch uncompressed that compression would make longer.
+    # The libraries leave a batch uncompressed if compression would make it longer.
     assert header.codec in (codec, Codec.NONE)
     expected = [
         (500 + n, r.timestamp, r.key, r.value, list(r.headers)) for n, r in enumerate(records)
@@ -190,8 +191,8 @@ def test_we_read_what_they_write(name: str, codec: Codec, records: list[Record])
 
 
 @pytest.mark.parametrize(("name", "codec"), CASES)
-def test_their_compressed_batches_are_read(name: str, codec: Codec) -> None:
-    """A batch that is worth compressing is really in their framing of the codec (kafka-storage 2.4)."""
+def test_compressed_batches_of_client_libraries_are_read(name: str, codec: Codec) -> None:
+    """A batch that compresses well is in the client library's framing of the codec, and is read (kafka-storage 2.4)."""
     made = builder(
         name,
         magic=2,
@@ -213,8 +214,8 @@ def test_their_compressed_batches_are_read(name: str, codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("memory_records", [MemoryRecords, AioMemoryRecords])
-def test_they_walk_a_whole_log(memory_records) -> None:
-    """A file of our batches is a fetch response to them: all batches, none left over."""
+def test_client_libraries_read_a_whole_log(memory_records) -> None:
+    """The client libraries read a file of our batches as a fetch response, from the first batch to the last."""
     data, base, values = b"", 0, []
     for codec in (Codec.NONE, Codec.GZIP, Codec.NONE):
         records = [Record(b"value %d" % (base + n)) for n in range(10)]

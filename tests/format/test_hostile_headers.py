@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from logfs.errors import Corrupt
 from logfs.format.base import varint
+from logfs.format.base.batch_rows import NEXT_OFFSET, SPAN_BASE_OFFSET, SPAN_START
 from logfs.format.batches import columns as columns_module
 from logfs.format.batches import compression
 from logfs.format.batches.batch import HEADER_SIZE, Batch, seal
@@ -23,14 +24,13 @@ from logfs.format.batches.record import Record, decode_records
 from logfs.format.encoding.arrow_layout import gather, gather_headers
 from logfs.format.encoding.hyperloglog import KeySketch
 from logfs.format.files.key_table_format import slots_for
-from logfs.format.kernels import batch_kernels, compaction_kernels
+from logfs.format.kernels import compaction_kernels
 from logfs.format.text import envelope, rendering
 from logfs.format.text.rendering import View
 from logfs.log.compaction.offset_map import OffsetMap
 from logfs.log.compaction.record_filter import CleanedTransactions, FilterRules, RecordFilter
 from logfs.log.read.key_tables import MemoryTable
 from logfs.log.segment import batch_scanner
-from logfs.log.segment.batch_scanner import ScannedBatches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -228,14 +228,15 @@ def test_scanned_batches_go_through_every_kernel(
 ) -> None:
     """Scan, lines, columns, keys, headers, sketches and compaction: an answer or `Corrupt`."""
     data = memoryview(b"".join(many))
-    rows, end = batch_scanner.scan(data, first_offset, gaps=gaps)
+    scanned, end = batch_scanner.scan(data, first_offset, gaps=gaps)
+    rows = scanned.rows
     assert 0 <= end <= len(data)
     if not len(rows):
         return
-    assert (rows[:, batch_kernels.NEXT_OFFSET] > rows[:, batch_kernels.SPAN_BASE_OFFSET]).all()
+    assert (rows[:, NEXT_OFFSET] > rows[:, SPAN_BASE_OFFSET]).all()
     sketch = KeySketch()
     whole = True
-    for columns, group in batch_scanner.decode_each(data, rows):
+    for columns, group in scanned.decode():
         if isinstance(columns, Corrupt):
             assert len(group) == 1
             whole = False
@@ -244,15 +245,14 @@ def test_scanned_batches_go_through_every_kernel(
         gather(columns.data, columns.key_starts, columns.key_lengths)
         offsets, keys, values = gather_headers(columns)
         assert len(keys.offsets) == len(values.offsets) == offsets[-1] + 1
-    for _, group, texts in batch_scanner.measured(data, rows):
+    for _, group, texts in scanned.measure():
         assert len(texts) == len(group)
         size = int(texts[:, 1].sum())
-        lines = batch_scanner.render_lines(data, group, size)
+        lines = scanned._replace(rows=group).render_lines(size)
         assert lines is None or len(lines) == size
-    scanned = ScannedBatches(0, data, rows)
     known = OffsetMap(1 << 12, 0.9)
     table = MemoryTable(bytes(16))
-    spans_ = np.ascontiguousarray(rows[:, batch_kernels.SPAN_START :])
+    spans_ = np.ascontiguousarray(rows[:, SPAN_START:])
     array = np.frombuffer(data, np.uint8)
     for put in (known.put, table.put):
         try:
@@ -262,7 +262,7 @@ def test_scanned_batches_go_through_every_kernel(
     record_filter = RecordFilter(
         known,
         CleanedTransactions([]),
-        FilterRules(NOW, 0, int(rows[-1, batch_kernels.NEXT_OFFSET]), {}),
+        FilterRules(NOW, 0, int(rows[-1, NEXT_OFFSET]), {}),
     )
     try:
         left = b"".join(map(bytes, record_filter.apply(scanned)))
@@ -271,7 +271,7 @@ def test_scanned_batches_go_through_every_kernel(
     if whole and left:
         again, done = batch_scanner.scan(memoryview(left), -(2**63), gaps=True)
         assert done == len(left)
-        for columns, _ in batch_scanner.decode_each(memoryview(left), again):
+        for columns, _ in again.decode():
             assert not isinstance(columns, Corrupt)
 
 

@@ -17,7 +17,6 @@ from logfs.log.compaction.cleaning import Cleaned, CleaningAborted, Dirty
 from logfs.log.compaction.offset_map import SLOT_BYTES, OffsetMap
 from logfs.log.compaction.record_filter import CleanedTransactions, FilterRules, RecordFilter
 from logfs.log.segment import batch_scanner
-from logfs.log.segment.batch_scanner import ScannedBatches
 from logfs.store.store import Store
 from tests.support.legacy_encoder import Old, message
 from tests.support.stores import set_topic
@@ -59,11 +58,11 @@ def sift(data: bytes, newest: dict[bytes, int], *, now: int, first_uncleanable: 
         batch = Batch.parse(build_records([Record(b"v", key)], BatchFormat(), 0).batches[0].data)
         span = np.array([(0, len(batch.payload), 1, offset, 0)], np.int64)
         assert known.put(np.frombuffer(batch.payload, np.uint8), span, 0) == 1
-    rows, end = batch_scanner.scan(memoryview(data), 0, gaps=True)
+    scanned, end = batch_scanner.scan(memoryview(data), 0, gaps=True)
     assert end == len(data)
     rules = FilterRules(now, DAY, first_uncleanable, {})
     record_filter = RecordFilter(known, CleanedTransactions([]), rules)
-    return b"".join(map(bytes, record_filter.apply(ScannedBatches(0, memoryview(data), rows))))
+    return b"".join(map(bytes, record_filter.apply(scanned)))
 
 
 def test_golden_vector_g() -> None:

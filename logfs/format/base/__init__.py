@@ -2,5 +2,6 @@
 
 - `varint`: integers of variable length.
 - `times`: times in milliseconds since the epoch as text.
+- `batch_rows`: the columns of a row of scanned batches.
 - `names`: names of segment files and of partition directories.
 """

@@ -15,6 +15,22 @@ from typing import TYPE_CHECKING, Any
 import numba
 import numpy as np
 
+from logfs.format.base.batch_rows import (
+    ATTRIBUTES,
+    CRC,
+    LEADER_EPOCH,
+    MAX_TIMESTAMP,
+    NEXT_OFFSET,
+    POSITION,
+    PRODUCER_ID,
+    SIZE,
+    SPAN_BASE_OFFSET,
+    SPAN_BASE_TIMESTAMP,
+    SPAN_COUNT,
+    SPAN_END,
+    SPAN_START,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -673,13 +689,6 @@ def _big_endian(data: Bytes, position: int, size: int) -> int:
     for index in range(position, position + size):
         value = (value << np.uint64(8)) | np.uint64(data[np.uint64(index)])
     return int(np.int64(value))
-
-
-# The columns of a row of scan_batches. Those from SPAN_START on are a row of `spans` for decode_spans.
-POSITION, SIZE, CRC, ATTRIBUTES, NEXT_OFFSET, MAX_TIMESTAMP, LEADER_EPOCH = 0, 1, 2, 3, 4, 5, 6
-PRODUCER_ID = 7
-SPAN_START, SPAN_END, SPAN_COUNT, SPAN_BASE_OFFSET, SPAN_BASE_TIMESTAMP = 8, 9, 10, 11, 12
-BATCH_COLUMNS = 13
 
 
 @kernel

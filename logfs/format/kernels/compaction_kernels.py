@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from logfs.format.kernels.batch_kernels import (
+from logfs.format.base.batch_rows import (
     ATTRIBUTES,
-    BAD_KEY,
-    BAD_LENGTH,
-    BAD_VALUE,
-    BAD_VARINT,
     MAX_TIMESTAMP,
     POSITION,
     SIZE,
     SPAN_COUNT,
     SPAN_START,
+)
+from logfs.format.kernels.batch_kernels import (
+    BAD_KEY,
+    BAD_LENGTH,
+    BAD_VALUE,
+    BAD_VARINT,
     get_varint,
     kernel,
     put_varint,

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import LogfsError, PartitionFailed, Unsupported
 from logfs.format.base import names
+from logfs.format.base.batch_rows import ATTRIBUTES, NEXT_OFFSET
 from logfs.format.batches.batch import CONTROL_BIT
-from logfs.format.kernels.batch_kernels import ATTRIBUTES, NEXT_OFFSET
 from logfs.format.text.rendering import NO_TEXT
 from logfs.log.compaction.cleaning import Cleaned, CleaningAborted, Dirty
 from logfs.log.compaction.offset_map import OffsetMap
 from logfs.log.compaction.record_filter import CleanedTransactions, FilterRules, RecordFilter
 from logfs.log.segment import batch_scanner
 from logfs.log.segment.batch_iterator import Damage
-from logfs.log.segment.batch_scanner import ScannedBatches, plain_batches
 from logfs.log.segment.index import MAX_RELATIVE_OFFSET, TimeEntry
 from logfs.log.segment.index_builder import IndexBuilder
 from logfs.log.segment.segment import Segment, SegmentEnd
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from logfs.config import LogConfig
     from logfs.log.append.partition import Partition
+    from logfs.log.segment.batch_scanner import ScannedBatches
 
     Spend = Callable[[int], None]
 
@@ -143,9 +143,9 @@ class _Round:
             self._check([segment])
             if isinstance(found, Damage):
                 raise found.error(segment.path)
-            if not isinstance(found, ScannedBatches):
+            if found.legacy is not None:
                 raise Unsupported(
-                    f"{segment.path}: contains messages of magic {found[1].header.magic}, which can be read but "
+                    f"{segment.path}: contains messages of magic {found.legacy.header.magic}, which can be read but "
                     "not compacted"
                 )
             self.spend(len(found.data))
@@ -173,7 +173,7 @@ class _Round:
         rows = scanned.rows
         first_dirty = self.dirty.first_dirty
         wanted = ~transactions.discarded(scanned) & (rows[:, ATTRIBUTES] & CONTROL_BIT == 0)
-        for part in plain_batches(scanned, wanted):
+        for part in scanned.plain_batches(wanted):
             done = part.first + self.known.put(part.data, part.spans, first_dirty)
             if done:
                 last_offset = int(rows[done - 1, NEXT_OFFSET]) - 1

@@ -11,6 +11,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from logfs.errors import Corrupt
+from logfs.format.base.batch_rows import (
+    ATTRIBUTES,
+    NEXT_OFFSET,
+    POSITION,
+    PRODUCER_ID,
+    SIZE,
+    SPAN_BASE_TIMESTAMP,
+    SPAN_COUNT,
+)
 from logfs.format.batches import compression
 from logfs.format.batches.batch import (
     CODEC_MASK,
@@ -24,17 +33,7 @@ from logfs.format.batches.batch import (
     seal,
 )
 from logfs.format.kernels import compaction_kernels
-from logfs.format.kernels.batch_kernels import (
-    ATTRIBUTES,
-    NEXT_OFFSET,
-    POSITION,
-    PRODUCER_ID,
-    SIZE,
-    SPAN_BASE_TIMESTAMP,
-    SPAN_COUNT,
-)
 from logfs.format.messages.control import ControlType, end_of_transaction
-from logfs.log.segment.batch_scanner import plain_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -148,7 +147,7 @@ class RecordFilter:
         verdicts[control] = compaction_kernels.KEEP
         verdicts[discarded & (~control | expired)] = compaction_kernels.DROP
         retained = self._retained(scanned, control)
-        for part in plain_batches(scanned, verdicts != compaction_kernels.DROP):
+        for part in scanned.plain_batches(verdicts != compaction_kernels.DROP):
             here = slice(part.first, part.end)
             counts = part.spans[:, 2]
             keep = np.empty(int(counts.sum()), np.uint8)

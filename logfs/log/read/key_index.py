@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt
 from logfs.format.base import names
-from logfs.format.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT, Batch
+from logfs.format.base.batch_rows import ATTRIBUTES, NEXT_OFFSET, SPAN_BASE_OFFSET
+from logfs.format.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
 from logfs.format.files.key_table_format import Anchor, anchor_of
 from logfs.log.disk.disk import Disk, Gone
 from logfs.log.segment import text_index_cache
@@ -301,7 +302,6 @@ class KeyIndex:
 
         Yields for each part of the segment its size in bytes, and the header of its last batch or None.
         """
-        from logfs.format.kernels.batch_kernels import NEXT_OFFSET, POSITION, SIZE, SPAN_BASE_OFFSET
         from logfs.log.segment import batch_scanner
 
         head = segment.header(position) if position else None
@@ -311,53 +311,36 @@ class KeyIndex:
                 logger.warning("%s", found.error(segment.path))
                 yield found.end - found.start, None
                 continue
-            if not isinstance(found, batch_scanner.ScannedBatches):
-                batch = found[1]
-                if batch.header.base_offset >= end:
-                    return
-                self._put_old(batch)
-                yield batch.header.size_bytes, batch.header
-                continue
             rows = found.rows
-            rows = rows[(rows[:, SPAN_BASE_OFFSET] < end) & (rows[:, NEXT_OFFSET] > self._end)]
+            inside = (rows[:, SPAN_BASE_OFFSET] < end) & (rows[:, NEXT_OFFSET] > self._end)
             last = None
-            if len(rows):
-                self._put(found._replace(rows=rows), shows)
-                last = Batch.parse(found.data, int(rows[-1, POSITION])).header
-            yield int(found.rows[-1, POSITION] + found.rows[-1, SIZE]), last
-            if found.rows[-1, NEXT_OFFSET] >= end:
+            if inside.any():
+                self._put(found.select(inside), shows)
+                (batch,) = found._replace(rows=rows[inside][-1:]).batches()
+                last = batch.header
+            yield found.end - found.position, last
+            if found.next_offset >= end:
                 return
 
     def _put(self, scanned: ScannedBatches, shows: Shows) -> None:
         """Put the keys of scanned batches into the table; a batch that cannot be decoded is skipped."""
-        from logfs.format.kernels.batch_kernels import ATTRIBUTES, POSITION
-        from logfs.log.segment.batch_scanner import plain_batches
-
-        rows = scanned.rows
-        attributes = rows[:, ATTRIBUTES]
+        attributes = scanned.rows[:, ATTRIBUTES]
         wanted = attributes & CONTROL_BIT == 0
         if self._isolation:
-            for number in (wanted & (attributes & TRANSACTIONAL_BIT != 0)).nonzero()[0].tolist():
-                header = Batch.parse(scanned.data, int(rows[number, POSITION])).header
-                wanted[number] = shows(header)
+            hidden = wanted & (attributes & TRANSACTIONAL_BIT != 0)
+            for number, batch in zip(
+                hidden.nonzero()[0].tolist(), scanned.select(hidden).batches(), strict=True
+            ):
+                wanted[number] = shows(batch.header)
         try:
-            for part in plain_batches(scanned, wanted):
+            for part in scanned.plain_batches(wanted):
                 self._memory.put(part.data, part.spans, self._end)
         except Corrupt as error:
-            if len(rows) == 1:
+            if len(wanted) == 1:
                 logger.warning("%s: %s", self._reader.log.directory, error)
                 return
-            for number in range(len(rows)):
-                self._put(scanned._replace(rows=rows[number : number + 1]), shows)
-
-    def _put_old(self, batch: Batch) -> None:
-        """Put the keys of messages of an old format into the table; what cannot be decoded is skipped."""
-        try:
-            for record in batch.records():
-                if record.key is not None and record.offset >= self._end:
-                    self._memory.put_one(record.key, record.offset, is_null=record.value is None)
-        except Corrupt as error:
-            logger.warning("%s: %s", self._reader.log.directory, error)
+            for number in range(len(wanted)):
+                self._put(scanned.select(slice(number, number + 1)), shows)
 
     @property
     def _memory(self) -> MemoryTable:

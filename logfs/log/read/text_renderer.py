@@ -18,12 +18,10 @@ from logfs.log.segment.batch_iterator import Damage, unreadable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from logfs.format.batches.batch import Batch
     from logfs.format.batches.columns import Columns
     from logfs.log.read.readable_log import ReadableLog
+    from logfs.log.segment.batch_scanner import ScannedBatches
     from logfs.log.segment.segment import Segment, SegmentEnd
     from logfs.log.segment.text_index import TextEntry
 
@@ -236,28 +234,28 @@ class TextRenderer:
             self._log.check_may_block()
         start = entry.position
         data = segment.read(start, end - start)
-        rows, scanned = batch_scanner.scan(data, entry.offset, gaps=segment.gaps)
+        scanned, scanned_bytes = batch_scanner.scan(data, entry.offset, gaps=segment.gaps)
         at, stop = self.size_of(entry.before), self.size_of(after)
-        if scanned == len(data):
-            if batch_scanner.are_compressed(rows):
+        if scanned_bytes == len(data):
+            if scanned.are_compressed:
                 self._log.check_may_block()
-            rendered = self._render_scanned(data, rows, stop - at)
+            rendered = self._render_scanned(scanned, stop - at)
             if rendered is not None:
                 return [RenderedRange(at, stop, rendered)]
         return self._render_carefully(segment, entry, end, at, stop)
 
-    def _render_scanned(
-        self, data: memoryview, rows: NDArray[np.int64], size: int
-    ) -> memoryview | None:
+    def _render_scanned(self, scanned: ScannedBatches, size: int) -> memoryview | None:
         """Return the text of scanned batches; None if its size is not the one in the index."""
         if self.view is View.LINES:
-            lines = batch_scanner.render_lines(data, rows, size)
+            lines = scanned.render_lines(size)
             if lines is not None:
                 return lines
-        try:
-            rendered = self._join(map(self._render_columns, batch_scanner.decode(data, rows)))
-        except Corrupt:
-            return None
+        parts: list[memoryview] = []
+        for columns, _ in scanned.decode():
+            if isinstance(columns, Corrupt):
+                return None
+            parts.append(self._render_columns(columns))
+        rendered = self._join(parts)
         return rendered if len(rendered) == size else None
 
     @staticmethod

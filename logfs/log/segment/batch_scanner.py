@@ -12,9 +12,24 @@ import numpy as np
 from crc32c import crc32c
 
 from logfs.errors import Corrupt
+from logfs.format.base.batch_rows import (
+    ATTRIBUTES,
+    BATCH_COLUMNS,
+    CRC,
+    LEADER_EPOCH,
+    MAX_TIMESTAMP,
+    NEXT_OFFSET,
+    POSITION,
+    PRODUCER_ID,
+    SIZE,
+    SPAN_BASE_OFFSET,
+    SPAN_BASE_TIMESTAMP,
+    SPAN_COUNT,
+    SPAN_START,
+)
 from logfs.format.batches.batch import CODEC_MASK, CONTROL_BIT, CRC_START, HEADER_SIZE, MAGIC, Batch
 from logfs.format.batches.columns import decode_columns
-from logfs.format.batches.record import SMALLEST_RECORD
+from logfs.format.batches.record import NO_TIMESTAMP, SMALLEST_RECORD, encode_record
 from logfs.format.text import rendering
 from logfs.format.text.rendering import TextSize
 from logfs.log.segment.batch_iterator import Damage
@@ -77,126 +92,163 @@ class BatchInfo(NamedTuple):
 
 
 class ScannedBatches(NamedTuple):
-    """A run of scanned batches: the bytes from a position of the file on, and the rows that `scan` made of them."""
+    """A run of valid batches that follow each other in a file without a gap.
+
+    `data` are the bytes of the file from `position` on. `rows`, int64[batches, BATCH_COLUMNS], has what
+    `batch_kernels.scan_batches` found of each batch; the positions in it count from the start of `data`. A batch of
+    an old format comes alone: it is `legacy`, and its row has the values of its header.
+    """
 
     position: int
     data: memoryview
     rows: NDArray[np.int64]
+    legacy: Batch | None = None
 
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last batch."""
+        return int(self.rows[-1, NEXT_OFFSET])
 
-def scan(data: memoryview, first_offset: int, *, gaps: bool) -> tuple[NDArray[np.int64], int]:
-    """Return the valid batches at the start of `data`, as rows of `kernels.scan_batches`, and where they end.
+    @property
+    def end(self) -> int:
+        """The position in the file after the last batch."""
+        return self.position + int(self.rows[-1, POSITION] + self.rows[-1, SIZE])
 
-    `first_offset` is the lowest base offset that the first batch may have; without `gaps`, the one that it must have.
-    The scan stops at the end of `data` or at anything invalid. The careful walk (`batch_iterator`) tells which.
-    """
-    from logfs.format.kernels import batch_kernels
+    @property
+    def are_compressed(self) -> bool:
+        """Whether any of the batches is compressed."""
+        return bool((self.rows[:, ATTRIBUTES] & CODEC_MASK).any())
 
-    rows = np.empty((len(data) // HEADER_SIZE + 1, batch_kernels.BATCH_COLUMNS), np.int64)
-    count, end = batch_kernels.scan_batches(np.frombuffer(data, np.uint8), first_offset, gaps, rows)
-    for number, (start, size, crc) in enumerate(rows[:count, :3].tolist()):
-        if crc32c(data[start + CRC_START : start + size]) != crc:
-            return rows[:number], start
-    return rows[:count], end
+    def select(self, wanted: NDArray[np.bool_] | slice) -> ScannedBatches:
+        """Return the batches that `wanted` selects, as bool[batches] or a slice. They may have gaps between them."""
+        return self._replace(rows=self.rows[wanted])
 
+    def batches(self) -> Iterator[Batch]:
+        """Yield the batches one by one."""
+        if self.legacy is not None:
+            yield from (self.legacy for _ in self.rows)
+            return
+        for position in self.rows[:, POSITION].tolist():
+            yield Batch.parse(self.data, position)
 
-def _scan_one(position: int, batch: Batch) -> ScannedBatches:
-    """Return a valid batch of magic 2, which begins at `position` of its file, as a scanned run of one."""
-    rows, _ = scan(batch.data, batch.header.base_offset, gaps=True)
-    return ScannedBatches(position, batch.data, rows)
+    def decode(self) -> Iterator[tuple[Columns | Corrupt, NDArray[np.int64]]]:
+        """Yield the records as columns, in order, with the rows that they were made from.
 
-
-def are_compressed(rows: NDArray[np.int64]) -> bool:
-    """Return whether any of the scanned batches is compressed."""
-    from logfs.format.kernels import batch_kernels
-
-    return bool((rows[:, batch_kernels.ATTRIBUTES] & CODEC_MASK).any())
-
-
-def decode(data: memoryview, rows: NDArray[np.int64]) -> Iterator[Columns]:
-    """Yield the records of scanned batches as columns, in order.
-
-    Neighbours without compression come together. Control batches are left out. Raises `Corrupt` as `Batch.columns`.
-    """
-    for columns, _ in decode_groups(data, rows):
-        yield columns
-
-
-def render_lines(data: memoryview, rows: NDArray[np.int64], size: int) -> memoryview | None:
-    """Return the lines of scanned batches, made in one pass.
-
-    Returns None if any of the batches has attributes set, or if the lines do not have exactly `size` bytes.
-    """
-    from logfs.format.kernels import batch_kernels
-
-    # A record is longer than its line, so a greater size comes from a wrong index: do not allocate it.
-    if rows[:, batch_kernels.ATTRIBUTES].any() or not 0 <= size <= len(data):
-        return None
-    out = np.empty(size, np.uint8)
-    done = batch_kernels.render_lines(np.frombuffer(data, np.uint8), _spans(rows), out)
-    return out.data if done == size else None
-
-
-def _spans(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the columns that `decode_columns` needs; contiguous, for numba compiles again for every layout."""
-    from logfs.format.kernels import batch_kernels
-
-    return np.ascontiguousarray(rows[:, batch_kernels.SPAN_START :])
-
-
-def decode_groups(
-    data: memoryview, rows: NDArray[np.int64]
-) -> Iterator[tuple[Columns, NDArray[np.int64]]]:
-    """Yield the same as `decode`, each with the rows that it was made from."""
-    for group in _groups(rows):
-        yield _columns(data, group), group
-
-
-def decode_each(
-    data: memoryview, rows: NDArray[np.int64]
-) -> Iterator[tuple[Columns | Corrupt, NDArray[np.int64]]]:
-    """Yield the same as `decode_groups`, but each batch with malformed records alone, as its error and its row.
-
-    One group is decoded at a time: all batches of a `ScannedBatches` together may decompress to gigabytes.
-    """
-    for group in _groups(rows):
-        try:
-            columns = _columns(data, group)
-        except Corrupt as error:
-            if len(group) == 1:
-                yield error, group
+        Neighbours without attributes come together. A batch with a good CRC and malformed records comes alone, as its
+        error. Control batches are left out. One group is decoded at a time: all together may decompress to gigabytes.
+        """
+        for group in self._groups():
+            try:
+                columns = self._columns(group)
+            except Corrupt as error:
+                if len(group) == 1:
+                    yield error, group
+                    continue
+            else:
+                yield columns, group
                 continue
-        else:
-            yield columns, group
-            continue
-        for number in range(len(group)):
-            yield from decode_each(data, group[number : number + 1])
+            for number in range(len(group)):
+                yield from self._replace(rows=group[number : number + 1]).decode()
 
+    def measure(
+        self,
+    ) -> Iterator[tuple[Columns | Corrupt, NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield the same as `decode`, with the text size of each row: int64[rows, 3].
 
-def _groups(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yield neighbours without attributes as one group, every other batch alone, and control batches not at all."""
-    from logfs.format.kernels import batch_kernels
+        The columns of the sizes are records, bytes of lines, bytes of envelopes. Control batches have no text.
+        """
+        for columns, group in self.decode():
+            if isinstance(columns, Corrupt):
+                size = int(group[0, SIZE])
+                yield columns, group, np.array([(0, size, size)], np.int64)
+            else:
+                yield columns, group, _texts(columns, group)
 
-    simple = rows[:, batch_kernels.ATTRIBUTES] == 0
-    cuts = np.flatnonzero(simple[1:] != simple[:-1]) + 1
-    for group in np.split(rows, cuts):
-        if not len(group):
-            continue
-        if group[0, batch_kernels.ATTRIBUTES] == 0:
-            yield group
-            continue
-        for row in group:
-            if not row[batch_kernels.ATTRIBUTES] & CONTROL_BIT:
-                yield row[np.newaxis]
+    def infos(self) -> Iterator[BatchInfo]:
+        """Yield the `BatchInfo` of each batch."""
+        sizes = np.zeros((len(self.rows), 3), np.int64)
+        for _, group, texts in self.measure():
+            first = int(np.searchsorted(self.rows[:, POSITION], group[0, POSITION]))
+            sizes[first : first + len(group)] = texts
+        wanted = (
+            POSITION,
+            SIZE,
+            SPAN_BASE_OFFSET,
+            NEXT_OFFSET,
+            MAX_TIMESTAMP,
+            LEADER_EPOCH,
+            PRODUCER_ID,
+        )
+        for (position, *rest), size in zip(
+            self.rows[:, wanted].tolist(), sizes.tolist(), strict=True
+        ):
+            yield BatchInfo._make((self.position + position, *rest, TextSize._make(size)))
 
+    def render_lines(self, size: int) -> memoryview | None:
+        """Return the lines of the batches, made in one pass.
 
-def _columns(data: memoryview, group: NDArray[np.int64]) -> Columns:
-    """Return the records of one of the groups of `_groups`. Raises `Corrupt`."""
-    from logfs.format.kernels import batch_kernels
+        Returns None if any of the batches has attributes set, or if the lines do not have exactly `size` bytes.
+        """
+        from logfs.format.kernels import batch_kernels
 
-    if group[0, batch_kernels.ATTRIBUTES] == 0:
-        return decode_columns(data, _spans(group))
-    return Batch.parse(data, int(group[0, batch_kernels.POSITION])).columns()
+        # A record is longer than its line, so a greater size comes from a wrong index: do not allocate it.
+        if self.rows[:, ATTRIBUTES].any() or not 0 <= size <= len(self.data):
+            return None
+        out = np.empty(size, np.uint8)
+        array: NDArray[np.uint8] = np.frombuffer(self.data, np.uint8)
+        done = batch_kernels.render_lines(array, _spans(self.rows), out)
+        return out.data if done == size else None
+
+    def plain_batches(self, wanted: NDArray[np.bool_]) -> Iterator[PlainBatches]:
+        """Yield runs of batches that need no decompression, and each batch between them alone, decompressed.
+
+        A batch that is not wanted is not decompressed, and has a span without records. Raises `Corrupt`.
+        """
+        if self.legacy is not None:
+            yield from _plain_legacy(self.legacy, wanted)
+            return
+        rows = self.rows
+        array: NDArray[np.uint8] = np.frombuffer(self.data, np.uint8)
+        packed = (rows[:, ATTRIBUTES] & CODEC_MASK != 0) & (rows[:, SPAN_COUNT] != 0) & wanted
+        spans = _spans(rows)
+        spans[~wanted, 2] = 0
+        spans[~wanted, 1] = spans[~wanted, 0]
+        room = spans[:, 1] - spans[:, 0]
+        if ((spans[:, 2] < 0) | (~packed & (spans[:, 2] * SMALLEST_RECORD > room))).any():
+            raise Corrupt("a batch's records do not fit in its bytes")
+        first = 0
+        for number in [*np.flatnonzero(packed).tolist(), len(rows)]:
+            if number > first:
+                yield PlainBatches(first, number, array, spans[first:number])
+            if number < len(rows):
+                payload = Batch.parse(self.data, int(rows[number, POSITION])).payload
+                span = spans[number : number + 1].copy()
+                span[0, :2] = 0, len(payload)
+                yield PlainBatches(number, number + 1, np.frombuffer(payload, np.uint8), span)
+            first = number + 1
+
+    def _groups(self) -> Iterator[NDArray[np.int64]]:
+        """Yield neighbours without attributes as one group, every other batch alone, and no control batches."""
+        rows = self.rows
+        simple = rows[:, ATTRIBUTES] == 0
+        cuts = np.flatnonzero(simple[1:] != simple[:-1]) + 1
+        for group in np.split(rows, cuts):
+            if not len(group):
+                continue
+            if group[0, ATTRIBUTES] == 0:
+                yield group
+                continue
+            for row in group:
+                if not row[ATTRIBUTES] & CONTROL_BIT:
+                    yield row[np.newaxis]
+
+    def _columns(self, group: NDArray[np.int64]) -> Columns:
+        """Return the records of one of the groups of `_groups`. Raises `Corrupt`."""
+        if self.legacy is not None:
+            return self.legacy.columns()
+        if group[0, ATTRIBUTES] == 0:
+            return decode_columns(self.data, _spans(group))
+        return Batch.parse(self.data, int(group[0, POSITION])).columns()
 
 
 class PlainBatches(NamedTuple):
@@ -208,32 +260,61 @@ class PlainBatches(NamedTuple):
     spans: NDArray[np.int64]
 
 
-def plain_batches(scanned: ScannedBatches, wanted: NDArray[np.bool_]) -> Iterator[PlainBatches]:
-    """Yield runs of batches that need no decompression, and each batch between them alone, decompressed.
+def _plain_legacy(batch: Batch, wanted: NDArray[np.bool_]) -> Iterator[PlainBatches]:
+    """Yield a batch of an old format as the records of a batch of magic 2."""
+    base_offset = batch.header.base_offset
+    records = list(batch.records()) if wanted.all() else []
+    payload = b"".join(
+        encode_record(
+            record,
+            offset_delta=record.offset - base_offset,
+            timestamp_delta=NO_TIMESTAMP if record.timestamp is None else record.timestamp,
+        )
+        for record in records
+    )
+    spans = np.array([(0, len(payload), len(records), base_offset, 0)], np.int64)
+    yield PlainBatches(0, 1, np.frombuffer(payload, np.uint8), spans)
 
-    A batch that is not wanted is not decompressed, and has a span without records. Raises `Corrupt`.
+
+def scan(data: memoryview, first_offset: int, *, gaps: bool) -> tuple[ScannedBatches, int]:
+    """Return the valid batches at the start of `data`, and where they end.
+
+    `first_offset` is the lowest base offset that the first batch may have; without `gaps`, the one that it must have.
+    The scan stops at the end of `data` or at anything invalid. The careful walk (`batch_iterator`) tells which.
     """
-    from logfs.format.kernels.batch_kernels import ATTRIBUTES, POSITION, SPAN_COUNT, SPAN_START
+    from logfs.format.kernels import batch_kernels
 
-    rows = scanned.rows
-    array: NDArray[np.uint8] = np.frombuffer(scanned.data, np.uint8)
-    packed = (rows[:, ATTRIBUTES] & CODEC_MASK != 0) & (rows[:, SPAN_COUNT] != 0) & wanted
-    spans = np.ascontiguousarray(rows[:, SPAN_START:])
-    spans[~wanted, 2] = 0
-    spans[~wanted, 1] = spans[~wanted, 0]
-    room = spans[:, 1] - spans[:, 0]
-    if ((spans[:, 2] < 0) | (~packed & (spans[:, 2] * SMALLEST_RECORD > room))).any():
-        raise Corrupt("a batch's records do not fit in its bytes")
-    first = 0
-    for number in [*np.flatnonzero(packed).tolist(), len(rows)]:
-        if number > first:
-            yield PlainBatches(first, number, array, spans[first:number])
-        if number < len(rows):
-            payload = Batch.parse(scanned.data, int(rows[number, POSITION])).payload
-            span = spans[number : number + 1].copy()
-            span[0, :2] = 0, len(payload)
-            yield PlainBatches(number, number + 1, np.frombuffer(payload, np.uint8), span)
-        first = number + 1
+    rows = np.empty((len(data) // HEADER_SIZE + 1, BATCH_COLUMNS), np.int64)
+    count, end = batch_kernels.scan_batches(np.frombuffer(data, np.uint8), first_offset, gaps, rows)
+    for number, (start, size, crc) in enumerate(rows[:count, :3].tolist()):
+        if crc32c(data[start + CRC_START : start + size]) != crc:
+            count, end = number, start
+            break
+    return ScannedBatches(0, data, rows[:count]), end
+
+
+def _scan_one(position: int, batch: Batch) -> ScannedBatches:
+    """Return a valid batch, which begins at `position` of its file, as a scanned run of one."""
+    header = batch.header
+    if header.magic == MAGIC:
+        return scan(batch.data, header.base_offset, gaps=True)[0]._replace(position=position)
+    row = np.zeros((1, BATCH_COLUMNS), np.int64)
+    row[0, SIZE] = header.size_bytes
+    row[0, CRC] = header.crc
+    row[0, ATTRIBUTES] = header.attributes
+    row[0, NEXT_OFFSET] = header.next_offset
+    row[0, MAX_TIMESTAMP] = header.max_timestamp
+    row[0, LEADER_EPOCH] = header.partition_leader_epoch
+    row[0, PRODUCER_ID] = header.producer_id
+    row[0, SPAN_COUNT] = header.record_count
+    row[0, SPAN_BASE_OFFSET] = header.base_offset
+    row[0, SPAN_BASE_TIMESTAMP] = header.base_timestamp
+    return ScannedBatches(position, memoryview(batch.data), row, batch)
+
+
+def _spans(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the columns that `decode_columns` needs; contiguous, for numba compiles again for every layout."""
+    return np.ascontiguousarray(rows[:, SPAN_START:])
 
 
 def survey(
@@ -241,61 +322,53 @@ def survey(
 ) -> Iterator[BatchInfo | Damage]:
     """Yield the `BatchInfo` of every batch of a segment from a position on, and `Damage` as `Segment.walk` does."""
     for found in scan_segment(segment, position, first_offset):
-        if isinstance(found, ScannedBatches):
-            yield from infos(found)
-        elif isinstance(found, Damage):
+        if isinstance(found, Damage):
             yield found
         else:
-            yield _legacy_info(*found)
+            yield from found.infos()
 
 
 def producers_batches(segment: ScannableSegment) -> Iterator[Batch]:
     """Yield the batches of a segment that have a producer id. Damage is skipped."""
-    from logfs.format.kernels import batch_kernels
-
     for found in scan_segment(segment, 0, segment.base_offset):
-        if isinstance(found, ScannedBatches):
-            rows = found.rows
-            wanted = rows[rows[:, batch_kernels.PRODUCER_ID] >= 0, batch_kernels.POSITION]
-            for start in wanted.tolist():
-                yield Batch.parse(found.data, start)
+        if not isinstance(found, Damage):
+            yield from found.select(found.rows[:, PRODUCER_ID] >= 0).batches()
 
 
 def scan_segment(
     segment: ScannableSegment, position: int, first_offset: int
-) -> Iterator[ScannedBatches | tuple[int, Batch] | Damage]:
-    """Yield all of a segment from a position on: valid batches in `ScannedBatches`es, and `Damage`.
+) -> Iterator[ScannedBatches | Damage]:
+    """Yield all of a segment from a position on: valid batches in runs, and `Damage`.
 
-    A batch of an old format comes alone, with its position in the file. `first_offset` is as for `scan`.
+    `first_offset` is as for `scan`.
     """
-    from logfs.format.kernels import batch_kernels
-
     size = segment.size_bytes
     expected = first_offset
     while position < size:
         data = segment.read(position, _CHUNK_BYTES)
-        rows, end = scan(data, expected, gaps=segment.gaps)
-        if not len(rows) and len(data) < size - position:
+        found, end = scan(data, expected, gaps=segment.gaps)
+        if not len(found.rows) and len(data) < size - position:
             # Either one batch is larger than the chunk, or nothing here is valid.
             length = int.from_bytes(data[8:12], "big") + 12 if len(data) >= HEADER_SIZE else 0
             if _CHUNK_BYTES < length <= min(size - position, _MOST_BYTES):
                 data = segment.read(position, length)
-                rows, end = scan(data, expected, gaps=segment.gaps)
+                found, end = scan(data, expected, gaps=segment.gaps)
+        rows = found.rows
         rows, end = _without_doubtful_end(*_below(rows, end, segment.limit_offset), expected)
         if len(rows):
             yield ScannedBatches(position, data, rows)
-            position, expected = position + end, int(rows[-1, batch_kernels.NEXT_OFFSET])
+            position, expected = position + end, int(rows[-1, NEXT_OFFSET])
             continue
         # The careful walk finds what is wrong here and where batches go on, or reads messages of an old format.
-        for found in segment.walk_unknown_end(position, expected):
-            if isinstance(found, Damage):
-                yield found
+        for walked in segment.walk_unknown_end(position, expected):
+            if isinstance(walked, Damage):
+                yield walked
                 # No CRC covers the offset of the next batch: the careful walk checks it against its successor, too.
-                position, expected = found.end, found.next_offset
+                position, expected = walked.end, walked.next_offset
                 continue
-            header = found[1].header
-            yield _scan_one(*found) if header.magic == MAGIC else found
-            position, expected = found[0] + header.size_bytes, header.next_offset
+            yield _scan_one(*walked)
+            header = walked[1].header
+            position, expected = walked[0] + header.size_bytes, header.next_offset
             if header.magic == MAGIC:
                 break
     if segment.next_base is not None and expected < segment.next_base and not segment.gaps:
@@ -304,12 +377,10 @@ def scan_segment(
 
 def _below(rows: NDArray[np.int64], end: int, limit_offset: int) -> tuple[NDArray[np.int64], int]:
     """Return the batches before the first that reaches beyond what a segment can hold, and where they end."""
-    from logfs.format.kernels import batch_kernels
-
-    is_beyond = rows[:, batch_kernels.NEXT_OFFSET] > limit_offset
+    is_beyond = rows[:, NEXT_OFFSET] > limit_offset
     if is_beyond.any():
         first = int(is_beyond.argmax())
-        return rows[:first], int(rows[first, batch_kernels.POSITION])
+        return rows[:first], int(rows[first, POSITION])
     return rows, end
 
 
@@ -320,84 +391,16 @@ def _without_doubtful_end(
 
     No CRC covers its offset and only its successor can confirm it, so it is left to the next scan.
     """
-    from logfs.format.kernels import batch_kernels
-
     if len(rows):
-        before = int(rows[-2, batch_kernels.NEXT_OFFSET]) if len(rows) > 1 else expected
-        if rows[-1, batch_kernels.SPAN_BASE_OFFSET] != before:
-            return rows[:-1], int(rows[-1, batch_kernels.POSITION])
+        before = int(rows[-2, NEXT_OFFSET]) if len(rows) > 1 else expected
+        if rows[-1, SPAN_BASE_OFFSET] != before:
+            return rows[:-1], int(rows[-1, POSITION])
     return rows, end
-
-
-def _legacy_info(position: int, batch: Batch) -> BatchInfo:
-    header = batch.header
-    return BatchInfo(
-        position,
-        header.size_bytes,
-        header.base_offset,
-        header.next_offset,
-        header.max_timestamp,
-        header.partition_leader_epoch,
-        header.producer_id,
-        text_size(batch),
-    )
-
-
-def infos(scanned: ScannedBatches) -> Iterator[BatchInfo]:
-    """Yield the `BatchInfo` of each scanned batch."""
-    from logfs.format.kernels import batch_kernels
-
-    start, data, rows = scanned
-    sizes = _text_sizes(data, rows)
-    wanted = (
-        batch_kernels.POSITION,
-        batch_kernels.SIZE,
-        batch_kernels.SPAN_BASE_OFFSET,
-        batch_kernels.NEXT_OFFSET,
-        batch_kernels.MAX_TIMESTAMP,
-        batch_kernels.LEADER_EPOCH,
-        batch_kernels.PRODUCER_ID,
-    )
-    for (position, *rest), size in zip(rows[:, wanted].tolist(), sizes, strict=True):
-        yield BatchInfo._make((start + position, *rest, TextSize._make(size)))
-
-
-def measured(
-    data: memoryview, rows: NDArray[np.int64]
-) -> Iterator[tuple[Columns | Corrupt, NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield the records of scanned batches as `decode` does, with their rows and the text size of each row.
-
-    The text sizes are int64[rows, 3]: records, bytes of lines, bytes of envelopes. A batch with a good CRC and
-    malformed records comes alone, with its error. Control batches are left out, for they have no text.
-    """
-    from logfs.format.kernels import batch_kernels
-
-    for columns, group in decode_each(data, rows):
-        if isinstance(columns, Corrupt):
-            odd = text_size(Batch.parse(data, int(group[0, batch_kernels.POSITION])))
-            yield columns, group, np.array([odd], np.int64)
-        else:
-            yield columns, group, _texts(columns, group)
-
-
-def _text_sizes(data: memoryview, rows: NDArray[np.int64]) -> list[list[int]]:
-    """Return the text size of each scanned batch: records, bytes of lines, bytes of envelopes."""
-    from logfs.format.kernels import batch_kernels
-
-    sizes = np.zeros((len(rows), 3), np.int64)
-    for _, group, texts in measured(data, rows):
-        first = int(
-            np.searchsorted(rows[:, batch_kernels.POSITION], group[0, batch_kernels.POSITION])
-        )
-        sizes[first : first + len(group)] = texts
-    return sizes.tolist()
 
 
 def _texts(columns: Columns, group: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the text size of each batch of a group, whose records are `columns`: int64[batches, 3]."""
-    from logfs.format.kernels import batch_kernels
-
-    counts = group[:, batch_kernels.SPAN_COUNT]
+    counts = group[:, SPAN_COUNT]
     ends = np.cumsum(counts)
     lines, envelopes = rendering.line_sizes(columns), rendering.envelope_sizes(columns)
     return np.column_stack((counts, _sums(lines, ends), _sums(envelopes, ends)))

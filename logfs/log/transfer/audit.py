@@ -14,6 +14,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from logfs.errors import Corrupt, LogfsError
+from logfs.format.base.batch_rows import (
+    ATTRIBUTES,
+    LEADER_EPOCH,
+    MAX_TIMESTAMP,
+    NEXT_OFFSET,
+    POSITION,
+    SIZE,
+    SPAN_BASE_OFFSET,
+    SPAN_COUNT,
+)
 from logfs.format.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT, Batch
 from logfs.format.messages.control import ControlType, end_of_transaction
 from logfs.format.text.rendering import NO_TEXT, TextSize
@@ -41,8 +51,8 @@ _TEXTS = np.dtype(
         *(("json", ">i8"), ("crc", ">u4")),
     ]
 )
-# In place of an epoch: the epoch file has none for the offset, or the message is of an old format.
-_NO_EPOCH, _LEGACY_EPOCH = -1, -2
+# Where the epoch file has none for an offset.
+_NO_EPOCH = -1
 
 
 class Severity(enum.IntEnum):
@@ -161,14 +171,11 @@ def audit(
             account.end_offset = damage.next_offset
             report(found.end - found.start)
             continue
-        if isinstance(found, batch_scanner.ScannedBatches):
-            batches = yield from _of_stretch(segment, found)
-            transactional = _transactional(found)
-        else:
-            batches = yield from _of_legacy(segment, *found)
-            transactional = []
-        yield from _check_epochs(segment, batches, epochs)
-        for batch in transactional:
+        batches = yield from _check_batches(segment, found)
+        if found.legacy is None:
+            # Batches of old formats have no leader epoch.
+            yield from _check_epochs(segment, batches, epochs)
+        for batch in _transactional(found):
             yield from transactions.note(batch)
         for index in indexes:
             yield from index.hold_against(batches, text)
@@ -217,79 +224,49 @@ def check_boundaries(accounts: Iterable[Account], log_start_offset: int) -> Iter
 # The batches.
 
 
-def _of_stretch(
+def _check_batches(
     segment: Segment, scanned: batch_scanner.ScannedBatches
 ) -> Generator[Finding, None, _BatchAudit]:
     """Return scanned batches, whose CRCs are right, for the audit; yield what is wrong with their records."""
-    from logfs.format.kernels import batch_kernels
-
-    start, data, rows = scanned
+    start, rows = scanned.position, scanned.rows
     texts = np.zeros((len(rows), 3), np.int64)
     done = 0
-    for columns, group, sizes in batch_scanner.measured(data, rows):
-        first = done + int(
-            np.searchsorted(rows[done:, batch_kernels.POSITION], group[0, batch_kernels.POSITION])
-        )
+    for columns, group, sizes in scanned.measure():
+        first = done + int(np.searchsorted(rows[done:, POSITION], group[0, POSITION]))
         done = first + len(group)
         texts[first:done] = sizes
         if isinstance(columns, Corrupt):
             yield _odd_batch(segment, start, group[0], str(columns))
             continue
-        counts = group[:, batch_kernels.SPAN_COUNT]
+        counts = group[:, SPAN_COUNT]
         ends = np.cumsum(counts)
         filled = counts > 0
         offsets = columns.offsets
         lowest = offsets[(ends - counts)[filled]]
         highest = offsets[ends[filled] - 1]
-        inside = (lowest >= group[filled, batch_kernels.SPAN_BASE_OFFSET]) & (
-            highest < group[filled, batch_kernels.NEXT_OFFSET]
+        inside = (lowest >= group[filled, SPAN_BASE_OFFSET]) & (
+            highest < group[filled, NEXT_OFFSET]
         )
         for row in group[filled][~inside]:
             yield _odd_batch(segment, start, row, "its records lie outside its offsets")
     last = rows[-1]
     return _BatchAudit(
-        start + rows[:, batch_kernels.POSITION],
-        start + int(last[batch_kernels.POSITION] + last[batch_kernels.SIZE]),
-        rows[:, batch_kernels.SPAN_BASE_OFFSET],
-        rows[:, batch_kernels.NEXT_OFFSET],
-        rows[:, batch_kernels.MAX_TIMESTAMP],
-        rows[:, batch_kernels.LEADER_EPOCH],
+        start + rows[:, POSITION],
+        start + int(last[POSITION] + last[SIZE]),
+        rows[:, SPAN_BASE_OFFSET],
+        rows[:, NEXT_OFFSET],
+        rows[:, MAX_TIMESTAMP],
+        rows[:, LEADER_EPOCH],
         texts,
     )
 
 
 def _odd_batch(segment: Segment, start: int, row: NDArray[np.int64], text: str) -> Finding:
-    from logfs.format.kernels import batch_kernels
-
     base, position = (
-        int(row[batch_kernels.SPAN_BASE_OFFSET]),
-        start + int(row[batch_kernels.POSITION]),
+        int(row[SPAN_BASE_OFFSET]),
+        start + int(row[POSITION]),
     )
     return error(segment.path, f"batch {base} at byte {position}: {text}")
-
-
-def _of_legacy(
-    segment: Segment, position: int, batch: Batch
-) -> Generator[Finding, None, _BatchAudit]:
-    """Return a batch of an old format, which has no leader epoch; yield what is wrong with its records."""
-    header = batch.header
-    where = f"batch {header.base_offset} at byte {position}"
-    try:
-        offsets = [record.offset for record in batch.records()]
-    except LogfsError as why:
-        yield error(segment.path, f"{where}: {why}")
-    else:
-        if offsets and not (header.base_offset <= offsets[0] and offsets[-1] <= header.last_offset):
-            yield error(segment.path, f"{where}: its records lie outside its offsets")
-    return _BatchAudit(
-        np.array([position]),
-        position + header.size_bytes,
-        np.array([header.base_offset]),
-        np.array([header.next_offset]),
-        np.array([header.max_timestamp]),
-        np.array([_LEGACY_EPOCH]),
-        np.array([batch_scanner.text_size(batch)]),
-    )
 
 
 def _check_epochs(segment: Segment, batches: _BatchAudit, epochs: Epochs) -> Iterator[Finding]:
@@ -300,7 +277,7 @@ def _check_epochs(segment: Segment, batches: _BatchAudit, epochs: Epochs) -> Ite
     numbers = np.searchsorted(table[:, 1], batches.first_offsets, side="right") - 1
     expected = np.where(numbers >= 0, table[numbers, 0], _NO_EPOCH)
     found = batches.leader_epochs
-    wrong = (expected != _NO_EPOCH) & (found != expected) & (found != _LEGACY_EPOCH)
+    wrong = (expected != _NO_EPOCH) & (found != expected)
     for number in np.flatnonzero(wrong).tolist():
         yield error(
             segment.path,
@@ -507,12 +484,8 @@ def _sound_indexes(
 
 
 def _transactional(scanned: batch_scanner.ScannedBatches) -> list[Batch]:
-    from logfs.format.kernels import batch_kernels
-
-    rows = scanned.rows
     bits = TRANSACTIONAL_BIT | CONTROL_BIT
-    wanted = rows[rows[:, batch_kernels.ATTRIBUTES] & bits != 0, batch_kernels.POSITION]
-    return [Batch.parse(scanned.data, position) for position in wanted.tolist()]
+    return list(scanned.select(scanned.rows[:, ATTRIBUTES] & bits != 0).batches())
 
 
 class _TransactionAudit:

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from logfs.errors import Corrupt
-from logfs.format.batches.batch import CONTROL_BIT, MAGIC, TRANSACTIONAL_BIT, Batch
+from logfs.format.base.batch_rows import (
+    ATTRIBUTES,
+    MAX_TIMESTAMP,
+    NEXT_OFFSET,
+    POSITION,
+    PRODUCER_ID,
+    SPAN_BASE_OFFSET,
+)
+from logfs.format.batches.batch import CONTROL_BIT, MAGIC, TRANSACTIONAL_BIT
 from logfs.log.disk.disk import Gone
 from logfs.log.segment import batch_scanner
 from logfs.log.segment.batch_iterator import Damage, DamagedRange, unreadable
@@ -193,8 +201,6 @@ def read(segment_split: SegmentSplit, since: int | None = None) -> Iterator[Colu
 def _read(
     segment: Segment, segment_split: SegmentSplit, since: int | None
 ) -> Iterator[Columns | DamagedRange]:
-    from logfs.format.kernels.batch_kernels import NEXT_OFFSET
-
     try:
         for found in batch_scanner.scan_segment(segment, *_start(segment, segment_split)):
             if isinstance(found, Damage):
@@ -202,14 +208,10 @@ def _read(
                     return
                 if found.next_offset > segment_split.first_offset:
                     yield found.error(segment.path)
-            elif isinstance(found, batch_scanner.ScannedBatches):
-                yield from _scanned(segment, found, segment_split, since)
-                if found.rows[-1, NEXT_OFFSET] >= segment_split.end_offset:
-                    return
-            elif found[1].header.base_offset >= segment_split.end_offset:
-                return
             else:
-                yield from _legacy(segment, *found, segment_split)
+                yield from _scanned(segment, found, segment_split, since)
+                if found.next_offset >= segment_split.end_offset:
+                    return
     finally:
         segment.close()
 
@@ -229,40 +231,21 @@ def _scanned(
     since: int | None,
 ) -> Iterator[Columns | DamagedRange]:
     """Yield the records of scanned batches that belong to the piece, and batches with malformed records as errors."""
-    from logfs.format.kernels.batch_kernels import (
-        ATTRIBUTES,
-        MAX_TIMESTAMP,
-        NEXT_OFFSET,
-        POSITION,
-        SPAN_BASE_OFFSET,
-    )
-
     rows = run.rows
     wanted = rows[:, ATTRIBUTES] & CONTROL_BIT == 0
     wanted &= rows[:, NEXT_OFFSET] > segment_split.first_offset
     wanted &= rows[:, SPAN_BASE_OFFSET] < segment_split.end_offset
     wanted &= ~_aborted(rows, segment_split.aborted)
-    if since is not None:
+    # The timestamp of a message of an old format is not the greatest of those in it.
+    if since is not None and run.legacy is None:
         wanted &= rows[:, MAX_TIMESTAMP] >= since
-    for columns, group in batch_scanner.decode_each(run.data, rows[wanted]):
+    for columns, group in run.select(wanted).decode():
         if isinstance(columns, Corrupt):
-            start = int(group[0, POSITION])
-            batch = Batch.parse(run.data, start)
-            yield unreadable(run.position + start, batch, columns).error(segment.path)
+            (batch,) = run._replace(rows=group).batches()
+            position = run.position + int(group[0, POSITION])
+            yield unreadable(position, batch, columns).error(segment.path)
         else:
             yield from _inside(columns, segment_split)
-
-
-def _legacy(
-    segment: Segment, position: int, batch: Batch, segment_split: SegmentSplit
-) -> Iterator[Columns | DamagedRange]:
-    """Yield the records of a batch of an old format that belong to the piece, or the error that tells of them."""
-    try:
-        columns = batch.columns()
-    except Corrupt as error:
-        yield unreadable(position, batch, error).error(segment.path)
-    else:
-        yield from _inside(columns, segment_split)
 
 
 def _inside(columns: Columns, segment_split: SegmentSplit) -> Iterator[Columns]:
@@ -280,8 +263,6 @@ def _inside(columns: Columns, segment_split: SegmentSplit) -> Iterator[Columns]:
 
 def _aborted(rows: NDArray[np.int64], aborted: Aborted) -> NDArray[np.bool_]:
     """Return which batches belong to aborted transactions, as bool[rows]."""
-    from logfs.format.kernels.batch_kernels import ATTRIBUTES, PRODUCER_ID, SPAN_BASE_OFFSET
-
     found = np.zeros(len(rows), np.bool_)
     for producer, ranges in aborted.items():
         mine = (rows[:, PRODUCER_ID] == producer) & (rows[:, ATTRIBUTES] & TRANSACTIONAL_BIT != 0)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from logfs.errors import Corrupt
+from logfs.format.base.batch_rows import ATTRIBUTES, SIZE
 from logfs.format.batches.batch import CODEC_MASK, CONTROL_BIT, HEADER_SIZE
 from logfs.format.batches.compression import Codec
 from logfs.format.encoding.hyperloglog import KeySketch
@@ -16,7 +17,6 @@ from logfs.log.segment import batch_scanner
 from logfs.log.segment.batch_iterator import Damage
 
 if TYPE_CHECKING:
-    from logfs.format.batches.batch import Batch
     from logfs.format.batches.columns import Columns
     from logfs.log.segment.segment import Segment
 
@@ -67,32 +67,29 @@ def count_segment(segment: Segment, bucket_ms: int) -> SegmentStats:
     Records of aborted transactions count, because they use space. Control batches add to the bytes and batches, but
     not to the records.
     """
-    from logfs.format.kernels import batch_kernels
-
     counts = SegmentStats(log_bytes=segment.size_bytes)
     for found in batch_scanner.scan_segment(segment, 0, segment.base_offset):
         if isinstance(found, Damage):
             counts.damaged += found.end - found.start
             continue
-        if not isinstance(found, batch_scanner.ScannedBatches):
-            _note_legacy(counts, found[1], bucket_ms)
-            continue
         rows = found.rows
-        attributes, sizes = rows[:, batch_kernels.ATTRIBUTES], rows[:, batch_kernels.SIZE]
+        attributes, sizes = rows[:, ATTRIBUTES], rows[:, SIZE]
         is_control = attributes & CONTROL_BIT != 0
         for codec in np.unique(attributes & CODEC_MASK).tolist():
             of_it = attributes & CODEC_MASK == codec
             counts.codecs[_codec_name(codec)] += int(sizes[of_it].sum())
         counts.batches += len(rows)
         counts.plain_bytes += int(sizes[is_control].sum())
-        for columns, group in batch_scanner.decode_each(found.data, rows):
-            plain = int(group[:, batch_kernels.SIZE].sum())
+        # A wrapper of an old format adds no header: its messages have headers of their own.
+        header_size = HEADER_SIZE if found.legacy is None else 0
+        for columns, group in found.decode():
+            plain = int(group[:, SIZE].sum())
             if isinstance(columns, Corrupt):
                 # The CRC of the batch is right, but its records are malformed; `verify` reports it.
                 counts.damaged += plain
                 continue
-            if group[0, batch_kernels.ATTRIBUTES] & CODEC_MASK:
-                plain = HEADER_SIZE + len(columns.data)
+            if group[0, ATTRIBUTES] & CODEC_MASK:
+                plain = header_size + len(columns.data)
             _note_columns(counts, columns, plain, bucket_ms)
     return counts
 
@@ -103,21 +100,6 @@ def _codec_name(number: int) -> str:
         return Codec(number).name.lower()
     except ValueError:
         return "unknown"
-
-
-def _note_legacy(counts: SegmentStats, batch: Batch, bucket_ms: int) -> None:
-    """Count a batch of an old format; these have no control batches."""
-    header = batch.header
-    counts.batches += 1
-    counts.codecs[_codec_name(header.attributes & CODEC_MASK)] += header.size_bytes
-    try:
-        columns = batch.columns()
-    except Corrupt:
-        counts.damaged += header.size_bytes
-        return
-    # A wrapper adds no header: its messages have headers of their own.
-    plain = len(columns.data) if header.attributes & CODEC_MASK else header.size_bytes
-    _note_columns(counts, columns, plain, bucket_ms)
 
 
 def _note_columns(counts: SegmentStats, columns: Columns, plain_bytes: int, bucket_ms: int) -> None:

@@ -18,10 +18,17 @@ import numpy as np
 
 from logfs.errors import Corrupt
 from logfs.format.base import names
+from logfs.format.base.batch_rows import (
+    CRC,
+    MAX_TIMESTAMP,
+    POSITION,
+    SIZE,
+    SPAN_BASE_OFFSET,
+    SPAN_COUNT,
+)
 from logfs.format.batches.batch import (
     HEADER_SIZE,
     LENGTH_OVERHEAD,
-    Batch,
     assign_offset,
     parse_header,
     stamp,
@@ -32,7 +39,7 @@ from logfs.format.text.rendering import NO_TEXT
 from logfs.log.append.partition import LEADER_EPOCH
 from logfs.log.append.validator import check_staged
 from logfs.log.segment.batch_iterator import Damage
-from logfs.log.segment.batch_scanner import BatchInfo, ScannedBatches, infos, scan, survey
+from logfs.log.segment.batch_scanner import BatchInfo, ScannedBatches, scan, survey
 from logfs.log.segment.index import MAX_RELATIVE_OFFSET, TimeEntry
 from logfs.log.segment.segment import Segment, SegmentEnd
 
@@ -85,14 +92,11 @@ class StagedWriter:
 # Reading what was staged.
 
 
-def read_staged(
-    disk: Disk, directory: Path, staged: StagedFile
-) -> Iterator[tuple[memoryview, NDArray[np.int64]]]:
-    """Yield the batches of a staged file in runs: their bytes, and the rows that `scan` makes of them.
+def read_staged(disk: Disk, directory: Path, staged: StagedFile) -> Iterator[ScannedBatches]:
+    """Yield the batches of a staged file in runs.
 
     Raises `Corrupt` if the file does not match its description, and `FileNotFoundError` if it is gone.
     """
-    from logfs.format.kernels import batch_kernels
 
     file = disk.open(directory / staged.name)
     try:
@@ -100,18 +104,18 @@ def read_staged(
         while position < staged.size_bytes:
             left = staged.size_bytes - position
             data = disk.read(file, position, min(_CHUNK_BYTES, left))
-            rows, end = scan(data, offset, gaps=False)
-            if not len(rows):
+            found, end = scan(data, offset, gaps=False)
+            if not len(found.rows):
                 size = int.from_bytes(data[8:LENGTH_OVERHEAD], "big") + LENGTH_OVERHEAD
                 if len(data) < size <= left:
                     data = disk.read(file, position, size)
-                    rows, end = scan(data, offset, gaps=False)
-            if not len(rows):
+                    found, end = scan(data, offset, gaps=False)
+            if not len(found.rows):
                 raise Corrupt(
                     f"{file.path}: no valid batch at byte {position}: the file is damaged"
                 )
-            yield data, rows
-            position, offset = position + end, int(rows[-1, batch_kernels.NEXT_OFFSET])
+            yield found
+            position, offset = position + end, found.next_offset
         if offset != staged.record_count or disk.size(file) != staged.size_bytes:
             raise Corrupt(
                 f"{file.path}: contains {offset} records, but {staged.record_count} were staged"
@@ -144,42 +148,41 @@ def measure_staged(
     With `checked_for`, batches that these settings of the topic do not allow are refused. Raises as `read_staged`,
     and `RecordTooLarge`, `InvalidRecord`.
     """
-    from logfs.format.kernels import batch_kernels
 
-    columns = (batch_kernels.SIZE, batch_kernels.SPAN_COUNT, batch_kernels.MAX_TIMESTAMP)
+    columns = (SIZE, SPAN_COUNT, MAX_TIMESTAMP)
     found = [np.empty((0, 3), np.int64)]
     for staged in files:
-        for data, rows in read_staged(disk, directory, staged):
-            found.append(rows[:, columns])
+        for scanned in read_staged(disk, directory, staged):
+            found.append(scanned.rows[:, columns])
             if checked_for is not None:
-                for position in rows[:, batch_kernels.POSITION].tolist():
-                    check_staged(Batch.parse(data, position), checked_for, now_ms)
+                for batch in scanned.batches():
+                    check_staged(batch, checked_for, now_ms)
     return BatchMeasures(*np.concatenate(found).T)
 
 
 def final_batches(disk: Disk, directory: Path, part: CommitPart) -> Iterator[ScannedBatches]:
     """Yield the batches of a part in their final form, in runs; positions count from the first byte of the part."""
-    from logfs.format.kernels import batch_kernels
 
     offset, skip, position = part.base_offset, part.skip, 0
     for staged in part.files:
-        for data, rows in read_staged(disk, directory, staged):
+        for scanned in read_staged(disk, directory, staged):
+            data, rows = scanned.data, scanned.rows
             skipped, skip = min(skip, len(rows)), max(skip - len(rows), 0)
             if skipped == len(rows):
                 continue
-            start = int(rows[skipped, batch_kernels.POSITION])
-            end = int(rows[-1, batch_kernels.POSITION] + rows[-1, batch_kernels.SIZE])
-            first = int(rows[skipped, batch_kernels.SPAN_BASE_OFFSET])
+            start = int(rows[skipped, POSITION])
+            end = int(rows[-1, POSITION] + rows[-1, SIZE])
+            first = int(rows[skipped, SPAN_BASE_OFFSET])
             out = memoryview(bytearray(data[start:end]))
-            wanted = (batch_kernels.POSITION, batch_kernels.SIZE, batch_kernels.SPAN_BASE_OFFSET)
+            wanted = (POSITION, SIZE, SPAN_BASE_OFFSET)
             for at, size, base in rows[skipped:, wanted].tolist():
                 batch = out[at - start : at - start + size]
                 assign_offset(batch, offset + base - first, part.leader_epoch)
                 if part.append_time != NO_APPEND_TIME:
                     stamp(batch, part.append_time)
             final, _ = scan(out.toreadonly(), offset, gaps=False)
-            yield ScannedBatches(position, out.toreadonly(), final)
-            offset, position = int(final[-1, batch_kernels.NEXT_OFFSET]), position + len(out)
+            yield final._replace(position=position)
+            offset, position = final.next_offset, position + len(out)
 
 
 # Appending what was staged.
@@ -221,7 +224,7 @@ class StagedAppend:
             self._runs.append(_SegmentRun(active, part.position))
         left = counts.pop(0)
         for scanned in final_batches(self.partition.disk, self.partition.directory, part):
-            found = list(infos(scanned._replace(position=0)))
+            found = list(scanned._replace(position=0).infos())
             while found:
                 if not left:
                     self._seal(found[0].base_offset)
@@ -359,7 +362,6 @@ def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart
 
     Raises as `read_staged`, `Corrupt` for a place within an existing batch, and `OSError`.
     """
-    from logfs.format.kernels import batch_kernels
 
     bases = sorted(
         names.parse_stem(entry.name)
@@ -374,10 +376,10 @@ def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart
     ours: set[tuple[int, int]] = set()
     for scanned in final_batches(disk, directory, part):
         wanted = (
-            batch_kernels.POSITION,
-            batch_kernels.SIZE,
-            batch_kernels.CRC,
-            batch_kernels.SPAN_BASE_OFFSET,
+            POSITION,
+            SIZE,
+            CRC,
+            SPAN_BASE_OFFSET,
         )
         for at, size, crc, offset in scanned.rows[:, wanted].tolist():
             ours.add((offset, crc))

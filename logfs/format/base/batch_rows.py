@@ -1,0 +1,14 @@
+"""The columns of a row of scanned batches: int64[BATCH_COLUMNS], one row for each batch.
+
+`batch_kernels.scan_batches` writes the rows. The columns from SPAN_START on are a span: the records of a batch, as
+`batch_kernels.decode_spans` reads them.
+"""
+
+from __future__ import annotations
+
+# The batch: its position in the scanned bytes, its size, the CRC that its header has, the bits of its header.
+POSITION, SIZE, CRC, ATTRIBUTES = 0, 1, 2, 3
+NEXT_OFFSET, MAX_TIMESTAMP, LEADER_EPOCH, PRODUCER_ID = 4, 5, 6, 7
+# Its records: the bytes [start, end) that hold them, their number, and what their deltas are added to.
+SPAN_START, SPAN_END, SPAN_COUNT, SPAN_BASE_OFFSET, SPAN_BASE_TIMESTAMP = 8, 9, 10, 11, 12
+BATCH_COLUMNS = 13
