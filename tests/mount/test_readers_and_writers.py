@@ -1,6 +1,6 @@
-"""Readers and writers beside 1,000 rolls, retentions and compactions: no error, no gap, no duplicate.
+"""Readers and writers during rolls, retention and compaction see no error, no gap and no duplicate.
 
-LOGFS_CROWD_ROUNDS sets how many rounds of rolling, retention and compaction there are (scripts/crash: 1,000).
+LOGFS_CROWD_ROUNDS is the number of rounds of rolling, retention and compaction (in scripts/crash: 1,000).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import OffsetOutOfRange
-from logfs.format.batches.batch import Batches
 from logfs.format.batches.record import Record
 from logfs.format.text.rendering import View
 from logfs.log.read.text_view import KEPT_SEGMENTS
 from logfs.store.store import Store
+from tests.support.batches import Batches
 from tests.support.processes import Threads, wait_for
 from tests.support.requirements import need_command
 
@@ -37,7 +37,7 @@ NAME = "orders-0"
 
 
 class Crowd:
-    """Threads that append to a log, read it and keep it up, all at once."""
+    """Threads that append to a log, read it and maintain it at the same time."""
 
     APPENDERS = 4
 
@@ -50,6 +50,7 @@ class Crowd:
         self.counts = [0] * self.APPENDERS
 
     def run(self) -> None:
+        """Run all threads for 2 * ROUNDS rounds of `keep`; raise the first error of any."""
         writing, others = Threads(self.errors), Threads(self.errors)
         for work in (self.tail, self.look, self.keep):
             others.start(work)
@@ -62,16 +63,17 @@ class Crowd:
             raise self.errors[0]
 
     def append(self, number: int) -> None:
+        """Append numbered records of one writer, two per batch."""
         while self.rounds < 2 * ROUNDS and not self.errors:
             count = self.counts[number]
             key = b"%d-%d" % (number, count % 7)
             self.log.append([Record(b"%d %d" % (number, count), key), Record(b"-", b"all")])
             self.counts[number] += 1
-            # Locks are not fair: who lets go of one and takes it at once again starves the others.
+            # Locks are not fair: a thread that releases one and takes it again at once starves the others.
             time.sleep(0.0005)
 
     def tail(self) -> None:
-        """A text that began before everything shows everything, whatever has left the log since."""
+        """A text view from before the first append shows every record, also those that have left the log since."""
         view = self.log.text(View.LINES)
         parts = []
         seen = 0
@@ -90,7 +92,7 @@ class Crowd:
             assert counts == list(range(self.counts[number]))
 
     def look(self) -> None:
-        """Ranges and lookups somewhere in the log answer, in order."""
+        """Ranges and reads at random offsets of the log succeed, with records in order."""
         chosen = random.Random(1)
         while not self.appended.is_set():
             start, end = self.log.log_start_offset, self.log.log_end_offset
@@ -99,13 +101,13 @@ class Crowd:
             text = self.log.text(View.LINES, offset, min(offset + 50, end))
             assert len(text.read(0, text.size)) == text.size
             with suppress(OffsetOutOfRange):
-                # Retention may have been faster.
+                # Retention may have deleted the offset before the read.
                 found = [record.offset for record in self.log.read(offset, offset + 200)]
                 assert found == sorted(set(found))
                 assert not found or found[0] >= offset
 
     def keep(self) -> None:
-        """Rolls, compaction, retention and removals, one after the other."""
+        """Roll, compact, delete records and segments, repeatedly."""
         while not self.appended.is_set():
             self.store.compact(NAME, roll=True)
             if self.rounds % 3 == 2:
@@ -115,8 +117,8 @@ class Crowd:
             self.rounds += 1
 
 
-def test_threads_go_on_beside_rolls_retention_and_compaction(log_dir: Path) -> None:
-    """A tail misses nothing and sees nothing twice, ranges and lookups answer, and no descriptor is left over."""
+def test_threads_during_rolls_retention_and_compaction(log_dir: Path) -> None:
+    """A tail sees every record once, ranges and reads succeed, and no descriptor is leaked."""
     with Store(log_dir) as store:
         for name, value in (
             ("cleanup.policy", "compact,delete"),
@@ -131,15 +133,15 @@ def test_threads_go_on_beside_rolls_retention_and_compaction(log_dir: Path) -> N
         assert log.segments[0].base_offset > 0
         store.upkeep(compaction=False)
         after = len(os.listdir("/proc/self/fd"))
-        # A segment has its log and three indexes, and some are held by what was read last.
+        # A segment has a log and three indexes; up to four more segments may be held by the last reads.
         assert after - before <= 4 * (len(log.segments) + 4)
 
 
-# Over a mount: programs that know nothing of logfs.
+# Over a mount: programs that use plain files.
 
 PARTITIONS = ("orders-0", "orders-1", "orders-2")
 WRITERS = 8
-# A writer: lines with a number and a key of its own, to each partition in turn, until there is a file `stop`.
+# A writer: appends numbered lines with keys of its own to each partition in turn, until the file `stop` exists.
 WRITER = """
 import os, sys, time
 name, stop, *paths = sys.argv[1:]
@@ -160,14 +162,14 @@ print(*numbers)
 
 
 class Usage(NamedTuple):
-    """What a daemon uses: descriptors, and resident memory in MB."""
+    """The descriptors and the resident memory (in MB) of a daemon."""
 
     descriptors: int
     memory_mb: float
 
 
 def in_order(lines: bytes) -> dict[bytes, list[int]]:
-    """The numbers of each writer, which must only rise: nothing twice, nothing out of order."""
+    """Return the numbers of each writer, and check that they increase: no line twice, none out of order."""
     found: dict[bytes, list[int]] = {}
     for line in lines.splitlines():
         name, number = line.split()
@@ -178,7 +180,7 @@ def in_order(lines: bytes) -> dict[bytes, list[int]]:
 
 
 class MountedCrowd:
-    """Writers, followers and readers of three partitions, each a process or a thread of plain system calls."""
+    """Writers, followers and readers of three partitions, each a process or a thread."""
 
     def __init__(self, mount: Mount, scratch: Path) -> None:
         self.mount = mount
@@ -200,7 +202,10 @@ class MountedCrowd:
         self.tails = [scratch / f"tail-{name}" for name in PARTITIONS]
 
     def run(self, rounds: int) -> list[Usage]:
-        """So many rounds; the use of the daemon before, after each quarter, and when all have caught up."""
+        """Run `rounds` rounds, and return the daemon's usage before them, after each quarter, and at the end.
+
+        At the end all followers have read everything.
+        """
         followers = [self._follow(*pair) for pair in zip(self.partitions, self.tails, strict=True)]
         writers = [self._write(number) for number in range(WRITERS)]
         readers = Threads(self.errors)
@@ -224,7 +229,7 @@ class MountedCrowd:
             assert not self.errors, self.errors[0]
             for at, tail in enumerate(self.tails):
                 self._expect_all(tail, [counts[at] for counts in written])
-            # What all have passed goes when the next segments leave.
+            # Segments that all readers have passed are released when the next segments leave the log.
             for partition in self.partitions:
                 with (partition / "append.jsonl").open("ab") as file:
                     file.write(b'{"key":"last","value":"last 0"}\n')
@@ -249,14 +254,14 @@ class MountedCrowd:
             return subprocess.Popen(command, stdout=stream)
 
     def _expect_all(self, tail: Path, written: list[int]) -> None:
-        """Who followed has seen every line of every writer, once and in order."""
+        """Check that a follower has seen every line of every writer, once and in order."""
         wait_for(lambda: tail.read_bytes().count(b"\n") >= sum(written))
         found = in_order(tail.read_bytes())
         for number, count in enumerate(written):
             assert found[b"w%d" % number] == list(range(count))
 
     def _turn(self) -> None:
-        """Of each partition: a roll, a compaction of what is sealed, and an end to what the last turn left."""
+        """Roll each partition, compact its sealed segments, and delete what the previous turn has compacted."""
         before = [self._dirty(partition) for partition in self.partitions]
         for partition, dirty in zip(self.partitions, before, strict=True):
             wait_for(lambda: self._end(partition) > dirty)  # noqa: B023
@@ -264,14 +269,14 @@ class MountedCrowd:
             (partition / "ctl").write_text("compact")
         for partition, dirty in zip(self.partitions, before, strict=True):
             wait_for(lambda: self._dirty(partition) > dirty, 60)  # noqa: B023
-            # What was compacted in the turn before: the first segment of the two that are left goes.
+            # The first of the two remaining segments, which the previous turn compacted, is deleted.
             start = int((partition / "log-start-offset").read_text())
             (partition / "log-start-offset").write_text(str(max(dirty, start)))
             (partition / "ctl").write_text("retain")
             assert int((partition / "log-start-offset").read_text()) == max(dirty, start)
 
     def _dirty(self, partition: Path) -> int:
-        """Up to where a partition was compacted."""
+        """Return the offset up to which a partition is compacted."""
         found = re.search(
             r"^dirty from offset (\d+)", (partition / "ctl").read_text(), re.MULTILINE
         )
@@ -279,7 +284,7 @@ class MountedCrowd:
         return int(found[1])
 
     def _untouched_from(self, partition: Path) -> int:
-        """From where on a partition was never compacted; while a round goes on, that is behind all of it."""
+        """Return the offset from which a partition is not compacted yet; during a compaction, sys.maxsize."""
         doing = (partition / "ctl").read_text()
         return sys.maxsize if "compacting" in doing else self._dirty(partition)
 
@@ -294,11 +299,11 @@ class MountedCrowd:
         chosen = random.Random(work.__name__)
         while not self.over.is_set() and not self.errors:
             work(chosen, chosen.choice(self.partitions))
-            # The machine is not theirs alone.
+            # Leave processor time to the other processes.
             time.sleep(0.02)
 
     def _ranges(self, chosen: random.Random, partition: Path) -> None:
-        """A range has each line once; one that was neither compacted nor dropped meanwhile has all of them."""
+        """A range has each line at most once, and every line if it was neither compacted nor deleted during the read."""
         end = self._end(partition)
         first = max(end - chosen.randrange(1, 300), 0)
         done = subprocess.run(
@@ -321,7 +326,7 @@ class MountedCrowd:
         return int(json.loads((partition / "status.json").read_text())["log_end_offset"])
 
     def _copies(self, chosen: random.Random, partition: Path) -> None:
-        """`cp` of the segments: it says which files went or were replaced meanwhile, and copies whole batches."""
+        """`cp` of the segments copies whole batches; its only errors are files that were deleted or replaced meanwhile."""
         copy = self.scratch / "copy"
         shutil.rmtree(copy, ignore_errors=True)
         done = subprocess.run(
@@ -338,7 +343,7 @@ class MountedCrowd:
         self.looks["copies"] += 1
 
     def _records(self, chosen: random.Random, partition: Path) -> None:
-        """The whole of `records` by its name, and one record: what is there now, in order."""
+        """All of `records`, opened by name, is in order; a single record can be read, or has left the log."""
         in_order((partition / "records").read_bytes())
         end = self._end(partition)
         with suppress(FileNotFoundError):
@@ -346,7 +351,7 @@ class MountedCrowd:
         self.looks["records"] += 1
 
     def _python(self, chosen: random.Random, partition: Path) -> None:
-        """A store beside the mount, read-only: it follows."""
+        """A read-only store on the log directory of the mount follows the log."""
         with Store(self.mount.log_dirs, read_only=True, only=partition.name) as store:
             log = store[partition.name]
             at = log.log_start_offset
@@ -362,10 +367,10 @@ class MountedCrowd:
         self.looks["python"] += 1
 
 
-def test_programs_go_on_beside_rolls_retention_and_compaction(
+def test_programs_during_rolls_retention_and_compaction(
     make_mount: Callable[..., Mount], tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """`tail -f` sees each line once, ranges have no gap, and the daemon's memory and descriptors stay flat."""
+    """`tail -f` sees each line once, ranges have no gap, and the daemon's memory and descriptors do not grow."""
     mount = make_mount()
     crowd = MountedCrowd(mount, tmp_path)
     first, *usage = crowd.run(ROUNDS)
@@ -373,12 +378,13 @@ def test_programs_go_on_beside_rolls_retention_and_compaction(
         print(f"{name}: {value}")
         record_property(name, str(value))
     assert all(crowd.looks.values()), crowd.looks
-    # A segment has its log and three indexes, each with a descriptor of its own for its map. Of each partition there
-    # are those that its follower has just passed, and a few in the log, being made, or open for a moment. Until all
-    # have caught up, also those that its follower has yet to come to. What 1,000 rounds drop would be 14,000.
+    # A segment has a log and three indexes, each with another descriptor for its map. Open segments of a partition are
+    # those that its follower has just passed, and a few that are in the log, are being created, or are open for a
+    # moment; before the followers have caught up, also those that they have not reached. The segments that 1,000
+    # rounds delete would need 14,000 descriptors.
     each_segment = len(PARTITIONS) * 7
     assert usage[-1].descriptors <= first.descriptors + each_segment * 2 * KEPT_SEGMENTS
     assert max(each.descriptors for each in usage) <= first.descriptors + each_segment * 100
-    # The text cache fills up to its limit of 32 MiB, and the names that were looked up to theirs of 20,000, which is
-    # as much again.
+    # The text cache grows to its limit of 32 MiB, and the looked-up names to their limit of 20,000, which use about as
+    # much memory again.
     assert usage[-1].memory_mb <= usage[0].memory_mb + 64

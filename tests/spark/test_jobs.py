@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logfs.errors import InvalidStore, LogfsError, StoreLocked, UnknownPartition
-from logfs.format.batches.batch import Batches, assign_offset
+from logfs.format.batches.batch import assign_offset
 from logfs.format.batches.record import Record
 from logfs.spark.jobs import compact, plot, reindex, stats, verify
 from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
 from logfs.store.observe.check import check
 from logfs.store.store import Store
+from tests.support.batches import Batches
 from tests.support.stores import Clock, assert_clean
 
 if TYPE_CHECKING:
