@@ -60,9 +60,9 @@ def _append(framer: LineFramer, file: BinaryIO, name: str, size: int | None) -> 
             rest = memoryview(data)
             while rest:
                 done = framer.write(bytes(rest))
-                if done.refused is not None and not done.taken:
+                if done.refused is not None and not done.consumed:
                     raise done.refused
-                rest = rest[done.taken :]
+                rest = rest[done.consumed :]
             framer.partition.flush_if_due()
             bar.update(len(data))
         done = framer.finish()

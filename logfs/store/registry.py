@@ -122,7 +122,7 @@ class PartitionRegistry:
             if self.homes.get(name) is log_dir:
                 partition.failure = log_dir.failure
                 if log_dir.disk.is_disowned:
-                    partition.lock, partition.flush_lock = threading.RLock(), threading.RLock()
+                    partition.lock, partition.flusher.lock = threading.RLock(), threading.RLock()
         if self.lock.acquire(blocking=False):
             try:
                 self._settle_failures()

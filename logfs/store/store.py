@@ -291,7 +291,7 @@ class Store(PartitionRegistry):
             self.commits.clear_place(name)
             if offset < partition.recovery_point:
                 # First: after a crash in between, dropped records must not count as durable records that are lost.
-                partition.lower_recovery_point(offset)
+                partition.flusher.lower_recovery_point(offset)
                 self.checkpoints.write()
             changed = partition.truncate(offset)
             if changed:

@@ -906,9 +906,9 @@ def test_flush_messages(store: Store, orders: Partition) -> None:
     """An append flushes when so many messages are unflushed (kafka-storage 6)."""
     set_topic(store, "orders", flush_messages=3)
     orders.append([b"a", b"b"])
-    assert (orders.flushes, orders.recovery_point, orders.unflushed_messages) == (0, 0, 2)
+    assert (orders.flusher.flushes, orders.recovery_point, orders.unflushed_messages) == (0, 0, 2)
     orders.append([b"c"])
-    assert (orders.flushes, orders.recovery_point, orders.unflushed_messages) == (1, 3, 0)
+    assert (orders.flusher.flushes, orders.recovery_point, orders.unflushed_messages) == (1, 3, 0)
 
 
 def test_flush_ms(store: Store, orders: Partition, clock: Clock) -> None:
@@ -921,10 +921,10 @@ def test_flush_ms(store: Store, orders: Partition, clock: Clock) -> None:
     assert orders.recovery_point == 0
     clock.now_ms += 1
     store.upkeep()
-    assert (orders.recovery_point, orders.flushes) == (2, 1)
+    assert (orders.recovery_point, orders.flusher.flushes) == (2, 1)
     clock.now_ms += 10_000
     store.upkeep()
-    assert orders.flushes == 1, "nothing is flushed where nothing waits"
+    assert orders.flusher.flushes == 1, "nothing is flushed where nothing waits"
 
 
 def test_a_roll_is_flushed_by_upkeep(store: Store, orders: Partition) -> None:
@@ -940,7 +940,7 @@ def test_a_flush_without_news_is_free(orders: Partition) -> None:
     """Callers share a sync: one whose records are durable already returns at once."""
     orders.append([b"a"])
     assert orders.flush() == orders.flush() == 1
-    assert orders.flushes == 1
+    assert orders.flusher.flushes == 1
 
 
 # Read-only.

@@ -1,4 +1,4 @@
-"""A `logfs` with a seeded bug, so that a campaign can show that it finds it.
+"""A `logfs` with a seeded bug, for the tests that show that a campaign finds it.
 
 Run as a module: `python -m tests.system.mutants NAME COMMAND …` is `logfs COMMAND …` with the bug of that name.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def one_inode_for_all() -> None:
-    """All who open a growing text share one kernel inode."""
+    """All open files of a growing text share one kernel inode."""
 
     def may_look_up(self: GrowingSizes, node: Any, size: int, thread: int) -> bool:
         return True
@@ -35,38 +35,38 @@ def one_inode_for_all() -> None:
 
 
 def size_told_too_early() -> None:
-    """Whoever asks is taken for the only one who reads."""
+    """Every process that asks for the size is treated as the only reader."""
     GrowingSizes._is_alone = lambda self, node, thread: True  # type: ignore[method-assign]
 
 
 def text_ends_one_byte_too_late() -> None:
-    """A bound is off by one."""
+    """The size of a text view is one byte too large."""
     size = TextView.size
     TextView.size = property(lambda self: size.fget(self) + 1)  # type: ignore[assignment,misc]
 
 
 def size_kept_too_long() -> None:
-    """Sizes are kept, and an append does not take them back."""
+    """The kernel keeps sizes, and an append does not invalidate them."""
     GrowingSizes.pop_stale = lambda self, partition: set()  # type: ignore[method-assign]
 
 
 def no_fsync() -> None:
-    """An fsync is answered, and nothing is synced."""
+    """An fsync succeeds, but nothing is synced."""
 
     def flush(self: Partition) -> int:
-        self.recovery_point = self.log_end_offset
+        self.flusher.recovery_point = self.log_end_offset
         return self.recovery_point
 
     Partition.flush = flush  # type: ignore[method-assign]
 
 
 def answered_before_the_sync() -> None:
-    """A write through O_DSYNC is answered like any other."""
+    """A write through O_DSYNC is answered like any other write, without a sync."""
     AppendHandle.needs_sync = lambda self: False  # type: ignore[method-assign]
 
 
 def log_not_synced() -> None:
-    """Indexes reach the disk, and records do not."""
+    """A flush syncs the indexes, but not the records."""
 
     def flush(self: Segment, *, indexes: bool) -> None:
         if indexes:

@@ -1,4 +1,4 @@
-"""A power cut at any moment: whatever it leaves is held to the promises (see `tests/support/crashdisk.py`)."""
+"""A power cut at any moment: every state that it can leave keeps the promises (see `tests/support/crashdisk.py`)."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ STATES = int(os.environ.get("LOGFS_CRASH_STATES", "1000"))
 
 @pytest.fixture(autouse=True)
 def _small_key_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file is written for every three keys."""
+    """Key index files are written for every three keys."""
     monkeypatch.setattr(key_index, "SMALLEST_BYTES", 1)
     monkeypatch.setattr(key_index, "MEMORY_KEYS", 3)
 
 
 def line(number: int) -> bytes:
-    """A line of its own length."""
+    """Return a line whose length depends on `number`."""
     return b"line %d " % number + b"x" * (number * 7 % 40)
 
 
-# The workloads. Each is a few dozen steps on the disk.
+# The workloads. Each makes a few dozen disk operations.
 
 
 def one_by_one(work: Workload) -> None:
@@ -246,7 +246,7 @@ def committing_late(work: Workload) -> None:
     work.hold_up("q", 0, {"a-0": (b"a0", b"a1", b"a2"), "b-0": (b"b0",)})
     for number in range(12):
         work.append("a-0", line(number) * 3)
-    # What lies where the commit was to begin leaves the log.
+    # The place where the commit was to begin leaves the log.
     work.retain("a-0", 500)
     work.append("a-0", b"after")
     work.truncate("b-0", 0)
@@ -325,7 +325,7 @@ WORKLOADS: dict[str, Callable[[Workload], None]] = {
 
 
 def states_of(workload: Callable[[Workload], None]) -> list[State]:
-    """Run a workload, and give every state that a crash in it may leave."""
+    """Run a workload, and return every state that a crash during it can leave."""
     with crashdisk.scratch() as root:
         disk = RecordingDisk(root)
         try:
@@ -337,7 +337,7 @@ def states_of(workload: Callable[[Workload], None]) -> list[State]:
 
 
 def campaign(states: list[State]) -> Counter[str]:
-    """Hold each state to the promises."""
+    """Check each state against the promises, and return what was seen, counted."""
     total: Counter[str] = Counter()
     for state in states:
         total += crashdisk.verify_state(state)
@@ -348,9 +348,9 @@ def campaign(states: list[State]) -> Counter[str]:
 def test_a_power_cut_at_any_step_keeps_what_was_flushed(
     name: str, record_property: Callable[[str, object], None]
 ) -> None:
-    """What was flushed is there, the rest is a prefix or reported as damage, and nothing is invented.
+    """After a power cut flushed records are there, the others are a prefix or reported damage, and none is invented.
 
-    Of compaction: before, during and after the swap the same records are there (kafka-storage 14.8 item 124).
+    Before, during and after the swap of a compaction, the same records are there (kafka-storage 14.8 item 124).
     """
     states = states_of(WORKLOADS[name])
     chosen = crashdisk.sample(states, -(-STATES // len(WORKLOADS)))
@@ -362,7 +362,7 @@ def test_a_power_cut_at_any_step_keeps_what_was_flushed(
 
 @cache
 def first_states(count: int) -> list[State]:
-    """Some states of each workload, to go on from."""
+    """Return some crash states of each workload, for a second crash to start from."""
     return [
         state
         for name, workload in WORKLOADS.items()
@@ -373,7 +373,7 @@ def first_states(count: int) -> list[State]:
 @pytest.mark.parametrize("what", crashdisk.AFTER_A_CRASH)
 @pytest.mark.xdist_group("second cut")
 def test_a_second_power_cut_keeps_what_was_flushed(what: str) -> None:
-    """Recovery, and what follows it, is itself safe against a power cut at any step and after the last."""
+    """Recovery and the actions after it are safe against a power cut at any step and after the last one."""
     wanted = STATES // 10
     bases = first_states(max(wanted // 300, 2))
     total: Counter[str] = Counter()
@@ -390,7 +390,7 @@ def test_a_second_power_cut_keeps_what_was_flushed(what: str) -> None:
     assert total["states"] >= wanted // 2
 
 
-# The harness must see what it is there to see: each of these ruins the product in one place.
+# The tests must detect a broken engine. Each of these functions breaks the engine in one place.
 
 
 def _flush_without_fsync(patch: pytest.MonkeyPatch) -> None:
@@ -459,7 +459,7 @@ def _flush_the_active_segment_alone(patch: pytest.MonkeyPatch) -> None:
 
 
 def _stale_index_kept(patch: pytest.MonkeyPatch) -> None:
-    """What recovery finds is added to what the index held before."""
+    """Recovery adds its entries to those that the index held before."""
     collect = SparseIndex.collect
     patch.setattr(
         SparseIndex, "collect", lambda self, *limit, **_: collect(self, *limit, keep=True)
@@ -467,7 +467,7 @@ def _stale_index_kept(patch: pytest.MonkeyPatch) -> None:
 
 
 def _swap_without_directory(patch: pytest.MonkeyPatch) -> None:
-    """The old segment goes while the new one's names may still be lost."""
+    """The old segment is removed while the names of the new one may still be lost."""
     replace = Partition.replace
 
     def careless(self: Partition, *arguments: object) -> None:
@@ -481,16 +481,16 @@ def _swap_without_directory(patch: pytest.MonkeyPatch) -> None:
 
 
 def _rebuilt_without_fsync(patch: pytest.MonkeyPatch) -> None:
-    """The clean marker vouches for indexes that recovery made and nobody synced, and nobody looks at them again.
+    """The clean marker covers rebuilt indexes that were never synced, and no read rebuilds them.
 
-    Either is harmless without the other: an index that cannot be right is made anew when it is used.
+    Each of the two faults is harmless without the other: a wrong index is rebuilt when it is used.
     """
     patch.setattr(SparseIndex, "flush", lambda self: None)
     patch.setattr(Segment, "repaired", lambda self, number: None)
 
 
 def _cleaned_without_fsync(patch: pytest.MonkeyPatch) -> None:
-    """A cleaned segment takes its place before it is on the disk."""
+    """A cleaned segment replaces the old one before it is on disk."""
     flush = Segment.flush
 
     def careless(self: Segment, *, indexes: bool) -> None:
@@ -501,7 +501,7 @@ def _cleaned_without_fsync(patch: pytest.MonkeyPatch) -> None:
 
 
 def _dropped_without_checkpoint(patch: pytest.MonkeyPatch) -> None:
-    """Segments get their names of farewell, in whatever order, while the log still starts before them."""
+    """Segments are renamed for deletion, in any order, while the log start offset is still before them."""
     retain = Store.retain
 
     def careless(self: Store) -> int:
@@ -515,18 +515,18 @@ def _dropped_without_checkpoint(patch: pytest.MonkeyPatch) -> None:
 
 
 def _tip_before_write(patch: pytest.MonkeyPatch) -> None:
-    """What was readable before the crash is taken for durable: the recovery point runs ahead."""
+    """A flush advances the recovery point without a sync, so readable records are treated as durable."""
 
     def flush(self: Partition) -> int:
         end_offset = self.log_end_offset
-        self.recovery_point = end_offset
+        self.flusher.recovery_point = end_offset
         return end_offset
 
     patch.setattr(Partition, "flush", flush)
 
 
 def _staged_without_fsync(patch: pytest.MonkeyPatch) -> None:
-    """A task tells of a file that is not on the disk."""
+    """A task reports a staged file that is not on disk."""
 
     def close(self: StagedWriter) -> StagedFile:
         sync, self._disk.sync = self._disk.sync, lambda file: None  # type: ignore[method-assign]
@@ -540,7 +540,7 @@ def _staged_without_fsync(patch: pytest.MonkeyPatch) -> None:
 
 
 def _commit_undecided(patch: pytest.MonkeyPatch) -> None:
-    """The logs are written, and nothing says that they are to be finished."""
+    """The logs are written, but no commit file records that the commit must be finished."""
 
     def careless(self: Commits, home: Path, log: CommitLog) -> None:
         if log.pending is None:
@@ -572,22 +572,22 @@ def _commit_without_taking_stock(patch: pytest.MonkeyPatch) -> None:
 
 
 def _commit_without_a_look_back(patch: pytest.MonkeyPatch) -> None:
-    """What was sent before is made again."""
+    """A commit that was made before is made again when it is sent again."""
     patch.setattr(Commits, "last", lambda self, writer: None)
 
 
 def _commit_that_keeps_its_place(patch: pytest.MonkeyPatch) -> None:
-    """What retention has passed counts as done."""
+    """A part of a commit whose place retention has passed counts as done."""
     patch.setattr(Commits, "clear_place", lambda self, name: None)
 
 
 def _stock_that_cuts_too_late(patch: pytest.MonkeyPatch) -> None:
-    """Half of a commit is left where it is, as somebody else's."""
+    """Half of a commit stays in the log, as if another writer had appended it."""
     patch.setattr(staged_batches._ExistingBatches, "cut", lambda self, part: None)
 
 
 def _any_key_map_is_believed(patch: pytest.MonkeyPatch) -> None:
-    """The file of keys outlives the records that it covers."""
+    """A key index file is accepted although the records that it covers were truncated."""
     patch.setattr(key_index.KeyIndex, "_is_anchored", lambda self, anchor: True)
 
 
@@ -607,7 +607,7 @@ def _swap_of_directories_without_fsync(patch: pytest.MonkeyPatch) -> None:
 
 
 def _copied_without_fsync(patch: pytest.MonkeyPatch) -> None:
-    """The original goes while only the page cache has the copy."""
+    """The original is removed while the copy is only in the page cache."""
     sync = RecordingDisk.sync
 
     def careless(self: RecordingDisk, file: File) -> None:
@@ -660,7 +660,7 @@ def test_the_enumerator_catches_a_broken_engine(
 
 
 def test_a_second_power_cut_catches_a_broken_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault that one crash alone does not show."""
+    """A second crash shows a fault that one crash alone does not show."""
     states = crashdisk.sample(states_of(rolling), 12, seed=4)
     _rebuilt_without_fsync(monkeypatch)
     action = crashdisk.AFTER_A_CRASH["clean close"]

@@ -6,27 +6,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from logfs.errors import InvalidEnvelope, LogfsError, RecordTooLarge
 from logfs.format.text import envelope
-from logfs.log.append.partition import Appended
+from logfs.log.append.partition import AppendResult
 from logfs.log.append.validator import batch_format
 
 if TYPE_CHECKING:
     from logfs.log.append.partition import Partition
-
-
-class Taken(NamedTuple):
-    """The result of a write: bytes taken, last offset assigned (None if none), and the error that stopped it.
-
-    With an error and `taken` 0, the write fails with it. With an error and `taken` above 0, the caller writes the
-    rest again.
-    """
-
-    taken: int
-    last_offset: int | None = None
-    refused: LogfsError | OSError | None = None
 
 
 class LineFramer:
@@ -42,8 +30,12 @@ class LineFramer:
         self.carry = b""
         self.skipped: LogfsError | None = None
 
-    def write(self, data: bytes) -> Taken:
-        """Take the data of one write(2). Raises as `Partition.check_appendable`."""
+    def write(self, data: bytes) -> AppendResult:
+        """Take the data of one write(2), and return how many bytes of it were taken.
+
+        If `refused` is set and nothing was taken, the write fails with that error; if something was taken, the caller
+        writes the rest again. Raises as `Partition.check_appendable`.
+        """
         self.partition.check_appendable()
         if self.skipped is not None:
             return self._skip(data)
@@ -54,43 +46,48 @@ class LineFramer:
         if self.carry or end < len(data):
             lines = b"".join((self.carry, memoryview(data)[:end]))
         done = self.append(lines)
-        last_offset = done.last_offset if done.last_offset >= done.first_offset else None
         if done.consumed < len(lines):
             taken = max(done.consumed - len(self.carry), 0)
             if done.consumed:
                 self.carry = b""
             elif self.carry:
                 return self._refuse_carried(lines, done)
-            return Taken(taken, last_offset, done.refused)
+            return done._replace(consumed=taken)
         if len(data) - end > self.limit:
             # The line that begins here is too long already. The next write begins with it, and fails.
             self.carry = b""
-            return Taken(end, last_offset)
+            return done._replace(consumed=end)
         self.carry = data[end:]
-        return Taken(len(data), last_offset)
+        return done._replace(consumed=len(data))
 
-    def finish(self) -> Taken:
+    def finish(self) -> AppendResult:
         """Append the unfinished line as a record, after the last descriptor was closed."""
         if not self.carry:
-            return Taken(0)
+            return self._nothing_appended(0)
         done = self.append(self.carry + b"\n")
         taken, self.carry = len(self.carry), b""
-        return Taken(taken, done.last_offset, done.refused)
+        return done._replace(consumed=taken)
 
     @property
     def limit(self) -> int:
         """The length in bytes of the longest line that fits a batch."""
         return batch_format(self.partition.config).line_limit
 
-    def append(self, lines: bytes) -> Appended:
+    def append(self, lines: bytes) -> AppendResult:
         """Append whole lines up to the first that is refused; `consumed` counts bytes."""
         return self.partition.append_lines(lines)
 
-    def _hold(self, data: bytes) -> Taken:
+    def _nothing_appended(
+        self, consumed: int, refused: LogfsError | OSError | None = None
+    ) -> AppendResult:
+        end = self.partition.log_end_offset
+        return AppendResult(end, end - 1, consumed, refused)
+
+    def _hold(self, data: bytes) -> AppendResult:
         if len(self.carry) + len(data) > self.limit:
-            return Taken(0, None, self._give_up_line())
+            return self._nothing_appended(0, self._give_up_line())
         self.carry += data
-        return Taken(len(data))
+        return self._nothing_appended(len(data))
 
     def _give_up_line(self) -> RecordTooLarge:
         self.carry = b""
@@ -100,22 +97,22 @@ class LineFramer:
         )
         return self.skipped
 
-    def _skip(self, data: bytes) -> Taken:
+    def _skip(self, data: bytes) -> AppendResult:
         """Refuse the rest of a refused line, and leave good lines after it for the next write."""
         reason = self.skipped
         newline = data.find(b"\n")
         if newline < 0:
-            return Taken(0, None, reason)
+            return self._nothing_appended(0, reason)
         self.skipped = None
         if newline + 1 == len(data):
-            return Taken(0, None, reason)
-        return Taken(newline + 1, None, reason)
+            return self._nothing_appended(0, reason)
+        return self._nothing_appended(newline + 1, reason)
 
-    def _refuse_carried(self, lines: bytes, done: Appended) -> Taken:
+    def _refuse_carried(self, lines: bytes, done: AppendResult) -> AppendResult:
         """Refuse a line that earlier writes began. Its beginning was taken, so its rest is dropped."""
         if not isinstance(done.refused, LogfsError):
             # A full disk may have room later: the unfinished line is kept, and the write can be repeated.
-            return Taken(0, None, done.refused)
+            return self._nothing_appended(0, done.refused)
         rest = lines[len(self.carry) :]
         self.carry, self.skipped = b"", done.refused
         return self._skip(rest)
@@ -124,7 +121,7 @@ class LineFramer:
 class EnvelopeFramer(LineFramer):
     """A `LineFramer` whose lines are JSON envelopes."""
 
-    def append(self, lines: bytes) -> Appended:
+    def append(self, lines: bytes) -> AppendResult:
         records = []
         ends = []
         refused: LogfsError | OSError | None = None
@@ -139,7 +136,7 @@ class EnvelopeFramer(LineFramer):
             ends.append(position)
         done = self.partition.append_records(records)
         consumed = ends[done.consumed - 1] if done.consumed else 0
-        return Appended(done.first_offset, done.last_offset, consumed, done.refused or refused)
+        return AppendResult(done.first_offset, done.last_offset, consumed, done.refused or refused)
 
     @property
     def limit(self) -> int:

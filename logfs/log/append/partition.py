@@ -22,6 +22,7 @@ from logfs.format.batches.record import Record, as_record
 from logfs.format.encoding.batch_builder import Built, build_lines, build_marker, offset_digits
 from logfs.format.messages.control import ControlType, EndTransactionMarker
 from logfs.format.text.rendering import TextSize
+from logfs.log.append.flusher import Flusher
 from logfs.log.append.validator import batch_format, build_checked, check_batch, refusal
 from logfs.log.disk.disk import EXHAUSTED
 from logfs.log.read import key_index
@@ -50,21 +51,24 @@ if TYPE_CHECKING:
 
 # The leader epoch of a log without a broker. It is constant, so that a flipped bit in it is detected.
 LEADER_EPOCH = 0
-# Segments stay open until they are durable, so more unflushed ones than this make a flush due.
-_MOST_UNFLUSHED = 16
 
 
-class Appended(NamedTuple):
-    """The result of an append: the offsets assigned, how much of the input was taken, and why the rest was refused.
+class AppendResult(NamedTuple):
+    """The result of an append or a write: the offsets assigned, how much was taken, and why the rest was refused.
 
     `consumed` counts bytes of lines, or records. If nothing was appended, `last_offset` is `first_offset` - 1.
-    `refused` is None if all of the input is in the log.
+    `refused` is None if all of the input was taken.
     """
 
     first_offset: int
     last_offset: int
     consumed: int
-    refused: LogfsError | OSError | None
+    refused: LogfsError | OSError | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was appended."""
+        return self.last_offset < self.first_offset
 
 
 class AppendedBatch(NamedTuple):
@@ -115,7 +119,6 @@ class Partition(Reader):
         self.traffic = Traffic()
         self.views = ViewRegistry()
         self.lock = threading.RLock()
-        self.recovery_point = loaded.recovery_point
         self.torn = tuple(loaded.torn)
         self.snapshots = loaded.snapshots
         self._producers = loaded.producers
@@ -130,27 +133,16 @@ class Partition(Reader):
         self.appended_records = 0
         self.appended_bytes = 0
         self.appended_ms: int | None = None
-        self.flushes = 0
         self._get_config = config
         self._clock = clock
-        self.flush_lock = threading.RLock()
-        # The segments whose files loading has changed.
-        self._unsynced: Sequence[Segment] = loaded.unsynced
-        self._directory_is_dirty = bool(loaded.unsynced)
-        self._unflushed_since_ms: int | None = None
         self._dropped = DeletedSegments(disk)
-        self._flush_messages = self.config.flush_messages
         self._format: tuple[LogConfig, BatchFormat] | None = None
+        self.flusher = Flusher(self, loaded)
 
     @property
     def config(self) -> LogConfig:
         """The topic's settings in force."""
         return self._get_config()
-
-    @property
-    def unflushed_messages(self) -> int:
-        """The number of offsets that are not known to be on the disk."""
-        return self.log_end_offset - self.recovery_point
 
     @property
     def producers(self) -> Producers:
@@ -229,7 +221,7 @@ class Partition(Reader):
         self.flush_if_due()
         return done.first_offset
 
-    def append_lines(self, data: bytes) -> Appended:
+    def append_lines(self, data: bytes) -> AppendResult:
         """Append each line as a record's value, up to the first that is refused; `data` ends with a newline.
 
         Raises only errors of the whole partition: `NotWritable`, `PartitionFailed`, `UnknownPartition`.
@@ -242,7 +234,7 @@ class Partition(Reader):
         with self.disk.hold(self.lock):
             return self._append(built, config, now_ms)
 
-    def append_records(self, records: Sequence[Record]) -> Appended:
+    def append_records(self, records: Sequence[Record]) -> AppendResult:
         """Append records up to the first that is refused. Raises as `append_lines`."""
         now_ms, config = self._clock(), self.config
         built = self._checked(records, config, now_ms)
@@ -324,10 +316,10 @@ class Partition(Reader):
             self._format = (config, batch_format(config))
         return self._format[1]
 
-    def _append(self, built: Built, config: LogConfig, now_ms: int) -> Appended:
+    def _append(self, built: Built, config: LogConfig, now_ms: int) -> AppendResult:
         """Write batches one by one. What a failed write left of a batch is cut off again."""
         self.check_appendable()
-        self._flush_messages = config.flush_messages
+        self.flusher.note_settings(config)
         first_offset = self.log_end_offset
         consumed = built.consumed
         refused: LogfsError | OSError | None = built.refused
@@ -338,7 +330,7 @@ class Partition(Reader):
                 refused = self._failed_append(error)
                 consumed -= sum(map(built.consumed_by, built.batches[number:]))
                 break
-        return Appended(first_offset, self.log_end_offset - 1, consumed, refused)
+        return AppendResult(first_offset, self.log_end_offset - 1, consumed, refused)
 
     def check_appendable(self) -> None:
         """Raise `NotWritable`, `PartitionFailed` or `UnknownPartition` if no append can succeed."""
@@ -377,8 +369,7 @@ class Partition(Reader):
         self.appended_records += records
         self.appended_bytes += size_bytes
         self.appended_ms = now_ms
-        if self._unflushed_since_ms is None:
-            self._unflushed_since_ms = now_ms
+        self.flusher.note_append(now_ms)
 
     def _failed_append(self, error: OSError) -> OSError | PartitionFailed:
         """Undo a failed write and return the error to report; any but an `EXHAUSTED` one ends the appends."""
@@ -417,7 +408,7 @@ class Partition(Reader):
             except OSError as error:
                 self._failed_append(error)
                 raise
-            self._directory_is_dirty = True
+            self.flusher.note_new_files()
             self.segments = (*self.segments, segment)
             return segment
 
@@ -450,66 +441,28 @@ class Partition(Reader):
 
     # Durability.
 
-    def flush_due(self) -> bool:
-        """Whether `flush.messages`, as of the last append, or many unflushed segments make a flush due."""
-        segments, point = self.segments, self.recovery_point
-        many = len(segments) > _MOST_UNFLUSHED and segments[-_MOST_UNFLUSHED].base_offset >= point
-        return many or self.log_end_offset - point >= self._flush_messages
+    @property
+    def recovery_point(self) -> int:
+        """The offset below which all records are durable."""
+        return self.flusher.recovery_point
 
-    def flush_overdue(self, now_ms: int) -> bool:
-        """Whether `flush.ms` makes a flush due, or a roll has left a sealed segment to flush."""
-        since = self._unflushed_since_ms
-        if since is None or not self.unflushed_messages or self.failure is not None:
-            return False
-        return (
-            self.recovery_point < self.active.base_offset or now_ms - since >= self.config.flush_ms
-        )
-
-    def flush_if_due(self) -> None:
-        """Flush if `flush_due` says so."""
-        if self.flush_due():
-            self.flush()
+    @property
+    def unflushed_messages(self) -> int:
+        """The number of offsets that are not known to be on the disk."""
+        return self.log_end_offset - self.recovery_point
 
     def flush(self) -> int:
-        """Return the new recovery point when everything that is in the log now will survive a power cut.
+        """Make everything that is in the log now durable, and return the new recovery point; see `Flusher.flush`."""
+        return self.flusher.flush()
 
-        Callers share a sync: one that waited while another's sync covered its records returns at once. Raises
-        `PartitionFailed` if this sync fails, or if a write or sync failed before: there is no retry.
-        """
-        # Lock order: `flush_lock` is taken before `lock`.
-        with self.flush_lock:
-            if self.failure is not None:
-                raise self.failure
-            with self.lock:
-                end_offset = self.log_end_offset
-                segments = self.segments
-                directory_is_dirty, self._directory_is_dirty = self._directory_is_dirty, False
-                self._unflushed_since_ms = None
-            if end_offset <= self.recovery_point and not directory_is_dirty:
-                return self.recovery_point
-            try:
-                with self.disk.flush_times.timed():
-                    self._sync(segments, directory_is_dirty)
-            except OSError as error:
-                raise self.fail("an fsync failed", error) from error
-            self.flushes += 1
-            self._unsynced = ()
-            self.recovery_point = max(self.recovery_point, end_offset)
-            return self.recovery_point
-
-    def _sync(self, segments: Sequence[Segment], directory_is_dirty: bool) -> None:
-        # A segment that ends at the recovery point is included: its indexes have been closed since it was durable.
-        first = bisect_right(segments, self.recovery_point - 1, key=lambda s: s.base_offset) - 1
-        changed = [segment for segment in self._unsynced if segment in segments]
-        for segment in dict.fromkeys([*changed, *segments[max(first, 0) :]]):
-            segment.flush(indexes=not segment.is_active)
-        self.snapshots.flush()
-        if directory_is_dirty:
-            self.disk.sync_directory(self.directory)
+    def flush_if_due(self) -> None:
+        """Flush if the flush policy makes a flush due."""
+        if self.flusher.is_due():
+            self.flush()
 
     def close(self, ended: UnknownPartition | None = None) -> bool:
         """Flush and trim; return whether the files may be trusted without recovery. Later appends raise `ended`."""
-        with self.flush_lock, self.lock:
+        with self.flusher.lock, self.lock:
             if self.disk.writable:
                 try:
                     self.flush()
@@ -550,11 +503,6 @@ class Partition(Reader):
                 self.snapshots.minimum_offset = offset
                 self.generation += 1
 
-    def lower_recovery_point(self, offset: int) -> None:
-        """Lower the recovery point to `offset`: records from there on count as not durable until the next flush."""
-        with self.flush_lock:
-            self.recovery_point = min(self.recovery_point, offset)
-
     def truncate(self, offset: int) -> bool:
         """Drop every record at or after `offset` (kafka-storage 10.4); return whether anything changed.
 
@@ -562,7 +510,7 @@ class Partition(Reader):
         The store's recovery points must have been lowered before.
         """
         self.check_appendable()
-        with self.flush_lock, self.lock:
+        with self.flusher.lock, self.lock:
             if offset >= self.log_end_offset:
                 self.epochs.truncate_from_end(self.log_end_offset)
                 return False
@@ -585,7 +533,7 @@ class Partition(Reader):
             kept[-1].truncate(offset, self.config, now_ms)
             offset = kept[-1].next_offset
         self.segments = tuple(kept)
-        self.recovery_point = min(self.recovery_point, offset)
+        self.flusher.lower_recovery_point(offset)
         self.log_start_offset = min(self.log_start_offset, offset)
         self.generation += 1
         self.epochs.truncate_from_end(offset)
@@ -608,7 +556,7 @@ class Partition(Reader):
         """
         self.check_appendable()
         self.views.pin()
-        with self.flush_lock, self.lock:
+        with self.flusher.lock, self.lock:
             now_ms = self._clock()
             start = self.log_start_offset
             if count >= len(self.segments) and start == self.log_end_offset:
@@ -643,7 +591,7 @@ class Partition(Reader):
         crash; before that it drops them. `check` raises if the old segments have changed since `new` was made.
         """
         self.views.pin()
-        with self.flush_lock, self.lock:
+        with self.flusher.lock, self.lock:
             check()
             number = self.segments.index(old[0])
             now_ms = self._clock()
@@ -671,8 +619,7 @@ class Partition(Reader):
         self.epochs.move(disk, directory)
         self.snapshots.move(disk, directory, snapshots)
         self.segments = tuple(segments)
-        self.recovery_point = self.log_end_offset
-        self._directory_is_dirty, self._unflushed_since_ms = False, None
+        self.flusher.note_durable_copies()
         return left
 
     def rename_directory(self, directory: Path) -> None:

@@ -121,21 +121,21 @@ class AppendHandle(Handle):
             if compresses or len(data) > INLINE_BYTES:
                 self.file.partition.check_may_block()
         done = self._framer.write(data)
-        if done.last_offset is not None:
+        if not done.is_empty:
             self.file.note_last_offset(self._process, done.last_offset)
-        if done.refused is not None and not done.taken:
+        if done.refused is not None and not done.consumed:
             raise done.refused
         # After a partial write, the caller gets the error when it writes the rest.
-        return done.taken
+        return done.consumed
 
     def needs_sync(self) -> bool:
-        return self._is_sync or self.file.partition.flush_due()
+        return self._is_sync or self.file.partition.flusher.is_due()
 
     def release(self) -> None:
         done = self._framer.finish()
         if done.refused is not None:
             raise done.refused
-        if done.last_offset is not None:
+        if not done.is_empty:
             self.file.note_last_offset(self._process, done.last_offset)
 
 

@@ -202,7 +202,7 @@ class GroupHandle(Handle):
 
     def needs_sync(self) -> bool:
         log = self.appends_to
-        return log is not None and (self._is_sync or log.flush_due())
+        return log is not None and (self._is_sync or log.flusher.is_due())
 
     def release(self) -> None:
         self._file.openers.discard(self)

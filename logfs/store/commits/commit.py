@@ -191,7 +191,7 @@ class Commits:
         partitions = {part.partition: self._registry[part.partition] for part in todo}
         with ExitStack() as stack:
             for partition in partitions.values():
-                stack.enter_context(partition.flush_lock)
+                stack.enter_context(partition.flusher.lock)
                 stack.enter_context(partition.lock)
             for partition in partitions.values():
                 partition.check_appendable()

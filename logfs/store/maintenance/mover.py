@@ -165,7 +165,7 @@ class Mover:
                     if copy.missing_bytes <= _LITTLE_BYTES:
                         break
                     copy.catch_up()
-                with self._registry.lock, partition.flush_lock, partition.lock:
+                with self._registry.lock, partition.flusher.lock, partition.lock:
                     self._swap(partition, target, copy)
             partition.views.exchange(copy.copies)
         except BaseException:

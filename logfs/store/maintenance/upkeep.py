@@ -150,7 +150,7 @@ class MaintenanceScheduler:
 
     def _flush(self, now_ms: int) -> None:
         for name, partition in list(self._registry.partitions.items()):
-            if partition.flush_overdue(now_ms):
+            if partition.flusher.is_overdue(now_ms):
                 self._attempt(
                     MaintenanceTask.FLUSH, name, partial(self._flush_one, name, partition)
                 )

@@ -1,0 +1,144 @@
+"""What of a partition is durable, when a flush is due, and the flush itself (rule 7)."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from logfs.config import LogConfig
+    from logfs.errors import PartitionFailed, UnknownPartition
+    from logfs.log.disk.disk import Disk
+    from logfs.log.recovery import Loaded
+    from logfs.log.segment.segment import Segment
+    from logfs.log.state.producer_snapshots import ProducerSnapshots
+
+# Segments stay open until they are durable, so more unflushed ones than this make a flush due.
+_MOST_UNFLUSHED = 16
+
+
+class FlushedLog(Protocol):
+    """What a `Flusher` needs of its partition."""
+
+    disk: Disk
+    directory: Path
+    segments: tuple[Segment, ...]
+    snapshots: ProducerSnapshots
+    failure: PartitionFailed | UnknownPartition | None
+    lock: threading.RLock
+
+    @property
+    def config(self) -> LogConfig:
+        """The topic's settings in force."""
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset of the next record to be appended."""
+
+    def fail(self, what: str, error: OSError) -> PartitionFailed:
+        """Refuse all further appends, and return the error that they raise."""
+
+
+class Flusher:
+    """The recovery point of a partition, and the flushes that raise it. Times are ms since the epoch.
+
+    Records below the recovery point are durable. `lock` is taken before the partition's own lock. A commit and a move
+    hold both.
+    """
+
+    def __init__(self, log: FlushedLog, loaded: Loaded) -> None:
+        self.lock = threading.RLock()
+        self.recovery_point = loaded.recovery_point
+        self.flushes = 0
+        self._log = log
+        # The segments whose files loading has changed.
+        self._unsynced: Sequence[Segment] = loaded.unsynced
+        self._directory_is_dirty = bool(loaded.unsynced)
+        self._unflushed_since_ms: int | None = None
+        self._flush_messages = log.config.flush_messages
+
+    # The policy, for Python, the command line, upkeep and the mount.
+
+    def is_due(self) -> bool:
+        """Whether `flush.messages`, as of the last append, or many unflushed segments make a flush due."""
+        segments, point = self._log.segments, self.recovery_point
+        many = len(segments) > _MOST_UNFLUSHED and segments[-_MOST_UNFLUSHED].base_offset >= point
+        return many or self._log.log_end_offset - point >= self._flush_messages
+
+    def is_overdue(self, now_ms: int) -> bool:
+        """Whether `flush.ms` makes a flush due, or a roll has left a sealed segment to flush."""
+        log, since = self._log, self._unflushed_since_ms
+        if since is None or log.log_end_offset == self.recovery_point or log.failure is not None:
+            return False
+        return (
+            self.recovery_point < log.segments[-1].base_offset
+            or now_ms - since >= log.config.flush_ms
+        )
+
+    # What the partition reports.
+
+    def note_settings(self, config: LogConfig) -> None:
+        """Take the settings of an append."""
+        self._flush_messages = config.flush_messages
+
+    def note_append(self, now_ms: int) -> None:
+        """Remember since when there is something to flush."""
+        if self._unflushed_since_ms is None:
+            self._unflushed_since_ms = now_ms
+
+    def note_new_files(self) -> None:
+        """Remember that the directory has new names, which the next flush makes durable."""
+        self._directory_is_dirty = True
+
+    def note_durable_copies(self) -> None:
+        """Remember that all files were replaced by durable copies."""
+        self.recovery_point = self._log.log_end_offset
+        self._directory_is_dirty, self._unflushed_since_ms = False, None
+
+    def lower_recovery_point(self, offset: int) -> None:
+        """Lower the recovery point to `offset`: records from there on count as not durable until the next flush."""
+        with self.lock:
+            self.recovery_point = min(self.recovery_point, offset)
+
+    # The flush.
+
+    def flush(self) -> int:
+        """Return the new recovery point when everything that is in the log now will survive a power cut.
+
+        Callers share a sync: one that waited while another's sync covered its records returns at once. Raises
+        `PartitionFailed` if this sync fails, or if a write or sync failed before: there is no retry.
+        """
+        log = self._log
+        with self.lock:
+            if log.failure is not None:
+                raise log.failure
+            with log.lock:
+                end_offset = log.log_end_offset
+                segments = log.segments
+                directory_is_dirty, self._directory_is_dirty = self._directory_is_dirty, False
+                self._unflushed_since_ms = None
+            if end_offset <= self.recovery_point and not directory_is_dirty:
+                return self.recovery_point
+            try:
+                with log.disk.flush_times.timed():
+                    self._sync(segments, directory_is_dirty)
+            except OSError as error:
+                raise log.fail("an fsync failed", error) from error
+            self.flushes += 1
+            self._unsynced = ()
+            self.recovery_point = max(self.recovery_point, end_offset)
+            return self.recovery_point
+
+    def _sync(self, segments: Sequence[Segment], directory_is_dirty: bool) -> None:
+        # A segment that ends at the recovery point is included: its indexes have been closed since it was durable.
+        first = bisect_right(segments, self.recovery_point - 1, key=lambda s: s.base_offset) - 1
+        changed = [segment for segment in self._unsynced if segment in segments]
+        for segment in dict.fromkeys([*changed, *segments[max(first, 0) :]]):
+            segment.flush(indexes=not segment.is_active)
+        self._log.snapshots.flush()
+        if directory_is_dirty:
+            self._log.disk.sync_directory(self._log.directory)
