@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from logfs.errors import InvalidName, InvalidSetting, InvalidStore, UnknownPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Container, Iterable, Sequence
 
     from logfs.log.append.partition import Partition
     from logfs.log.read.read_committed import Isolation
@@ -289,3 +289,15 @@ def progress_bar(title: str, total_bytes: int | None) -> Any:
         leave=False,
         file=sys.stderr,
     )
+
+
+def table_lines(rows: Sequence[Sequence[str]], *, numbers: Container[int] = ()) -> list[str]:
+    """Return rows of cells, the heading first, as lines of aligned columns; those in `numbers` are right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if column in numbers else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

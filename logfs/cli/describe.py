@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import add_log_dirs, log_dirs_of, recovery_progress
+from logfs.cli.common import add_log_dirs, log_dirs_of, recovery_progress, table_lines
 
 if TYPE_CHECKING:
     import argparse
@@ -101,13 +101,7 @@ def _print_table(store: Store, topics: set[str] | None) -> None:
                     str(store.home(name)),
                 )
             )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = [
-            cell.rjust(width) if 1 <= column <= 4 else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        print("  ".join(cells).rstrip())
+    print("\n".join(table_lines(rows, numbers=range(1, 5))))
     for failure in store.failed:
         print(failure)
     for name, reason in sorted(store.offline.items()):

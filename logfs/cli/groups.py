@@ -10,6 +10,7 @@ from logfs.cli.common import (
     log_dirs_of,
     not_empty,
     recovery_progress,
+    table_lines,
 )
 
 if TYPE_CHECKING:
@@ -100,9 +101,7 @@ def _print_table(rows: list[tuple[GroupOffset, int | None]]) -> None:
         cells.append(
             (group, partition.topic, str(partition.partition), str(commit.offset), log_end, lag)
         )
-    widths = [max(len(row[column]) for row in cells) for column in range(len(_COLUMNS))]
-    for row in cells:
-        print("  ".join(c.ljust(width) for c, width in zip(row, widths, strict=True)).rstrip())
+    print("\n".join(table_lines(cells)))
 
 
 def _print_json(rows: list[tuple[GroupOffset, int | None]]) -> None:

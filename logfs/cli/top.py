@@ -10,7 +10,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from logfs.cli.common import path_argument
+from logfs.cli.common import path_argument, table_lines
 from logfs.cli.watch import source
 from logfs.errors import InvalidSetting
 
@@ -188,15 +188,7 @@ def table(found: Sequence[Row], sort: str, count: int | None) -> list[str]:
             for row in chosen
         ),
     ]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    last = len(widths) - 1
-    return [
-        "  ".join(
-            text.ljust(width) if column in (0, last) else text.rjust(width)
-            for column, (text, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in cells
-    ]
+    return table_lines(cells, numbers=range(1, len(_HEADINGS) - 1))
 
 
 def _optional(value: float | None, form: str) -> str:

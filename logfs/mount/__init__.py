@@ -2,6 +2,7 @@
 
 - `session`: one mount from beginning to end: store, FUSE, upkeep, signals. Begin here.
 - `protocol`: the FUSE handlers: find the node, call it, answer.
+- `inode_table`: the inodes that the kernel knows.
 - `nodes`: one class for each kind of file, with no FUSE in it.
 - `growing_sizes`: the sizes of growing files that the kernel is told.
 - `sharers`: the threads that may share an open file.

@@ -1,4 +1,4 @@
-"""The FUSE handlers: each finds the node, calls it and answers. Inodes, lookup counts and handles are kept here."""
+"""The FUSE handlers: each finds the node, calls it and answers. Handles and listings are kept here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import errno
 import logging
 import os
 import stat
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -17,6 +16,7 @@ from logfs.log.disk.disk import WouldBlock
 from logfs.mount.errnos import refuse
 from logfs.mount.growing_sizes import GrowingSizes
 from logfs.mount.handler_guard import guarded
+from logfs.mount.inode_table import InodeTable
 from logfs.mount.nodes.append import AppendFile
 from logfs.mount.nodes.base import (
     Caller,
@@ -44,11 +44,6 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-# The kernel keeps names that were only looked up for as long as it has memory. Above this number the oldest are taken
-# back, so that a scan of a million offsets does not leave a million nodes here.
-_FLEETING = 20_000
-# Names taken back at a time: a thread of pyfuse3 does this, and waking it for one name costs as much as a lookup.
-_TAKEN_BACK = 256
 # Requests that run in worker threads at a time, besides fsyncs, of which each partition may have one.
 _WORKERS = 8
 # Records up to this size go to the kernel at their first open; larger ones may not be read whole.
@@ -69,14 +64,10 @@ class Operations(pyfuse3.Operations):
     def __init__(self, root: RootDirectory) -> None:
         super().__init__()
         self.context = root.context
-        root.inode = pyfuse3.ROOT_INODE
-        self._nodes: dict[int, Node] = {pyfuse3.ROOT_INODE: root}
-        self._lookups: dict[int, int] = {pyfuse3.ROOT_INODE: 1}
-        self._next_inode = pyfuse3.ROOT_INODE + 1
+        self._inodes = InodeTable(root, pyfuse3.ROOT_INODE)
         self._handles: dict[int, Handle] = {}
         self._listings: dict[int, tuple[DirectoryNode, list[str], int]] = {}
         self._next_handle = 1
-        self._fleeting: OrderedDict[int, None] = OrderedDict()
         self._sizes = GrowingSizes()
         self._workers = trio.CapacityLimiter(_WORKERS)
         self._syncers = trio.CapacityLimiter(256)
@@ -93,7 +84,7 @@ class Operations(pyfuse3.Operations):
         """Count a failed append or read in the metrics of its partition."""
         key = arguments[0] if arguments else None
         handle = self._handles.get(key) if name in _BY_HANDLE and isinstance(key, int) else None
-        node = handle.node if handle else self._nodes.get(key) if isinstance(key, int) else None
+        node = handle.node if handle else self._inodes.get(key)
         if isinstance(node, AppendFile):
             node.partition.traffic.failed_appends += 1
         elif name in _READS and isinstance(node, (TextFile, RecordFile, PartitionFolder)):
@@ -104,7 +95,7 @@ class Operations(pyfuse3.Operations):
         if name in _BY_HANDLE:
             handle = self._handles.get(key) if isinstance(key, int) else None
             return handle.node.path if handle else f"handle {key}"
-        node = self._nodes.get(key) if isinstance(key, int) else None
+        node = self._inodes.get(key)
         path = node.path if node else f"inode {key}"
         if (
             len(arguments) > 1
@@ -123,48 +114,22 @@ class Operations(pyfuse3.Operations):
 
     # Nodes and attributes.
 
-    def _node(self, inode: int) -> Node:
-        node = self._nodes.get(inode)
-        if node is None:
-            raise refuse(errno.ESTALE, f"inode {inode} is gone")
-        return node
-
-    def _directory(self, inode: int) -> DirectoryNode:
-        node = self._node(inode)
-        if not isinstance(node, DirectoryNode):
-            raise refuse(errno.ENOTDIR, f"{node.path}: is not a directory")
-        return node
-
     def _remember(self, node: Node) -> None:
-        """Increment the lookup count of a node whose entry is sent to the kernel."""
-        self._nodes[node.inode] = node
-        self._lookups[node.inode] = self._lookups.get(node.inode, 0) + 1
-        if node.is_evictable:
-            self._fleeting[node.inode] = None
-            self._fleeting.move_to_end(node.inode)
-            if len(self._fleeting) > _FLEETING:
-                self._take_back()
+        """Count a lookup of a node whose entry is sent to the kernel; ask the kernel to forget the oldest names."""
+        for old in self._inodes.remember(node):
+            if old.parent is not None:
+                name = pyfuse3.FileNameT(os.fsencode(old.name))
+                pyfuse3.invalidate_entry_async(
+                    pyfuse3.InodeT(old.parent.inode), name, ignore_enoent=True
+                )
 
-    async def settle(self) -> None:
+    async def stop_growth(self) -> None:
         """Return once no thread waits in the kernel for a reader, and none will: see `GrowingSizes.stop`."""
         await self._sizes.stop()
 
-    def _take_back(self) -> None:
-        """Ask the kernel to forget the `_TAKEN_BACK` names that were looked up longest ago."""
-        for _ in range(_TAKEN_BACK):
-            inode, _ = self._fleeting.popitem(last=False)
-            node = self._nodes.get(inode)
-            if node is not None and node.parent is not None:
-                name = pyfuse3.FileNameT(os.fsencode(node.name))
-                pyfuse3.invalidate_entry_async(
-                    pyfuse3.InodeT(node.parent.inode), name, ignore_enoent=True
-                )
-
     async def _attributes(self, node: Node) -> pyfuse3.EntryAttributes:
         """Return the attributes of a node; the first call, before the kernel is told the node, assigns its inode."""
-        if not node.inode:
-            node.inode = self._next_inode
-            self._next_inode += 1
+        self._inodes.number(node)
         return self._entry(node, await self._run(node.stat))
 
     async def _look_up(
@@ -202,7 +167,7 @@ class Operations(pyfuse3.Operations):
     async def lookup(
         self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        directory = self._directory(parent_inode)
+        directory = self._inodes.directory(parent_inode)
         if name in (b".", b".."):
             node: Node = directory if name == b"." else directory.parent or directory
             entry = await self._attributes(node)
@@ -216,17 +181,10 @@ class Operations(pyfuse3.Operations):
         return directory.known(name) or directory.adopt(name, await self._run(directory.find, name))
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
-        for inode, count in inode_list:
-            left = self._lookups.get(inode, 0) - count
-            if left > 0 or inode == pyfuse3.ROOT_INODE:
-                self._lookups[inode] = max(left, 1)
-                continue
-            self._lookups.pop(inode, None)
-            self._nodes.pop(inode, None)
-            self._fleeting.pop(inode, None)
+        self._inodes.forget(inode_list)
 
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
-        return await self._attributes_for(self._node(inode), ctx)
+        return await self._attributes_for(self._inodes.node(inode), ctx)
 
     async def _attributes_for(
         self, node: Node, ctx: pyfuse3.RequestContext
@@ -250,7 +208,7 @@ class Operations(pyfuse3.Operations):
         fh: int | None,
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
-        node = self._node(inode)
+        node = self._inodes.node(inode)
         if fields.update_size:
             await self._run(node.truncate, attr.st_size)
         if fields.update_mode or fields.update_uid or fields.update_gid:
@@ -259,7 +217,7 @@ class Operations(pyfuse3.Operations):
             )
             # Nodes that follow this one have other permissions now, and the kernel must not use the old ones.
             modes = node.modes if isinstance(node, PartitionAccess) else None
-            for other in list(self._nodes.values()):
+            for other in self._inodes:
                 if isinstance(other, PartitionAccess) and other.modes is modes:
                     self._invalidate(other.inode)
         # Times come from the records. Setting them is accepted, as `touch` and `cp -p` expect, and changes nothing.
@@ -284,7 +242,7 @@ class Operations(pyfuse3.Operations):
         node.set_access(access)
 
     async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
-        node = self._node(inode)
+        node = self._inodes.node(inode)
         if not isinstance(node, SymlinkNode):
             raise refuse(errno.EINVAL, f"{node.path}: is not a link")
         return os.fsencode(await self._run(node.target))
@@ -303,7 +261,7 @@ class Operations(pyfuse3.Operations):
     # Directories.
 
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
-        directory = self._directory(inode)
+        directory = self._inodes.directory(inode)
         names = await self._run(lambda: list(directory.names()))
         handle = self._new_handle()
         self._listings[handle] = (directory, names, ctx.pid)
@@ -334,7 +292,7 @@ class Operations(pyfuse3.Operations):
     async def mkdir(
         self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        directory = self._directory(parent_inode)
+        directory = self._inodes.directory(parent_inode)
         # A name that is not UTF-8 fails the check of Kafka's rules for names, like any other invalid name.
         text = os.fsdecode(name)
         await run_in_thread(directory.mkdir, text, mode, _caller(ctx), limiter=self._workers)
@@ -344,11 +302,11 @@ class Operations(pyfuse3.Operations):
         return entry
 
     async def rmdir(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
-        directory = self._directory(parent_inode)
+        directory = self._inodes.directory(parent_inode)
         await run_in_thread(directory.rmdir, _text(name, directory), limiter=self._workers)
 
     async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
-        directory = self._directory(parent_inode)
+        directory = self._inodes.directory(parent_inode)
         text = _text(name, directory)
         await self._run(directory.unlink, text)
         directory.disown(text)
@@ -361,7 +319,7 @@ class Operations(pyfuse3.Operations):
         flags: int,
         ctx: pyfuse3.RequestContext,
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
-        directory = self._directory(parent_inode)
+        directory = self._inodes.directory(parent_inode)
         text = _text(name, directory)
         made = await self._run(directory.create, text, flags)
         directory.disown(text)
@@ -379,7 +337,7 @@ class Operations(pyfuse3.Operations):
         rdev: int,
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
-        directory = self._directory(parent_inode)
+        directory = self._inodes.directory(parent_inode)
         raise refuse(
             errno.EPERM,
             f"{directory.path}: files cannot be created here; mkdir at the root creates a partition",
@@ -388,7 +346,7 @@ class Operations(pyfuse3.Operations):
     async def symlink(
         self, parent_inode: int, name: bytes, target: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        directory = self._directory(parent_inode)
+        directory = self._inodes.directory(parent_inode)
         raise refuse(errno.EPERM, f"{directory.path}: links cannot be created here")
 
     async def link(
@@ -398,7 +356,7 @@ class Operations(pyfuse3.Operations):
         new_name: bytes,
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
-        raise refuse(errno.EPERM, f"{self._node(inode).path}: links cannot be created here")
+        raise refuse(errno.EPERM, f"{self._inodes.node(inode).path}: links cannot be created here")
 
     async def rename(
         self,
@@ -409,7 +367,7 @@ class Operations(pyfuse3.Operations):
         flags: int,
         ctx: pyfuse3.RequestContext,
     ) -> None:
-        directory = self._directory(parent_inode_old)
+        directory = self._inodes.directory(parent_inode_old)
         raise refuse(errno.EPERM, f"{directory.path}: nothing can be renamed here")
 
     # Files.
@@ -420,7 +378,7 @@ class Operations(pyfuse3.Operations):
         return handle
 
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
-        return await self._open(self._node(inode), flags, ctx)
+        return await self._open(self._inodes.node(inode), flags, ctx)
 
     async def _open(self, node: Node, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         if not isinstance(node, FileNode):
@@ -529,23 +487,23 @@ class Operations(pyfuse3.Operations):
         if not name.startswith(b"user.logfs."):
             # The kernel asks for security.* very often.
             raise pyfuse3.FUSEError(errno.ENODATA)
-        found = await self._run(self._node(inode).xattrs, _caller(ctx))
+        found = await self._run(self._inodes.node(inode).xattrs, _caller(ctx))
         try:
             return found[name.decode()]
         except (KeyError, UnicodeDecodeError):
             raise pyfuse3.FUSEError(errno.ENODATA) from None
 
     async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> Sequence[bytes]:
-        found = await self._run(self._node(inode).xattrs, _caller(ctx))
+        found = await self._run(self._inodes.node(inode).xattrs, _caller(ctx))
         return [name.encode() for name in found]
 
     async def setxattr(
         self, inode: int, name: bytes, value: bytes, ctx: pyfuse3.RequestContext
     ) -> None:
-        raise refuse(errno.EPERM, f"{self._node(inode).path}: attributes cannot be changed")
+        raise refuse(errno.EPERM, f"{self._inodes.node(inode).path}: attributes cannot be changed")
 
     async def removexattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
-        raise refuse(errno.EPERM, f"{self._node(inode).path}: attributes cannot be changed")
+        raise refuse(errno.EPERM, f"{self._inodes.node(inode).path}: attributes cannot be changed")
 
 
 _READS = frozenset({"lookup", "getattr", "open", "read", "readlink"})

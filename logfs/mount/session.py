@@ -294,7 +294,7 @@ async def _stop_on_signal(operations: Operations) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async for number in signals:
             logger.info("stopping on %s", signal.Signals(number).name)
-            await operations.settle()
+            await operations.stop_growth()
             pyfuse3.terminate()
 
 

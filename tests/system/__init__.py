@@ -1,1 +1,1 @@
-"""Campaigns against a whole system: real mounts, real power cuts, kills, faults and load, repeated from a seed."""
+"""Campaigns against the whole system: real mounts, power cuts, kills, faults and load, repeatable from a seed."""

@@ -1,4 +1,4 @@
-"""Commands on scenes that are disturbed on their way: killed, or with a system call that fails."""
+"""Commands on scenes that are disturbed while they run: killed, or given a system call that fails."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SYSCALLS = [
     *("rename", "ftruncate", "pwrite64", "fsync", "fdatasync", "unlink", "openat", "msync"),
     *("mkdir", "rmdir", "fallocate", "utimensat", "mmap", "close", "pread64", "clone3"),
 ]
-# Those before which the files are in another state than before the call in front of it.
+# The calls before which the files can differ from their state before the preceding call.
 CHANGING = frozenset(SYSCALLS) - {"openat", "mmap", "close", "pread64", "clone3"}
-# The errors that a command is made to meet.
+# The errors that calls of a command are made to return.
 ERRORS = {
     "pwrite64": ("EIO", "ENOSPC", "EINTR"),
     "fsync": ("EIO", "ENOSPC", "EINTR"),
@@ -43,7 +43,7 @@ ERRORS = {
     "pread64": ("EIO", "EINTR"),
     "clone3": ("EAGAIN", "ENOMEM"),
 }
-# A command that gets a signal or an error ends within this.
+# A command must end within this time after a signal or an error.
 END_SECONDS = 30
 
 Words = list[object]
@@ -53,8 +53,9 @@ Words = list[object]
 class Command:
     """A command line on a scene.
 
-    `settled` is what a further run may say, with exit code 1, where there is nothing left to do. Where a further run
-    would do something else, `again` is run instead. Words that begin with `module:function` are a call.
+    `settled` matches the output of a further run that has nothing left to do, which ends with exit code 1. Where a
+    further run would do something else, `again` is run instead. Words that begin with `module:function` are a
+    function call.
     """
 
     name: str
@@ -125,7 +126,7 @@ def _lines_of(log: oracle.Log) -> bytes:
 
 
 def make_fault(chooser: random.Random, syscall: str, when: int) -> Fault:
-    """An error of a syscall, once or from then on; EINTR once, for then Python makes the call again."""
+    """Return an error of a syscall, once or from then on. EINTR comes once, because Python then repeats the call."""
     effect = chooser.choice(ERRORS[syscall])
     return Fault(syscall, effect, when, effect != "EINTR" and chooser.random() < 0.4)
 
@@ -154,7 +155,7 @@ class Trial:
         return self.work / "root"
 
     def prepare(self) -> bool:
-        """Run the command once without a fault; whether this scene allows it. Raises `Wrong` if that is not right."""
+        """Run the command once without a fault, and return whether it works on this scene. Raises `Wrong`."""
         ledger = scenes.read_ledger(self.work / "scene")
         self._begin("the scene")
         self.before = self._look()
@@ -165,7 +166,7 @@ class Trial:
         code = self._end(child, "without a fault")
         strace.wait()
         if code != 0:
-            # As delete-records behind the end of the log.
+            # For example delete-records beyond the end of the log.
             self.counts["not on this scene"] += 1
             return False
         self.points = Counter(call.name for call in strace.calls())
@@ -177,7 +178,7 @@ class Trial:
         return True
 
     def kill(self) -> None:
-        """Kill the command, and perhaps its second run; then it finishes."""
+        """Kill the command and, in some runs, its second run; then run it to its end."""
         self._begin()
         effect = self.random.choice(("KILL", "KILL", "KILL", "TERM", "INT"))
         self._kill(self.command.words, effect)
@@ -188,7 +189,7 @@ class Trial:
         self._finish()
 
     def fail(self) -> None:
-        """Have a system call of the command fail; then it finishes without faults."""
+        """Make a system call of the command fail; then run the command to its end without faults."""
         self._begin()
         syscall = self.random.choice(sorted(ERRORS.keys() & self.points.keys()))
         fault = make_fault(self.random, syscall, self.random.randint(1, self.points[syscall]))
@@ -206,7 +207,7 @@ class Trial:
         elif code:
             self.counts["failed"] += 1
         else:
-            # A cache that could not be written, or what Python and the C library try again.
+            # A cache could not be written, or Python or the C library repeated the call.
             self.counts["succeeded all the same"] += 1
             if fault.effect != "EINTR":
                 path = re.sub(r"[0-9a-f]{32}|[0-9]+", "N", injected[0].text.split(" = ")[0])
@@ -216,7 +217,7 @@ class Trial:
         self._finish()
 
     def _finish(self) -> None:
-        """Run the command to its end, and hold what is there against what there should be; so does a mount."""
+        """Run the command to its end, and check the logs; in some runs through a mount, too."""
         if self.random.random() < 0.3:
             self._mount()
         is_done = self.command.again is None
@@ -267,7 +268,7 @@ class Trial:
         self.counts["finished before" if code in (0, 1) else "killed in the middle"] += 1
 
     def _end(self, child: Child, told: str) -> int:
-        """Wait for the end of a command; its exit code."""
+        """Wait until a command ends, and return its exit code."""
         self.told.append(told)
         try:
             code = child.wait(END_SECONDS)
@@ -277,8 +278,8 @@ class Trial:
             self._wrong(f"it does not end\n{stacks}")
         output = child.output
         child.close()
-        # Before the command has begun, and after its end, SIGINT is Python's; a library that cannot be mapped is told
-        # of as it comes.
+        # Before the command begins and after it ends, SIGINT has Python's own handler. The error of a library that
+        # cannot be mapped is printed as it is.
         is_told = "KeyboardInterrupt" in output or "failed to map segment" in output
         if "Traceback" in output and not is_told:
             self._wrong(f"a traceback: {output.splitlines()[-1]}\n{output[-3000:]}")
@@ -298,7 +299,7 @@ class Trial:
             self._wrong(str(error))
 
     def _mount(self) -> None:
-        """A mount shows the same lines as a read-only opening, and those of a commit that it finishes."""
+        """Check that a mount shows the lines of a read-only store, or those after a commit that it finishes."""
         found = self._look()
         self.told.append("mounted")
         self.counts["mounts"] += 1

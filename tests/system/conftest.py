@@ -1,4 +1,4 @@
-"""What the campaigns share."""
+"""Fixtures that the campaigns share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def spawner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spawner]:
-    """The server that all processes of a module are forked from."""
+    """A server that forks all processes of a module."""
     server = Spawner(tmp_path_factory.mktemp("outputs"))
     yield server
     server.close()

@@ -1,6 +1,6 @@
-"""Some 300 calls on a mount, and a journal of what became of each: what system calls fail under.
+"""About 300 calls on a mount whose system calls fail, and a journal of the outcome of each.
 
-It runs in a process of its own, so that a call that never returns can be told.
+The script runs in a process of its own, so that a call that never returns is noticed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KEYS = 7
 
 
 class Step(NamedTuple):
-    """One call: what it was, the errno it ended with (0 if it did not fail), how long it took."""
+    """One call: its description, its errno (0 if it did not fail), and its duration."""
 
     what: str
     errno: int
@@ -52,7 +52,7 @@ class Step(NamedTuple):
 
 @dataclass
 class Journal:
-    """What was asked of a mount and acknowledged."""
+    """The calls on a mount, and what it acknowledged."""
 
     steps: list[Step] = field(default_factory=list)
     tried: dict[str, list[bytes]] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Journal:
 
 
 def run_script(mountpoint: str, log_dirs: str, directory: str, seed: int) -> None:
-    """Do all calls, one after the other; each is a line of `steps` before it begins, so one that hangs is known."""
+    """Make all calls, one after the other. `steps` names each before it begins, so that one that hangs is known."""
     script = _Script(
         Path(mountpoint), [Path(p) for p in log_dirs.split(":")], Path(directory), seed
     )
@@ -92,7 +92,7 @@ class _Script:
         self.sequence = 0
 
     def call(self, what: str, work: Callable[[], object]) -> object:
-        """One call; its result, or None if it failed."""
+        """Make one call, and return its result, or None if it failed."""
         self.steps.write(f"{time.time()} {what}\n")
         began = time.monotonic()
         number = 0
@@ -105,7 +105,7 @@ class _Script:
         return True if result is None and not number else result
 
     def run(self) -> None:
-        """Partitions and their settings, then all kinds of calls in an order that the seed gives."""
+        """Create the partitions and their settings, then make all kinds of calls in an order that the seed gives."""
         for name, settings in SETTINGS.items():
             self.make(name)
             for setting, value in settings.items():
@@ -137,7 +137,7 @@ class _Script:
         self.random.shuffle(kinds)
         for kind in kinds:
             kind()
-        # What was asked for in the background has a little time.
+        # Leave a little time for work in the background.
         time.sleep(0.2)
         self.call("stat", lambda: os.stat(self.mountpoint))
 
@@ -166,7 +166,7 @@ class _Script:
         self.note(name, values, data, done)
 
     def note(self, name: str, values: list[bytes], data: bytes, done: object) -> None:
-        """Note what a write took: a part of it is whole records."""
+        """Record the values that a write took. A partial write must be whole records."""
         self.journal.tried.setdefault(name, []).extend(values)
         taken = done if isinstance(done, int) and done is not True else 0
         if taken != len(data):
@@ -240,7 +240,7 @@ class _Script:
         self.call(f"read {name}", (self.mountpoint / name).read_bytes)
 
     def commit(self) -> None:
-        """Stage without faults, and commit through the mount."""
+        """Stage a value without faults, and commit it through the mount."""
         self.sequence += 1
         sequence = self.sequence
         value = b"commit %d" % sequence
@@ -281,12 +281,12 @@ class _Script:
         if self.call(f"rmdir {name}", lambda: os.rmdir(self.mountpoint / name)):
             self.journal.partitions[name] = False
         elif name in self.journal.partitions:
-            # Perhaps it is gone, perhaps not.
+            # The partition may or may not be gone.
             del self.journal.partitions[name]
 
 
 def is_between(least: list[bytes], found: list[bytes], most: list[bytes]) -> bool:
-    """Whether all of `least` is in `found`, and all of that in `most`, each in order and once."""
+    """Whether all of `least` is in `found`, and all of `found` in `most`, each in order and once."""
     return _is_within(least, found) and _is_within(found, most)
 
 
@@ -296,7 +296,7 @@ def _is_within(part: list[bytes], whole: list[bytes]) -> bool:
 
 
 def _missing(path: Path) -> bool:
-    """Whether there is no such name; other errors are raised."""
+    """Whether there is no such name. Other errors are raised."""
     try:
         os.lstat(path)
     except FileNotFoundError:
@@ -305,7 +305,7 @@ def _missing(path: Path) -> bool:
 
 
 def _write(path: Path, data: bytes, flags: int = 0) -> int:
-    """One write(2); how much of it was taken."""
+    """Make one write(2), and return how many bytes it took."""
     fd = os.open(path, os.O_WRONLY | flags, 0o644)
     try:
         return os.write(fd, data)
@@ -314,7 +314,7 @@ def _write(path: Path, data: bytes, flags: int = 0) -> int:
 
 
 def write_with_threads(mountpoint: str, partitions: int, lines: int) -> None:
-    """Make partitions, and write and fsync lines to all of them at the same time; prints the errnos that came."""
+    """Create partitions, write and fsync lines to all of them at the same time, and print the errnos of failures."""
     failures: list[OSError] = []
 
     def work(number: int) -> None:

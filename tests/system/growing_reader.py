@@ -1,6 +1,6 @@
-"""A process that reads a growing file in one of several ways, and notes a checksum of every read.
+"""A process that reads a growing file in one of several ways, and records a checksum of every read.
 
-Run as a script: MODE PATH NOTES SECONDS SEED. It imports nothing of logfs. NOTES gets 16 bytes a read: int64
+Run as a script: MODE PATH NOTES SECONDS SEED. It imports nothing of logfs. NOTES gets 16 bytes per read: int64
 position, uint32 length, uint32 CRC-32 of the bytes, big-endian.
 """
 
@@ -18,7 +18,7 @@ CHUNK = 128 * 1024
 
 
 class Notes:
-    """The reads of this process; any thread or child may add one."""
+    """The file of the reads of this process. Any thread or child may add a read."""
 
     def __init__(self, path):
         self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -29,7 +29,7 @@ class Notes:
 
 
 def read_on(path, notes, end, rng):
-    """Read to the end again and again, asking for the size before each read, as `tail -f` does."""
+    """Read to the end repeatedly, and ask for the size before each read, as `tail -f` does."""
     fd = os.open(path, os.O_RDONLY)
     position = 0
     while time.monotonic() < end:
@@ -51,7 +51,7 @@ def read_on(path, notes, end, rng):
 
 
 def open_again(path, notes, end, rng):
-    """Open, read the last few pages, and close."""
+    """Open the file, read the last few pages, and close it, repeatedly."""
     while time.monotonic() < end:
         fd = os.open(path, os.O_RDONLY)
         size = os.fstat(fd).st_size
@@ -64,7 +64,7 @@ def open_again(path, notes, end, rng):
 
 
 def read_end(fd, notes, end, rng):
-    """Read around the end by position, beside others that use the same descriptor."""
+    """Read around the end by position, while other threads or processes use the same descriptor."""
     while time.monotonic() < end:
         size = os.lseek(fd, 0, os.SEEK_END) if rng.random() < 0.5 else os.fstat(fd).st_size
         position = max(0, size - rng.randrange(0, 9000))
@@ -72,7 +72,7 @@ def read_end(fd, notes, end, rng):
 
 
 def threads(path, notes, end, rng):
-    """Several threads read and ask for the size through one descriptor."""
+    """Read and ask for the size in several threads through one descriptor."""
     fd = os.open(path, os.O_RDONLY)
     workers = [
         threading.Thread(target=read_end, args=(fd, notes, end, random.Random(rng.random())))
@@ -85,7 +85,7 @@ def threads(path, notes, end, rng):
 
 
 def children(path, notes, end, rng):
-    """Forked children read and ask for the size through one descriptor."""
+    """Read and ask for the size in forked children through one descriptor."""
     fd = os.open(path, os.O_RDONLY)
     pids = []
     for _ in range(2):
@@ -100,7 +100,7 @@ def children(path, notes, end, rng):
 
 
 def orphans(path, notes, end, rng):
-    """The process that opened the file is gone; its children share the descriptor."""
+    """Read in children that share the descriptor of a process that has ended."""
     fd = os.open(path, os.O_RDONLY)
     reading, writing = os.pipe()
     if os.fork() == 0:
@@ -114,12 +114,12 @@ def orphans(path, notes, end, rng):
     os.close(writing)
     os.close(fd)
     os.wait()
-    # The pipe ends with the last orphan.
+    # The read returns when the last orphan ends and closes the pipe.
     os.read(reading, 1)
 
 
 def send(path, notes, end, rng):
-    """One thread copies the end of the file by sendfile, another asks for the size through the same descriptor."""
+    """Copy the end of the file by sendfile, while another thread asks for the size through the same descriptor."""
     fd = os.open(path, os.O_RDONLY)
 
     def ask():
@@ -139,7 +139,7 @@ def send(path, notes, end, rng):
 
 
 def splice(path, notes, end, rng):
-    """Copy on from where the last copy ended through a pipe, in pieces of a page and more."""
+    """Copy the file through a pipe, each time from the end of the last copy, a page or more at a time."""
     fd = os.open(path, os.O_RDONLY)
     reading, writing = os.pipe()
     position = 0
@@ -149,7 +149,7 @@ def splice(path, notes, end, rng):
             wanted = rng.choice((4096, 16384, 60_000))
             count = os.splice(fd, writing, wanted, offset_src=position)
             if not count:
-                # The kernel drops an answer to `fstat` if another came at the same moment: ask it again.
+                # The kernel drops the answer to an `fstat` if another answer came at the same moment: ask again.
                 os.fstat(fd)
                 count = os.splice(fd, writing, wanted, offset_src=position)
             assert count, f"the size was {size}, and splice ended at {position}"
@@ -161,7 +161,7 @@ def splice(path, notes, end, rng):
 
 
 def mapped(path, notes, end, rng):
-    """Map the whole file as it is, and read its end through the mapping."""
+    """Map the whole file with its present size, and read its end through the mapping."""
     fd = os.open(path, os.O_RDONLY)
     while time.monotonic() < end:
         size = os.fstat(fd).st_size

@@ -1,10 +1,10 @@
-"""The campaign of hostile files: mutations in batches, each batch in a process of its own.
+"""The campaign of hostile files. Mutations run in groups, each group in a process of its own.
 
-    python -m tests.system.hostile --mutations 1000000 --seed 1     all of them, and what they found
-    python -m tests.system.hostile --seed 1 --number 4711           one again, with a traceback
+    python -m tests.system.hostile --mutations 1000000 --seed 1     runs all, and prints the findings
+    python -m tests.system.hostile --seed 1 --number 4711           repeats one, with a traceback
 
-A process that crashes, hangs or takes too much memory is seen by the one that started it. The mutation that it was at
-is known, and the rest of its batch goes on in another process.
+The parent process notices a process that crashes, hangs or uses too much memory. It knows which mutation was being
+tested, and continues the group in another process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LIVE_SHARE = 0.1
 
 @dataclass
 class Finding:
-    """What was wrong, in how many mutations, and the first of them."""
+    """A kind of error, the number of mutations that led to it, and the first of them."""
 
     number: int
     words: str
@@ -50,7 +50,7 @@ class Finding:
 
 @dataclass
 class Outcome:
-    """What a campaign has found: by what tells one finding from another."""
+    """The findings of a campaign, by a key that tells one from another."""
 
     seed: int
     mutations: int = 0
@@ -83,17 +83,17 @@ class Outcome:
 
 
 class Worker:
-    """Makes mutations and goes through the doors, in this process."""
+    """Makes mutations and tests all interfaces with them, in this process."""
 
     def __init__(self, templates: list[object], seed: int, work: Path) -> None:
         self.templates = templates
         self.seed = seed
         self.work = work
         self.work.mkdir(parents=True, exist_ok=True)
-        # A lock that another process holds, to be linked into a directory that somebody else seems to write.
+        # A lock file that another process holds. Linked into a log directory, it makes the directory look in use.
         self.held = work / "held.lock"
         self.held.touch()
-        # A record lock is not inherited, so it must be taken by another process.
+        # A record lock is not inherited, so another process must take it.
         self.holder = subprocess.Popen(
             [sys.executable, "-c", _HOLD, str(self.held)],
             stdin=subprocess.PIPE,
@@ -109,12 +109,12 @@ class Worker:
         shutil.rmtree(self.work, ignore_errors=True)
 
     def run(self, number: int) -> tuple[str, dict[str, str]]:
-        """What was done, and what was found wrong."""
+        """Run a mutation. Return its description, and the findings."""
         from tests.system import hostile_mutations
         from tests.system.hostile_doors import Doors, Findings
 
         chance = random.Random(f"{self.seed} {number}")
-        # Copied, for what is appended is known of from then on.
+        # Copied, because the template also records what is appended.
         template = chance.choice(self.templates)
         template = copy.deepcopy(template)
         files = dict(template.files)
@@ -169,12 +169,12 @@ def _clear(root: Path) -> None:
     shutil.rmtree(root, ignore_errors=True)
 
 
-# A batch, in a process of its own.
+# A group of mutations, in a process of its own.
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """Run a batch; tell of each finding on standard output, and at which mutation it is in a file."""
-    # What numpy computes silently wrong is to be seen.
+    """Run a group. Print each finding on standard output, and write the current number to the progress file."""
+    # Wrong results that numpy would only warn of must be seen.
     warnings.simplefilter("ignore")
     warnings.simplefilter("error", RuntimeWarning)
     import logging
@@ -202,7 +202,7 @@ def work(arguments: argparse.Namespace) -> None:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             if peak > MOST_MEMORY:
                 print(json.dumps([number, "too much memory", words, f"{peak} bytes"]), flush=True)
-                # Its peak stays what it is: the next goes on in another process.
+                # The peak of this process cannot go down, so the next mutation runs in another process.
                 _PROGRESS.pack_into(progress, 0, number + 1)
                 os._exit(77)
             if number % 500 == 0:
@@ -220,11 +220,11 @@ def _virtual_bytes() -> int:
     raise AssertionError("no VmSize")
 
 
-# All of them.
+# The whole campaign.
 
 
 def campaign(mutations: int, seed: int, *, jobs: int = 1, first: int = 0) -> Outcome:
-    """Run a campaign; the same seed makes the same mutations."""
+    """Run a campaign. The same seed makes the same mutations."""
     from tests.system.hostile_corpus import corpus
 
     began = time.monotonic()
@@ -245,7 +245,7 @@ def campaign(mutations: int, seed: int, *, jobs: int = 1, first: int = 0) -> Out
 
 
 def _run_batch(outcome: Outcome, base: Path, corpus: Path, first: int, last: int) -> None:
-    """All mutations of a batch, in as many processes as it takes."""
+    """Run all mutations of a group, in as many processes as necessary."""
     progress = base / f"progress-{first}"
     retried: set[int] = set()
     at = first
@@ -271,7 +271,8 @@ def _run_batch(outcome: Outcome, base: Path, corpus: Path, first: int, last: int
         if done.returncode not in (0, 77):
             is_hang = "Timeout (" in done.stderr
             if is_hang and reached not in retried:
-                # The machine may have been busy, or kernels were compiled: once more, from this one on.
+                # The machine may have been busy, or kernels were being compiled: try once more, from this mutation
+                # on.
                 retried.add(reached)
             else:
                 what = "hang" if is_hang else f"ended with {done.returncode}"
@@ -282,7 +283,7 @@ def _run_batch(outcome: Outcome, base: Path, corpus: Path, first: int, last: int
 
 
 def main() -> int:
-    """Run a campaign, or a part of it."""
+    """Run a campaign, or part of one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--mutations", type=int, default=2000)

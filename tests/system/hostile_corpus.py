@@ -1,6 +1,6 @@
-"""The log directories that the campaign of hostile files begins with, as bytes in memory, and what is in them.
+"""The log directories that the campaign of hostile files starts from, as bytes in memory, and their records.
 
-Each is small, for it is written anew for every mutation, and each has files of other kinds: the five codecs, old
+Each is small, because it is written again for every mutation, and each has files of other kinds: the five codecs, old
 formats, transactions, a compacted log, consumer groups, key indexes, a commit that is decided and not done.
 """
 
@@ -49,8 +49,9 @@ Seen = tuple[object, ...]
 class Template:
     """A log directory: its files by name, and what may be read of each partition.
 
-    `records` are those of each partition by offset. `sealed` is what the CRC of each batch covers: a batch with any
-    other such bytes is not one of the log's, whatever its CRC says. `gaps`: offsets may be missing between batches.
+    `records` has the records of each partition by offset. `sealed` has the bytes under the CRC of each batch: a batch
+    with other bytes does not belong to the log, even if its CRC is right. `gaps` is whether offsets may be missing
+    between batches.
     """
 
     name: str
@@ -63,18 +64,18 @@ class Template:
 
 
 def seen(record: Record) -> Seen:
-    """A record as a tuple that can be compared."""
+    """Return a record as a tuple that can be compared."""
     headers = tuple((name, value) for name, value in record.headers)
     return record.key, record.value, headers, record.timestamp, record.timestamp_type
 
 
 def covered(data: bytes | memoryview, magic: int) -> bytes:
-    """What the CRC of a batch covers, and nothing that may change without it."""
+    """Return the bytes under the CRC of a batch, without those that may change without it."""
     return bytes(data[21:]) if magic == 2 else bytes(data[:8]) + bytes(data[16:])
 
 
 def corpus() -> list[Template]:
-    """All log directories, the same each time."""
+    """Return all log directories, the same each time."""
     makers: dict[str, Callable[[Store], object]] = {
         "none": _plain,
         "late": _late,
@@ -92,7 +93,7 @@ def corpus() -> list[Template]:
 
 
 def _broker(plain: Template) -> Template:
-    """The same as a broker has it: a cluster's id, and none of our files."""
+    """Return the same log directory as a broker has it: with a cluster id, and without the files of logfs."""
     files = {
         name: data for name, data in plain.files.items() if not name.endswith((".textindex", "@p"))
     }
@@ -112,7 +113,7 @@ def _make(name: str, maker: Callable[[Store], object]) -> Template:
         stack.enter_context(patch("logfs.log.read.key_index.secrets.token_bytes", chance.randbytes))
         path = Path(directory, "log")
         with Store(path, clock=lambda: NOW) as store:
-            # Entries for nearly every batch.
+            # Index entries for nearly every batch.
             store.settings.set_broker("log.index.interval.bytes", "64")
             maker(store)
         files = {
@@ -146,11 +147,11 @@ def _look(template: Template, partition: Partition) -> None:
     }
 
 
-# What they hold.
+# The content of the log directories.
 
 
 def _records(count: int, first: int = 0) -> list[Record]:
-    """Records of every shape; no value has a newline, so that a line is a value."""
+    """Return records of every shape. No value has a newline, so that each line is one value."""
     values = [b"plain", "ü€😀".encode(), b"\xff\xfe\x00", None, b"", b'"\\\t', b"x" * 90]
     found = []
     for number in range(first, first + count):
@@ -183,7 +184,7 @@ def _plain(store: Store, codec: str = "uncompressed") -> None:
 
 
 def _fill_large(partition: Partition) -> None:
-    """A batch of more records than a plain loop decodes."""
+    """Append a batch with more records than a plain loop decodes."""
     partition.append(_records(20, 500))
 
 
@@ -243,7 +244,7 @@ def _keys(store: Store) -> None:
 
 
 def _commit(store: Store) -> None:
-    """A commit that was decided, and whose batches are not in the logs."""
+    """Leave a commit that is decided, but whose batches are not in the logs."""
     parts = []
     for name in (NAME, "pay-0"):
         partition = store.create(name)
@@ -273,7 +274,7 @@ def _old(store: Store, magic: int) -> None:
     (directory / f"{0:020}.log").write_bytes(data)
     data = b"".join(message(magic, old) for old in olds[16:])
     (directory / f"{16:020}.log").write_bytes(data)
-    # Opened once more, it has indexes, and goes on in the new format.
+    # Opening the store again builds indexes, and the next batch has the new format.
     (directory.parent / CLEAN_SHUTDOWN).unlink(missing_ok=True)
     with Store(directory.parent, clock=lambda: NOW) as store:
         store[NAME].append(_records(5, 24))

@@ -1,4 +1,4 @@
-"""Every way to look into a log directory, in this process, and what must hold of whatever comes out."""
+"""Every interface to a log directory, called in this process, and the checks of the results."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 
 _TIMES = (0, 1, NOW - 50_000, NOW, NOW + 2, 2**62, 2**63 - 1, 10**19 - 1)
 _KEYS = (b"k0", b"k1", b"only 2", b"nosuch", b"")
-# Of an envelope.
+# The offset field of an envelope.
 _OFFSET = re.compile(rb'"offset":\d+,')
-# What an attempt to read past damage goes on for.
+# The number of damaged ranges after which reading on is given up.
 _MOST_DAMAGES = 200
 _SOME = 10
-# More than any file of the templates has, and than a small batch that unpacks to very much.
+# More than any file of the templates has, and more than a small batch that decompresses to a very large size.
 _MOST_BYTES = 8 << 20
 
 
 @dataclass
 class Findings:
-    """What was found wrong, by what tells one from another."""
+    """The errors found, by a key that tells one from another."""
 
     found: dict[str, str] = field(default_factory=dict)
 
@@ -55,7 +55,7 @@ class Findings:
         self.found.setdefault(key, details)
 
     def exception(self, door: str, error: BaseException) -> None:
-        """An exception that no door may raise: by its type, and the last place in the product."""
+        """Add an exception that no interface may raise. The key is its type and its last place in logfs."""
         frames = traceback.extract_tb(error.__traceback__)
         ours = [frame for frame in frames if "/logfs/" in frame.filename]
         place = frames[-1] if not ours else ours[-1]
@@ -66,13 +66,13 @@ class Findings:
 
 
 def _start_of(file: Path) -> bytes:
-    """What was written to a file; behind it may be more zeros than the memory holds."""
+    """Return the start of a file. More zeros than fit in memory may follow."""
     with file.open("rb") as opened:
         return opened.read(_MOST_BYTES)
 
 
 class _Swallowed(logging.Handler):
-    """What the product logs with a traceback was an error that it did not expect."""
+    """Adds each error that logfs logs with a traceback: logfs did not expect that error."""
 
     def __init__(self, findings: Findings) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class _Swallowed(logging.Handler):
 
 
 class Doors:
-    """One log directory, and all ways into it."""
+    """All interfaces to one log directory."""
 
     def __init__(
         self, root: Path, template: Template, chance: random.Random, findings: Findings
@@ -94,15 +94,15 @@ class Doors:
         self.template = template
         self.chance = chance
         self.findings = findings
-        # What is appended may take the offset of one of them.
+        # A value that is appended may take the offset of one of these records.
         self.made = {name: [*records.values()] for name, records in template.records.items()}
         # The partitions in which a mutation made a batch with a right CRC.
         self.forged = {name for name in template.records if self._is_forged(name)}
 
     def _is_forged(self, name: str) -> bool:
-        """Whether a batch in the files of a partition has a right CRC, and was never in its log."""
+        """Whether the files of a partition have a batch with a right CRC that was never in its log."""
         known = self.template.sealed[name]
-        # What is staged is in no log yet.
+        # Staged batches are in no log yet.
         logs = {
             batch
             for path, data in self.template.files.items()
@@ -122,7 +122,7 @@ class Doors:
 
     @contextmanager
     def _guarded(self, door: str) -> Iterator[None]:
-        """Only errors of the product's own, and the system's, may come out."""
+        """Add every exception of the block, except for errors of logfs and of the system."""
         try:
             yield
         except (LogfsError, OSError):
@@ -131,7 +131,7 @@ class Doors:
             self.findings.exception(door, error)
 
     def go_through(self, *, live: bool) -> None:
-        """All doors, the one that writes last."""
+        """Use all interfaces, the one that writes last."""
         handler = _Swallowed(self.findings)
         logging.getLogger("logfs").addHandler(handler)
         try:
@@ -149,7 +149,7 @@ class Doors:
 
     def _command(self, *words: str) -> bytes:
         out, errors = io.BytesIO(), io.BytesIO()
-        # As Python sets up the standard streams.
+        # The streams are set up as Python sets up the standard streams.
         stdout = io.TextIOWrapper(out, encoding="utf-8", errors="strict", write_through=True)
         stderr = io.TextIOWrapper(errors, encoding="utf-8", errors="backslashreplace")
         with self._guarded(" ".join(words)), redirect_stdout(stdout), redirect_stderr(stderr):
@@ -198,7 +198,7 @@ class Doors:
         if files:
             self._command("dump", *how, *files)
 
-    # The Python face.
+    # The Python interface.
 
     def _read_only(self, door: str) -> None:
         with self._guarded(door), Store(self.root, read_only=True, clock=lambda: NOW) as store:
@@ -218,7 +218,7 @@ class Doors:
             partition_status(partition, store)
         records = self._read(partition, door)
         whole = self._texts(partition, door)
-        # In a batch that was forged, records may lie outside of the offsets that its header tells.
+        # Records of a forged batch may lie outside the offsets that its header gives.
         if records is not None and whole is not None and name not in self.forged:
             made = b"".join((value or b"") + b"\n" for value in records)
             if made != whole:
@@ -229,7 +229,7 @@ class Doors:
             self._lookups(self.chance.choice((partition, partition.committed)), door)
 
     def _read(self, partition: Partition, door: str) -> list[bytes | None] | None:
-        """The values of all records; None where there is damage."""
+        """Return the values of all records, or None if there is damage."""
         name = partition.name.directory
         values: list[bytes | None] = []
         start = partition.log_start_offset
@@ -256,7 +256,7 @@ class Doors:
         return None
 
     def _pieces(self, reader: Reader, door: str) -> None:
-        """As a task of Spark reads: the same records, or the damage among them."""
+        """Read as a Spark task does: the result must be the same records, or damage among them."""
         name = reader.name.directory
         first, end = reader.log_start_offset, reader.log_end_offset
         found: list[Record] = []
@@ -277,7 +277,7 @@ class Doors:
                 self.findings.add("pieces differ", f"{door}\n{found}\n{records}")
 
     def _texts(self, partition: Partition, door: str) -> bytes | None:
-        """The lines, if there is no damage."""
+        """Return the lines, or None if there is damage."""
         name = partition.name.directory
         whole: bytes | None = None
         known = {View.LINES: self.template.lines, View.ENVELOPES: self.template.envelopes}
@@ -320,7 +320,7 @@ class Doors:
             reader.last_offset()
             reader.offset_of_last(3)
 
-    # What must hold.
+    # The checks.
 
     def _check(self, name: str, offset: int, record: tuple[object, ...], door: str) -> None:
         if name in self.forged or name not in self.template.records:
@@ -329,8 +329,8 @@ class Doors:
         if known == record:
             return
         if record in self.made[name]:
-            # No CRC covers a batch's offset: in a log with gaps, a wrong one may fit. And a commit that waits goes
-            # to wherever the log ends.
+            # No CRC covers the base offset of a batch, so a wrong one may fit in a log with gaps. And a commit that
+            # waits is made wherever the log ends.
             if not self.template.gaps and self.template.name != "commit":
                 self.findings.add(f"moved record by {door}", f"{name} {offset}: {record}")
             return
@@ -350,13 +350,13 @@ class Doors:
         if name in self.forged or name not in self.template.records:
             return
         if self.template.gaps or self.template.name == "commit":
-            # Their offsets may be others: see `_check`.
+            # The offsets may differ: see `_check`.
             return
         wrong = (
             set(data.splitlines(keepends=True)) - known if b"\r" in data else _lines(data, known)
         )
         if wrong:
-            # An envelope may be right, but for its offset.
+            # An envelope may be right except for its offset.
             is_moved = {_OFFSET.sub(b"", line) for line in wrong} <= {
                 _OFFSET.sub(b"", line) for line in known
             }
@@ -383,14 +383,14 @@ class Doors:
         partition.flush()
         name = partition.name.directory
         if record is not None:
-            # From now on it is one of the log's.
+            # From now on the record is one of the log's.
             self.template.records[name][offset] = seen(record)
             self.template.lines[name] |= {value + b"\n"}
             line = envelope.encode(record, envelope.prefix(partition.name))
             self.template.envelopes[name] |= {line}
 
     def _before_writing(self) -> dict[str, dict[str, bytes]]:
-        """The .log files as they are."""
+        """Return the present content of the .log files."""
         return {
             name: {
                 file.name: _start_of(file)
@@ -401,12 +401,12 @@ class Doors:
         }
 
     def _still_there(self, before: dict[str, dict[str, bytes]]) -> None:
-        """No batch that was valid is gone, whatever the other files say."""
+        """Check that no batch that was valid is gone, whatever the other files contain."""
         for name, files in before.items():
             here = b"".join(
                 _start_of(file)
                 for file in (self.root / name).glob("*")
-                # Not the indexes, which have room for many entries.
+                # Not the indexes, which have space for many entries.
                 if file.is_file() and not file.is_symlink() and "index" not in file.name
             )
             for file, data in files.items():
@@ -421,7 +421,7 @@ def _lines(data: bytes, known: set[bytes]) -> set[bytes]:
 
 
 def _batches(data: bytes) -> Iterator[tuple[int, int]]:
-    """Where valid batches of magic 2 begin and end, one after the other from the start of a file."""
+    """Yield the start and end of the valid batches of magic 2 that follow one another from the start of a file."""
     at = 0
     while at + HEADER_SIZE <= len(data):
         header = parse_header(data, at)
@@ -438,7 +438,7 @@ _HEAD = np.dtype([("offset", ">i8"), ("size", ">i4"), ("unchecked", ">i4"), ("ma
 
 
 def _valid(data: bytes) -> Iterator[bytes]:
-    """What the CRC covers of every valid batch among bytes, wherever it begins."""
+    """Yield the bytes under the CRC of every valid batch in `data`, wherever the batch begins."""
     room = len(data) - 25
     if room <= 0:
         return

@@ -1,4 +1,4 @@
-"""What is done to a log directory: one mutation, or a few, of its files or of their names."""
+"""The mutations of a log directory: each changes the content of one or two files, or one name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXTREMES = [
     *(0, 1, 2, 5, 60, 61, 62, 127, 128, 255, 256, 32767, 32768, 65535, 2**31 - 1, 2**31, 2**32 - 1),
     *(2**32, 2**53, 2**62, 2**63 - 2, 2**63 - 1, 2**63, 2**64 - 1, 1_700_000_000_000),
 ]
-# The fields of a batch header: where each is, and its width.
+# The fields of a batch header: position and width.
 _FIELDS = {
     "base offset": (0, 8),
     "length": (8, 4),
@@ -46,7 +46,7 @@ _FIELDS = {
     "base sequence": (53, 4),
     "record count": (57, 4),
 }
-# Kinds of file whose content is text.
+# Kinds of files whose content is text.
 _TEXT = (
     "checkpoint",
     ".metadata",
@@ -59,14 +59,14 @@ _TEXT = (
 
 
 class Done(NamedTuple):
-    """What was done, in words, and the files that it was done to."""
+    """A description of a mutation, and the files that it changed."""
 
     words: str
     files: tuple[str, ...]
 
 
 def extreme(chance: random.Random, width: int) -> bytes:
-    """A number at its extremes in so many bytes, big-endian."""
+    """Return an extreme number as `width` bytes, big-endian."""
     number = chance.choice(EXTREMES) + chance.choice((0, 0, 0, -1, 1))
     if chance.random() < 0.3:
         number = -number
@@ -116,7 +116,7 @@ def _drop(chance: random.Random, data: bytearray) -> bytearray:
 
 
 def _copy(chance: random.Random, data: bytearray) -> bytearray:
-    """A piece of the file over another, or between others."""
+    """Copy some bytes of the file over others, or insert them between others."""
     start = chance.randrange(len(data))
     piece = data[start : start + chance.choice((4, 12, 61, 100, 300))]
     at = chance.randrange(len(data) + 1)
@@ -142,7 +142,7 @@ _BYTES: list[Mutator] = [
 
 
 def _starts(data: bytes | bytearray) -> list[int]:
-    """Where batches and messages begin, by their lengths."""
+    """Return the positions at which batches and messages begin, by their lengths."""
     found, at = [], 0
     while at + 26 <= len(data):
         size = 12 + int.from_bytes(data[at + 8 : at + 12], "big")
@@ -154,7 +154,7 @@ def _starts(data: bytes | bytearray) -> list[int]:
 
 
 def _reseal(data: bytearray, at: int) -> None:
-    """Make the CRC of a batch, or of a message, right again."""
+    """Recompute the CRC of a batch or message."""
     size = 12 + int.from_bytes(data[at + 8 : at + 12], "big", signed=True)
     if is_legacy(data, at):
         body = data[at + 16 : at + size]
@@ -176,7 +176,7 @@ def _header_field(chance: random.Random, data: bytearray) -> bytearray:
 
 
 def _inside(chance: random.Random, data: bytearray) -> bytearray:
-    """Bytes of a batch's records, and a right CRC."""
+    """Change bytes of a batch's records, and make its CRC right."""
     at = chance.choice(_starts(data) or [0])
     size = 12 + int.from_bytes(data[at + 8 : at + 12], "big", signed=True)
     for _ in range(chance.choice((1, 1, 2, 6))):
@@ -189,7 +189,7 @@ def _inside(chance: random.Random, data: bytearray) -> bytearray:
 
 
 def _varint(chance: random.Random, value: int, most: int) -> bytes:
-    """A varint, now and then longer than it need be, or than it may be."""
+    """Return a varint that is sometimes longer than necessary, or longer than `most` bytes."""
     data = bytearray(varint.encode(max(min(value, 2**63 - 1), -(2**63))))
     if chance.random() < 0.2:
         data[-1] |= 0x80
@@ -198,7 +198,7 @@ def _varint(chance: random.Random, value: int, most: int) -> bytes:
 
 
 def _hostile_record(chance: random.Random, number: int) -> bytes:
-    """A record with fields at their extremes."""
+    """Return a record with fields at their extremes."""
 
     def odd(usual: int) -> int:
         return usual if chance.random() < 0.7 else chance.choice(EXTREMES) * chance.choice((1, -1))
@@ -221,7 +221,7 @@ def _hostile_record(chance: random.Random, number: int) -> bytes:
 
 
 def _records(chance: random.Random, data: bytearray) -> bytearray:
-    """Other records in a batch, of any codec, with a right CRC."""
+    """Replace the records of a batch, with any codec and a right CRC."""
     starts = [at for at in _starts(data) if not is_legacy(data, at)]
     if not starts:
         return _inside(chance, data)
@@ -256,7 +256,7 @@ def _records(chance: random.Random, data: bytearray) -> bytearray:
 
 
 def _whole_batches(chance: random.Random, data: bytearray) -> bytearray:
-    """A batch twice, gone, or in another place."""
+    """Repeat a batch, remove one, or reorder the batches."""
     starts = _starts(data)
     if len(starts) < 2:
         return _flip(chance, data)
@@ -274,7 +274,7 @@ def _whole_batches(chance: random.Random, data: bytearray) -> bytearray:
 
 
 def _bomb(chance: random.Random, data: bytearray) -> bytearray:
-    """A batch that unpacks to as much as is allowed, or to more."""
+    """Add a batch that decompresses to the largest allowed size, or to more."""
     starts = [at for at in _starts(data) if not is_legacy(data, at)]
     if not starts:
         return _flip(chance, data)
@@ -284,7 +284,10 @@ def _bomb(chance: random.Random, data: bytearray) -> bytearray:
 
 
 def bomb(header: Header, codec: Codec, kind: int) -> bytearray:
-    """A small batch: 0 of one value of 60 MiB of control characters, 1 of 8 million records, 2 of too much."""
+    """Return a small batch that decompresses to a very large size.
+
+    Kind 0 has one value of 60 MiB of control characters, kind 1 has 8 million records, and kind 2 exceeds the limit.
+    """
     if kind == 0:
         record = Record(b"\1" * (60 << 20))
         payload, count = encode_record(record, offset_delta=0, timestamp_delta=0), 1
@@ -309,7 +312,7 @@ _LOG: list[Mutator] = [
     *(_whole_batches,) * 2,
     *_BYTES,
 ]
-# One in so many mutations of a log is a bomb: each takes seconds.
+# One in `_BOMB_SHARE` mutations of a log is a bomb: each takes seconds.
 _BOMB_SHARE = 50_000
 
 
@@ -317,7 +320,7 @@ _BOMB_SHARE = 50_000
 
 
 def _lines(chance: random.Random, data: bytearray) -> bytearray:
-    """Numbers, words and lines of a text."""
+    """Change numbers, words and lines of a text."""
     lines = bytes(data).split(b"\n")
     number = chance.randrange(len(lines))
     words = lines[number].split(b" ")
@@ -343,7 +346,7 @@ def _lines(chance: random.Random, data: bytearray) -> bytearray:
 
 
 def _entries(width: int) -> list[Mutator]:
-    """Mutations of a file of entries of one width."""
+    """Return mutations of a file whose entries have `width` bytes each."""
 
     def one(chance: random.Random, data: bytearray) -> bytearray:
         at = chance.randrange(max(len(data) // width, 1)) * width
@@ -384,7 +387,7 @@ def _sealed_commits(chance: random.Random, data: bytearray) -> bytearray:
 
 
 def _sealed_keys(chance: random.Random, data: bytearray) -> bytearray:
-    """A key index with right checksums, or as right as its length allows."""
+    """Change a key index and correct its checksums, as far as its length allows."""
     for _ in range(chance.choice((1, 3))):
         at = chance.choice((chance.randrange(110), chance.randrange(len(data))))
         size = chance.choice((1, 4, 8))
@@ -424,9 +427,9 @@ def _mutators(name: str) -> list[Mutator]:
     return _BYTES
 
 
-# Half of all mutations are of logs; of the others, each kind has its share however many files it has.
+# Half of all mutations are of logs. Each other kind of file has the same share, however many files it has.
 def pick(chance: random.Random, files: dict[str, bytes]) -> str:
-    """A file to change."""
+    """Return the name of a file to change."""
     logs = [name for name in files if name.endswith((names.LOG, ".staged"))]
     if logs and chance.random() < 0.5:
         return chance.choice(logs)
@@ -438,7 +441,7 @@ def pick(chance: random.Random, files: dict[str, bytes]) -> str:
 
 
 def mutate(chance: random.Random, files: dict[str, bytes]) -> Done:
-    """Change the content of a file, or of two, in place."""
+    """Change the content of one or two files of `files` in place."""
     words, changed = [], []
     for _ in range(chance.choice((1, 1, 1, 1, 2))):
         name = pick(chance, files)
@@ -455,7 +458,7 @@ def mutate(chance: random.Random, files: dict[str, bytes]) -> Done:
         try:
             files[name] = bytes(mutator(chance, data))
         except (IndexError, ValueError, struct.error, Corrupt):
-            # Of a file that the first mutation has left too short for the second.
+            # The first mutation may have left the file too short for the second.
             files[name] = bytes(_grow(chance, bytearray(files[name])))
         words.append(f"{mutator.__name__.lstrip('_')} in {name}")
         changed.append(name)
@@ -477,7 +480,7 @@ def _from_another(files: dict[str, bytes]) -> Mutator:
 
 # Names.
 
-# A file beside the log directory, which nothing in it may lead to.
+# A file beside the log directory, which no access through the log directory may reach.
 OUTSIDE = "outside"
 
 _ODD_SEGMENTS = [
@@ -527,9 +530,9 @@ _ODD_PARTITIONS = [
 
 
 def rename(chance: random.Random, root: Path, files: dict[str, bytes], *, device: bool) -> Done:
-    """Names that should not be there, or that lead elsewhere: links, FIFOs, sockets, directories, devices.
+    """Create an odd entry or replace a file by one: a link, FIFO, directory, device, or a file of an odd name.
 
-    Also files that are gone, or longer than the memory.
+    Instead, a file may be removed, or made longer than the memory.
     """
     partitions = sorted({name.partition("/")[0] for name in files if "/" in name})
     place = root / chance.choice(partitions)
@@ -559,7 +562,7 @@ def rename(chance: random.Random, root: Path, files: dict[str, bytes], *, device
 def _make_odd(
     chance: random.Random, path: Path, root: Path, files: dict[str, bytes], *, device: bool
 ) -> str:
-    """Make something of that name; what it is, in words."""
+    """Create an odd entry of that name, and return its description."""
     kinds = ["dangling", "loop", "link", "outside", "fifo", "directory", "file", "copy", "tree"]
     kind = chance.choice([*kinds, "device"] if device else kinds)
     if os.path.lexists(path):

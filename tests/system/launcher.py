@@ -1,10 +1,10 @@
-"""A process that has everything imported and compiled, and starts commands by fork.
+"""A process that has imported and compiled all modules, and starts commands by fork.
 
-`python -m logfs` needs about 2 s of processor time to start, most of it imports. A campaign starts thousands of
-commands, so it forks them from here: the code that runs is the same, from `logfs.cli.main` on.
+`python -m logfs` needs about 2 s of processor time to start, mostly for imports. A campaign starts thousands of
+commands, so this server forks them: from `logfs.cli.main` on, the code that runs is the same.
 
-The server reads one JSON object a line from standard input and answers each with one line. All children are killed
-by the kernel when the server ends.
+The server reads one JSON object per line from standard input and answers each with one line. The kernel kills all
+children when the server ends.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PRELOADED = (
 
 
 class Process:
-    """A process that the campaign started, whoever its parent is."""
+    """A process that the campaign started. Its parent may be another process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -50,11 +50,11 @@ class Process:
         self._code: int | None = None
 
     def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while the process runs."""
+        """Return the exit code, negative for a signal, or None while the process runs."""
         return self.wait(0, may_run=True)
 
     def wait(self, seconds: float, *, may_run: bool = False) -> int | None:
-        """Wait for the end, and return the exit code. `TimeoutError` if the process runs on, unless it may."""
+        """Wait until the process ends, and return its exit code. Raises `TimeoutError`, unless `may_run`."""
         if self._code is None:
             if not select.select([self._fd], [], [], seconds)[0]:
                 if may_run:
@@ -65,7 +65,7 @@ class Process:
         return self._code
 
     def kill(self) -> int:
-        """kill -9, and wait for the end."""
+        """Send SIGKILL, wait until the process ends, and return its exit code."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
         code = self.wait(30)
@@ -73,7 +73,7 @@ class Process:
         return code
 
     def signal(self, number: int) -> None:
-        """Send a signal to a process that runs."""
+        """Send a signal to the process if it still runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -91,10 +91,10 @@ class _Forked(Process):
 
 
 class Launcher:
-    """The server, as seen by the campaign."""
+    """The client of the server, used by the campaign."""
 
     def __init__(self, log: Path, mutant: str = "") -> None:
-        """Start the server; its own messages go to `log`. With the seeded bug `mutant`, if one is named."""
+        """Start the server, with the seeded bug `mutant` if one is named. The server's own messages go to `log`."""
         with log.open("ab") as errors:
             self._server = subprocess.Popen(
                 [sys.executable, "-m", "tests.system.launcher", mutant],
@@ -119,7 +119,7 @@ class Launcher:
         return answer
 
     def start(self, function: str, *arguments: Any, out: Path, errors: Path) -> Process:
-        """Run `module:function(*arguments)` in a child; what it returns is its exit code."""
+        """Run `module:function(*arguments)` in a child. Its exit code is the value that the function returns."""
         request = {"function": function, "arguments": arguments, "out": str(out)}
         return _Forked(int(self.ask({**request, "errors": str(errors)})["pid"]), self)
 
@@ -133,11 +133,11 @@ class Launcher:
 
 
 class Executed(Process):
-    """`python -m logfs …`, started as a user would."""
+    """`python -m logfs …`, started as a user would start it."""
 
     def __init__(self, *words: str, out: Path, errors: Path) -> None:
         with out.open("ab") as stdout, errors.open("ab") as stderr:
-            # Not `subprocess`: the exit is waited for through the pidfd.
+            # Not waited for by `subprocess`, but through the pidfd.
             self.popen = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "logfs", *words],
                 cwd=ROOT,
@@ -202,7 +202,7 @@ def _redirect(stream: IO[str], path: str, flags: int) -> None:
 
 
 def wait_until(condition: Any, seconds: float, what: str) -> None:
-    """Ask again and again until `condition` is true; `TimeoutError` says what was waited for."""
+    """Poll until `condition` is true. Raises `TimeoutError`, with `what` in its text, after `seconds`."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

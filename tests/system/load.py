@@ -1,6 +1,6 @@
-"""What writes and works on a log while it is killed: commands that are not on the command line, and load on a mount.
+"""Writers and other work on a log while it is killed: a commit, which has no command line, and load on a mount.
 
-All of it runs in processes of its own (`tests.system.spawner`), and what was acknowledged is in files when they end.
+All of it runs in processes of its own (`tests.system.spawner`), and the acknowledged data is in files when they end.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ TOPICS = {
 }
 PARTITIONS = ("grow-0", "room-0", "short-0", "keys-0", "moved-0", "commit-0", "commit-1")
 KEYS = 17
-# Writes are this far apart, so that what is written can be checked in the time that there is.
+# The pause between writes, so that what is written can be checked in the available time.
 _PAUSE_SECONDS = 0.002
 _DYING_SECONDS = 0.2
 
@@ -81,7 +81,7 @@ def stage_values(
 
 
 def commit(root: str) -> None:
-    """Commit staged batches into two partitions of a scene."""
+    """Commit staged batches to two partitions of a scene."""
     log_dir = log_dirs(Path(root))[0]
     wanted = {
         name: [b"%s %d %s" % (name.encode(), number, b"." * 50) for number in range(25)]
@@ -115,14 +115,14 @@ class Acknowledged:
 
 
 def run_load(mountpoint: str, answer: str, cycle: int, seed: int, first_commit: int) -> None:
-    """Write, read and ask for upkeep until the mount is dead; then write down what was acknowledged."""
+    """Write, read and ask for upkeep until the mount is dead; then save what was acknowledged."""
     load = _Load(Path(mountpoint), cycle, seed, first_commit)
     load.run()
     Path(answer).write_bytes(pickle.dumps(load.done))
 
 
 def line(writer: str, number: int) -> bytes:
-    """A writer's line of that number."""
+    """Return a writer's line of that number."""
     return b"%s %d %s" % (writer.encode(), number, b"." * (number % 50))
 
 
@@ -170,7 +170,7 @@ class _Load:
             self.ended.set()
 
     def _dies(self) -> bool:
-        """Whether the mount is dead at once: what a killed daemon was just reading is EIO, says the kernel."""
+        """Whether the mount dies now: the kernel returns EIO for a read that a killed daemon had begun."""
         time.sleep(_DYING_SECONDS)
         return is_dead(self.mountpoint)
 
@@ -221,7 +221,7 @@ class _Load:
                 name: [b"%d %d %s" % (sequence, n, b"." * 40) for n in range(6)]
                 for name in ("commit-0", "commit-1")
             }
-            # They lie in one log directory, and stay there.
+            # Both partitions are in one log directory, and stay there.
             home = next(each for each in self.log_dirs if (each / "commit-0").is_dir())
             staged = stage_values(home, "load", sequence, {"commit-0": wanted["commit-0"]})
             home = next(each for each in self.log_dirs if (each / "commit-1").is_dir())

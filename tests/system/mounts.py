@@ -1,4 +1,4 @@
-"""Mounts of a forked daemon."""
+"""Mounts that a forked daemon serves."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ END_SECONDS = 30
 
 
 class Daemon:
-    """A mount by a forked daemon, in the foreground of a process that nobody waits for."""
+    """A mount whose daemon is a forked process in the foreground. No parent process waits for the daemon."""
 
     def __init__(self, spawner: Spawner, path: Path, log_dirs: Sequence[Path]) -> None:
-        """Begin to mount; `wait_until_ready` tells when it answers."""
+        """Create the mount point. `start` starts the daemon, and `wait_until_ready` waits until the mount answers."""
         path.mkdir(exist_ok=True)
         self.path = path
         self._words = ["mount", "-f", *log_dirs, path]
@@ -32,13 +32,13 @@ class Daemon:
         self.is_started = False
 
     def start(self, *, hold: bool = False) -> Daemon:
-        """Start the daemon; with `hold` it begins at `child.go()`."""
+        """Start the daemon. With `hold`, it begins only after `child.go()`."""
         self.child = self._spawner.command(*self._words, hold=hold)
         self.is_started = True
         return self
 
     def wait_until_ready(self) -> bool:
-        """Wait until the mount answers; False if the daemon ends before. Raises `TimeoutError`."""
+        """Wait until the mount answers. Return False if the daemon ends first. Raises `TimeoutError`."""
         end = time.monotonic() + READY_SECONDS
         while f"{self.path}: ready\n" not in self.child.output:
             if self.child.poll() is not None:
@@ -49,12 +49,12 @@ class Daemon:
         return True
 
     def stop(self) -> int:
-        """SIGTERM, and the exit code. Raises `TimeoutError`."""
+        """Send SIGTERM and return the exit code. Raises `TimeoutError`."""
         self.child.kill(signal.SIGTERM)
         return self.child.wait(END_SECONDS)
 
     def close(self) -> None:
-        """Kill what is left of it, and clear the mount away."""
+        """Kill the daemon if it still runs, and remove the mount."""
         self.child.close()
         clear(self.path)
 
@@ -63,7 +63,10 @@ class Daemon:
 def mounted_view(
     spawner: Spawner, path: Path, log_dirs: Sequence[Path]
 ) -> Iterator[Callable[[str], bytes]]:
-    """Mount, and give what reads all lines of a partition; unmounted by SIGTERM at the end."""
+    """Mount the log directories, and yield a function that returns all lines of a partition.
+
+    The mount is removed by SIGTERM at the end.
+    """
     daemon = Daemon(spawner, path, log_dirs).start()
     try:
         assert daemon.wait_until_ready(), f"no mount: {daemon.child.output[-1000:]}"

@@ -1,4 +1,4 @@
-"""What a log must show at any moment, whatever has happened to its directories: read, without repairing anything."""
+"""The checks that hold for logs at any moment, whatever happened to their directories. They repair nothing."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from logfs.log.append.partition import Partition
     from tests.system.scenes import Content, Ledger
 
-# Every record of the logs that commands are killed on; of those of mounts, a sample.
+# Logs of killed commands are shorter, so each of their records is looked up; of the logs of mounts, a sample.
 _MOST_LOOKUPS = 600
 
 
 class Wrong(AssertionError):
-    """A log shows something else than it must."""
+    """A log shows something that it must not show."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Log:
 
 
 def listing(log_dirs: Sequence[Path]) -> dict[str, tuple[int, int, int]]:
-    """Every file and directory below, with size, modification time and inode."""
+    """Return every file and directory below the log directories, with size, modification time and inode."""
     found = {}
     for log_dir in log_dirs:
         for top, names, files in os.walk(log_dir):
@@ -51,9 +51,9 @@ def listing(log_dirs: Sequence[Path]) -> dict[str, tuple[int, int, int]]:
 
 
 def look(log_dirs: Sequence[Path], *, is_checked: bool = True) -> dict[str, Log]:
-    """Open read-only, and read every partition in every way; nothing below changes. Raises `Wrong`.
+    """Open the store read-only, and read every partition in every way; no file may change. Raises `Wrong`.
 
-    A log directory that nobody has begun, which is empty, is none yet, and left out.
+    A log directory that is empty was never used and is left out.
     """
     before = listing(log_dirs)
     log_dirs = [path for path in log_dirs if any(path.iterdir())]
@@ -78,7 +78,7 @@ def look(log_dirs: Sequence[Path], *, is_checked: bool = True) -> dict[str, Log]
 
 
 def read(partition: Partition) -> Log:
-    """All records of a partition; every lookup must agree with the scan."""
+    """Return all records of a partition. Every lookup must agree with the scan."""
     name = partition.name.directory
     records: dict[int, Content] = {}
     last = -1
@@ -103,12 +103,12 @@ def read(partition: Partition) -> Log:
 
 
 def _check_times(partition: Partition, records: dict[int, Content]) -> None:
-    """The time lookup of every record's timestamp names the first record at or after it."""
+    """Check that the lookup of each record's timestamp returns the first record at or after it."""
     offsets = list(records)
     highest = list(accumulate((content[0] for content in records.values()), max))
     timestamps = sorted({content[0] for content in records.values()})
     if len(timestamps) > _MOST_LOOKUPS:
-        # Of a long log a part, and its end.
+        # A sample of a long log, and its end.
         timestamps = timestamps[:: len(timestamps) // _MOST_LOOKUPS + 1] + timestamps[-50:]
     # Also some times between records, and one after all of them.
     for timestamp in [*timestamps, *(each + 1 for each in timestamps[::-8])]:
@@ -138,9 +138,10 @@ def _check_keys(partition: Partition, records: dict[int, Content]) -> None:
 def compare(
     found: dict[str, Log], before: dict[str, Log], after: dict[str, Log], *, is_done: bool
 ) -> None:
-    """Hold what is found against what there was before a command and what there is when it is done.
+    """Compare the logs with those before a command, and with those after it.
 
-    In between, a record that is in both must be there, and one that is in neither must not. Raises `Wrong`.
+    Until the command is done, a record that is in both must be there, and one that is in neither must not. Raises
+    `Wrong`.
     """
     for name in sorted({*found, *before, *after}):
         if is_done:
@@ -180,7 +181,7 @@ def _compare(name: str, found: Log, before: Log, after: Log) -> None:
 
 
 def check_ledger(found: dict[str, Log], ledger: Ledger) -> None:
-    """A scene shows what was acknowledged, of a compacted log the newest record of each key. Raises `Wrong`."""
+    """Check that a scene shows the acknowledged records, of a compacted log the newest per key. Raises `Wrong`."""
     for name, records in ledger.records.items():
         log = found[name]
         if log.end != ledger.ends[name]:

@@ -1,11 +1,11 @@
-"""Power cuts of a real file system under a real mount: the harness of the campaign.
+"""The harness of the power-cut campaign: power cuts of a real file system under a real mount.
 
-A chain is what happens to one fresh disk image: a live mount under load whose power is cut, then one or two more
-cuts, during or after recovery, a clean unmount, `reindex`, a compaction, a move or retention, and at last the
-verification (`tests.system.power_oracle`). The power is cut by the shutdown ioctl of XFS and ext4: from then on
-nothing reaches the image, and what was not yet durable is lost.
+A chain is the history of one fresh disk image: a live mount under load whose power is cut, then one or two more cuts,
+during or after recovery, a clean unmount, `reindex`, a compaction, a move or retention, and at last the verification
+(`tests.system.power_oracle`). The shutdown ioctl of XFS and ext4 cuts the power: from then on nothing reaches the
+image, and data that was not yet durable is lost.
 
-What is known to be durable is written down outside the image (`tests.system.power_load`).
+Data that is known to be durable is recorded outside the image (`tests.system.power_load`).
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 # XFS_IOC_GOINGDOWN and EXT4_IOC_SHUTDOWN, _IOR('X', 125, __u32), without a flush of the journal.
 _SHUTDOWN = 0x8004587D
 _NOLOGFLUSH = struct.pack("=I", 2)
-# mkfs.xfs wants 300 MB at least. The file is sparse.
+# mkfs.xfs needs at least 300 MB. The file is sparse.
 _IMAGE_BYTES = 320 << 20
 _END_SECONDS = 30.0
 _EXT4_OPTIONS = ("", "commit=1", "commit=1000", "data=writeback")
-# One live mount in so many is started as a user starts it, the others by fork (`tests.system.launcher`).
+# One in `_EXECUTED_SHARE` live mounts is started as a user starts it, the others by fork (`tests.system.launcher`).
 _EXECUTED_SHARE = 8
 _ONE_CALL_SHARE = 0.15
-# In which problems of one class may differ.
+# The parts in which problems of one class may differ.
 _NUMBERS = re.compile(
     r"[0-9a-f]{32}|\d+|(?<=[ /])[ab](?=/)|'.*'"
     r"|\b(plain|timed|sized|keyed|staged|trimmed|__consumer_offsets)\b"
@@ -53,10 +53,10 @@ _NUMBERS = re.compile(
 
 
 class Image:
-    """A fresh file system in an image file, on a loop device that goes with the mount, whatever happens."""
+    """A fresh file system in an image file. Its loop device is always detached when the mount ends."""
 
     def __init__(self, directory: Path, kind: str, options: str = "") -> None:
-        """Make the file system and mount it at `directory`/disk; `kind` is xfs or ext4."""
+        """Make the file system and mount it at `directory`/disk. `kind` is xfs or ext4."""
         self.kind = kind
         self.mountpoint = directory / "disk"
         self._file = directory / "image"
@@ -76,7 +76,7 @@ class Image:
             raise
 
     def cut(self) -> float:
-        """Cut the power; the time just before it, of `time.monotonic`."""
+        """Cut the power, and return the time just before the cut, of `time.monotonic`."""
         fd = os.open(self.mountpoint, os.O_RDONLY | os.O_DIRECTORY)
         try:
             now = time.monotonic()
@@ -86,7 +86,7 @@ class Image:
             os.close(fd)
 
     def restore(self) -> None:
-        """Unmount and mount again, which replays the journal. Nothing may use the file system any more."""
+        """Unmount and mount again, which replays the journal. No process may still use the file system."""
         self._unmount()
         self._mount()
 
@@ -105,7 +105,7 @@ class Image:
             _run("mount", "-t", self.kind, *options, device, self.mountpoint)
             self._is_mounted = True
         finally:
-            # The kernel detaches the device once it is not mounted any more.
+            # The kernel detaches the device when the file system is unmounted.
             _run("losetup", "-d", device)
 
     def _unmount(self) -> None:
@@ -122,7 +122,7 @@ class Image:
                 raise TimeoutError(f"the image stays busy: {done.stderr.strip()}")
             time.sleep(0.01)
         self._is_mounted = False
-        # Mounted again before that, it would be the file system that has been shut down.
+        # A mount before the device is detached would be of the file system that was shut down.
         wait_until(
             lambda: not _run("losetup", "-j", self._file),
             _END_SECONDS,
@@ -139,7 +139,7 @@ def _run(*command: str | Path) -> str:
 
 @dataclass
 class Totals:
-    """What a campaign has done and found."""
+    """The cuts, counts and problems of a campaign."""
 
     cuts: Counter[str] = field(default_factory=Counter)
     chains: int = 0
@@ -147,14 +147,17 @@ class Totals:
     problems: list[str] = field(default_factory=list)
 
     def add(self, other: Totals) -> None:
-        """Add what one chain has done."""
+        """Add the totals of one chain."""
         self.cuts += other.cuts
         self.chains += other.chains
         self.counts += other.counts
         self.problems += other.problems
 
     def classes(self) -> Iterator[str]:
-        """The problems, those that differ only in numbers told once: in how many chains, and the first of them."""
+        """Yield one line for each class of problems: the number of problems and chains, and the first problem.
+
+        Problems that differ only in numbers and names form a class.
+        """
         found: dict[str, list[str]] = {}
         for problem in self.problems:
             _, _, text = problem.partition("] ")
@@ -164,7 +167,7 @@ class Totals:
             yield f"{len(same)} times in {len(chains)} chains: {same[0]}"
 
     def lines(self) -> Iterator[str]:
-        """The figures, for the report."""
+        """Yield the lines of the report."""
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(self.cuts.items()))
         yield f"{self.cuts.total()} cuts in {self.chains} chains ({kinds})"
         yield ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items()))
@@ -172,28 +175,28 @@ class Totals:
 
 
 class Pace:
-    """When to cut in the middle of something: about half of the cuts come before its end, on any machine."""
+    """The delays before the cuts: about half of the cuts come before an operation ends, on any machine."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
 
     def delay(self, what: str, numbers: random.Random) -> float:
-        """How long to wait, in seconds; all moments from the start on are as likely."""
+        """Return how long to wait, in seconds. All moments from the start on are equally likely."""
         return numbers.random() * self._seconds.get(what, 0.2)
 
     def note(self, what: str, *, had_ended: bool) -> None:
-        """Adjust to whether a cut came too late."""
+        """Adjust the time by whether a cut came too late."""
         seconds = self._seconds.get(what, 0.2) * (0.8 if had_ended else 1.25)
         self._seconds[what] = min(max(seconds, 0.02), 5.0)
 
 
 class Chain:
-    """One image from its making to the verification, by the choices of one seed."""
+    """One image from its creation to the verification. A seed determines all choices."""
 
     def __init__(
         self, directory: Path, launcher: Launcher, pace: Pace, kind: str, seed: str
     ) -> None:
-        """`directory` is empty, and keeps everything but the image."""
+        """Make the image. `directory` is empty, and keeps everything but the image."""
         self.totals = Totals(chains=1)
         self._pace = pace
         self._directory = directory
@@ -217,7 +220,7 @@ class Chain:
         self._profile = Profile.choose(self._random)
 
     def run(self) -> None:
-        """Go through all stages, verify, and clean up; problems are in `totals`."""
+        """Run all stages, verify, and clean up. The problems are in `totals`."""
         try:
             self._live()
             for name in self._next_stages():
@@ -231,7 +234,7 @@ class Chain:
             self.close()
 
     def _next_stages(self) -> list[str]:
-        """What comes after the first cut."""
+        """Return the names of the stages after the first cut."""
         chosen = os.environ.get("LOGFS_POWER_STAGES")
         if not chosen and self._random.random() < _ONE_CALL_SHARE:
             return ["one call"] * 3
@@ -239,7 +242,7 @@ class Chain:
         return self._random.choices(names, k=self._random.choice((1, 1, 2)))
 
     def close(self) -> None:
-        """End every process of the chain, unmount and detach, whatever has happened."""
+        """End every process of the chain, unmount and detach, whatever happened before."""
         try:
             for process in self._processes:
                 process.kill()
@@ -251,7 +254,7 @@ class Chain:
     # Stages. Each of them cuts the power, and leaves the image mounted again.
 
     def _live(self) -> None:
-        """Load on a live mount, cut at a random time."""
+        """Run load on a live mount, and cut at a random time."""
         mount = self._mount(prepare=self._round == 0)
         load = self._load()
         self._wait_for_acks(load)
@@ -272,17 +275,17 @@ class Chain:
         self._cut("after mount" if is_ready else "during mount", mount)
 
     def _ready(self) -> None:
-        """Cut just as a mount is ready."""
+        """Cut as soon as a mount is ready."""
         self._cut("ready", self._mount())
 
     def _recovered(self) -> None:
-        """Cut a while after a mount has recovered, with nothing written since."""
+        """Cut some time after a mount has recovered, with nothing written since."""
         mount = self._mount()
         time.sleep(2.5 * self._random.random() ** 2)
         self._cut("recovered", mount)
 
     def _unmounted(self) -> None:
-        """Recover, write for a while or not, unmount cleanly, and cut at once."""
+        """Recover, in some runs write for a while, unmount cleanly, and cut at once."""
         mount = self._mount()
         if self._random.random() < 0.5:
             load = self._load(seconds=0.6 * self._random.random())
@@ -321,7 +324,7 @@ class Chain:
         self._during_or_after("retain", *self._log_dirs)
 
     def _one_call(self) -> None:
-        """One call that is durable when it returns, and cut at once: nobody else's fsync helps it."""
+        """Make one call that is durable when it returns, and cut at once, so that no other fsync contributes."""
         mount = self._mount()
         load = self._load(once=True)
         load.wait(_END_SECONDS)
@@ -339,7 +342,7 @@ class Chain:
     # Mounts and commands.
 
     def _mount(self, *, prepare: bool = False) -> Process:
-        """Mount, and wait until it serves."""
+        """Mount, and wait until the mount answers."""
         process = self._start_mount()
         wait_until(
             lambda: self._is_ready() or process.poll() is not None,
@@ -385,7 +388,7 @@ class Chain:
             self._problem(f"logfs {words[0]} ended with {code}:\n{self._last_errors()}")
 
     def _load(self, seconds: float | None = None, *, once: bool = False) -> Process:
-        """Start the workers of another round. With `seconds` they end by themselves; `once`: one does one thing."""
+        """Start the workers of another round. They end after `seconds`, if given, or with `once` after one action."""
         self._round += 1
         spec = {
             "mountpoint": str(self._mountpoint),
@@ -418,12 +421,12 @@ class Chain:
     # The cut.
 
     def _cut(self, what: str, mount: Process | None = None, load: Process | None = None) -> None:
-        """Cut the power, kill what runs, and mount the image again."""
+        """Cut the power, kill the running processes, and mount the image again."""
         self.totals.cuts[what] += 1
         self._history.append(what)
         when = self._image.cut()
         if self._random.random() < 0.5:
-            # Writes after the cut fail, and what the daemon makes of that must not matter.
+            # Writes after the cut fail. Whatever the daemon does about that must not matter.
             time.sleep(0.03 * self._random.random())
         if mount is not None:
             mount.kill()
@@ -435,7 +438,7 @@ class Chain:
         self._image.restore()
 
     def _end_load(self, load: Process, when: float) -> None:
-        """The writers end by themselves once the mount is dead. No call may have failed before the cut."""
+        """Wait until the writers end by themselves on the dead mount. No call may have failed before the cut."""
         try:
             load.wait(_END_SECONDS)
         except TimeoutError:
@@ -479,7 +482,7 @@ class Chain:
             self._keep(Path(keep) / self._seed.replace("/", "-"))
 
     def _keep(self, target: Path) -> None:
-        """Copy what a diagnosis needs."""
+        """Copy the files that a diagnosis needs."""
         for path in (self._directory / "copy", self._acks):
             if path.exists():
                 shutil.copytree(path, target / path.name, dirs_exist_ok=True)
@@ -511,11 +514,11 @@ _STAGES: dict[str, Callable[[Chain], None]] = {
 
 
 def campaign(directory: Path, kind: str, cuts: int, seed: str, mutant: str = "") -> Totals:
-    """Run chains until so many cuts were made. `seed` may be that of one chain, `SEED/KIND/NUMBER`: then only it.
+    """Run chains until `cuts` cuts were made. With the seed of one chain, `SEED/KIND/NUMBER`, run that chain only.
 
-    With a seeded bug, `mutant`, the first problem ends it.
+    With a seeded bug, `mutant`, the campaign ends at the first problem.
 
-    This happens in a process with a mount namespace of its own: no other process can hold a copy of a mount, and
+    The campaign runs in a process with its own mount namespace: no other process can hold a copy of a mount, and
     nothing stays mounted or attached, however the process ends.
     """
     spec = {"directory": str(directory), "kind": kind, "cuts": cuts, "seed": seed, "mutant": mutant}
@@ -560,7 +563,7 @@ def _campaign(directory: Path, kind: str, cuts: int, seed: str, mutant: str) -> 
 
 
 def _leave_other_mounts() -> None:
-    """Let go of what others have mounted, in this namespace alone: a copy here would keep theirs from ending."""
+    """Unmount, in this namespace only, the mounts of other processes: a copy here would keep them busy."""
     for mount in mounts():
         if mount.kind.startswith("fuse") or mount.source.startswith("/dev/loop"):
             subprocess.run(["umount", "-l", mount.mountpoint], check=False, capture_output=True)

@@ -1,13 +1,13 @@
-"""What runs on a live mount until its power is cut, and writes down elsewhere what is durable.
+"""The load on a live mount until its power is cut. It records outside the image what is durable.
 
-Each worker is a process. It appends lines to a file `ROUND-NAME` outside the image; a time is `time.monotonic`:
+Each worker is a process. It appends lines to a file `ROUND-NAME` outside the image. A time is `time.monotonic`:
 
     w N C        write returned: records N to N+C-1 of this writer can be read
     o L          the last of them has offset L
     s TIME       fsync returned: every `w` before is durable
-    try …        what is about to be asked for
-    done TIME …  it was done, and is durable
-    retry …      it was refused for now, and is asked for again
+    try …        the request that follows
+    done TIME …  the request succeeded, and is durable
+    retry …      the request was refused for now, and is repeated
     e TIME …     a call failed: the worker ends
 """
 
@@ -34,26 +34,26 @@ STAGED = ("staged-0", "staged-1")
 COMMITTER = "power"
 KEYS = 7
 _PR_SET_PDEATHSIG = 1
-# What a dead mount, or a file system without power, answers.
+# The errnos of a dead mount, and of a file system without power.
 _DEAD = {errno.ENOTCONN, errno.ECONNABORTED, errno.EIO, errno.ENODEV, errno.EROFS}
 
 
-# What is written: all of it follows from the writer's name and a number.
+# The data: all of it is derived from the writer's name and a number.
 
 
 def padding(text: str, most: int = 200) -> str:
-    """Up to `most` hexadecimal digits that follow from a text."""
+    """Return up to `most` hexadecimal digits derived from a text."""
     digest = hashlib.blake2b(text.encode()).hexdigest()
     return (digest * 4)[: int(digest[:4], 16) % most]
 
 
 def value_of(name: str, number: int) -> str:
-    """The value of a writer's record."""
+    """Return the value of a writer's record."""
     return f"{name} {number} {padding(f'{name} {number}')}"
 
 
 def keyed(name: str, number: int) -> tuple[str, str | None]:
-    """Key and value of a writer's record in the compacted topic; every eleventh is a tombstone.
+    """Return key and value of a writer's record in the compacted topic. Every eleventh is a tombstone.
 
     The key names the worker without its round, so a key has one writer in all rounds.
     """
@@ -62,7 +62,7 @@ def keyed(name: str, number: int) -> tuple[str, str | None]:
 
 
 def staged_values(sequence: int, partition: str) -> list[str]:
-    """The values that a commit puts into a partition."""
+    """Return the values of a commit for a partition."""
     count = 1 + (3 * sequence + STAGED.index(partition)) % 7
     return [value_of(f"commit:{partition}:{sequence}", number) for number in range(count)]
 
@@ -79,7 +79,7 @@ class Profile:
 
     @classmethod
     def choose(cls, numbers: random.Random) -> Profile:
-        """Small segments and short intervals, so that everything happens within seconds."""
+        """Choose small segments and short intervals, so that everything happens within seconds."""
         size = numbers.choice((2048, 4096, 8192, 16384, 65536))
 
         def topic(**more: str) -> dict[str, str]:
@@ -122,11 +122,11 @@ class Profile:
 
     @property
     def partitions(self) -> list[str]:
-        """Their names."""
+        """The names of the partitions."""
         return [f"{topic}-0" for topic in self.topics] + [STAGED[1]]
 
     def prepare(self, mountpoint: Path) -> None:
-        """Make the partitions and set all settings, through the mount."""
+        """Create the partitions and change all settings, through the mount."""
         for name, value in self.broker.items():
             (mountpoint / ".logfs/config" / name).write_text(value + "\n")
         for name in self.partitions:
@@ -136,7 +136,7 @@ class Profile:
                 (mountpoint / f"{topic}-0/config" / name).write_text(value + "\n")
 
     def to_json(self) -> dict[str, Any]:
-        """For another process."""
+        """Return the profile as JSON, for another process."""
         return asdict(self)
 
 
@@ -144,7 +144,7 @@ class Profile:
 
 
 class Worker:
-    """What a worker knows: where, which round, and its file of acknowledgements."""
+    """The mount, the round, the name and the file of acknowledgements of a worker."""
 
     def __init__(self, spec: dict[str, Any], kind: str, number: int) -> None:
         self.mountpoint = Path(spec["mountpoint"])
@@ -152,7 +152,7 @@ class Worker:
         self.acks = Path(spec["acks"])
         self.name = f"{spec['round']}-{kind}{number}"
         self.random = random.Random(f"{spec['seed']}/{self.name}")
-        # Whether it does one thing, and ends once that is durable.
+        # Whether the worker does one thing, and ends once that is durable.
         self.once: bool = spec["once"]
         self._rounds = 0
         self._end = None if spec["seconds"] is None else time.monotonic() + spec["seconds"]
@@ -161,7 +161,7 @@ class Worker:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it is not yet time to end; asked before each round of work."""
+        """Whether the worker must not end yet. Asked before each round of work."""
         self._rounds += 1
         if self.once:
             return self._rounds == 1
@@ -172,7 +172,7 @@ class Worker:
         os.write(self._notes, " ".join(map(str, words)).encode() + b"\n")
 
     def rest(self, milliseconds: float) -> None:
-        """Sleep for up to so long."""
+        """Sleep for at most `milliseconds`."""
         time.sleep(self.random.random() * milliseconds / 1000)
 
     def control(self, path: str, words: str) -> None:
@@ -185,7 +185,7 @@ class Worker:
             os.close(fd)
 
     def status(self, partition: str) -> dict[str, Any]:
-        """The `status.json` of a partition."""
+        """Return the `status.json` of a partition."""
         found: dict[str, Any] = json.loads(
             (self.mountpoint / partition / "status.json").read_bytes()
         )
@@ -195,7 +195,7 @@ class Worker:
 def _append(
     worker: Worker, path: str, make: Callable[[int], str], flags: int, every: int, pause: float
 ) -> None:
-    """Append lines, and fsync about every so many writes: 0 is never, and with O_DSYNC a write does it."""
+    """Append lines, and fsync about every `every` writes. 0 means never; with O_DSYNC each write syncs."""
     fd = os.open(worker.mountpoint / path, os.O_WRONLY | os.O_APPEND | flags)
     number = 0
     while worker.goes_on:
@@ -226,7 +226,7 @@ def _lines(topic: str, flags: int, every: int, pause: float) -> Callable[[Worker
 
 
 def _timed(worker: Worker) -> None:
-    """Records with timestamps of their own, which go back and forth by up to 2 s."""
+    """Append records with their own timestamps, which vary by up to 2 s in both directions."""
     base = time.time_ns() // 1_000_000 - 60_000
 
     def make(number: int) -> str:
@@ -237,20 +237,20 @@ def _timed(worker: Worker) -> None:
 
 
 def _keyed(worker: Worker) -> None:
-    """Keys that are overwritten all the time, and now and then deleted."""
+    """Append keys that are overwritten all the time, and sometimes deleted."""
 
     def make(number: int) -> str:
         key, value = keyed(worker.name, number)
         headers = [["id", f"{worker.name} {number}"]]
         return json.dumps({"key": key, "value": value, "headers": headers})
 
-    # Rarely synced, a newer version is still in memory alone when compaction could drop the durable one.
+    # With rare syncs, a newer version is only in memory when compaction could drop the durable one.
     every = worker.random.choice((3, 100, 100))
     _append(worker, "keyed-0/append.jsonl", make, 0, every, 3)
 
 
 def _delete(worker: Worker) -> None:
-    """Raise the log start offset of `trimmed-0`, up to the log end."""
+    """Raise the log start offset of `trimmed-0`, up to the log end offset."""
     while worker.goes_on:
         worker.rest(300)
         status = worker.status("trimmed-0")
@@ -262,7 +262,7 @@ def _delete(worker: Worker) -> None:
 
 
 def _groups(worker: Worker) -> None:
-    """Append a line durably, and commit the offset behind it for a group."""
+    """Append a line durably, and commit the offset after it for a group."""
     fd = os.open(worker.mountpoint / GROUP_PARTITION / "append", os.O_WRONLY | os.O_DSYNC)
     number = 0
     while worker.goes_on:
@@ -282,7 +282,7 @@ def _groups(worker: Worker) -> None:
 
 
 def _commit(worker: Worker) -> None:
-    """Commit staged batches to two partitions at once; what was not answered is sent again with the same number."""
+    """Commit staged batches to two partitions at once. An unanswered commit is sent again with the same number."""
     from logfs.log.disk.disk import Disk
     from logfs.store.settings import Settings
 
@@ -310,7 +310,7 @@ def _commit_once(worker: Worker, sequence: int, settings: Any) -> bool:
             now_ms = time.time_ns() // 1_000_000
             files.append(stage(home, config, COMMITTER, sequence, values, now_ms=now_ms))
     except (FileNotFoundError, StopIteration) as error:
-        # The partition is on its way to another log directory.
+        # The partition is being moved to another log directory.
         worker.note("retry", sequence, repr(error))
         return False
     fd = os.open(worker.mountpoint / ".logfs/commit", os.O_RDWR)
@@ -339,13 +339,13 @@ def _commit_once(worker: Worker, sequence: int, settings: Any) -> bool:
 
 
 def next_sequence(acks: Path) -> int:
-    """The first sequence number that no commit was acknowledged for."""
+    """Return the first sequence number without an acknowledged commit."""
     done = [line.split(" ") for line in notes_of(acks, "commit") if line.startswith("done ")]
     return max((int(words[2]) for words in done), default=-1) + 1
 
 
 def notes_of(acks: Path, kind: str) -> list[str]:
-    """The whole lines of all workers of a kind, in the order of their rounds."""
+    """Return all lines of the workers of a kind, in the order of their rounds."""
     paths = [path for path in acks.glob("*-*") if path.name.partition("-")[2].startswith(kind)]
     paths.sort(key=lambda path: int(path.name.partition("-")[0]))
     return [line for path in paths for line in path.read_text().splitlines()]
@@ -371,7 +371,7 @@ def _move(worker: Worker) -> None:
 
 
 def _configure(worker: Worker) -> None:
-    """Change a setting that has no effect here; it is durable when write returns."""
+    """Change a setting that has no effect here. It is durable when write returns."""
     while worker.goes_on:
         worker.rest(300)
         value = str(1000 + worker.random.randrange(10**6))
@@ -381,7 +381,7 @@ def _configure(worker: Worker) -> None:
 
 
 def _make(worker: Worker) -> None:
-    """Make partitions; they are durable when mkdir returns."""
+    """Create partitions. They are durable when mkdir returns."""
     number = 0
     while worker.goes_on:
         worker.rest(600)
@@ -393,7 +393,7 @@ def _make(worker: Worker) -> None:
 
 
 def _nudge(worker: Worker) -> None:
-    """Ask for rolls, compaction, retention and checkpoints, and look things up."""
+    """Ask for rolls, compaction, retention and checkpoints, and look up keys."""
     requests = [
         ("keyed-0/ctl", "compact"),
         (".logfs/ctl", "retain"),
@@ -409,7 +409,7 @@ def _nudge(worker: Worker) -> None:
             try:
                 os.readlink(worker.mountpoint / "keyed-0/keys" / name)
             except FileNotFoundError:
-                # Deleted or replaced meanwhile.
+                # Deleted or replaced in the meantime.
                 pass
 
 

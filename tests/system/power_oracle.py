@@ -1,4 +1,4 @@
-"""The verification at the end of a chain: the log on the image against what was acknowledged outside of it."""
+"""The verification at the end of a chain: compares the log on the image with the acknowledgements outside of it."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ _PARTITIONS = {
     "keyed": "keyed-0",
     "single": "staged-0",
 }
-# Nothing is ever deleted from them.
+# Nothing is ever deleted from these partitions.
 _WHOLE = ("plain-0", "timed-0", *STAGED)
-# What writers of `sized-0` may have in flight, which retention counts and a cut may take.
+# The most that writers of `sized-0` may have in flight. Retention counts these bytes, and a cut may lose them.
 _IN_FLIGHT_BYTES = 8192
 _MOST_LOOKUPS = 1000
 _MOST_PROBLEMS = 50
@@ -58,23 +58,23 @@ _MOST_PROBLEMS = 50
 
 @dataclass
 class Writer:
-    """What one worker has written, by its own word."""
+    """What one worker has written, according to its own notes."""
 
     name: str
     round: int
     partition: str
     written: int = 0
-    # The numbers below it are durable.
+    # Records with lower numbers are durable.
     durable: int = 0
     offsets: dict[int, int] = field(default_factory=dict)
 
     def acknowledged(self) -> Iterator[int]:
-        """The numbers of its durable records."""
+        """Return the numbers of the durable records."""
         return iter(range(self.durable))
 
 
 def read_writers(acks: Path, cut_times: dict[int, float]) -> dict[str, Writer]:
-    """All workers that append lines, by name. What was acknowledged during a cut is not counted as durable."""
+    """Return all workers that append lines, by name. Acknowledgements during a cut do not count as durable."""
     found = {}
     for path in sorted(acks.glob("*-*")):
         match = _WORKER.fullmatch(path.name)
@@ -98,7 +98,7 @@ def read_writers(acks: Path, cut_times: dict[int, float]) -> dict[str, Writer]:
 
 
 def read_cut_times(acks: Path) -> dict[int, float]:
-    """When each round was cut."""
+    """Return the time of the cut of each round."""
     found: dict[int, float] = {}
     path = acks / "cuts"
     for line in path.read_text().splitlines() if path.exists() else ():
@@ -108,7 +108,7 @@ def read_cut_times(acks: Path) -> dict[int, float]:
 
 
 class Oracle:
-    """Compares a store with the acknowledgements; what is wrong goes into `problems`."""
+    """Compares a store with the acknowledgements. Errors go into `problems`."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.problems: list[str] = []
@@ -152,7 +152,7 @@ class Oracle:
             text = text.replace(f"{self._log_dirs[0].parent}/", "")
             self.problems.append(f"{self._where}: {text}")
 
-    # (1)
+    # The audit.
 
     def _audit(self, where: str) -> None:
         self._where = f"check {where}"
@@ -160,7 +160,7 @@ class Oracle:
             if finding.severity is Severity.ERROR:
                 self._problem(str(finding))
 
-    # (2), (3), (7)
+    # Records, settings, groups and commits.
 
     def _verify(self, store: Store, *, recovered: bool) -> None:
         self._check_settings(store)
@@ -190,7 +190,7 @@ class Oracle:
         self._check_commits(records, recovered=recovered)
 
     def _durable_in(self, name: str, damage: DamagedRange) -> int:
-        """How many durable records were at the offsets of a damaged range."""
+        """Return how many durable records were at the offsets of a damaged range."""
         return sum(
             damage.first_offset <= writer.offsets.get(number, -1) < damage.next_offset
             for writer in self._writers.values()
@@ -220,7 +220,10 @@ class Oracle:
         return notes_of(self._acks, kind)
 
     def _check_log(self, partition: Partition, records: Sequence[Record]) -> None:
-        """Contiguous offsets; of each writer a prefix, byte-equal, with all that was durable at its offset."""
+        """Check that offsets are contiguous, and that each writer has a prefix of its records with all durable ones.
+
+        The records have the same bytes and offsets as when they were written.
+        """
         name = partition.name.directory
         start, end = partition.log_start_offset, partition.log_end_offset
         if name in _WHOLE and start:
@@ -241,7 +244,7 @@ class Oracle:
                 self._check_durable(writer, floor, by_offset, seen.get(writer.name, 0))
 
     def _check_record(self, name: str, start: int, record: Record, seen: dict[str, int]) -> None:
-        """One record: of a writer that there is, the one that was due, with its bytes, where the writer was told."""
+        """Check that a record is the next one of a known writer, with the right bytes, at the reported offset."""
         match = _VALUE.fullmatch(record.value or b"")
         if match is None:
             self._problem(f"{name}: an invented record at {record.offset}: {record.value!r:.100}")
@@ -269,7 +272,10 @@ class Oracle:
     def _check_durable(
         self, writer: Writer, start: int, by_offset: dict[int, bytes | None], seen: int
     ) -> None:
-        """Every durable record at or after `start` is at its offset. `seen`: the number after the last one found."""
+        """Check that every durable record at or after `start` is at its offset.
+
+        `seen` is the number after the last record of the writer that was found.
+        """
         lost = []
         for number in writer.acknowledged():
             offset = writer.offsets.get(number)
@@ -288,14 +294,14 @@ class Oracle:
             )
 
     def _check_sized(self, partition: Partition) -> None:
-        """Retention by size leaves at least `retention.bytes`."""
+        """Check that retention by size leaves at least `retention.bytes`."""
         limit = int(self._profile["topics"]["sized"]["retention.bytes"])
         size = partition.size_bytes
         if partition.log_start_offset and size < limit - _IN_FLIGHT_BYTES:
             self._problem(f"sized-0: {size} bytes are left of retention.bytes={limit}")
 
     def _check_trimmed(self, partition: Partition) -> None:
-        """The log starts where the last request said, or one that was not answered."""
+        """Check that the log starts at the offset of the last request, or of one that was not answered."""
         lines = [line.split(" ") for line in self._lines("delete")]
         tried = max((int(words[1]) for words in lines if words[0] == "try"), default=0)
         done = max((int(words[2]) for words in self._done("delete")), default=0)
@@ -304,7 +310,7 @@ class Oracle:
             self._problem(f"trimmed-0 starts at {start}; {done} was durable, {tried} asked for")
 
     def _done(self, kind: str) -> list[list[str]]:
-        """The words of what was done durably, by workers of a kind, before a cut began."""
+        """Return the words of each durable `done` line of the workers of a kind, from before the cut of its round."""
         found = []
         paths = self._acks.glob(f"*-{kind}*")
         for path in sorted(paths, key=lambda path: int(path.name.partition("-")[0])):
@@ -316,7 +322,10 @@ class Oracle:
         return found
 
     def _check_keyed(self, records: Sequence[Record]) -> None:
-        """Every record was written, in this order; of each key, the last durable version or a later one is there."""
+        """Check that every record was written, in this order, and that no durable version of a key is lost.
+
+        Of each key, the last durable version or a later one must be there.
+        """
         latest: dict[str, tuple[int, int]] = {}
         seen: dict[str, int] = {}
         for record in records:
@@ -352,7 +361,7 @@ class Oracle:
         self.counts["lost"] += lost
 
     def _check_groups(self, store: Store) -> None:
-        """Each group has what it committed last, or what was asked for and not answered."""
+        """Check that each group has its last commit, or one that was requested and not answered."""
         tried: dict[str, set[int]] = defaultdict(set)
         done: dict[str, int] = {}
         for line in self._lines("group"):
@@ -372,7 +381,7 @@ class Oracle:
                 self._problem(f"{group} has committed {offset}, which it never asked for")
 
     def _check_commits(self, records: dict[str, Sequence[Record]], *, recovered: bool) -> None:
-        """Staged commits: those that were answered, whole, once, in their order, and in both partitions."""
+        """Check that all acknowledged commits are there, whole, once, in order, and in both partitions."""
         told = {
             int(words[2]): json.loads(words[3]) if len(words) > 3 else {}
             for words in self._done("commit")
@@ -395,7 +404,7 @@ class Oracle:
     def _check_committed(
         self, name: str, records: Sequence[Record], told: dict[int, dict[str, list[int]]]
     ) -> int:
-        """How many commits are in a partition, from the first on, each whole and in its place."""
+        """Check that each commit in a partition is whole and in its place, and return how many there are."""
         found: dict[int, list[Record]] = {}
         for record in records:
             who = (record.value or b"").split(b" ")[0].decode()
@@ -416,10 +425,10 @@ class Oracle:
                 self._problem(f"{name}: commit {sequence} is at {first}, was told {place}")
         return len(found)
 
-    # (4)
+    # Lookups by time.
 
     def _check_lookups(self, store: Store) -> None:
-        """Ask for the time of every record, and compare with a scan of the log."""
+        """Look up the time of every record, and compare the results with a scan of the log."""
         for name in _WHOLE:
             if name not in store:
                 continue
@@ -462,10 +471,10 @@ class Oracle:
                     f"{segment.path}: largest timestamp {told}, not {times[inside].max()}"
                 )
 
-    # (5)
+    # Retention.
 
     def _retain(self, store: Store) -> None:
-        """Retention that permits nothing to go takes nothing but what lies below the log start."""
+        """Check that retention whose settings delete nothing removes only what is below the log start offset."""
         store.settings.set_topic("sized", "retention.bytes", str(1 << 50))
         before = {
             name: ([segment.base_offset for segment in each.segments], each.log_start_offset)
@@ -476,7 +485,7 @@ class Oracle:
             partition = store[name]
             ends = [*bases[1:], partition.log_end_offset]
             left = {segment.base_offset for segment in partition.segments}
-            # What lies below the log start is what an earlier retention had decided to drop.
+            # An earlier retention had already decided to drop everything below the log start offset.
             gone = [
                 base
                 for base, end in zip(bases, ends, strict=True)
@@ -488,13 +497,13 @@ class Oracle:
                     f"starts at {partition.log_start_offset} instead of {start}"
                 )
 
-    # (6)
+    # Producer snapshots.
 
     def _check_snapshots(self) -> None:
         paths = [path for home in self._log_dirs for path in home.glob("*/*.snapshot")]
         for path in paths:
             if "." in path.parent.name:
-                # A directory that is to be removed.
+                # The directory is about to be removed.
                 continue
             data = path.read_bytes()
             self.counts["snapshots"] += 1
@@ -506,7 +515,7 @@ class Oracle:
     # Figures.
 
     def _count_lost(self, store: Store) -> None:
-        """What was written and never synced, and is gone: the proof that the cuts bite."""
+        """Count the records that were written, never synced, and lost: the proof that the cuts lose data."""
         for writer in self._writers.values():
             if writer.partition in store and writer.partition != "keyed-0":
                 end = store[writer.partition].log_end_offset
@@ -533,7 +542,7 @@ class Oracle:
 
 
 def run(spec: dict[str, Any]) -> int:
-    """Verify what `spec` tells of, and write what was found to its `result`."""
+    """Verify the store that `spec` describes, and write the problems and counts to its `result`."""
     oracle = Oracle(spec)
     oracle.run(spec["copy"])
     found = {"problems": oracle.problems, "counts": oracle.counts}

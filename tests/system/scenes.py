@@ -1,7 +1,7 @@
-"""Log directories in many states, made from a seed: what commands are killed on.
+"""Scenes: log directories in many states, made from a seed, on which commands are killed.
 
 `build` runs in a process of its own, which may end by SIGKILL, so that the directory is as a dead process left it.
-What was acknowledged is written to a ledger beside it.
+The acknowledged records are written to a ledger beside it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.system.spawner import Spawner
 
 NAMES = ("plain-0", "keys-0", "txn-0")
-# Records of a scene have timestamps around the one or, where retention by time is to drop them, the other.
+# The timestamps of a scene are around `_NEW_MS` or, where retention by time must drop the records, `_OLD_MS`.
 _OLD_MS = 1_600_000_000_000
 _NEW_MS = 1_700_000_000_000
 _BETWEEN_MS = 1_650_000_000_000
@@ -35,7 +35,7 @@ Content = tuple[int, bytes | None, bytes | None]
 
 @dataclass
 class Ledger:
-    """What was acknowledged: of each partition the records by offset, and the log end offset."""
+    """The acknowledged records of each partition by offset, and its log end offset."""
 
     records: dict[str, dict[int, Content]] = field(default_factory=dict)
     ends: dict[str, int] = field(default_factory=dict)
@@ -43,12 +43,12 @@ class Ledger:
 
 
 def log_dirs(root: Path) -> list[Path]:
-    """The two log directories of a scene; the second is empty, for moves."""
+    """Return the two log directories of a scene. The second is empty, for moves."""
     return [root / "log", root / "other"]
 
 
 def make_scene(spawner: Spawner, work: Path, seed: int) -> None:
-    """Make a scene in `work/scene`, by a process of its own."""
+    """Make a scene in `work/scene` in another process."""
     work.mkdir()
     child = spawner.call("tests.system.scenes:build", work / "scene", seed)
     code = child.wait(60)
@@ -58,14 +58,14 @@ def make_scene(spawner: Spawner, work: Path, seed: int) -> None:
 
 
 def read_ledger(root: Path) -> Ledger:
-    """The ledger of a scene."""
+    """Return the ledger of a scene."""
     found = pickle.loads((root / "ledger").read_bytes())
     assert isinstance(found, Ledger)
     return found
 
 
 def build(root: str, seed: int) -> None:
-    """Make the scene of a seed; this process may end by SIGKILL."""
+    """Make the scene of a seed. This process may end by SIGKILL."""
     _Builder(Path(root), seed).run()
 
 
@@ -82,12 +82,12 @@ class _Builder:
         self.open: set[int] = set()
 
     def run(self) -> None:
-        """Fill the partitions, and end as the recipe says."""
+        """Fill the partitions, and end in the way that the seed gives."""
         for path in log_dirs(self.root):
             path.mkdir(parents=True)
         store = self._fill(Store(log_dirs(self.root)[0]))
         if self.ending == "reopened":
-            # Cleanly closed, opened again, and killed after a few appends.
+            # Closed cleanly, opened again, and killed after a few appends.
             store.close()
             store = Store(log_dirs(self.root)[0])
             for name in NAMES:
@@ -146,7 +146,7 @@ class _Builder:
             "preallocate": choose(("true", "false", "false")),
             "compression.type": choose(("producer", "producer", "zstd", "lz4")),
             "cleanup.policy": "compact" if name == "keys-0" else "delete",
-            # Nothing is compacted but by a command that asks for it.
+            # Only a command that asks for it compacts a log.
             "min.cleanable.dirty.ratio": "1",
             "retention.ms": str(choose((-1, retention))),
             "file.delete.delay.ms": str(choose((0, 60000))),
@@ -209,7 +209,7 @@ class _Builder:
         return b"value %d " % self.number + b"." * self.random.choice((0, 20, 60, 200))
 
     def _time(self) -> int:
-        """Mostly in order."""
+        """Return a timestamp. Most are in order."""
         jitter = self.random.randrange(-5000, 5000) if self.random.random() < 0.2 else 0
         self.time_ms += 10
         return self.time_ms + jitter

@@ -1,7 +1,7 @@
-"""Start many short-lived logfs processes quickly: a server imports logfs once and forks a child for each request.
+"""Start many short logfs processes quickly: a server imports logfs once and forks a child for each request.
 
-A child is a process of its own, as `python -m logfs` would be, without the second that the imports take. The server
-has one thread, so its children start from a clean state. They die with the server.
+A child is a separate process, as `python -m logfs` would be, but starts without the second that the imports take. The
+server has one thread, so its children start from a clean state. They die with the server.
 
 As a program (`python -m tests.system.spawner`) this module is the server: requests and answers are lines of JSON on
 standard input and output.
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
-# What a held child waits for.
+# The signal that starts a held child.
 _GO = signal.SIGUSR1
 # Makes a child write the Python stacks of all its threads to its output.
 _DUMP = signal.SIGUSR2
@@ -47,11 +47,11 @@ class Child:
 
     @property
     def output(self) -> str:
-        """What it has written to standard output and standard error."""
+        """The text that the child has written to standard output and standard error."""
         return self.output_path.read_text(errors="replace")
 
     def kill(self, number: int = signal.SIGKILL) -> bool:
-        """Send a signal; whether the process was still there."""
+        """Send a signal, and return whether the process still existed."""
         try:
             signal.pidfd_send_signal(self._pidfd, number)
         except ProcessLookupError:
@@ -59,11 +59,11 @@ class Child:
         return True
 
     def go(self) -> None:
-        """Let a held child begin."""
+        """Start a held child."""
         self.kill(_GO)
 
     def dump_stacks(self) -> str:
-        """The Python stacks of all threads, appended to its output, and what each thread waits for in the kernel."""
+        """Return the Python stacks of all threads (they go to the output), and where each waits in the kernel."""
         before = len(self.output)
         self.kill(_DUMP)
         time.sleep(0.5)
@@ -74,18 +74,18 @@ class Child:
         return "\n".join(lines)
 
     def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
+        """Return the exit code, negative for a signal, or None while the child runs."""
         return self._spawner.status(self._number, 0)
 
     def wait(self, seconds: float) -> int:
-        """Wait for the end; the exit code, negative for a signal. Raises `TimeoutError`."""
+        """Wait until the child ends, and return the exit code, negative for a signal. Raises `TimeoutError`."""
         code = self._spawner.status(self._number, seconds)
         if code is None:
             raise TimeoutError(f"process {self.pid} still runs after {seconds} s")
         return code
 
     def close(self) -> None:
-        """Kill it if it runs, and give back what it used."""
+        """Kill the child if it runs, and release its resources."""
         if self._pidfd < 0:
             return
         self.kill()
@@ -99,7 +99,7 @@ class Spawner:
     """The client of one server. Not for several threads at once."""
 
     def __init__(self, directory: Path) -> None:
-        """Start the server; the outputs of its children go to `directory`."""
+        """Start the server. The outputs of its children go to `directory`."""
         self._directory = directory
         self._next = 0
         self._statuses: dict[int, int] = {}
@@ -115,13 +115,13 @@ class Spawner:
         assert self._server.stdout.readline() == b"ready\n"
 
     def command(self, *argv: object, hold: bool = False) -> Child:
-        """Run `logfs ARGV`; with `hold` it begins at `go`."""
+        """Start `logfs ARGV`. With `hold`, it begins at `go`."""
         return self._spawn({"argv": list(map(str, argv))}, hold=hold)
 
     def run(
         self, *argv: object, stdin: bytes = b"", cwd: Path | None = None, seconds: float = 60
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run `logfs ARGV` to its end, with the environment that this process has now. Raises `TimeoutError`."""
+        """Run `logfs ARGV` to its end, with the present environment of this process. Raises `TimeoutError`."""
         given, errors = self._directory / "stdin", self._directory / "stderr"
         given.write_bytes(stdin)
         errors.write_bytes(b"")
@@ -143,7 +143,7 @@ class Spawner:
             child.output_path.unlink()
 
     def call(self, function: str, *arguments: object, hold: bool = False) -> Child:
-        """Call `module:function` with numbers, and anything else as text."""
+        """Call `module:function` in a child. Integers are passed as they are, other arguments as text."""
         told = [each if isinstance(each, int) else str(each) for each in arguments]
         return self._spawn({"call": function, "arguments": told}, hold=hold)
 
@@ -161,7 +161,7 @@ class Spawner:
         return Child(self, number, self._pids.pop(number), output)
 
     def status(self, number: int, seconds: float) -> int | None:
-        """The exit code of a child, None if it has not ended within so many seconds."""
+        """Return the exit code of a child, or None if it has not ended after `seconds`."""
         end = time.monotonic() + seconds
         while number not in self._statuses:
             left = end - time.monotonic()
@@ -200,7 +200,7 @@ class Spawner:
 
 @cache
 def shared() -> Spawner:
-    """The server of this process, until its end."""
+    """Return a server that lives as long as this process."""
     directory = Path(tempfile.mkdtemp(prefix="logfs-spawner-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     server = Spawner(directory)
@@ -212,7 +212,7 @@ def shared() -> Spawner:
 
 
 def _serve() -> int:
-    """Answer requests until standard input ends; in a child this returns the exit code of its work."""
+    """Answer requests until standard input ends. In a child, return the exit code of the request."""
     waking, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -282,7 +282,7 @@ def _child(request: dict[str, Any]) -> int:
 
 
 def _prepare() -> None:
-    """Import what children need, so that they need not."""
+    """Import the modules that children need, before any child is forked."""
     from logfs.cli import COMMANDS
     from logfs.format.kernel_warmup import warm_up
 

@@ -1,6 +1,6 @@
-"""strace as a means to make a system call of a process fail, or to kill the process when it comes to one.
+"""Use strace to make a system call of a process fail, or to kill the process when it enters the call.
 
-`when=N` counts the calls of each thread by itself: strace keeps one count for each syscall of each thread.
+`when=N` counts the calls of each thread separately: strace keeps one count per syscall and thread.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ _LINE = re.compile(r"(\d+) +(\w+)\((.*)")
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens at the Nth call of a syscall in a thread, or with `persistent` at each one from then on.
+    """The effect on the Nth call of a syscall in a thread, or with `persistent` on that call and each later one.
 
-    `effect` is an errno's name, or `KILL`, `TERM` or `INT` for a signal on entering the call, which is then not made.
+    `effect` is the name of an errno, or `KILL`, `TERM` or `INT` for a signal on entering the call, which is then not
+    made.
     """
 
     syscall: str
@@ -43,7 +44,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Call:
-    """A system call as strace has written it down."""
+    """A system call as strace recorded it."""
 
     thread: int
     name: str
@@ -51,12 +52,12 @@ class Call:
 
     @property
     def is_injected(self) -> bool:
-        """Whether it was strace that made it fail."""
+        """Whether strace made the call fail."""
         return "(INJECTED)" in self.text
 
 
 class Strace:
-    """strace attached to a process with all its threads; what they start later is traced too."""
+    """strace attached to a process with all its threads. Threads and processes that start later are traced too."""
 
     def __init__(self, pid: int, output: Path, syscalls: list[str], fault: Fault | None) -> None:
         """Attach, and return when every thread is traced. `syscalls` are written to `output`."""
@@ -76,7 +77,7 @@ class Strace:
             raise RuntimeError(f"strace cannot attach: {line.strip()}")
 
     def wait(self, seconds: float = 30) -> None:
-        """Wait until the process has ended, and strace with it."""
+        """Wait until the process and strace have ended."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -84,7 +85,7 @@ class Strace:
         self.detach()
 
     def detach(self) -> None:
-        """Let the process go on without faults."""
+        """Detach strace, so that the process continues without faults."""
         if self._process.poll() is None:
             self._process.terminate()
             try:
@@ -96,7 +97,7 @@ class Strace:
             self._process.stderr.close()
 
     def calls(self) -> list[Call]:
-        """The traced calls, in order."""
+        """Return the traced calls, in order."""
         found = []
         for line in self._output.read_text(errors="replace").splitlines():
             match = _LINE.match(line)
@@ -106,7 +107,7 @@ class Strace:
 
 
 def need_strace() -> None:
-    """The test attaches strace to processes."""
+    """Require an strace that may attach to processes."""
     need_command("strace")
     process = subprocess.Popen(["sleep", "30"])
     try:

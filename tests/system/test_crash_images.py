@@ -568,7 +568,7 @@ def _commit_not_rolled_forward(patch: pytest.MonkeyPatch) -> None:
 
 
 def _commit_without_taking_stock(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Commits, "take_stock", lambda self, *_: False)
+    patch.setattr(Commits, "reconcile", lambda self, *_: False)
 
 
 def _commit_without_a_look_back(patch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Every truncation, every bit flip, and files that are not what their names say: never a wrong answer in silence."""
+"""Truncations, bit flips, and entries that are no regular files: no read returns a wrong answer without an error."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ BATCHES = 9
 
 
 class Original(NamedTuple):
-    """A store that was closed properly, as a tree of files, and what is in it."""
+    """A store that was closed cleanly, as a tree of files, and its content."""
 
     image: Image
     records: list[tuple[bytes, bytes | None, int]]
-    # Of every batch: file, position, size, base offset, next offset.
+    # For each batch: file, position, size, base offset, next offset.
     batches: list[tuple[str, int, int, int, int]]
 
     def unclean(self, recovery_point: int | None = None) -> Image:
-        """The same after a crash, with another recovery point if asked for."""
+        """Return the files after a crash, with another recovery point if one is given."""
         image = {n: c for n, c in self.image.items() if not n.endswith(CLEAN_SHUTDOWN)}
         if recovery_point is not None:
             image["log/recovery-point-offset-checkpoint"] = b"0\n1\na 0 %d\n" % recovery_point
@@ -60,7 +60,7 @@ class Original(NamedTuple):
 
 
 def make(codec: str = "uncompressed", segment_bytes: int = 400) -> Original:
-    """Three segments or so of small batches of two records."""
+    """Return a store of about three segments of small batches with two records each."""
     now = BASE_MS
     records: list[tuple[bytes, bytes | None, int]] = []
     with crashdisk.scratch() as root:
@@ -95,7 +95,10 @@ def make(codec: str = "uncompressed", segment_bytes: int = 400) -> Original:
 
 
 class Answers(NamedTuple):
-    """What a store says: an offset's record, the name of its error, or "gone"; and everything else it was asked."""
+    """The answers of a store.
+
+    `by_offset` has for each offset its record, the name of an error, or "gone".
+    """
 
     by_offset: tuple[object, ...]
     in_order: tuple[object, ...]
@@ -105,7 +108,7 @@ class Answers(NamedTuple):
 
 
 def ask(partition: Partition, count: int) -> Answers:
-    """Ask everything of the first `count` offsets; an error is an answer."""
+    """Read the first `count` offsets in every way. An error counts as an answer."""
     return Answers(
         tuple(_attempt(lambda o=offset: _shown(partition.record(o))) for offset in range(count)),  # type: ignore[misc]
         tuple(_in_order(partition, count)),
@@ -187,17 +190,18 @@ def _text(partition: Partition) -> Iterator[object]:
 
 
 class Judgement(NamedTuple):
-    """A verdict, and the offsets that answered with an error."""
+    """A verdict, and the offsets whose reads failed with an error."""
 
     verdict: str
     damaged: frozenset[int]
 
 
 def judge(original: Original, image: Image, right: Answers, *, writable: bool) -> Judgement:
-    """Open a damaged store and compare what it says with what is right.
+    """Open a damaged store and compare its answers with the right ones.
 
-    detected: an answer is an error, or the audit finds one. harmless: every answer is right. not detectable: the
-    records are right, and something beside them is not. A wrong record in silence fails the test.
+    The verdict is "detected" if an answer is an error or the audit finds one, "harmless" if every answer is right,
+    and "not detectable" if the records are right but other answers are not. A wrong record without an error fails the
+    test.
     """
     with crashdisk.scratch() as root:
         crashdisk.write_image(root, image)
@@ -228,7 +232,10 @@ def judge(original: Original, image: Image, right: Answers, *, writable: bool) -
 
 
 def _no_wrong_record(found: Answers, right: Answers, *, lenient: bool = False) -> None:
-    """No record is wrong; unless the audit has told (`lenient`), nothing is missing without an error either."""
+    """Check that no record is wrong and, unless `lenient`, that none is missing without an error.
+
+    `lenient` means that the audit has reported the damage.
+    """
     for offset, answer in enumerate(found.by_offset):
         assert isinstance(answer, str) or answer == right.by_offset[offset], (
             f"offset {offset} answers {answer}"
@@ -252,7 +259,7 @@ def _no_wrong_record(found: Answers, right: Answers, *, lenient: bool = False) -
 
 
 def right_answers(original: Original) -> Answers:
-    """What an undamaged store says."""
+    """Return the answers of the undamaged store."""
     with crashdisk.scratch() as root:
         crashdisk.write_image(root, original.image)
         with Store(root / "log", read_only=True) as store:
@@ -267,7 +274,7 @@ def right_answers(original: Original) -> Answers:
 @pytest.mark.parametrize("fill", ["cut", "zeros", "noise"])
 @pytest.mark.parametrize("codec", CODECS[:2])
 def test_a_tail_torn_at_any_byte_is_cut_back_to_whole_batches(codec: str, fill: str) -> None:
-    """Whatever is left of the last three batches, the whole ones before are there and the audit is clean."""
+    """Whatever is left of the last three batches, the whole batches before it are readable and the audit is clean."""
     original = make(codec, segment_bytes=100_000)
     log = original.batches[0][0]
     content = original.image[log]
@@ -304,7 +311,7 @@ def test_a_tail_torn_at_any_byte_is_cut_back_to_whole_batches(codec: str, fill: 
 
 
 def test_a_durable_tail_that_is_cut_off_is_damage_at_every_byte() -> None:
-    """Where fsync had returned, missing bytes are reported, and their offsets are never given out again."""
+    """Missing bytes of a tail that was fsynced are reported as damage, and their offsets are never reused."""
     original = make(segment_bytes=100_000)
     log = original.batches[0][0]
     content = original.image[log]
@@ -334,12 +341,12 @@ def test_a_durable_tail_that_is_cut_off_is_damage_at_every_byte() -> None:
 
 
 def some(bits: range) -> range:
-    """All bits in a deep run, else every third: each of a byte comes up."""
+    """Return all bits in a deep run, else every third: each bit of a byte occurs."""
     return bits if DEEP else bits[::3]
 
 
 def flipped(content: bytes, bit: int) -> bytes:
-    """The content with one bit turned, counted from its start."""
+    """Return the content with one bit inverted, counted from the start."""
     changed = bytearray(content)
     changed[bit // 8] ^= 1 << (bit % 8)
     return bytes(changed)
@@ -373,12 +380,12 @@ def test_no_bit_of_a_batch_turns_into_a_wrong_answer(codec: str, which: str, sta
             assert result.verdict == "detected", f"bit {bit} of {where} is {result.verdict}"
     table = {where: dict(counts) for where, counts in fields.items()}
     print(f"{codec}, {which}, {start}: {len(bits)} flips: {dict(verdicts)}; {table}")
-    # The one field that neither the CRC nor a neighbour protects: 32 bits, which no record depends on.
+    # Only the leader epoch is protected by neither the CRC nor a neighbour: 32 bits, on which no record depends.
     assert verdicts["detected"] >= len(bits) - 32
 
 
 def field_of(byte: int) -> str:
-    """The part of a batch that a byte belongs to (kafka-storage 2.1)."""
+    """Return the part of a batch that a byte belongs to (kafka-storage 2.1)."""
     for end, name in ((8, "base offset"), (12, "length"), (16, "leader epoch"), (17, "magic")):
         if byte < end:
             return name
@@ -397,8 +404,8 @@ SIDECARS = (
 
 @pytest.mark.parametrize("start", ["clean", "unclean"])
 @pytest.mark.parametrize("suffix", SIDECARS)
-def test_no_bit_beside_the_log_turns_into_a_wrong_record(suffix: str, start: str) -> None:
-    """Each flipped bit of an index, a checkpoint or a small file is harmless, or the audit or an error tells."""
+def test_no_flipped_bit_of_another_file_gives_a_wrong_record(suffix: str, start: str) -> None:
+    """A flipped bit of an index, a checkpoint or a small file is harmless, or an error or the audit reports it."""
     original = make()
     right = right_answers(original)
     image = original.image if start == "clean" else original.unclean()
@@ -424,7 +431,7 @@ def test_no_bit_beside_the_log_turns_into_a_wrong_record(suffix: str, start: str
 
 @pytest.mark.parametrize("start", ["clean", "unclean"])
 def test_what_lies_behind_damage_is_neither_deleted_nor_hidden(start: str) -> None:
-    """One bad batch costs its own offsets; nothing behind it goes, and the audit names it with exit code 1."""
+    """A damaged batch costs only its own offsets: later ones stay readable, and the audit names it (exit code 1)."""
     original = make()
     right = right_answers(original)
     for number in range(BATCHES):
@@ -461,8 +468,8 @@ def _lines_of(original: Original, first: int, end: int) -> Counter[bytes]:
     return Counter(value for value, _, _ in original.records[first:end])
 
 
-def test_the_mount_reads_on_behind_damage(tmp_path: Path) -> None:
-    """On the mount a damaged stretch is EIO, in its text as by its offsets, and what follows can be read."""
+def test_the_mount_can_be_read_after_damage(tmp_path: Path) -> None:
+    """On the mount a damaged range is EIO, in the text and by offset, and the records after it can be read."""
     need_fuse()
     log = tmp_path / "log"
     values = [bytes([97 + n]) * 20_000 for n in range(6)]
@@ -501,7 +508,8 @@ def test_the_mount_reads_on_behind_damage(tmp_path: Path) -> None:
                 except OSError:
                     bad += 1
                     pages += bytes(min(4096, size - at))
-        # Whole pages, so a little of the neighbours goes with the damage and nothing more.
+        # Reads fail by whole pages, so a little of the neighbouring records is lost with the damage, and nothing
+        # more.
         assert 4 <= bad <= 7
         for offset, value in enumerate(values):
             shown = pages[offset * 20_001 : offset * 20_001 + 20_000]
@@ -519,12 +527,12 @@ def test_the_mount_reads_on_behind_damage(tmp_path: Path) -> None:
         mount.stop()
 
 
-# Files that are not what their names say.
+# Entries that are no regular files.
 
 
 @contextmanager
 def never_blocks() -> Iterator[None]:
-    """Fail, rather than hang, if something waits for ever."""
+    """Fail, rather than hang, if a call blocks for 20 seconds."""
 
     def give_up(number: int, frame: object) -> None:
         raise AssertionError("blocked")
@@ -579,8 +587,10 @@ HOSTILE = (
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_file_that_is_none_is_refused_and_never_waited_for(name: str, kind: str) -> None:
-    """A symlink, FIFO, directory or device in a file's place is never followed, waited for or written to."""
+def test_an_entry_that_is_no_regular_file_is_refused_and_never_waited_for(
+    name: str, kind: str
+) -> None:
+    """A symlink, FIFO, directory or device in place of a file is never followed, waited for or written to."""
     original = make(segment_bytes=100_000)
     with crashdisk.scratch() as root:
         crashdisk.write_image(root, original.unclean())
@@ -609,7 +619,7 @@ def test_a_file_that_is_none_is_refused_and_never_waited_for(name: str, kind: st
 
 
 def test_a_partition_with_a_hostile_file_leaves_the_others_working() -> None:
-    """A FIFO in place of a segment keeps its own partition offline, and no other."""
+    """A FIFO in place of a segment takes only its own partition offline."""
     original = make()
     with crashdisk.scratch() as root:
         crashdisk.write_image(root, original.unclean())
@@ -625,8 +635,8 @@ def test_a_partition_with_a_hostile_file_leaves_the_others_working() -> None:
 
 @pytest.mark.parametrize("claimed", [2, 3, 9, 1_000_000, 2**31 - 1])
 @pytest.mark.parametrize("state", ["clean", "unclean", "compacted"])
-def test_a_batch_that_claims_the_offsets_behind_it_hides_nothing(claimed: int, state: str) -> None:
-    """Its CRC is right, its last offset delta is not: it alone is damaged, and an opening cuts nothing off."""
+def test_a_batch_that_claims_the_offsets_after_it_hides_nothing(claimed: int, state: str) -> None:
+    """A batch with a valid CRC but a wrong last offset delta is damaged itself; an opening cuts nothing off."""
     original = make(segment_bytes=100_000)
     image = dict(original.image if state == "clean" else original.unclean(0))
     if state == "compacted":
@@ -654,15 +664,18 @@ def test_a_batch_that_claims_the_offsets_behind_it_hides_nothing(claimed: int, s
 
 @pytest.mark.parametrize("size", [0, 50, 5000])
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_stray_swap_hides_nothing(size: int, read_only: bool) -> None:
-    """A swap that no compaction can have left keeps its partition offline, and is named; without it all is there."""
+def test_a_stray_swap_file_hides_nothing(size: int, read_only: bool) -> None:
+    """A swap file that no compaction can have left takes its partition offline, and the error names it.
+
+    Without the file, all records are there.
+    """
     original = make()
     bases = [int(Path(name).stem) for name in original.image if name.endswith(".log")]
     with crashdisk.scratch() as root:
         crashdisk.write_image(root, original.image)
         for base in range(len(original.records)):
             if size == 0 and base in bases:
-                # So does a cleaner that has left nothing of a segment.
+                # A cleaner that has kept nothing of a segment leaves such a file, too.
                 continue
             stray = root / "log/a-0" / f"{base:020}.log.swap"
             stray.write_bytes(b"?" * size)
@@ -674,18 +687,25 @@ def test_a_stray_swap_hides_nothing(size: int, read_only: bool) -> None:
                 assert [*found.by_offset] == original.records
 
 
-# The harness must see what it is there to see.
+# The tests above must detect a broken engine.
 
 
 def _no_crc(patch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+
+    from logfs.format.base.batch_rows import BATCH_COLUMNS
     from logfs.log.segment import batch_scanner
+    from logfs.log.segment.batch_scanner import ScannedBatches
 
     patch.setattr(Batch, "is_valid", property(lambda self: True))
     patch.setattr(batch_scanner, "crc32c", lambda data: None)
     patch.setattr(
         batch_scanner,
         "scan",
-        lambda data, first_offset, *, gaps: (__import__("numpy").empty((0, 20)), 0),
+        lambda data, first_offset, *, gaps: (
+            ScannedBatches(0, data, np.empty((0, BATCH_COLUMNS), np.int64)),
+            0,
+        ),
     )
 
 
@@ -735,8 +755,8 @@ def test_the_flips_catch_a_broken_engine(
         caught_by()
 
 
-def test_the_table_of_fields_is_that_of_the_header() -> None:
-    """The verdicts are counted by the fields that the header really has."""
+def test_the_fields_of_the_verdicts_match_the_batch_header() -> None:
+    """`field_of` names the fields of the batch header at their real positions."""
     data = bytearray(HEADER_SIZE)
     for byte in (0, 11, 12, 16, 17, 21, 61):
         assert field_of(byte)
@@ -749,7 +769,7 @@ def test_the_table_of_fields_is_that_of_the_header() -> None:
 def test_bytes_between_two_batches_move_no_record(
     log_dir: Path, number: int, inserted: bytes
 ) -> None:
-    """With bytes put into its first field, a batch seems to have another offset. Those after it stay readable."""
+    """Bytes inserted into a batch's first field change its apparent offset. The batches after it stay readable."""
     with Store(log_dir) as store:
         orders = store.create("orders-0")
         positions = []
@@ -759,7 +779,7 @@ def test_bytes_between_two_batches_move_no_record(
     (log_dir / ".kafka_cleanshutdown").unlink()
     path = log_dir / "orders-0" / f"{0:020}.log"
     data = path.read_bytes()
-    # The last bytes of the offset now begin with what was put in.
+    # The last bytes of the base offset now begin with the inserted bytes.
     at = positions[number] + 7
     path.write_bytes(data[:at] + inserted + data[at:])
     with Store(log_dir, read_only=True) as store:

@@ -1,4 +1,4 @@
-"""A disk that fails at every single call: what was acknowledged stays, and nobody is told a lie afterwards."""
+"""A disk that fails at each single call: acknowledged data survives, and later calls report no false success."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("quiet_log")
 
 
 def use(work: Workload) -> None:
-    """Something of everything, in few calls."""
+    """Use every kind of operation in few disk calls."""
     work.create("a-0")
     work.append("a-0", b"one")
     work.flush("a-0")
@@ -48,7 +48,7 @@ def use(work: Workload) -> None:
 
 
 def use_commits(work: Workload) -> None:
-    """Commits into two partitions, one of them over several segments; the first that fails is the last."""
+    """Commit to two partitions, to one of them over several segments. Stop at the first commit that fails."""
     work.create("a-0")
     work.create("b-0")
     work.append("b-0", b"before")
@@ -59,7 +59,7 @@ def use_commits(work: Workload) -> None:
 
 
 class Run:
-    """A workload on a disk that fails at one point, and what is left of it."""
+    """A workload on a disk that fails at one point, and the files that it leaves."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Run:
         try:
             self.work = Workload(self.disk)
         except (LogfsError, OSError):
-            # The store could not be opened: nothing was promised.
+            # The store could not be opened, so nothing was promised.
             return
         self.opened = True
         self._use(self.work)
@@ -98,7 +98,7 @@ class Run:
                 self._refuses(partition)
 
     def _reads(self) -> None:
-        """A partition that takes records shows those that it took, also before anything mends it."""
+        """Check that a partition that accepts records shows those that it took, also before any recovery."""
         self.disk.armed = False
         for name, partition in self.work.store.partitions.items():
             if partition.failure is None:
@@ -107,7 +107,7 @@ class Run:
         self.disk.armed = True
 
     def _refuses(self, partition: Partition) -> None:
-        """A partition that failed takes nothing more, and does not try the disk again."""
+        """Check that a failed partition accepts nothing more and does not use the disk again."""
         calls = self.disk.calls
         with pytest.raises(PartitionFailed):
             partition.append([b"no"])
@@ -116,7 +116,7 @@ class Run:
         assert self.disk.calls == calls, "a failed partition tried the disk again"
 
     def verify(self) -> Counter[str]:
-        """Hold what is left to the promises: the files as they are, and after a power cut."""
+        """Check the promises for the files as they are, and for those after a power cut."""
         oracle = self.disk.oracles[-1][1]
         if self.opened:
             assert not (self.work.failed and self.marked_clean), "called clean after a failure"
@@ -127,7 +127,7 @@ class Run:
 
 
 def calls(use: Callable[[Workload], None]) -> list[str]:
-    """The kinds of call that a workload makes, in order."""
+    """Return the kinds of disk call that a workload makes, in order."""
     run = Run(-1, 0, use=use)
     assert not run.work.failures
     assert run.marked_clean
@@ -141,9 +141,9 @@ def calls(use: Callable[[Workload], None]) -> list[str]:
 def test_an_error_at_any_call_loses_nothing_that_was_acknowledged(
     use: Callable[[Workload], None], number: int, persistent: bool
 ) -> None:
-    """Whatever call fails, once or for ever, what was flushed is there and nothing is invented."""
+    """An error at any disk call, once or from then on, loses no flushed record and invents none."""
     seen = calls(use)
-    # Each of the four kinds of failure has its share of the calls, and in a deep run all.
+    # Each of the four kinds of failure gets its share of the calls, and all calls in a deep run.
     stride = 1 if DEEP else 12 if use is use_commits else 4
     total: Counter[str] = Counter()
     kind = 2 * [errno.EIO, errno.ENOSPC].index(number) + persistent
@@ -160,7 +160,7 @@ def test_an_error_at_any_call_loses_nothing_that_was_acknowledged(
 
 
 def open_work(root: object, at_kind: str) -> Workload:
-    """A store with one flushed record, whose disk is about to fail."""
+    """Return a store with one flushed record on a disk that `fail_next` can make fail."""
     disk = FaultDisk(root)  # type: ignore[arg-type]
     work = Workload(disk)
     work.create("a-0")
@@ -172,7 +172,7 @@ def open_work(root: object, at_kind: str) -> Workload:
 
 
 def fail_next(work: Workload, kind: str, number: int, *, persistent: bool = False) -> None:
-    """Make the next call of a kind fail, whatever comes before it."""
+    """Make the next call of a kind fail, whatever calls come before it."""
     disk = work.disk
     assert isinstance(disk, FaultDisk)
     disk.armed = True
@@ -189,7 +189,7 @@ def fail_next(work: Workload, kind: str, number: int, *, persistent: bool = Fals
 
 @pytest.mark.parametrize("kind", ["write", "sync", "sync_directory"])
 def test_after_an_io_error_nothing_is_taken_until_the_store_is_reopened(kind: str) -> None:
-    """EIO at a write or an fsync fails the log directory for good; reopening recovers it."""
+    """EIO at a write or an fsync fails the log directory until the store is reopened, which recovers it."""
     with crashdisk.scratch() as root:
         work = open_work(root, kind)
         try:
@@ -220,7 +220,7 @@ def test_after_an_io_error_nothing_is_taken_until_the_store_is_reopened(kind: st
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_a_full_disk_leaves_the_partition_as_it_was(number: int) -> None:
-    """ENOSPC, EDQUOT and EFBIG refuse the append, keep no part of it, and pass by themselves."""
+    """ENOSPC, EDQUOT and EFBIG refuse the append, which leaves nothing behind. The next append succeeds."""
     with crashdisk.scratch() as root:
         work = open_work(root, "write")
         try:
@@ -241,7 +241,7 @@ def test_a_full_disk_leaves_the_partition_as_it_was(number: int) -> None:
 
 
 class _Full(Disk):
-    """Has room for so many more changes of a file's length; None for no bound."""
+    """A disk with space for `left` more changes of a file's length. None means no bound."""
 
     left: int | None = None
 
@@ -255,8 +255,11 @@ class _Full(Disk):
 
 
 @pytest.mark.parametrize("left", range(3))
-def test_a_full_disk_when_the_indexes_get_room(tmp_path: Path, left: int) -> None:
-    """The first append asks for it in three files: what is closed as clean has none that is left over."""
+def test_a_full_disk_while_index_space_is_allocated(tmp_path: Path, left: int) -> None:
+    """The index space that an append allocated before ENOSPC is gone after a clean close.
+
+    The first append allocates space in three files.
+    """
     with Store(tmp_path) as store:
         store.create("a-0")
     disk = _Full()
@@ -270,10 +273,13 @@ def test_a_full_disk_when_the_indexes_get_room(tmp_path: Path, left: int) -> Non
 
 
 @pytest.mark.parametrize("left", range(12))
-def test_a_partition_that_cannot_be_made_leaves_nothing_in_its_place(
+def test_a_failed_creation_of_a_partition_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
 ) -> None:
-    """When descriptors run out at any time: what stays must not stand in the way of it, here or elsewhere."""
+    """A partition that cannot be created because descriptors run out leaves no directory behind.
+
+    It can then be created in the same or another log directory.
+    """
     roots = [tmp_path / "one", tmp_path / "two"]
     real, made = {"open": os.open, "scandir": os.scandir}, 0
 
@@ -303,7 +309,7 @@ def test_a_partition_that_cannot_be_made_leaves_nothing_in_its_place(
 
 
 def test_a_short_write_is_carried_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that takes a write in pieces gets all of them."""
+    """A write that the kernel takes in parts is written whole."""
     pwrite = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, bytes(data)[:7], at))
     with crashdisk.scratch() as root:
@@ -316,7 +322,7 @@ def test_a_short_write_is_carried_on(monkeypatch: pytest.MonkeyPatch) -> None:
             work.disk.close()
 
 
-# The harness must see what it is there to see.
+# The tests above must detect a broken engine.
 
 
 def _ignore_short_write(patch: pytest.MonkeyPatch) -> None:
@@ -371,7 +377,7 @@ MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
 def test_the_faults_catch_a_broken_engine(
     mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each seeded fault of the engine makes the tests above fail."""
+    """Each seeded fault of the engine makes one of the tests above fail."""
 
     def all_tests() -> None:
         if mutate is _ignore_short_write:
@@ -379,7 +385,7 @@ def test_the_faults_catch_a_broken_engine(
         test_a_full_disk_leaves_the_partition_as_it_was(errno.ENOSPC)
         test_after_an_io_error_nothing_is_taken_until_the_store_is_reopened("sync")
         test_an_error_at_any_call_loses_nothing_that_was_acknowledged(use, errno.EIO, False)
-        # After EIO nothing can be tried again; after a full disk at an fsync somebody might.
+        # After EIO no call can be tried again, but a broken engine could repeat an fsync after ENOSPC.
         test_an_error_at_any_call_loses_nothing_that_was_acknowledged(use, errno.ENOSPC, False)
 
     mutate(monkeypatch)

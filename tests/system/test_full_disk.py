@@ -1,4 +1,4 @@
-"""A full disk refuses the writer and nobody else, and is forgotten when there is room again."""
+"""A full disk refuses writers only, and needs no repair once it has space again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CYCLES = int(os.environ.get("LOGFS_FILL_CYCLES", "3"))
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A filesystem of 2 MiB."""
+    """A file system of 2 MiB."""
     need_root()
     path = tmp_path / "disk"
     path.mkdir()
@@ -41,7 +41,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(path: Path, leave: int = 0) -> Path:
-    """Take all the room but for some pages."""
+    """Fill the disk until `leave` bytes are free, and return the file that fills it."""
     filler = path / "filler"
     with filler.open("ab", buffering=0) as file:
         try:
@@ -67,10 +67,13 @@ def mount(small_disk: Path) -> Iterator[Mount]:
     assert_clean(log)
 
 
-def test_a_writer_on_a_full_disk_is_told_and_goes_on_when_there_is_room(
+def test_a_writer_on_a_full_disk_gets_enospc_until_there_is_space(
     small_disk: Path, mount: Mount
 ) -> None:
-    """ENOSPC reaches the writer, no half batch stays, readers go on, and room alone mends it."""
+    """A full disk returns ENOSPC to the writer and leaves no partial batch, while readers go on.
+
+    Writes succeed again as soon as there is space.
+    """
     topic = mount.partition("a-0")
     written = []
     number = 0
@@ -106,8 +109,8 @@ def test_a_writer_on_a_full_disk_is_told_and_goes_on_when_there_is_room(
     assert "ENOSPC" in mount.errors()
 
 
-def test_a_deletion_on_a_full_disk_is_one(small_disk: Path, mount: Mount) -> None:
-    """`rmdir` succeeds, and a new partition of that name has nothing of the old one: no record, setting or commit."""
+def test_a_partition_can_be_deleted_on_a_full_disk(small_disk: Path, mount: Mount) -> None:
+    """`rmdir` succeeds on a full disk. A new partition of that name has no record, setting or commit of the old."""
     topic = mount.partition("a-0")
     (topic / "append").write_bytes(b"line\n" * 9)
     (topic / "groups/g").write_text("5")
@@ -124,7 +127,7 @@ def test_a_deletion_on_a_full_disk_is_one(small_disk: Path, mount: Mount) -> Non
 
 
 @pytest.mark.usefixtures("mounts_alone")
-def test_who_unmounts_a_full_disk_is_told(small_disk: Path, mount: Mount) -> None:
+def test_umount_reports_a_full_disk(small_disk: Path, mount: Mount) -> None:
     """`logfs umount` fails in one line if the store could not be closed, and the next mount names the file."""
     log = small_disk / "log"
     topic = mount.partition("a-0")
@@ -147,8 +150,10 @@ def test_who_unmounts_a_full_disk_is_told(small_disk: Path, mount: Mount) -> Non
     assert (topic / "records").read_bytes() == b"line\n"
 
 
-def test_a_full_disk_after_a_kill_takes_nobody_else_along(small_disk: Path, tmp_path: Path) -> None:
-    """What cannot be recovered there waits for room; the other log directories are served."""
+def test_a_full_disk_after_a_kill_affects_no_other_log_directory(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    """After a kill, a partition on a full disk is offline until there is space. Other log directories are served."""
     need_fuse()
     log_dirs = [small_disk / "log", tmp_path / "log"]
     mount = Mount(tmp_path / "mnt", log_dirs).start()
@@ -173,8 +178,11 @@ def test_a_full_disk_after_a_kill_takes_nobody_else_along(small_disk: Path, tmp_
     assert_clean(*log_dirs)
 
 
-def test_what_the_last_error_of_a_daemon_says_is_in_no_file_of_the_log(tmp_path: Path) -> None:
-    """Nobody waits for it any more, and the descriptor by which its start was told is that of another file."""
+def test_the_last_error_of_a_daemon_is_written_to_no_file_of_the_log(tmp_path: Path) -> None:
+    """The last error of a daemon is written to no file of the log.
+
+    By then no process waits for the error, and the descriptor that reported the start may belong to another file.
+    """
     need_fuse()
     file, mountpoint = tmp_path / "segment", tmp_path / "mnt"
     mountpoint.mkdir()
@@ -205,7 +213,7 @@ sys.exit(main(["mount", *sys.argv[2:]]))
 
 
 def logfs(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a command, whatever comes of it."""
+    """Run a command and return its result, whatever the exit code."""
     return subprocess.run(
         [sys.executable, "-m", "logfs", *map(str, words)],
         capture_output=True,
@@ -216,7 +224,7 @@ def logfs(*words: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_many_small_segments_on_a_full_disk_lose_nothing(small_disk: Path) -> None:
-    """Wherever the room runs out, at a roll or in an index, what was taken is there and the log goes on."""
+    """Wherever the space runs out, at a roll or in an index, accepted records stay and later appends succeed."""
     log = small_disk / "log"
     script = small_disk.parent / "script.py"
     script.write_text(FILLER)
@@ -234,7 +242,7 @@ def test_many_small_segments_on_a_full_disk_lose_nothing(small_disk: Path) -> No
         subprocess.run(["rm", "-rf", str(log)], check=True)
 
 
-# In a process of its own: a store through a mapping of a file that has no blocks is a SIGBUS, not an error.
+# A separate process: a store to a mapped page of a file without blocks for it raises SIGBUS, not an error.
 FILLER = """
 import os, sys
 from pathlib import Path
@@ -285,8 +293,8 @@ with Store(log, clock=lambda: now) as store:
 """
 
 
-def test_a_limit_on_the_size_of_files_is_a_full_disk(tmp_path: Path) -> None:
-    """RLIMIT_FSIZE refuses the append with EFBIG and leaves a whole log."""
+def test_a_limit_on_file_size_acts_like_a_full_disk(tmp_path: Path) -> None:
+    """RLIMIT_FSIZE refuses an append with EFBIG and leaves the log undamaged."""
     log = tmp_path / "log"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

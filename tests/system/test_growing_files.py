@@ -1,4 +1,4 @@
-"""Readers of a growing file see the bytes of the log and no others, however many read, write and ask for sizes."""
+"""Readers of a growing file see only bytes of the log, even while many processes read, write and ask for sizes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MODES = (
 SEGMENT = "00000000000000000000.log"
 SEGMENT_MODES = ("read_on", "open_again", "send", "splice", "children")
 
-# Five lines a write; now and then all writers pause for long enough that the kernel may keep the size.
+# Each write has five lines. From time to time all writers pause for long enough that the kernel may keep the size.
 WRITER = """
 import os, random, sys, time
 path, name, seconds, seed = sys.argv[1:]
@@ -83,7 +83,7 @@ def _seed(rng: random.Random) -> str:
 
 
 def _check(notes: Path, expected: bytes) -> tuple[int, list[str]]:
-    """How many bytes a reader has read, and which of its reads were not what the log says."""
+    """Return how many bytes a reader read, and the reads that returned other bytes than the log has."""
     total, wrong = 0, []
     for position, length, crc in growing_reader.NOTE.iter_unpack(notes.read_bytes()):
         total += length
@@ -93,7 +93,7 @@ def _check(notes: Path, expected: bytes) -> tuple[int, list[str]]:
 
 
 def _round(mount: Mount, notes: Path, rng: random.Random, load: int) -> tuple[int, list[str]]:
-    """Some seconds of writers, readers and loops of `stat`; how many bytes were read, and what was wrong."""
+    """Run writers, readers and `stat` loops for some seconds. Return the number of bytes read, and the errors."""
     notes.mkdir()
     wrong = []
     burning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(load)]
@@ -121,7 +121,7 @@ def _round(mount: Mount, notes: Path, rng: random.Random, load: int) -> tuple[in
 
 
 def _expected(partition: Path) -> dict[str, bytes]:
-    """What each file has to show, as another process reads it from the log."""
+    """Return the expected content of each file, as another process reads it from the log."""
     lines = run(sys.executable, "-m", "logfs", "cat", partition).encode()
     envelopes = run(sys.executable, "-m", "logfs", "cat", "--json", partition).encode()
     tail = b"\n".join(lines.split(b"\n")[5:])
@@ -130,10 +130,11 @@ def _expected(partition: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("load", [0, 2], ids=["quiet", "busy"])
-def test_no_reader_sees_a_byte_that_is_not_the_logs(
-    mount: Mount, tmp_path: Path, load: int
-) -> None:
-    """With and without other load on the machine, until so many bytes have been read."""
+def test_readers_see_only_bytes_of_the_log(mount: Mount, tmp_path: Path, load: int) -> None:
+    """Readers of growing files see only bytes of the log, with and without other load on the machine.
+
+    The rounds go on until half of LOGFS_GROWING_BYTES have been read.
+    """
     mount.partition("a-0")
     rng = random.Random(SEED)
     total, rounds = 0, 0
@@ -160,7 +161,7 @@ def test_no_reader_sees_a_byte_that_is_not_the_logs(
     ids=lambda mutant: mutant.__name__,
 )
 def test_the_campaign_catches_a_broken_mount(mutant: Callable[[], None], tmp_path: Path) -> None:
-    """Each seeded bug shows within a few rounds."""
+    """The campaign finds each seeded bug within `MUTANT_ROUNDS` rounds."""
     need_fuse()
     module = ("tests.system.mutants", mutant.__name__)
     mount = Mount(tmp_path / "mnt", [tmp_path / "log"], module=module)

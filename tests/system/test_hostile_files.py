@@ -1,7 +1,7 @@
-"""Whatever is in the files of a log directory: no crash, no hang, no exception of another kind, no wrong record.
+"""Whatever the files of a log directory contain: no crash, no hang, no unexpected exception, no wrong record.
 
-`LOGFS_MUTATIONS=1000000` is the long form; `LOGFS_MUTATION_SEED` another campaign. What it prints names the command
-that repeats a finding.
+`LOGFS_MUTATIONS=1000000` selects the long form, and `LOGFS_MUTATION_SEED` another campaign. The report of a finding
+includes the command that repeats it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MUTATIONS = int(os.environ.get("LOGFS_MUTATIONS", "600"))
 SEED = int(os.environ.get("LOGFS_MUTATION_SEED", "1"))
 JOBS = int(os.environ.get("LOGFS_MUTATION_JOBS", "1"))
 
-# What is known and not mended yet, by how the finding begins. None of these is a crash or a hang.
+# Known findings that are not fixed yet, by their first words. None of them is a crash or a hang.
 KNOWN = {
     "a valid batch is gone": "a decided commit cuts a log within a batch",
     "another time": "a decided commit goes to where a cut log ends",
@@ -29,8 +29,8 @@ KNOWN = {
 }
 
 
-def test_hostile_files() -> None:
-    """Mutations of every kind of file, through every door."""
+def test_mutated_files_give_no_new_finding() -> None:
+    """Mutated files of every kind give no new finding through any interface."""
     outcome = campaign(MUTATIONS, SEED, jobs=JOBS)
     print(outcome)
     assert outcome.mutations == MUTATIONS
@@ -46,7 +46,7 @@ _ODD = itertools.product(
 
 @pytest.mark.parametrize(("kind", "suffix"), [*_ODD, ("bytes", ".log")])
 def test_odd_names_do_not_end_an_audit(log_dir: Path, kind: str, suffix: str) -> None:
-    """What is named like a file of a segment and is none: `check` names it, and audits the other partitions."""
+    """`check` reports an entry that has the name of a segment file but is none, and audits the other partitions."""
     with Store(log_dir) as store:
         for name in ("a-0", "z-0"):
             store.create(name).append([b"value"])
@@ -75,8 +75,11 @@ def test_odd_names_do_not_end_an_audit(log_dir: Path, kind: str, suffix: str) ->
     assert b"/z-0" in done.stdout
 
 
-def test_a_view_that_begins_after_damage_begins_with_a_record(log_dir: Path) -> None:
-    """The text of a damaged record has the length that the index knows, also for who begins after it."""
+def test_a_view_that_begins_after_damage_begins_with_a_whole_record(log_dir: Path) -> None:
+    """A text view that begins after a damaged batch begins with a whole record.
+
+    The text of a damaged record has the length that the index gives it, also in a view that begins after it.
+    """
     with Store(log_dir) as store:
         orders = store.create("a-0")
         for number in range(9):

@@ -1,10 +1,10 @@
-"""kill -9, SIGTERM and SIGINT in the middle of commands and of mounts: the log reads right before any repair.
+"""kill -9, SIGTERM and SIGINT during commands and mounts: the log is right before any repair.
 
-A command works on a copy of a scene (`tests/system/scenes.py`) and is killed, at a random time or by strace as it
-comes to a system call; so is its second run; the third finishes. After each kill a read-only opening shows every
-record that was acknowledged, at its offset, every time lookup is right, and `logfs check` finds no error.
+A command works on a copy of a scene (`tests/system/scenes.py`) and is killed, at a random time or by strace when it
+enters a system call; so is its second run; the third finishes. After each kill a read-only store shows every
+acknowledged record at its offset, every time lookup is right, and `logfs check` finds no error.
 
-LOGFS_KILLS is how many kills of commands there are, LOGFS_MOUNT_KILLS of mounts; LOGFS_KILLS_SEED repeats a run.
+LOGFS_KILLS is the number of kills of commands, LOGFS_MOUNT_KILLS that of mounts. LOGFS_KILLS_SEED repeats a run.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ SEED = int(os.environ.get("LOGFS_KILLS_SEED", "1"))
 PER_COMMAND = 10
 
 
-def test_a_killed_command_leaves_a_log_that_reads_right(spawner: Spawner, tmp_path: Path) -> None:
-    """And a second run finishes, also after the second one was killed, too."""
+def test_a_killed_command_leaves_a_correct_log(spawner: Spawner, tmp_path: Path) -> None:
+    """After a kill of a command the log is right. A further run finishes, also if the second run was killed."""
     need_strace()
     need_fuse()
     chooser = random.Random(SEED)
@@ -73,13 +73,13 @@ def test_a_killed_command_leaves_a_log_that_reads_right(spawner: Spawner, tmp_pa
 
 # Mounts.
 
-# A log is used for so many kills, then a fresh one is made.
+# After this number of kills, a fresh log is made.
 PER_LOG = 5
 MOUNT_KILLS = int(os.environ.get("LOGFS_MOUNT_KILLS", str(max(KILLS // 6, 1))))
 
 
 class MountKills:
-    """A log under load on a mount that is killed again and again, also while it recovers."""
+    """A log under load on a mount that is killed repeatedly, also during recovery."""
 
     def __init__(self, spawner: Spawner, directory: Path, seed: int, counts: Counter[str]) -> None:
         self.spawner = spawner
@@ -96,7 +96,7 @@ class MountKills:
         self.commits = -1
 
     def make(self) -> None:
-        """An empty log with the partitions that the load wants."""
+        """Create an empty log with the partitions that the load needs."""
         for path in self.log_dirs:
             path.mkdir(parents=True)
         with Store(self.log_dirs) as store:
@@ -107,7 +107,7 @@ class MountKills:
                 store.create(name)
 
     def kill(self) -> None:
-        """One kill under load, perhaps another one of the recovery, and the log after each."""
+        """Kill the mount under load, in some runs also its recovery, and check the log after each kill."""
         self.cycle += 1
         daemon = Daemon(self.spawner, self.directory / "mnt", self.log_dirs).start()
         answer = self.directory / "acknowledged"
@@ -146,7 +146,7 @@ class MountKills:
                 self._hold()
 
     def _kill_recovery(self) -> None:
-        """Start a mount or `logfs recover`, and kill it as it comes to a system call that changes something."""
+        """Start a mount or `logfs recover`, and kill it when it enters a system call that changes something."""
         syscall = self.random.choice(sorted(CHANGING))
         fault = Fault(syscall, "KILL", int(self.random.lognormvariate(2, 1.2)) + 1)
         daemon = Daemon(self.spawner, self.directory / "mnt", self.log_dirs)
@@ -198,7 +198,7 @@ class MountKills:
             self._hold_commits(name, found[name])
 
     def _hold_lines(self, name: str, log: oracle.Log) -> None:
-        """Each writer's lines are 0, 1, 2, … up to what was acknowledged or one write more."""
+        """Check that each writer's lines are 0, 1, 2, … up to those acknowledged, or those of one more write."""
         writers = {writer for writer in self.lines if writer.split("-", 1)[1].startswith(name)}
         seen = dict.fromkeys(writers, 0)
         if name != "short-0":
@@ -234,7 +234,7 @@ class MountKills:
                 self._expect(content and content[2] == value, f"{name}: {offset} is {content}")
 
     def _hold_keys(self, log: oracle.Log) -> None:
-        """In order, and of each key at least the newest that was acknowledged."""
+        """Check the order, and that each key has at least the newest acknowledged record."""
         newest: dict[int, tuple[int, int]] = {}
         last = (0, -1)
         for _, key, value in log.records.values():
@@ -251,10 +251,10 @@ class MountKills:
             )
 
     def _hold_commits(self, name: str, log: oracle.Log) -> None:
-        """All of each commit, once and in order; at least those that were acknowledged.
+        """Check that all of each commit is there, once and in order, and that every acknowledged commit is there.
 
-        One more may be there that nobody was told of, perhaps in one partition only: the writer that opens the log
-        next finishes it, and the load sends it again.
+        One more commit may be there that was not acknowledged, perhaps in one partition only: the next process that
+        opens the log for writing finishes it, and the load sends it again.
         """
         values = [value for _, _, value in log.records.values()]
         count = len(values) // 6
@@ -266,8 +266,11 @@ class MountKills:
         )
 
 
-def test_a_killed_mount_leaves_a_log_that_reads_right(spawner: Spawner, tmp_path: Path) -> None:
-    """In the middle of appends, rolls, retention, compaction, moves and commits; and again while it recovers."""
+def test_a_killed_mount_leaves_a_correct_log(spawner: Spawner, tmp_path: Path) -> None:
+    """After a kill of a mount during appends, rolls, retention, compaction, moves or commits the log is right.
+
+    So it is after a kill during recovery.
+    """
     need_strace()
     need_fuse()
     chooser = random.Random(SEED)

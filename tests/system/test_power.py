@@ -1,9 +1,10 @@
-"""Power cuts under a live mount, and again during and after recovery: what was fsynced is there, the rest is sound.
+"""Power cuts under a live mount, and again during and after recovery: fsynced data survives, and the rest is sound.
 
-`LOGFS_POWER_CUTS` is the number of cuts on XFS; ext4 gets a third of it beside. `LOGFS_POWER_SEED` repeats the
-choices of a campaign, or those of one chain (`SEED/KIND/NUMBER`, as a problem names it); the moments at which the
-power goes are never the same twice. With `LOGFS_POWER_KEEP=DIR` the log directories of a failed chain, as they were
-before its verification, are kept there. LOGFS_POWER_STAGES=move,compact names what may follow the first cut.
+`LOGFS_POWER_CUTS` is the number of cuts on XFS; ext4 gets a third of that number in addition. `LOGFS_POWER_SEED`
+repeats the choices of a campaign, or those of one chain (`SEED/KIND/NUMBER`, as a problem names it). The moments of
+the cuts are never the same twice. With `LOGFS_POWER_KEEP=DIR`, the log directories of a failed chain are kept in DIR,
+as they were before their verification. `LOGFS_POWER_STAGES=move,compact` names the stages that may follow the first
+cut.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-# A copy of an image's mount in another namespace keeps its loop device.
+# A copy of an image's mount in another namespace keeps the image's loop device busy.
 pytestmark = pytest.mark.usefixtures("mounts_alone")
 
 CUTS = int(os.environ.get("LOGFS_POWER_CUTS", "14"))
@@ -43,7 +44,7 @@ def _machine() -> None:
 
 
 def _need_image(directory: Path, kind: str) -> None:
-    """The test needs loop devices and a kernel that has the file system."""
+    """Require loop devices and a kernel that supports the file system."""
     where = directory / f"trial-{kind}"
     where.mkdir()
     try:
@@ -62,15 +63,15 @@ def _report(totals: Totals, kind: str) -> None:
         assert totals.counts["unsynced lost"] > 0, "no cut took anything: they do not bite"
 
 
-def test_what_was_fsynced_survives_power_cuts_on_xfs(tmp_path: Path) -> None:
-    """Chains of cuts on XFS images: nothing that was acknowledged is lost, and every lookup is right."""
+def test_fsynced_data_survives_power_cuts_on_xfs(tmp_path: Path) -> None:
+    """Chains of cuts on XFS images lose no acknowledged record, and every lookup afterwards is right."""
     need_command("mkfs.xfs")
     _need_image(tmp_path, "xfs")
     _report(campaign(tmp_path, "xfs", CUTS, SEED), "xfs")
 
 
-def test_what_was_fsynced_survives_power_cuts_on_ext4(tmp_path: Path) -> None:
-    """The same on ext4, with several mount options."""
+def test_fsynced_data_survives_power_cuts_on_ext4(tmp_path: Path) -> None:
+    """Chains of cuts on ext4 images with several mount options lose no acknowledged record."""
     need_command("mkfs.ext4")
     _need_image(tmp_path, "ext4")
     _report(campaign(tmp_path, "ext4", max(CUTS // 3, 1), SEED), "ext4")
@@ -90,7 +91,7 @@ def test_power_cuts_catch_a_broken_mount(
     stages: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each seeded bug loses what was acknowledged within some cuts."""
+    """The campaign finds each seeded bug: acknowledged data is lost within `MUTANT_CUTS` cuts."""
     need_command("mkfs.xfs")
     _need_image(tmp_path, "xfs")
     monkeypatch.setenv("LOGFS_POWER_STAGES", stages)
@@ -100,8 +101,11 @@ def test_power_cuts_catch_a_broken_mount(
 
 
 @pytest.mark.parametrize("is_noticed", [False, True])
-def test_who_unmounts_a_disk_that_has_failed_is_told(tmp_path: Path, is_noticed: bool) -> None:
-    """Also where every log directory is offline already; and no other mount takes the place of that one."""
+def test_umount_reports_a_failed_disk(tmp_path: Path, is_noticed: bool) -> None:
+    """`umount` of a log directory whose disk has failed reports the failure, also when it is already offline.
+
+    No other mount can replace this one before that.
+    """
     need_command("mkfs.xfs")
     _need_image(tmp_path, "xfs")
     disk = Image(tmp_path, "xfs")
@@ -126,8 +130,8 @@ def test_who_unmounts_a_disk_that_has_failed_is_told(tmp_path: Path, is_noticed:
 
 
 @pytest.mark.parametrize("words", ["mount LOGDIR MNT", "check LOGDIR", "append LOGDIR/a-0"])
-def test_a_disk_that_had_failed_before_is_told_as_such(tmp_path: Path, words: str) -> None:
-    """And not as a directory that is missing, or there already."""
+def test_commands_report_a_disk_that_failed_earlier(tmp_path: Path, words: str) -> None:
+    """A command on a disk that failed earlier reports an I/O error, not a missing or existing directory."""
     need_command("mkfs.xfs")
     _need_image(tmp_path, "xfs")
     disk = Image(tmp_path, "xfs")

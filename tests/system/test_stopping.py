@@ -1,6 +1,7 @@
-"""A mount that is stopped, or whose daemon is killed, beside readers of growing files that share descriptors.
+"""A mount is stopped, or its daemon killed, while readers of growing files share descriptors.
 
-A thread of the daemon may then wait in the kernel for a page that one has locked who waits for an answer.
+At that moment a thread of the daemon may be waiting in the kernel for a page. A reader that itself waits for an
+answer of the daemon may have locked that page.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 NAME = "orders-0"
 ENOUGH_BYTES = 300_000
-# Writers, askers, and readers in threes that have one descriptor between them.
+# The program starts writers, processes that ask for the size, and groups of three readers that share a descriptor.
 PROGRAM = """
 import os, random, sys, time
 os.chdir(sys.argv[1])
@@ -57,8 +58,8 @@ while True:
 
 @pytest.mark.parametrize("turn", range(2))
 @pytest.mark.parametrize("killed", [True, False])
-def test_a_daemon_ends_beside_readers(mount: Mount, killed: bool, turn: int) -> None:
-    """Nobody is left behind who waits for ever, and the log can be mounted again."""
+def test_a_daemon_ends_while_readers_are_active(mount: Mount, killed: bool, turn: int) -> None:
+    """After a daemon with active readers stops or is killed, no process hangs, and the log can be mounted again."""
     partition = mount.partition(NAME)
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, partition], start_new_session=True

@@ -1,11 +1,11 @@
-"""System calls that fail in daemons and commands: nothing acknowledged is lost, nothing hangs, callers are told.
+"""Failing system calls of daemons and commands: no acknowledged data is lost, nothing hangs, callers get an error.
 
 strace makes calls of the daemon fail (EIO, ENOSPC, EINTR, EMFILE, ENOMEM, …), once or from then on, while a script of
-some 300 calls runs on the mount; then the daemon ends, and without faults everything is held against the journal of
-the script. The same is done to daemons that start on a log that a crash has left, and to commands on scenes.
+about 300 calls runs on the mount. Then the daemon ends, and the logs are checked without faults against the journal
+of the script. The same is done to daemons that start on a log left by a crash, and to commands on scenes.
 
-LOGFS_SYSCALL_FAULTS is how many runs there are on mounts, a third of which start one, and as many commands;
-LOGFS_SYSCALL_FAULTS_SEED repeats a run.
+LOGFS_SYSCALL_FAULTS is the number of runs on mounts, a third of which fail at the start, and the number of runs of
+commands. LOGFS_SYSCALL_FAULTS_SEED repeats a run.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 RUNS = int(os.environ.get("LOGFS_SYSCALL_FAULTS", "12"))
 SEED = int(os.environ.get("LOGFS_SYSCALL_FAULTS_SEED", "1"))
-# Failing calls of one command on one scene.
+# Failing calls per command and scene.
 PER_COMMAND = 10
-# A call on the mount returns within this.
+# A call on the mount must return within this time.
 CALL_SECONDS = 20
 # About how often a thread of the daemon makes each call while the script runs.
 POINTS = {
@@ -61,23 +61,23 @@ POINTS = {
     "pread64": 200,
     "clone3": 8,
 }
-# What a failed call may lead to besides its own errno: docs/filesystem.md.
+# The errnos that a failed call may lead to besides its own: docs/filesystem.md.
 CONSEQUENCES = frozenset({errno.EIO, errno.EAGAIN})
 GONE = frozenset({errno.ENOTCONN, errno.ECONNABORTED, errno.ENODEV})
-# Python and the C library call again, or do without.
+# Python or the C library repeats these calls, or can do without them.
 _NOBODY_IS_TOLD = re.compile(r"MAP_ANONYMOUS|/proc/|/sys/|\.pyc|\.so|/etc/|EINTR")
 
 
 def choose_fault(chooser: random.Random) -> Fault:
-    """A syscall, an errno, and when."""
+    """Choose a syscall, an errno, and the number of the call."""
     syscall = chooser.choice(sorted(ERRORS))
-    # Evenly on a logarithmic scale: the first calls of a thread are those of the seldom paths.
+    # Evenly on a logarithmic scale: the first calls of a thread are those of the rarely used paths.
     when = int(POINTS[syscall] ** chooser.random())
     return make_fault(chooser, syscall, max(when, 1))
 
 
 class Run:
-    """A mount with a fault, and what must hold."""
+    """A mount with a fault, and the checks afterwards."""
 
     def __init__(
         self, spawner: Spawner, directory: Path, seed: int, findings: Findings, counts: Counter[str]
@@ -96,11 +96,11 @@ class Run:
         self.is_killed = False
 
     def wrong(self, what: str) -> None:
-        """Keep a finding, and go on."""
+        """Record a finding, and continue."""
         self.findings.add(self.name, what)
 
     def serve(self) -> None:
-        """The script, with the fault from the moment on when the mount is ready."""
+        """Run the script with a fault that is in force from the moment when the mount is ready."""
         daemon = Daemon(self.spawner, self.directory / "mnt", self.log_dirs).start()
         strace = None
         try:
@@ -118,7 +118,7 @@ class Run:
         self._hold()
 
     def start(self) -> None:
-        """A daemon that was killed after the script, and one that starts with the fault."""
+        """Kill the daemon after the script, and start one with the fault."""
         self.name += " (start)"
         daemon = Daemon(self.spawner, self.directory / "mnt", self.log_dirs).start()
         try:
@@ -198,7 +198,7 @@ class Run:
             self.wrong(f"the daemon ended with {code}: {daemon.child.output[-1500:]}")
 
     def _judge(self, strace: Strace) -> None:
-        """Who was told of the fault, and how."""
+        """Check which callers got an error, and which errno."""
         self.counts["runs"] += 1
         injected = [call for call in strace.calls() if call.is_injected]
         steps = self.journal.steps if self.journal is not None else []
@@ -222,9 +222,9 @@ class Run:
         self.counts["hit"] += 1
         allowed = CONSEQUENCES | GONE | {getattr(errno, self.fault.effect)}
         missing = self.journal is None or any(s.errno for s in steps if s.what.startswith("mkdir"))
-        # Without its cleanup.policy it is not compacted.
+        # A topic whose cleanup.policy could not be set is not compacted.
         is_lacking = any(s.errno for s in steps if s.what == "config k-0 cleanup.policy")
-        # Log directories with other settings of a topic do not take its partitions.
+        # A log directory with other settings of a topic does not take a partition of that topic.
         is_unlike = any(s.errno for s in steps if s.what.startswith("config a-0"))
         for step in failed:
             if step.errno in allowed or (missing and step.errno == errno.ENOENT):
@@ -246,7 +246,7 @@ class Run:
             self.counts[f"silent: {what.name} {path[:70]}"] += 1
 
     def _hold(self) -> None:
-        """Without faults: before a repair, after it, everything that was acknowledged is there."""
+        """Check without faults, before and after a repair, that all acknowledged data is there."""
         if self.journal is None:
             return
         for wrong in self.journal.wrong[:3]:
@@ -288,17 +288,17 @@ class Run:
 
 
 def hold_records(journal: Journal, name: str, log: oracle.Log) -> None:
-    """Everything that was acknowledged is in a log, in order, at the offset that was told, and nothing invented."""
+    """Check that all acknowledged records are in a log, in order, at the reported offsets, and no invented ones."""
     least, most = journal.acknowledged[name], journal.tried[name]
     values = [value or b"" for _, _, value in log.records.values()]
     if name == "k-0":
-        # Of each key the newest, or a later one that was not acknowledged.
+        # For each key, the log must have the newest acknowledged value, or a later one that was not acknowledged.
         newest = {int(value) % KEYS: value for value in least}
         there = {int(value) % KEYS: value for value in values}
         lost = [v for key, v in newest.items() if int(there.get(key, b"-1")) < int(v)]
         least = []
     elif name == "b-0":
-        # Retention takes the first.
+        # Retention removes the first records.
         lost = [value for value in least[-5:] if value not in values]
         least = [value for value in least if value in values]
     else:
@@ -313,7 +313,7 @@ def hold_records(journal: Journal, name: str, log: oracle.Log) -> None:
 
 
 def hold_commits(journal: Journal, log: oracle.Log) -> None:
-    """Every commit that was acknowledged is there, and none twice."""
+    """Check that every acknowledged commit is there, and none twice."""
     values = [value for _, _, value in log.records.values()]
     lost = [number for number in journal.commits if b"commit %d" % number not in values]
     if lost or len(set(values)) < len(values):
@@ -324,13 +324,15 @@ def hold_commits(journal: Journal, log: oracle.Log) -> None:
     "fault",
     [
         Fault("clone3", "EAGAIN", 1, persistent=True),
-        # In a new thread: it dies before it runs.
+        # This call is in a new thread, which then dies before it runs.
         Fault("mmap", "ENOMEM", 2),
     ],
     ids=str,
 )
-def test_a_request_needs_no_new_thread(spawner: Spawner, tmp_path: Path, fault: Fault) -> None:
-    """Where no thread can be started any more, or dies as it starts, those that the mount has serve every call."""
+def test_requests_are_served_without_new_threads(
+    spawner: Spawner, tmp_path: Path, fault: Fault
+) -> None:
+    """If threads cannot be started or die as they start, the mount's existing threads serve every call."""
     need_strace()
     need_fuse()
     daemon = Daemon(spawner, tmp_path / "mnt", [tmp_path / "log"]).start()
@@ -348,14 +350,14 @@ def test_a_request_needs_no_new_thread(spawner: Spawner, tmp_path: Path, fault: 
         daemon.close()
         if strace is not None:
             strace.wait(10)
-    # Callers are told of the memory that an index could not have; of threads there is nothing to tell.
+    # Callers get an error if an index has no memory. A missing thread leads to no error.
     assert not failures or fault.syscall == "mmap"
     with Store(tmp_path / "log", read_only=True) as store:
         assert failures or sum(store[name].log_end_offset for name in store) == 12 * 30
 
 
-def test_a_mount_without_threads_does_not_begin(spawner: Spawner, tmp_path: Path) -> None:
-    """One line says why."""
+def test_a_mount_that_cannot_start_threads_does_not_start(spawner: Spawner, tmp_path: Path) -> None:
+    """A mount that cannot start threads does not start, and its last line of output says why."""
     need_strace()
     need_fuse()
     daemon = Daemon(spawner, tmp_path / "mnt", [tmp_path / "log"]).start(hold=True)
@@ -374,7 +376,7 @@ def test_a_mount_without_threads_does_not_begin(spawner: Spawner, tmp_path: Path
 
 
 def test_a_failing_system_call_of_a_mount_is_survived(spawner: Spawner, tmp_path: Path) -> None:
-    """Nothing that was acknowledged is lost, nothing hangs, and the error arrives at the caller."""
+    """A failing system call of a mount loses no acknowledged data and hangs nothing. The caller gets the error."""
     need_strace()
     need_fuse()
     chooser = random.Random(SEED)
@@ -396,7 +398,7 @@ def test_a_failing_system_call_of_a_mount_is_survived(spawner: Spawner, tmp_path
 
 
 def test_a_failing_system_call_of_a_command_is_survived(spawner: Spawner, tmp_path: Path) -> None:
-    """The log reads right at once, and the command finishes when it is run again."""
+    """After a system call of a command failed, the log is right at once, and the command succeeds when run again."""
     need_strace()
     need_fuse()
     chooser = random.Random(SEED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import add_log_dirs
+from logfs.cli.common import add_log_dirs, table_lines
 from logfs.cli.spark.common import add_session, add_topics, bar, session
 
 if TYPE_CHECKING:
@@ -78,10 +78,7 @@ def _print_table(found: Stats) -> None:
             counts.log_bytes,
         )
         rows.append([each.topic, *map(str, numbers), f"{each.compression:.2f}"])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for name, *others in rows:
-        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
-        print("  ".join([f"{name:{widths[0]}}", *cells]))
+    print("\n".join(table_lines(rows, numbers=range(1, len(_COLUMNS)))))
 
 
 def _print_json(found: Stats) -> None:

@@ -1,0 +1,89 @@
+"""The inodes that the kernel knows, with their nodes and lookup counts."""
+
+from __future__ import annotations
+
+import errno
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from logfs.mount.errnos import refuse
+from logfs.mount.nodes.base import DirectoryNode, Node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+# The kernel keeps names that were only looked up for as long as it has memory. Above this number of evictable nodes
+# the oldest are evicted, so that a scan of a million offsets does not leave a million nodes here.
+_MOST_EVICTABLE = 20_000
+# Names evicted at a time: a thread of pyfuse3 does this, and waking it for one name costs as much as a lookup.
+_EVICTED = 256
+
+
+class InodeTable:
+    """The nodes by inode number. Only the trio thread uses it (rule 6).
+
+    A node gets its number before its first entry is sent to the kernel, and stays here until the kernel has forgotten
+    as many lookups of it as it has been sent.
+    """
+
+    def __init__(self, root: Node, root_inode: int) -> None:
+        root.inode = root_inode
+        self._root_inode = root_inode
+        self._nodes: dict[int, Node] = {root_inode: root}
+        self._lookups: dict[int, int] = {root_inode: 1}
+        self._next_inode = root_inode + 1
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(list(self._nodes.values()))
+
+    def get(self, inode: object) -> Node | None:
+        """Return the node of an inode, None if the kernel does not know it."""
+        return self._nodes.get(inode) if isinstance(inode, int) else None
+
+    def node(self, inode: int) -> Node:
+        """Return the node of an inode. Raises `FUSEError` with ESTALE if there is none."""
+        node = self._nodes.get(inode)
+        if node is None:
+            raise refuse(errno.ESTALE, f"inode {inode} is gone")
+        return node
+
+    def directory(self, inode: int) -> DirectoryNode:
+        """Return the node of a directory. Raises `FUSEError` with ESTALE or ENOTDIR."""
+        node = self.node(inode)
+        if not isinstance(node, DirectoryNode):
+            raise refuse(errno.ENOTDIR, f"{node.path}: is not a directory")
+        return node
+
+    def number(self, node: Node) -> None:
+        """Give a node an inode number, unless it has one."""
+        if not node.inode:
+            node.inode = self._next_inode
+            self._next_inode += 1
+
+    def remember(self, node: Node) -> list[Node]:
+        """Count a lookup of a node whose entry is sent to the kernel.
+
+        Returns the nodes whose names the kernel should be asked to forget, because too many evictable ones are known.
+        """
+        self._nodes[node.inode] = node
+        self._lookups[node.inode] = self._lookups.get(node.inode, 0) + 1
+        if not node.is_evictable:
+            return []
+        self._evictable[node.inode] = None
+        self._evictable.move_to_end(node.inode)
+        if len(self._evictable) <= _MOST_EVICTABLE:
+            return []
+        oldest = [self._evictable.popitem(last=False)[0] for _ in range(_EVICTED)]
+        return [self._nodes[inode] for inode in oldest if inode in self._nodes]
+
+    def forget(self, counts: Iterable[tuple[int, int]]) -> None:
+        """Take back lookups that the kernel has forgotten, as (inode, count). The root stays."""
+        for inode, count in counts:
+            left = self._lookups.get(inode, 0) - count
+            if left > 0 or inode == self._root_inode:
+                self._lookups[inode] = max(left, 1)
+                continue
+            self._lookups.pop(inode, None)
+            self._nodes.pop(inode, None)
+            self._evictable.pop(inode, None)
