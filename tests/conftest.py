@@ -1,4 +1,4 @@
-"""What the tests share: stores that are audited afterwards, real mounts, and honest skips."""
+"""Shared fixtures and hooks: stores and mounts that are audited after each test, and a summary of skipped tests."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ settings.register_profile("deep", deadline=None, max_examples=5000)
 settings.load_profile(os.environ.get("LOGFS_HYPOTHESIS", "default"))
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # Of a shell that runs the tests in the background; the programs that they start are to heed it.
+    # A shell that runs the tests in the background ignores SIGINT. The programs that tests start must react to it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _skipped: Counter[str] = Counter()
-# Where this process prints; None in a worker.
+# The terminal reporter of this process; None in a worker.
 _terminal: pytest.TerminalReporter | None = None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run on several cores, those with Java share one: one broker, one Spark session.
+    """Group the tests that need Java, so that one worker runs all of them: one broker, one Spark session.
 
-    Before xdist looks at the marks.
+    This hook runs before xdist reads the marks.
     """
     for item in items:
         if {"kafka", "spark"} & set(item.path.parts):
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fail at once if the marks are without effect, as with pytest 9.2: two brokers would run side by side."""
+    """Fail at once if the marks have no effect, as with pytest 9.2: two brokers would run at the same time."""
     if session.config.getoption("loadgroup", default=False):
         marked = [item for item in session.items if item.get_closest_marker("xdist_group")]
         assert all("@" in item.nodeid for item in marked), (
@@ -56,13 +56,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Know where to print."""
+    """Remember the terminal reporter."""
     global _terminal
     _terminal = config.pluginmanager.get_plugin("terminalreporter")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Name a failure when it happens, for the run may be cut short; remember why tests were skipped."""
+    """Print each failure when it happens, because the run may be cut short, and count the reasons of skips."""
     if report.failed and _terminal is not None:
         crash = getattr(report.longrepr, "reprcrash", None)
         reason = crash.message.partition("\n")[0] if crash else ""
@@ -72,7 +72,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """The last line tells how many tests were skipped, and why."""
+    """Print, as the last line, how many tests were skipped and why."""
     if _skipped and not hasattr(config, "workerinput"):
         reasons = "; ".join(f"{count} because {reason}" for reason, count in _skipped.items())
         print(f"{_skipped.total()} skipped: {reasons}")
@@ -80,20 +80,23 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def user_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What goes to the user's cache directory goes to one of the tests' own, in the programs they start, too."""
+    """Replace the user's cache directory by a temporary one, also in the programs that tests start."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture
 def mounts_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The test makes a mount namespace, or unmounts and asks whether the mount is in another one."""
+    """For tests that create a mount namespace, or that check whether an unmounted mount is in another one.
+
+    Only one of these tests runs at a time.
+    """
     with alone_with_mounts(tmp_path_factory):
         yield
 
 
 @pytest.fixture
 def quiet_log() -> Iterator[None]:
-    """No log lines: a test of thousands of faults or recoveries would print thousands."""
+    """Disable log lines: a test with thousands of faults or recoveries would print thousands."""
     logger = logging.getLogger("logfs")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -109,7 +112,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def log_dir(tmp_path: Path) -> Iterator[Path]:
-    """A log directory that must be clean when the test is over, if the test began one."""
+    """A log directory. If the test has created it, the audit must find no error in it after the test."""
     path = tmp_path / "log"
     yield path
     if path.is_dir() and any(path.iterdir()):
@@ -118,14 +121,14 @@ def log_dir(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def store(log_dir: Path, clock: Clock) -> Iterator[Store]:
-    """An empty store, audited when the test is over."""
+    """An empty store, audited after the test."""
     with Store(log_dir, clock=clock) as store:
         yield store
 
 
 @pytest.fixture
 def make_mount(tmp_path: Path) -> Iterator[Callable[..., Mount]]:
-    """Mounts that are unmounted whatever happens, and whose log directories are audited afterwards."""
+    """Return a function that mounts. The mounts are always unmounted, and their log directories are then audited."""
     need_fuse()
     mounts: list[Mount] = []
 
@@ -140,18 +143,18 @@ def make_mount(tmp_path: Path) -> Iterator[Callable[..., Mount]]:
     for mount in mounts:
         mount.stop()
     for log_dirs in {tuple(mount.log_dirs) for mount in mounts}:
-        # A disk of its own that the test has unmounted, and looked at before.
+        # A log directory on a disk of its own is empty here: the test has audited and unmounted it.
         if all(any(path.iterdir()) for path in log_dirs):
             assert_clean(*log_dirs)
 
 
 @pytest.fixture
 def mount(make_mount: Callable[..., Mount]) -> Mount:
-    """A fresh mount of a fresh store."""
+    """A new mount of a new store."""
     return make_mount()
 
 
 @pytest.fixture
 def orders(mount: Mount) -> Path:
-    """The directory of an empty partition `orders-0` on a fresh mount."""
+    """The directory of an empty partition `orders-0` on a new mount."""
     return mount.partition("orders-0")

@@ -1,4 +1,4 @@
-"""The tables of settings, and which text is in force."""
+"""The tables of settings, the parsing of their values, and which value is in force."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ TOPIC_ROWS = [
     ("unclean.leader.election.enable", "boolean", "false", "unclean.leader.election.enable"),
 ]
 
-# The least and the greatest number of each numeric row; one beyond either must be refused.
+# The least and the greatest value of each integer setting. The next value beyond each end must be refused.
 TOPIC_RANGES = {
     "compression.lz4.level": (1, 17),
     "compression.zstd.level": (-131072, 22),
@@ -125,7 +125,7 @@ BROKER_DEFAULTS = {
     "offsets.topic.num.partitions": 50,
     "offsets.topic.segment.bytes": 104_857_600,
 }
-# Topic-level settings that mean nothing to one machine's storage, or are folded into another.
+# Topic-level settings that have no meaning for the storage of one machine, or that are merged into another setting.
 NOT_STORAGE = {
     "follower.replication.throttled.replicas",
     "leader.replication.throttled.replicas",
@@ -140,7 +140,7 @@ NOT_STORAGE = {
     "remote.storage.enable",
     "unclean.leader.election.enable",
 }
-# The integers that LogConfig has an attribute for.
+# The integer settings that are attributes of LogConfig.
 LOG_CONFIG_NUMBERS = TOPIC_RANGES.keys() - NOT_STORAGE
 
 
@@ -148,7 +148,7 @@ LOG_CONFIG_NUMBERS = TOPIC_RANGES.keys() - NOT_STORAGE
 
 
 def test_every_topic_setting_of_the_reference_is_known():
-    """The table has the reference's rows, with their types, defaults and synonyms in order."""
+    """The table has the rows of the reference, with their types, defaults and synonyms, in the same order."""
     assert [
         (s.name, s.type.value, s.default, " ".join(s.synonyms))
         for s in TOPIC_SETTINGS.values()
@@ -158,13 +158,13 @@ def test_every_topic_setting_of_the_reference_is_known():
 
 @pytest.mark.parametrize("name", [row[0] for row in TOPIC_ROWS])
 def test_a_setting_is_its_default_when_nothing_is_set(name):
-    """With no override, the value in force is the reference's default, said to be the default."""
+    """Without an override, the value in force is the reference's default, and its source is `default`."""
     assert value_in_force(name, {}, {}) == TOPIC_SETTINGS[name].default
     assert describe_source(name, {}, {}) == "default"
 
 
 def test_every_synonym_is_a_broker_setting():
-    """A broker-level name that a topic-level setting listens to can itself be set."""
+    """Every synonym of a topic-level setting is a broker-level setting, without synonyms of its own."""
     for setting in TOPIC_SETTINGS.values():
         for synonym in setting.synonyms:
             assert BROKER_SETTINGS[synonym].name == synonym
@@ -173,7 +173,7 @@ def test_every_synonym_is_a_broker_setting():
 
 @pytest.mark.parametrize("table", [TOPIC_SETTINGS, BROKER_SETTINGS], ids=["topic", "broker"])
 def test_every_setting_is_explained_and_its_default_valid(table):
-    """Each row has a sentence about it, says what it takes, and would itself take its default."""
+    """Each setting has a description and a text of its allowed values, and accepts its own default."""
     for name, setting in table.items():
         assert setting.name == name
         assert setting.doc.endswith(".")
@@ -183,7 +183,7 @@ def test_every_setting_is_explained_and_its_default_valid(table):
 
 
 def test_tables_cannot_be_changed():
-    """The tables are read-only, as one process may hold several stores."""
+    """The tables cannot be modified: a process may have several stores, and all of them use the same tables."""
     with pytest.raises(TypeError):
         TOPIC_SETTINGS["x"] = TOPIC_SETTINGS["retention.ms"]
 
@@ -192,7 +192,7 @@ def test_tables_cannot_be_changed():
 
 
 def test_every_number_has_a_tested_range():
-    """No integer of the topic table escapes the test of its bounds below."""
+    """Every integer setting of the topic table is in `TOPIC_RANGES`, and so in the test of the bounds below."""
     integers = {n for n, s in TOPIC_SETTINGS.items() if s.type in (Type.INT, Type.LONG)}
     assert integers == TOPIC_RANGES.keys() | {"compression.gzip.level"}
 
@@ -204,7 +204,7 @@ def test_every_number_has_a_tested_range():
     ids=lambda value: value.name if hasattr(value, "name") else "",
 )
 def test_a_range_ends_where_the_reference_says(setting, least, most):
-    """Both ends of a range are accepted; one beyond is refused with the setting and the range."""
+    """Both ends of a range are accepted. The next value beyond each is refused; the error names setting and range."""
     for value in (least, most):
         assert setting.parse(str(value)) == value
         assert setting.format(value) == str(value)
@@ -217,7 +217,7 @@ def test_a_range_ends_where_the_reference_says(setting, least, most):
 
 @pytest.mark.parametrize("text", ["-1", "1", "9"])
 def test_gzip_level_has_a_gap(text):
-    """The level of gzip is 1 to 9, or -1."""
+    """The level of gzip is from 1 to 9, or -1."""
     assert TOPIC_SETTINGS["compression.gzip.level"].parse(text) == int(text)
 
 
@@ -241,7 +241,7 @@ def test_gzip_level_has_a_gap(text):
     ],
 )
 def test_a_text_is_parsed_by_its_type(name, text, value):
-    """A text becomes a value of the setting's type, whose canonical text gives it back."""
+    """A text is parsed to a value of the setting's type; the canonical text of the value gives the same value."""
     setting = TOPIC_SETTINGS[name]
     parsed = setting.parse(text)
     assert (parsed, type(parsed)) == (value, type(value))
@@ -281,7 +281,7 @@ def test_a_text_is_parsed_by_its_type(name, text, value):
     ],
 )
 def test_a_text_of_the_wrong_kind_is_refused(name, text):
-    """The refusal names the setting, the beginning of the text, and what would be taken."""
+    """The error names the setting, the beginning of the text, and the allowed values."""
     setting = TOPIC_SETTINGS[name]
     with pytest.raises(InvalidSetting) as caught:
         setting.parse(text)
@@ -291,8 +291,8 @@ def test_a_text_of_the_wrong_kind_is_refused(name, text):
     assert len(message) < 300
 
 
-def test_refusals_read_well():
-    """One message of each form, in full."""
+def test_error_messages_in_full():
+    """The complete error message of one setting for each form of allowed values."""
     expected = {
         ("segment.bytes", "13"): "give an integer from 14 to 2147483647",
         ("compression.gzip.level", "0"): "give an integer from 1 to 9, or -1",
@@ -314,7 +314,7 @@ def test_refusals_read_well():
 @pytest.mark.parametrize(
     ("name", "topic", "broker", "value", "source"),
     [
-        # The topic's own text comes first, in whatever form it was written.
+        # The topic's own value takes precedence, in whatever form it was written.
         (
             "retention.ms",
             {"retention.ms": " 5"},
@@ -323,7 +323,7 @@ def test_refusals_read_well():
             "topic retention.ms",
         ),
         ("retention.ms", {}, {"log.retention.ms": "6"}, "6", "broker log.retention.ms"),
-        # Priority among synonyms, whichever was written first.
+        # Synonyms have a fixed priority, independent of the order in which they were written.
         (
             "retention.ms",
             {},
@@ -389,14 +389,14 @@ def test_refusals_read_well():
             str(INT_MAX * 3_600_000),
             "broker log.retention.hours",
         ),
-        # Any negative retention is for ever, and is written -1.
+        # Any negative retention means unlimited, and is written as -1.
         ("retention.ms", {}, {"log.retention.hours": "-1"}, "-1", "broker log.retention.hours"),
         ("retention.ms", {}, {"log.retention.minutes": "-7"}, "-1", "broker log.retention.minutes"),
         ("retention.ms", {}, {"log.retention.ms": str(LONG_MIN)}, "-1", "broker log.retention.ms"),
         # The same name at both levels.
         ("compression.type", {}, {"compression.type": "lz4"}, "lz4", "broker compression.type"),
         ("cleanup.policy", {"cleanup.policy": "COMPACT"}, {}, "compact", "topic cleanup.policy"),
-        # The deprecated limit stands in for an unlimited one, and for no other.
+        # The deprecated limit replaces an unlimited one, and no other.
         (
             "message.timestamp.before.max.ms",
             {"message.timestamp.difference.max.ms": "1000"},
@@ -441,8 +441,8 @@ def test_refusals_read_well():
         ),
     ],
 )
-def test_the_first_text_that_is_set_is_in_force(name, topic, broker, value, source):
-    """Topic, then synonyms by priority, then default; converted to milliseconds where need be."""
+def test_the_value_with_the_highest_priority_is_in_force(name, topic, broker, value, source):
+    """The topic's value precedes the synonyms, by their priority, and the default; values are converted to ms."""
     assert value_in_force(name, topic, broker) == value
     assert describe_source(name, topic, broker) == source
     if name in LOG_CONFIG_NUMBERS:
@@ -451,7 +451,7 @@ def test_the_first_text_that_is_set_is_in_force(name, topic, broker, value, sour
 
 
 def test_a_broker_setting_in_force():
-    """A broker-level setting shows its override, its default, or nothing where Kafka has none."""
+    """The value of a broker-level setting is its override, its default, or "" where Kafka has no default."""
     assert broker_value_in_force("log.retention.hours", {}) == "168"
     assert broker_value_in_force("log.retention.hours", {"log.retention.hours": " 5 "}) == "5"
     assert broker_value_in_force("log.retention.ms", {}) == ""
@@ -460,7 +460,7 @@ def test_a_broker_setting_in_force():
 
 
 def test_unknown_names_are_refused():
-    """A name that is no setting of that level is refused wherever it is met."""
+    """A name that is not a setting of the level is refused by every function that takes one."""
     with pytest.raises(InvalidSetting, match=r"no\.such: there is no topic-level setting"):
         value_in_force("no.such", {}, {})
     with pytest.raises(InvalidSetting, match="topic-level"):
@@ -475,7 +475,7 @@ def test_unknown_names_are_refused():
 
 
 def test_log_config_is_the_storage_part_of_the_table():
-    """LogConfig() is what nothing set resolves to, with an attribute for each storage setting."""
+    """LogConfig() equals the result of resolving no overrides, and has an attribute for each storage setting."""
     assert LogConfig() == LogConfig.resolve({}, {})
     names = {field.name.replace("_", ".") for field in dataclasses.fields(LogConfig)}
     assert names == TOPIC_SETTINGS.keys() - NOT_STORAGE
@@ -495,8 +495,8 @@ def test_log_config_is_the_storage_part_of_the_table():
         ("", False, False),
     ],
 )
-def test_the_policy_in_words(text, compacted, deleted):
-    """The order, case and number of policies do not matter."""
+def test_cleanup_policy_sets_compacted_and_deleted(text, compacted, deleted):
+    """`is_compacted` and `is_deleted` follow `cleanup.policy`, in any order, case and number of policies."""
     config = LogConfig.resolve({"cleanup.policy": text}, {})
     assert (config.is_compacted, config.is_deleted) == (compacted, deleted)
 
@@ -522,14 +522,14 @@ def test_the_policy_in_words(text, compacted, deleted):
             {"retention.bytes": "9", "remote.storage.enable": "true"},
             {"log.local.retention.bytes": "-1"},
         ),
-        # A text that the topic's own hides must be valid too.
+        # A broker's value must be valid even if the topic overrides it.
         ({"segment.bytes": "100"}, {"log.segment.bytes": "13"}),
         ({"segment.bytes": "13"}, {}),
         ({"unclean.leader.election.enable": "maybe"}, {}),
     ],
 )
-def test_settings_that_cannot_be_are_refused(topic, broker):
-    """Contradictions between valid settings are refused, as are texts that are not valid."""
+def test_contradictory_and_invalid_settings_are_refused(topic, broker):
+    """Valid settings that contradict each other are refused, as are invalid values."""
     with pytest.raises(InvalidSetting):
         LogConfig.resolve(topic, broker)
 
@@ -548,15 +548,15 @@ def test_settings_that_cannot_be_are_refused(topic, broker):
     ],
 )
 def test_settings_at_the_edge_of_a_contradiction_are_accepted(topic):
-    """Equal limits and unbounded totals fit together; only tiered topics have local retention."""
+    """Equal limits and unlimited totals are consistent; local retention is checked only for tiered topics."""
     assert isinstance(LogConfig.resolve(topic, {}), LogConfig)
 
 
 def test_broker_config_is_the_rest_of_the_broker_table():
-    """BrokerConfig has an attribute, with the reference's default, for each that is no topic's."""
+    """BrokerConfig has an attribute, with the reference's default, for each setting that is not a topic's synonym."""
     names = {field.name.replace("_", ".") for field in dataclasses.fields(BrokerConfig)}
     synonyms = {name for setting in TOPIC_SETTINGS.values() for name in setting.synonyms}
-    # The one setting that is both: how often to look, and how long to wait at most.
+    # This setting is both: the interval of the checks for `flush.ms`, and a synonym of `flush.ms`.
     assert names == (BROKER_SETTINGS.keys() - synonyms) | {"log.flush.scheduler.interval.ms"}
     assert BrokerConfig() == BrokerConfig.resolve({})
     assert {name: getattr(BrokerConfig(), name.replace(".", "_")) for name in names} == (
@@ -565,13 +565,13 @@ def test_broker_config_is_the_rest_of_the_broker_table():
 
 
 def test_broker_config_takes_overrides():
-    """An override of the broker level is in force, and one for topics changes nothing here."""
+    """A broker-level override changes BrokerConfig; a default for topics does not."""
     config = BrokerConfig.resolve({"log.cleaner.enable": "false", "log.segment.bytes": "100"})
     assert config == BrokerConfig(log_cleaner_enable=False)
 
 
 def test_the_dedupe_buffer_must_exceed_a_mebibyte_a_thread():
-    """A buffer with no room for its threads is refused; the next larger one is not."""
+    """A buffer of exactly 1 MiB per cleaner thread is refused; one byte more is accepted."""
     threads = {"log.cleaner.threads": "2"}
     with pytest.raises(InvalidSetting, match="give more than 2097152"):
         BrokerConfig.resolve(threads | {"log.cleaner.dedupe.buffer.size": "2097152"})
@@ -579,7 +579,7 @@ def test_the_dedupe_buffer_must_exceed_a_mebibyte_a_thread():
 
 
 def test_configs_are_values():
-    """A config cannot be changed in place, so every holder of one may keep it."""
+    """A config cannot be modified, so every holder may keep it, and equal configs have equal hashes."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         LogConfig().segment_bytes = 1
     assert len({LogConfig(), LogConfig(), LogConfig(segment_bytes=100)}) == 2

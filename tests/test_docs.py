@@ -1,4 +1,4 @@
-"""The documents tell what the code does: their tables are read and held against it."""
+"""The documents agree with the code: their tables, links, citations and lists of modules are compared with it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CODES = {"int8": "b", "int16": "h", "int32": "i", "uint32": "I", "int64": "q"}
 
 
 def table(document: str, heading: str) -> list[list[str]]:
-    """The rows of the first table under a heading, header row left out."""
+    """Return the rows of the first table under a heading, without its header row."""
     text = (ROOT / "docs" / document).read_text()
     section = text.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
     rows = [line for line in section.splitlines() if line.startswith("|")]
@@ -34,7 +34,7 @@ def table(document: str, heading: str) -> list[list[str]]:
 
 
 def layout(rows: list[list[str]]) -> struct.Struct:
-    """The struct that a table of (pos, field, type) describes, its positions checked."""
+    """Return the struct that a table of (pos, field, type) describes, and check the positions."""
     code = ">"
     for row in rows:
         assert int(row[0]) == struct.calcsize(code)
@@ -50,7 +50,7 @@ def test_format_md_describes_the_batch_header() -> None:
 
 
 def test_format_md_describes_group_records() -> None:
-    """The table "Group records" names the fields of a commit in the order, and of the sizes, of the code."""
+    """The table "Group records" names the fields of a commit in the order and with the sizes of the code."""
     rows = table("format.md", "Group records")
     key, value = OffsetKey("g", "t", 3), OffsetCommit(4, "m", 5, 6)
     for part, fields, data in (
@@ -77,7 +77,7 @@ def test_format_md_describes_the_indexes(heading: str, index: type[SparseIndex])
 
 
 def test_format_md_describes_the_files_of_producers() -> None:
-    """The tables of transaction index and producer snapshot name the fields, types and positions of the code."""
+    """The tables "Transaction index" and "Producer snapshot" name the fields, types and positions of the code."""
     rows = table("format.md", "Transaction index")
     assert tuple(row[1] for row in rows[1:]) == aborted_transactions.AbortedTransaction._fields
     assert layout(rows).format == aborted_transactions.ENTRY.format
@@ -87,7 +87,7 @@ def test_format_md_describes_the_files_of_producers() -> None:
 
 
 def test_format_md_describes_the_key_index() -> None:
-    """The table "Key index" names the fields of the header that is written, at their positions."""
+    """The table "Key index" names the fields of the header, at the positions where the code writes them."""
     rows = table("format.md", "Key index")
     anchor = key_table_format.Anchor(3, 4, 5, 6, 7)
     header = key_table_format.TableHeader(0, 512, 1, 2, bytes(16), anchor)
@@ -109,27 +109,27 @@ def test_filesystem_md_has_the_errno_table() -> None:
 
 
 def test_every_link_leads_somewhere() -> None:
-    """Every relative link of the README and the documents leads to a file that is there."""
+    """Every relative link in the README and the documents points to an existing file."""
     for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
 
 
 def test_every_named_test_file_is_there() -> None:
-    """A promise of docs/durability.md names test files that exist."""
+    """The test files that docs/durability.md names for its promises exist."""
     text = (ROOT / "docs/durability.md").read_text()
     for name in re.findall(r"`(tests/[\w/]+\.py)", text):
         assert (ROOT / name).exists(), name
 
 
-# A citation: sections, each with items of its list or without.
+# A citation: one or more sections, each with or without items of its list.
 _ITEMS = re.compile(r"\s+items?\s+(\d+(?:(?:,| and| to)\s+\d+(?![.\d]))*)")
 _SECTION = re.compile(r"\d+(?:\.\d+)*")
 _BETWEEN = re.compile(r",? and |, | to ")
 
 
 def citations(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Each section that a text cites from docs/kafka-storage.md, with the items cited from its list."""
+    """Yield each section that a text cites from docs/kafka-storage.md, with the cited items of its list."""
     text = re.sub(r"\n[ #]*", " ", text)
     for found in re.finditer(r"\bkafka-storage\s+(?=\d)", text):
         at = found.end()
@@ -170,7 +170,7 @@ def test_every_citation_of_kafka_storage_md_resolves() -> None:
 
 
 def test_every_module_is_on_a_map() -> None:
-    """Each folder's docstring names each of its modules and folders, and docs/architecture.md each folder."""
+    """Each package's docstring names its modules and subpackages, and docs/architecture.md names each package."""
     architecture = (ROOT / "docs/architecture.md").read_text()
     for path in (ROOT / "logfs").rglob("*.py"):
         folder = path.parent

@@ -1,4 +1,6 @@
-"""The house as a test: imports point down, foreign libraries have doors, files and functions stay small."""
+"""The architecture as tests: imports point down the layers, third-party and some standard modules are imported only
+from listed modules, and files and functions stay small.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "logfs"
-# From the top floor down; a module may import from its own floor and from those below.
+# The layers from the top down. A module may import from its own layer and from the layers below.
 FLOORS = ["cli", "mount spark", "store", "log", "format", "config", "setting", "errors"]
-# The folders and modules of one floor, each importing only from those before it in its list.
+# The folders and modules of one layer. Each imports only from itself and from those before it in its list.
 FOLDERS = {
     "store": [
         "settings",
@@ -50,7 +52,7 @@ FOLDERS = {
     ],
 }
 LEVEL = {name: len(FLOORS) - n for n, row in enumerate(FLOORS) for name in row.split()}
-# Each foreign library enters through these modules alone (a prefix of their path below logfs/).
+# The modules that may import each library, as prefixes of their paths below logfs/.
 DOORS = {
     "trio": ["mount/"],
     "pyfuse3": ["mount/"],
@@ -69,18 +71,19 @@ DOORS = {
 }
 FILE_LINES = 800
 FUNCTION_LINES = 70
-# One pass over bytes each, compiled as a whole: splitting them would cost the speed they exist for.
+# Each kernel is one pass over bytes, compiled as a whole. Splitting it would make it slower.
 LONG_BY_NATURE = ["format/kernels/"]
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
 def relative(path: Path) -> str:
+    """Return the path of a module below logfs/."""
     return path.relative_to(PACKAGE).as_posix()
 
 
 def imports(path: Path) -> list[str]:
-    """Every module that a file imports, at its top, in a function, or for types alone."""
+    """Return every module that a file imports: at the top, in a function, or only for types."""
     parts = ("logfs", *path.relative_to(PACKAGE).with_suffix("").parts)
     found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
@@ -96,14 +99,14 @@ def imports(path: Path) -> list[str]:
 
 
 def floor(module: str) -> str:
-    """The floor of a dotted module of ours, "" for the package itself."""
+    """Return the layer of a dotted module name of logfs, or "" for the package itself."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_imports_point_down(path: Path) -> None:
-    """cli > mount and spark > store > log > format > config > setting > errors, lazily or not."""
+    """cli > mount and spark > store > log > format > config > setting > errors; lazy imports count, too."""
     first = relative(path).split("/")[0].removesuffix(".py")
     if first not in LEVEL:
         assert first in ("__init__", "__main__"), f"{path}: which floor is this?"
@@ -117,23 +120,23 @@ def test_imports_point_down(path: Path) -> None:
 
 
 def dotted(path: Path) -> str:
-    """The dotted name of a module's file."""
+    """Return the dotted name of a module, from its path."""
     return ".".join(("logfs", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(
         ".__init__"
     )
 
 
 def own_imports(path: Path) -> set[str]:
-    """The modules of logfs that a file imports, without those that an `__init__` runs by the way."""
+    """Return the modules of logfs that a file names in its imports, without the packages above them."""
     known = {dotted(each) for each in MODULES}
     found = {name for name in imports(path) if name in known}
-    # `from package import module` names both; the package itself is meant only if nothing of it is.
+    # `from package import module` names both. The package itself counts only if no module of it is named.
     return {name for name in found if not any(other.startswith(f"{name}.") for other in found)}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_folders_of_a_floor_point_down_too(path: Path) -> None:
-    """A module imports only from its own folder and those below it on its floor, for types too."""
+def test_imports_point_down_within_a_layer(path: Path) -> None:
+    """Within its layer, a module imports only from its own folder and from the folders before it, also for types."""
     first, *rest = path.relative_to(PACKAGE).with_suffix("").parts
     if first not in FOLDERS or rest[0] == "__init__":
         return
@@ -146,9 +149,9 @@ def test_folders_of_a_floor_point_down_too(path: Path) -> None:
 
 
 def test_no_imports_in_a_circle() -> None:
-    """No module leads back to itself by imports, those for types and those inside functions included."""
+    """No module imports itself indirectly; imports for types and imports inside functions count, too."""
     graph = {dotted(path): own_imports(path) for path in MODULES}
-    for name in graph:  # An entry of a package stands for its own imports alone.
+    for name in graph:  # A package does not import itself.
         graph[name] -= {name}
     finished: set[str] = set()
 
@@ -164,8 +167,10 @@ def test_no_imports_in_a_circle() -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_foreign_libraries_enter_through_their_doors(path: Path) -> None:
-    """Spark workers import no FUSE, the engine is a plain library, and the compiler has one home."""
+def test_libraries_are_imported_only_from_listed_modules(path: Path) -> None:
+    """Each library of `DOORS` is imported only from its modules: Spark workers import no FUSE, and the engine neither
+    FUSE, Spark nor argparse; numba is imported only for the kernels.
+    """
     for module in imports(path):
         doors = DOORS.get(module.split(".")[0])
         if doors is not None:
@@ -173,7 +178,7 @@ def test_foreign_libraries_enter_through_their_doors(path: Path) -> None:
 
 
 def test_every_library_is_known() -> None:
-    """A new foreign library is added to the doors on purpose, not by accident."""
+    """Every imported library is in `DOORS`, or in the list of this test: a new one is added deliberately."""
     known = {*sys.stdlib_module_names, *DOORS, "logfs", "orjson", "typing_extensions"}
     for path in MODULES:
         unknown = {module.split(".")[0] for module in imports(path)} - known
@@ -194,8 +199,8 @@ def test_files_and_functions_stay_small(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_every_module_says_what_it_is(path: Path) -> None:
-    """Each module, and each public class and function in it, has a docstring."""
+def test_every_public_definition_has_a_docstring(path: Path) -> None:
+    """Each module, and each public class and function at its top level, has a docstring."""
     tree = ast.parse(path.read_text())
     assert ast.get_docstring(tree), f"{relative(path)} has no docstring"
     for node in tree.body:
@@ -205,7 +210,7 @@ def test_every_module_says_what_it_is(path: Path) -> None:
 
 
 def loaded_by(code: str) -> set[str]:
-    """The top-level modules that a fresh interpreter has after running the code."""
+    """Return the top-level modules that a new interpreter has loaded after running the code."""
     code += "\nimport sys\nprint('LOADED', *{name.split('.')[0] for name in sys.modules})"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
@@ -230,12 +235,12 @@ HEAVY = {"numba", "trio", "pyfuse3", "pyspark", "pyarrow"}
     ],
 )
 def test_imports_are_cheap(code: str, forbidden: set[str]) -> None:
-    """Importing the package, the command line or the engine loads no compiler, no FUSE and no Spark."""
+    """Importing the package, the command line or the engine loads no numba, no FUSE and no Spark."""
     assert not loaded_by(code) & forbidden
 
 
 def test_small_work_needs_no_compiler(tmp_path: Path) -> None:
-    """Appending and reading a few records loads no numba: it costs a quarter of a second."""
+    """Appending and reading a few records loads no numba, whose import takes a quarter of a second."""
     code = f"""
 import logfs
 with logfs.open({str(tmp_path / "log")!r}, create=True) as store:
@@ -247,7 +252,7 @@ with logfs.open({str(tmp_path / "log")!r}, create=True) as store:
 
 
 def tracked() -> list[Path]:
-    """The text files that are in the repository."""
+    """Return the files that are tracked in the repository; skip the test outside of a git work tree."""
     done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
     if done.returncode:
         pytest.skip("not a git work tree")
@@ -255,7 +260,7 @@ def tracked() -> list[Path]:
     return [ROOT / name for name in names if (ROOT / name).is_file()]
 
 
-# Written in pieces, so that this file does not match itself.
+# Split into parts, so that this file does not match itself.
 MACHINE = re.compile(
     "|".join(
         [
@@ -268,8 +273,8 @@ MACHINE = re.compile(
 )
 
 
-def test_no_machine_of_ours_is_named() -> None:
-    """No tracked file names a registry host or a path of one machine: a clone works anywhere."""
+def test_no_file_names_a_private_host_or_path() -> None:
+    """No tracked file names a package registry host or a path of one machine, so that a clone works anywhere."""
     found = []
     for path in tracked():
         try:

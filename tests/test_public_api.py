@@ -1,4 +1,4 @@
-"""The Python face, word by word (product.md 3)."""
+"""The public Python API, promise by promise (product.md 3)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def test_the_example_of_the_contract(log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The lines of product.md 3, as they stand there, do what they say; an empty directory becomes a store."""
+    """The example of product.md 3 runs as written and has the stated results; an empty directory becomes a store."""
     log_dir.mkdir()
     with logfs.open(log_dir) as store:
         orders = store.create("orders-0")
@@ -43,7 +43,7 @@ def test_the_example_of_the_contract(log_dir: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_store_is_opened_by_any_kind_of_path(tmp_path: Path) -> None:
-    """A text, a path, or several of them are log directories."""
+    """`logfs.open` accepts a log directory as a string or a path, and several log directories as a list."""
     with logfs.open(str(tmp_path / "a"), create=True) as store:
         assert isinstance(store, logfs.Store)
         store.create("t-0")
@@ -52,7 +52,7 @@ def test_a_store_is_opened_by_any_kind_of_path(tmp_path: Path) -> None:
 
 
 def test_records_are_plain_values(log_dir: Path) -> None:
-    """A record shows value, key, headers, timestamp, offset and the type of its timestamp."""
+    """A record has value, key, headers, timestamp, offset and timestamp type, and its fields cannot be assigned."""
     with logfs.open(log_dir, create=True) as store:
         orders = store.create("orders-0")
         orders.append([logfs.Record(None, key=b"k", headers=[("h", None)], timestamp=5)])
@@ -65,7 +65,7 @@ def test_records_are_plain_values(log_dir: Path) -> None:
 
 
 def test_reading_has_a_beginning_and_an_end(log_dir: Path) -> None:
-    """`read` and `columns` take an offset and an end, and by default give everything."""
+    """`read` and `columns` take a start and an end offset, and return all records by default."""
     with logfs.open(log_dir, create=True) as store:
         orders = store.create("orders-0")
         orders.append([b"%d" % n for n in range(10)])
@@ -76,8 +76,8 @@ def test_reading_has_a_beginning_and_an_end(log_dir: Path) -> None:
         assert len(orders.columns(offset=10)) == 0
 
 
-def test_times_are_answered_or_none(log_dir: Path) -> None:
-    """`offset_for_time` gives the earliest offset at or after a time, or None."""
+def test_offset_for_time_returns_a_position_or_none(log_dir: Path) -> None:
+    """`offset_for_time` returns the earliest offset whose timestamp is at or after a time, or None."""
     with logfs.open(log_dir, create=True) as store:
         orders = store.create("orders-0")
         orders.append([logfs.Record(b"v", timestamp=t) for t in (100, 200)])
@@ -86,7 +86,7 @@ def test_times_are_answered_or_none(log_dir: Path) -> None:
 
 
 def test_errors_share_one_root(log_dir: Path) -> None:
-    """Whatever goes wrong on purpose is a `LogfsError`, and often the Python error one expects."""
+    """Each error is a `LogfsError` with a message, and also the fitting Python error, such as `KeyError`."""
     with logfs.open(log_dir, create=True) as store:
         orders = store.create("orders-0")
         for kind, wrong in (
@@ -104,7 +104,7 @@ def test_errors_share_one_root(log_dir: Path) -> None:
 
 
 def test_the_package_lists_its_names() -> None:
-    """`__all__` is what there is, `dir` and tab completion included, and an unknown name is an AttributeError."""
+    """Every name in `__all__` is an attribute of the package, and an unknown name raises AttributeError."""
     for name in logfs.__all__:
         assert getattr(logfs, name) is not None
     with pytest.raises(AttributeError, match="nothing"):
@@ -112,13 +112,13 @@ def test_the_package_lists_its_names() -> None:
 
 
 def test_star_import_gives_the_names() -> None:
-    """Every name of `__all__` can be imported in a fresh interpreter."""
+    """A star import in a new interpreter defines every name of `__all__`."""
     code = "from logfs import *; import logfs; assert all(n in globals() for n in logfs.__all__)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_help_shows_the_example() -> None:
-    """`help(logfs)` is the map: what it is, its nouns, the example, and what to read next (architecture.md 4.2)."""
+    """`help(logfs)` shows what logfs is, its nouns, the example, and what to read next (architecture.md 4.2)."""
     text = logfs.__doc__
     assert text is not None
     for words in ("with logfs.open(", "store.create(", "orders.append(", "docs/architecture.md"):

@@ -59,7 +59,7 @@ VALUES = [f"value {n}" if n != 7 else "" for n in range(10)]
 
 
 def lines(*numbers: int) -> str:
-    """The values of some of the records, one a line."""
+    """Return the values of some of the records, one per line."""
     return "".join(VALUES[number] + "\n" for number in numbers)
 
 
@@ -67,7 +67,7 @@ def lines(*numbers: int) -> str:
 
 
 def test_help_and_version() -> None:
-    """`logfs --help` lists every command, `logfs COMMAND --help` tells its options, --version the version."""
+    """`logfs --help` lists every command, `logfs COMMAND --help` its options, and --version prints the version."""
     text = ok("--help")
     commands = [
         "mount",
@@ -107,7 +107,7 @@ def test_help_and_version() -> None:
     ],
 )
 def test_wrong_usage(words: tuple[str, ...]) -> None:
-    """Wrong usage is exit code 2 and says how it is done."""
+    """Wrong usage is exit code 2, and the usage is printed."""
     done = call(*words)
     assert done.returncode == 2
     assert done.stderr.startswith(b"usage: logfs")
@@ -118,7 +118,7 @@ def test_wrong_usage(words: tuple[str, ...]) -> None:
 
 
 def test_create(log_dir: Path) -> None:
-    """`logfs create` makes a partition, with `-p` the log directory, too, with the topic's settings."""
+    """`logfs create` creates a partition with settings of its topic, and with `-p` also the log directory."""
     assert (
         f"does not exist; a new log directory starts as an empty directory: mkdir -p {log_dir}"
         in (fails("create", log_dir / "orders-0"))
@@ -136,7 +136,7 @@ def test_create(log_dir: Path) -> None:
 
 
 def test_create_in_several_log_dirs(tmp_path: Path) -> None:
-    """With several log dirs a new partition goes to the one with the fewest."""
+    """With several log directories a new partition goes to the one with the fewest."""
     one, two = tmp_path / "one", tmp_path / "deep/two"
     one.mkdir()
     assert "deep/two does not exist, nor does" in fails("create", one, two, "orders-0")
@@ -149,7 +149,7 @@ def test_create_in_several_log_dirs(tmp_path: Path) -> None:
 
 
 def test_create_errors(orders: Path, tmp_path: Path) -> None:
-    """What exists, a bad name and a bad setting are refused, each in a line that says what and why."""
+    """An existing partition, a bad name and a bad setting are refused, each in a line that says what and why."""
     before = ok("config", orders.parent, "--topic", "orders", "retention.ms")
     for words in ((), ("-c", "retention.ms=5")):
         assert "orders-0: the partition exists" in fails("create", orders, *words)
@@ -161,7 +161,7 @@ def test_create_errors(orders: Path, tmp_path: Path) -> None:
     assert "NAME=VALUE" in fails("create", tmp_path / "log/x-0", "-c", "retention.ms")
     assert "no.such" in fails("create", tmp_path / "log/x-0", "-c", "no.such=1")
     assert not (tmp_path / "log/x-0").exists()
-    # The good setting beside a bad one is not set, and no log directory is made.
+    # A good setting beside a bad one is not set, and no log directory is created.
     both = ("-c", "retention.ms=77", "-c", "no.such=1")
     assert "no.such" in fails("create", tmp_path / "log/x-0", *both)
     assert "retention.ms=77" not in ok("config", orders.parent, "--topic", "orders")
@@ -171,7 +171,7 @@ def test_create_errors(orders: Path, tmp_path: Path) -> None:
 
 
 def test_delete(orders: Path, log_dir: Path) -> None:
-    """`logfs delete` renames to `-delete`, as Kafka does."""
+    """`logfs delete` renames the directory to `-delete`, as Kafka does."""
     assert "file.delete.delay.ms" in ok("delete", orders)
     assert not orders.exists()
     assert len(list(log_dir.glob("orders-0.*-delete"))) == 1
@@ -198,7 +198,7 @@ def test_describe(orders: Path, log_dir: Path) -> None:
 
 
 def test_describe_json(orders: Path, log_dir: Path) -> None:
-    """`logfs describe --json` is the JSON line of kafka-log-dirs (kafka-storage 13.3)."""
+    """`logfs describe --json` prints the JSON line of kafka-log-dirs (kafka-storage 13.3)."""
     size = sum(path.stat().st_size for path in orders.glob("*.log"))
     assert ok("describe", log_dir, "--json") == (
         f'{{"brokers":[{{"broker":0,"logDirs":[{{"partitions":[{{"partition":"orders-0","size":{size},'
@@ -210,7 +210,7 @@ def test_describe_json(orders: Path, log_dir: Path) -> None:
 
 
 def test_append_lines(orders: Path, tmp_path: Path) -> None:
-    """`logfs append` takes lines from standard input or files, and prints the offsets they got."""
+    """`logfs append` reads lines from standard input or files, and prints their offsets."""
     assert ok("append", orders, stdin=b"a\n\nc") == "orders-0: 10..13\n"
     (tmp_path / "one").write_bytes(b"d\ne\n")
     (tmp_path / "two").write_bytes(b"f\n")
@@ -221,7 +221,7 @@ def test_append_lines(orders: Path, tmp_path: Path) -> None:
 
 
 def test_append_envelopes(orders: Path, log_dir: Path) -> None:
-    """`logfs append --jsonl` takes what `logfs cat --json` gives."""
+    """`logfs append --jsonl` reads what `logfs cat --json` prints."""
     ok("create", log_dir / "copy-0")
     envelopes = ok("cat", orders, "--json")
     assert (
@@ -232,7 +232,7 @@ def test_append_envelopes(orders: Path, log_dir: Path) -> None:
 
 
 def test_append_errors(orders: Path, tmp_path: Path) -> None:
-    """What is refused is a line on standard error; what was good before it is appended, and is told."""
+    """A refused record is a line on standard error; the records before it are appended and reported."""
     done = call("append", orders, "--jsonl", stdin=b'{"value":"a"}\n{"value":1}\n{"value":"b"}\n')
     assert done.returncode == 1
     assert done.stdout == b"orders-0: 10..11\n"
@@ -248,8 +248,8 @@ def test_append_errors(orders: Path, tmp_path: Path) -> None:
     assert ok("append", orders, stdin=b"") == ""
 
 
-def test_append_beside_a_mount(mount: Mount) -> None:
-    """Writing commands are refused beside a mount with its pid, and reading ones work."""
+def test_commands_beside_a_mount(mount: Mount) -> None:
+    """Beside a mount, writing commands are refused with its pid, and reading commands work."""
     orders = mount.partition("orders-0")
     (orders / "append").write_bytes(b"a\nb\n")
     real = mount.log_dirs[0] / "orders-0"
@@ -302,7 +302,7 @@ def test_append_beside_a_mount(mount: Mount) -> None:
     ],
 )
 def test_cat(orders: Path, words: tuple[str, ...], expected: list[int]) -> None:
-    """`logfs cat` prints records by offset, by time and by range, one value a line."""
+    """`logfs cat` prints records by offset, by time and by range, one value per line."""
     assert ok("cat", orders, *words) == lines(*expected)
 
 
@@ -344,7 +344,7 @@ def test_cat_format(orders: Path, form: str, expected: str) -> None:
 
 
 def test_cat_errors(orders: Path, log_dir: Path, tmp_path: Path) -> None:
-    """What cannot be found is named, with where it was looked for."""
+    """The error names what was not found, and where it was looked for."""
     assert "offset 10" in fails("cat", orders, "-o", "10") or "ends at 9" in fails(
         "cat", orders, "-o", "10"
     )
@@ -357,7 +357,7 @@ def test_cat_errors(orders: Path, log_dir: Path, tmp_path: Path) -> None:
 
 
 def test_cat_of_many(log_dir: Path) -> None:
-    """A log of many records comes out whole, and a reader that goes away is no error with a traceback."""
+    """A log of many records is printed completely, and a closed pipe causes no error message."""
     data = b"".join(b"line %d\n" % n for n in range(20_000))
     ok(
         "create",
@@ -383,8 +383,8 @@ def test_cat_of_many(log_dir: Path) -> None:
         assert (done.stdout[: len(first)], done.stderr) == (first, b"")
 
 
-def test_cat_names_what_leaves_the_log(log_dir: Path) -> None:
-    """What retention takes while the reader of the output is slow is told of, and all the rest is printed."""
+def test_cat_names_records_that_leave_the_log(log_dir: Path) -> None:
+    """Records that retention deletes while the output is read slowly are reported, and all others are printed."""
     with logfs.open(log_dir, create=True) as store:
         store.settings.set_topic("orders", "segment.bytes", "100000")
         store.settings.set_topic("orders", "file.delete.delay.ms", "0")
@@ -414,7 +414,7 @@ def test_cat_names_what_leaves_the_log(log_dir: Path) -> None:
 
 
 def test_cat_past_damage(orders: Path, tmp_path: Path) -> None:
-    """A damaged range is named on standard error, what is good around it is printed, and the exit code is 1."""
+    """Damage is named on standard error, the good records around it are printed, and the exit code is 1."""
     copy = tmp_path / "copy/orders-0"
     shutil.copytree(orders, copy)
     log = copy / "00000000000000000000.log"
@@ -454,7 +454,7 @@ def test_tail_forms(orders: Path) -> None:
 
 
 def test_tail_follows(mount: Mount, tmp_path: Path) -> None:
-    """`logfs tail -f` prints what a mount appends meanwhile, and ends at once when it is interrupted."""
+    """`logfs tail -f` prints the records that a mount appends, and ends at once when it is interrupted."""
     orders = mount.partition("orders-0")
     (orders / "append").write_bytes(b"a\nb\n")
     out = tmp_path / "out"
@@ -478,7 +478,7 @@ def test_tail_follows(mount: Mount, tmp_path: Path) -> None:
 
 
 def batches_of(log: Path) -> list[dict[str, int]]:
-    """The header fields of a log's batches, taken apart by hand (kafka-storage 2.1)."""
+    """Return the header fields of a log's batches, parsed by hand (kafka-storage 2.1)."""
     data = log.read_bytes()
     found = []
     position = 0
@@ -511,7 +511,7 @@ BATCH_LINE = (
 
 
 def record_line(number: int, *, data: bool) -> str:
-    """What kafka-dump-log prints of a record of the `orders` fixture."""
+    """Return what kafka-dump-log prints for a record of the `orders` fixture."""
     key, value = f"key {number}" if number % 3 else None, VALUES[number] or None
     line = (
         f"| offset: {number} CreateTime: {NOON + number * 1000} "
@@ -542,7 +542,7 @@ def test_dump_log(orders: Path) -> None:
 
 
 def test_dump_json(orders: Path) -> None:
-    """--json prints the same fields as an object a line, with header values."""
+    """--json prints the same fields, one object per line, with header values."""
     log = orders / "00000000000000000000.log"
     found = [
         orjson.loads(line) for line in ok("dump", log, "--json", "--print-data-log").splitlines()
@@ -557,7 +557,7 @@ def test_dump_json(orders: Path) -> None:
 
 
 def test_dump_indexes(log_dir: Path) -> None:
-    """`logfs dump` of .index and .timeindex prints their entries, and checks them (kafka-storage 13.2)."""
+    """`logfs dump` of .index and .timeindex prints and checks their entries (kafka-storage 13.2)."""
     with logfs.open(log_dir, create=True) as store:
         store.settings.set_topic("orders", "index.interval.bytes", "0")
         partition = store.create("orders-0")
@@ -584,14 +584,14 @@ def test_dump_indexes(log_dir: Path) -> None:
 
 
 def test_dump_empty_index(orders: Path) -> None:
-    """An index without entries says so."""
+    """An index without entries is reported as empty."""
     index = orders / "00000000000000000000.index"
     assert index.stat().st_size == 0
     assert ok("dump", index) == f"Dumping {index}\n{index} is empty.\n"
 
 
 def test_dump_damage(orders: Path, tmp_path: Path) -> None:
-    """A batch whose CRC is wrong is shown as not valid, and bytes that are no batch are counted."""
+    """A batch with a wrong CRC is shown as not valid, and bytes that are no batch are counted."""
     copy = tmp_path / "00000000000000000000.log"
     data = bytearray((orders / copy.name).read_bytes())
     data[data.index(b"value 4")] ^= 1
@@ -630,7 +630,7 @@ def test_dump_mismatches(orders: Path, tmp_path: Path) -> None:
 
 
 def test_dump_errors(orders: Path, tmp_path: Path) -> None:
-    """A file that cannot be dumped is named, and what is missing."""
+    """The error names the file that cannot be dumped, or the file that is missing."""
     unknown = orders / "partition.metadata"
     done = call("dump", unknown)
     assert (done.returncode, done.stderr.decode()) == (1, f"Ignoring unknown file {unknown}\n")
@@ -643,7 +643,7 @@ def test_dump_errors(orders: Path, tmp_path: Path) -> None:
 
 
 def test_check(orders: Path, log_dir: Path, tmp_path: Path) -> None:
-    """`logfs check` says clean with exit code 0, and changes nothing."""
+    """`logfs check` prints `clean` with exit code 0, and changes nothing."""
     before = {path: path.read_bytes() for path in log_dir.rglob("*") if path.is_file()}
     assert ok("check", log_dir) == "clean\n"
     assert {path: path.read_bytes() for path in log_dir.rglob("*") if path.is_file()} == before
@@ -651,7 +651,7 @@ def test_check(orders: Path, log_dir: Path, tmp_path: Path) -> None:
 
 
 def test_recover(orders: Path, log_dir: Path, tmp_path: Path) -> None:
-    """`logfs recover` cuts off what a crash left of a batch, keeps it, and says so."""
+    """`logfs recover` cuts off the part of a batch that a crash left, keeps its bytes, and reports it."""
     log = orders / "00000000000000000000.log"
     whole = log.read_bytes()
     (log_dir / ".kafka_cleanshutdown").unlink()
@@ -672,7 +672,7 @@ def test_recover(orders: Path, log_dir: Path, tmp_path: Path) -> None:
 
 
 def test_reindex(orders: Path, log_dir: Path, tmp_path: Path) -> None:
-    """`logfs reindex` makes every index anew from the log."""
+    """`logfs reindex` rebuilds every index from the log."""
     for suffix in ("index", "timeindex", "textindex"):
         path = orders / f"00000000000000000000.{suffix}"
         path.write_bytes(b"\x7f" * 240)
@@ -687,7 +687,7 @@ def test_reindex(orders: Path, log_dir: Path, tmp_path: Path) -> None:
 
 
 def test_config(orders: Path, log_dir: Path) -> None:
-    """`logfs config` shows what is in force and where from, sets it for good, and goes back to the default."""
+    """`logfs config` shows values with their origin, sets them permanently, and resets them to the default."""
     assert ok("config", log_dir, "--topic", "orders", "retention.ms") == (
         "retention.ms=604800000  # default\n"
     )
@@ -712,7 +712,7 @@ def test_config(orders: Path, log_dir: Path) -> None:
 
 
 def test_config_errors(orders: Path, log_dir: Path, tmp_path: Path) -> None:
-    """A setting that is unknown or out of range is refused with what it takes, and nothing is changed."""
+    """An unknown setting or a value out of range is refused with what is allowed, and nothing is changed."""
     assert "give an integer" in fails("config", log_dir, "--topic", "orders", "segment.bytes=x")
     assert "no.such" in fails("config", log_dir, "no.such")
     assert "no.such" in fails("config", log_dir, "no.such=1")
@@ -727,8 +727,8 @@ def test_config_errors(orders: Path, log_dir: Path, tmp_path: Path) -> None:
     assert "segment.bytes=1073741824  # default" in ok("config", log_dir, "--topic", "orders")
 
 
-def test_a_mountpoint_stands_for_what_is_mounted_there(mount: Mount) -> None:
-    """Who only looks may name either; who would change something is told where to go."""
+def test_a_mountpoint_stands_for_its_log_directories(mount: Mount) -> None:
+    """A reading command takes either path; a command that changes something names the mount to use instead."""
     folder = mount.partition("orders-0")
     (folder / "append").write_bytes(b"a\nb\n")
     empty = mount.path.with_name("empty")
@@ -764,8 +764,8 @@ def test_a_mountpoint_stands_for_what_is_mounted_there(mount: Mount) -> None:
     assert "errors      0" in ok("status", mount.path)
 
 
-def test_what_is_not_there_is_not_made(tmp_path: Path) -> None:
-    """A name that is misspelt is an error, and nothing of that name is there afterwards."""
+def test_a_missing_directory_is_not_created(tmp_path: Path) -> None:
+    """A misspelt name is an error, and nothing of that name is created."""
     nowhere = tmp_path / "nowhere"
     for words in (("recover",), ("retain",), ("describe",), ("check",), ("config",), ("groups",)):
         assert "nowhere does not exist" in fails(*words, nowhere)
@@ -778,7 +778,7 @@ def test_what_is_not_there_is_not_made(tmp_path: Path) -> None:
 def test_a_log_directory_that_cannot_be_opened_is_a_failure(
     orders: Path, tmp_path: Path, command: str
 ) -> None:
-    """What is in the other ones is done all the same."""
+    """The exit code is 1, but the command is executed for the other log directories."""
     done = call(command, orders.parent, tmp_path / ("x" * 300))
     assert done.returncode == 1
     assert b"orders-0" in done.stdout
@@ -787,14 +787,14 @@ def test_a_log_directory_that_cannot_be_opened_is_a_failure(
 
 @pytest.mark.parametrize("words", ["--offset=--", "--time=", "-t ''"])
 def test_an_option_without_a_value_is_wrong_usage(orders: Path, words: str) -> None:
-    """As of a variable that is not set: it is not taken for all records."""
+    """An empty value, as of a variable that is not set, does not stand for all records."""
     done = call("cat", *words.replace("''", "").split(" "), orders)
     assert (done.returncode, done.stdout) == (2, b"")
     assert b"Traceback" not in done.stderr
 
 
-def test_texts_that_an_encoding_lacks_are_printed(orders: Path, tmp_path: Path) -> None:
-    """Bytes of names and formats as they are, letters as escapes: never a traceback."""
+def test_characters_that_an_encoding_lacks_are_printed(orders: Path, tmp_path: Path) -> None:
+    """Bytes of names and formats are printed as they are, characters as escapes; there is never a traceback."""
     done = subprocess.run(
         [*LOGFS, "groups", "--help"],
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
@@ -810,8 +810,8 @@ def test_texts_that_an_encoding_lacks_are_printed(orders: Path, tmp_path: Path) 
     assert os.fsencode(wrong) in call("cat", wrong / "a-0").stderr
 
 
-def test_a_move_from_what_cannot_be_read_makes_nothing(orders: Path, tmp_path: Path) -> None:
-    """The other directory stays as it is, and the error names the one that cannot be read."""
+def test_a_move_that_cannot_read_its_source_creates_nothing(orders: Path, tmp_path: Path) -> None:
+    """The target directory stays as it is, and the error names the directory that cannot be read."""
     (tmp_path / "new").mkdir()
     (tmp_path / "file").write_bytes(b"")
     orders.rename(tmp_path / "kept")
@@ -822,7 +822,7 @@ def test_a_move_from_what_cannot_be_read_makes_nothing(orders: Path, tmp_path: P
 
 
 def test_a_file_in_a_log_directory_is_no_partition(orders: Path) -> None:
-    """A command for it changes nothing: no marker, lock or checkpoint is written anew."""
+    """A command for a plain file changes nothing: no marker, lock or checkpoint is written again."""
     log_dir = orders.parent
     name = ".kafka_cleanshutdown"
 
@@ -837,17 +837,17 @@ def test_a_file_in_a_log_directory_is_no_partition(orders: Path) -> None:
 
 
 def test_status_and_umount_errors(tmp_path: Path) -> None:
-    """What is not mounted has no status, and cannot be unmounted."""
+    """A directory where nothing is mounted has no status, and cannot be unmounted."""
     assert f"{tmp_path} holds no partitions: the directory is empty; no logfs is mounted" in (
         fails("status", tmp_path)
     )
     assert f"{tmp_path}: no logfs is mounted here" in fails("umount", tmp_path)
 
 
-def test_status_of_an_offline_partition(
+def test_a_mount_with_an_offline_partition(
     make_mount: Callable[..., Mount], orders: Path, log_dir: Path
 ) -> None:
-    """A partition that cannot be loaded is told as offline with the reason, and the others work."""
+    """A partition that cannot be loaded answers EIO, with the reason in `.logfs/errors`, and the others work."""
     ok("create", log_dir / "users-0")
     epochs = orders / "logfs.modes"
     epochs.write_bytes(b"{ not json")
@@ -875,15 +875,15 @@ def test_status_of_an_offline_partition(
         "mount {} {}",
     ],
 )
-def test_a_symlink_loop_is_one_line(tmp_path: Path, words: str) -> None:
-    """It is no log directory, whatever the command."""
+def test_a_symlink_loop_is_an_error_of_one_line(tmp_path: Path, words: str) -> None:
+    """A loop of symbolic links is no log directory, whatever the command."""
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     fails(*words.format(loop, loop).split(" "))
 
 
 def test_an_empty_path_is_no_mountpoint(tmp_path: Path) -> None:
-    """As of a variable that is not set: the current directory is not covered."""
+    """An empty path, as of a variable that is not set, does not mount over the current directory."""
     done = call("mount", tmp_path / "log", "", cwd=tmp_path)
     assert done.returncode == 2
     assert b"the value is empty; is a variable unset" in done.stderr
@@ -891,7 +891,7 @@ def test_an_empty_path_is_no_mountpoint(tmp_path: Path) -> None:
 
 
 def test_no_progress_in_a_pipe(log_dir: Path) -> None:
-    """Long work shows no progress where nobody watches."""
+    """Long operations show no progress where standard error is not a terminal."""
     ok("create", "-p", log_dir / "big-0")
     assert ok("append", log_dir / "big-0", stdin=b"x" * 1000 * 1000 + b"\n") == "big-0: 0..1\n"
     assert (log_dir / ".kafka_cleanshutdown").exists(), "nothing is left to recover"
@@ -901,7 +901,7 @@ def test_no_progress_in_a_pipe(log_dir: Path) -> None:
 
 @pytest.mark.parametrize("words", ["append", "check", "recover", "reindex", "compact", "move"])
 def test_progress_on_a_terminal(tmp_path: Path, words: str) -> None:
-    """Long work shows how far it is, in bytes."""
+    """Long operations show their progress, in bytes."""
     one, other = tmp_path / "one", tmp_path / "other"
     for log_dir in (one, other):
         ok("create", "-p", log_dir / f"{log_dir.name}-0")
@@ -926,8 +926,8 @@ def test_progress_on_a_terminal(tmp_path: Path, words: str) -> None:
         terminal.close()
 
 
-def test_a_progress_bar_takes_no_thread() -> None:
-    """One that watches it may never start where memory runs out, and who starts it waits for it."""
+def test_a_progress_bar_starts_no_thread() -> None:
+    """A monitor thread may fail to start when memory runs out, and the thread that starts it would wait for ever."""
     before = threading.enumerate()
     with progress_bar("working", 1) as bar:
         bar.update(1)
@@ -951,7 +951,7 @@ sys.exit(main(sys.argv[2:]))
 @pytest.mark.parametrize("command", ["check", "recover"])
 @pytest.mark.parametrize("module", ["logfs.cli.{}", "orjson", "numpy", "logfs.log.segment.segment"])
 def test_an_interrupt_while_modules_are_imported(orders: Path, module: str, command: str) -> None:
-    """Ctrl-C ends a command without a word, however early it comes."""
+    """Ctrl-C ends a command without any output, however early it comes."""
     words = [INTERRUPTED, module.format(command), command, orders.parent]
     done = subprocess.run([sys.executable, "-c", *words], capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
@@ -987,14 +987,14 @@ sys.exit(main())
 
 
 def test_an_interrupt_while_an_object_is_freed(orders: Path) -> None:
-    """Python lets no exception out of there, and the command ends all the same."""
+    """Python discards an exception in `__del__`, and the command ends nevertheless."""
     words = [sys.executable, "-c", LOST, "append", orders]
     done = subprocess.run(words, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (130, b"")
     assert ok("cat", orders).endswith("a line\n")
 
 
-def test_importing_costs_nothing() -> None:
+def test_help_imports_no_large_modules() -> None:
     """`logfs --help` imports neither numpy nor numba nor FUSE."""
     code = (
         "import sys; from logfs.cli import main\n"

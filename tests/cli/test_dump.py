@@ -1,6 +1,6 @@
-"""`logfs dump`, line by line: what kafka-dump-log printed of the same files, and the same as data.
+"""`logfs dump`, line by line: the output of kafka-dump-log for the same files, and the same as JSON.
 
-`tests/kafka/test_dump.py` holds many more files against the tool itself.
+`tests/kafka/test_dump.py` compares many more files with the tool itself.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 CASES = cases()
 LOG = f"{0:020}.log"
-# What the tool makes of NOT_UTF8: one U+FFFD for each encoded surrogate, whole or cut.
+# The tool's text for NOT_UTF8: one U+FFFD for each encoded surrogate, whole or cut.
 SHOWN = "x" + "\ufffd" * 5 + "|" + "\ufffd" * 2 + "y"
 
 
 def printed(
     directory: Path, name: str, data: bytes, *options: str
 ) -> tuple[int, list[str], list[str]]:
-    """Code, lines and error lines of a dump of a file; its directory is left out of them."""
+    """Return the exit code, lines and error lines of a dump of a file, without the name of its directory."""
     path = directory / name
     path.write_bytes(data)
     code, out, err = dump(path, *options)
@@ -58,7 +58,7 @@ def printed(
 
 
 def case(directory: Path, name: str) -> tuple[int, list[str], list[str]]:
-    """The same for a case of tests/support/dump_cases.py."""
+    """Return the same for a case of tests/support/dump_cases.py."""
     found = CASES[name]
     for file, data in found.files.items():
         (directory / file).write_bytes(data)
@@ -66,7 +66,7 @@ def case(directory: Path, name: str) -> tuple[int, list[str], list[str]]:
 
 
 def objects(path: Path, *options: str) -> list[dict[str, Any]]:
-    """What --json prints of a file."""
+    """Return the objects that --json prints for a file."""
     return [orjson.loads(line) for line in dump(path, "--json", *options).out.splitlines()]
 
 
@@ -111,15 +111,18 @@ PAYLOADS = [
     ],
 )
 def test_batches_and_records(options: tuple[str, ...], records: list[str], tmp_path: Path) -> None:
-    """A line for a batch, one for each record, with keys and values if they are there, or nothing but them."""
+    """A batch is one line, and so is each record.
+
+    Records are shown with their keys and values, if they have any, or with nothing but these.
+    """
     expected = ["Log starting offset: 0", BATCH, *"\n".join(records).split("\n")]
     if not records:
         expected.pop()
     assert printed(tmp_path, LOG, PLAIN, *options) == (0, expected, [])
 
 
-def test_kafkas_spelling_of_files(tmp_path: Path) -> None:
-    """--files takes a list with commas, any number of times, beside names."""
+def test_the_files_option_of_kafkas_tool(tmp_path: Path) -> None:
+    """--files takes a list with commas, any number of times, beside file names."""
     paths = [tmp_path / f"{n:020}.log" for n in range(3)]
     for path in paths:
         path.touch()
@@ -132,7 +135,7 @@ def test_kafkas_spelling_of_files(tmp_path: Path) -> None:
 
 
 def test_producers_and_kinds_of_batches(tmp_path: Path) -> None:
-    """Sequences wrap, a log's own timestamps are every record's, a delete horizon is shown."""
+    """Sequences wrap around, LogAppendTime is every record's time, and a delete horizon is shown."""
     _, lines, _ = case(tmp_path, f"log producers {(DEEP,)}")
     assert " baseSequence: 2147483645 lastSequence: 2 producerId: 5 producerEpoch: 2 " in lines[1]
     assert [line.split("sequence: ")[1].split()[0] for line in lines[2:6]] == [
@@ -150,7 +153,7 @@ def test_producers_and_kinds_of_batches(tmp_path: Path) -> None:
 
 
 def test_control_records(tmp_path: Path) -> None:
-    """Markers tell their coordinator's epoch, records of Kafka's metadata what is in them, others their number."""
+    """Markers show the coordinator epoch, KRaft's control records their content, and others their number."""
     code, lines, err = case(tmp_path, f"log control {(DEEP,)}")
     assert (code, err) == (0, [])
     voters = '[{"voterId":1,"voterDirectoryId":"AAAAAAAAAAAAAAAAAAAAAA"'
@@ -169,7 +172,7 @@ def test_control_records(tmp_path: Path) -> None:
 
 
 def test_old_formats(tmp_path: Path) -> None:
-    """A message of magic 0 or 1 is a batch of itself, or a wrapper, and its records have CRCs of their own."""
+    """A message of magic 0 or 1 is a batch of itself, or a wrapper whose records have CRCs of their own."""
     old = message(3, b"k", b"v", 0)
     packed = wrapper(8, Codec.GZIP, message(0, None, b"a"), message(2, b"k", b"b"))
     code, lines, err = printed(tmp_path, LOG, old + packed, DATA)
@@ -196,7 +199,7 @@ def test_old_formats(tmp_path: Path) -> None:
 
 
 def test_damage(tmp_path: Path) -> None:
-    """Invalid batches and invalid bytes are told of and make the exit code 1; a line that fails stays as it is."""
+    """Invalid batches and bytes are reported with exit code 1; the printed part of a line that fails is kept."""
     code, lines, err = printed(tmp_path, LOG, PLAIN + PLAIN[:50])
     assert (code, lines[-1], err) == (1, f"Found 50 invalid bytes at the end of {LOG}", [])
     code, lines, err = printed(tmp_path, LOG, patched(PLAIN, 17, ">I", 1))
@@ -209,7 +212,7 @@ def test_damage(tmp_path: Path) -> None:
 
 
 def test_a_broken_file_does_not_hide_the_next(tmp_path: Path) -> None:
-    """Kafka's tool dies at the first file that it cannot read; here it is named, and the others are dumped."""
+    """Kafka's tool ends at the first file that it cannot read; logfs names that file and dumps the others."""
     good = tmp_path / LOG
     good.write_bytes(PLAIN)
     done = dump(tmp_path / f"{9:020}.log", tmp_path / "notes.txt", tmp_path / "x.index", good)
@@ -223,7 +226,10 @@ def test_a_broken_file_does_not_hide_the_next(tmp_path: Path) -> None:
 
 
 def test_findings_come_last(tmp_path: Path) -> None:
-    """Mismatches from the highest offset down, others as they were found; entries are printed all the same."""
+    """Entries are printed first, then the findings.
+
+    Mismatches are in descending order of offsets, other findings in the order in which they were found.
+    """
     index = f"{100:020}.index"
     code, lines, err = case(tmp_path, "index mismatch ()")
     assert lines[:2] == ["offset: 109 position: 0", f"offset: 102 position: {SIZE}"]
@@ -247,7 +253,7 @@ def test_findings_come_last(tmp_path: Path) -> None:
 
 
 def test_offsets_that_do_not_fit(tmp_path: Path) -> None:
-    """A batch may end behind all offsets there are: the last one wraps around, as it does in the tool."""
+    """A batch may end beyond the greatest offset: its last offset wraps around, as in Kafka's tool."""
     index = tmp_path / f"{0:020}.index"
     index.write_bytes(struct.pack(">ii", 1, 0))
     batch = bytearray(PLAIN)
@@ -259,7 +265,7 @@ def test_offsets_that_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_sanity(tmp_path: Path) -> None:
-    """An index that is sane by itself passes, one that is not is an error, an empty one is empty."""
+    """An index that is consistent passes, one that is not is an error, and an empty one is reported as empty."""
     index = f"{100:020}.index"
     assert case(tmp_path, f"index fit {(SANITY,)}") == (0, [f"{index} passed sanity check."], [])
     assert case(tmp_path, f"index empty {(SANITY,)}") == (0, [f"{index} is empty."], [])
@@ -269,7 +275,10 @@ def test_sanity(tmp_path: Path) -> None:
 
 
 def test_snapshots_and_aborted_transactions(tmp_path: Path) -> None:
-    """Producers with their last batch, if they have one; aborted transactions; the tool's words for corrupt ones."""
+    """Producers have their last batch, if they have one; aborted transactions are lines.
+
+    Corrupt snapshots are reported in the words of Kafka's tool.
+    """
     assert case(tmp_path, "snapshot good")[1] == [
         "producerId: 5 producerEpoch: 1 coordinatorEpoch: -1 currentTxnFirstOffset: OptionalLong.empty "
         "lastTimestamp: 12345 firstSequence: 7 lastSequence: 10 lastOffset: 100 offsetDelta: 3 timestamp: 12345",
@@ -299,7 +308,10 @@ def test_snapshots_and_aborted_transactions(tmp_path: Path) -> None:
 
 
 def test_offsets_decoder(tmp_path: Path) -> None:
-    """Keys and values of __consumer_offsets as JSON, `<DELETE>` for null, the tool's reasons for what is neither."""
+    """Keys and values of __consumer_offsets are JSON, and null is `<DELETE>`.
+
+    What is neither is reported with the reason of Kafka's tool.
+    """
     code, lines, err = case(tmp_path, "offsets")
     shown = [line.split("headerKeys: [] ")[1] for line in lines[2:] if line[0] == "|"]
     key = r'key: {"type":"1","data":{"group":"g1","topic":"tä/\u001F","partition":3}} payload: '
@@ -327,7 +339,7 @@ def test_offsets_decoder(tmp_path: Path) -> None:
 
 
 def test_json_of_a_log(tmp_path: Path) -> None:
-    """An object a line; what is no text is base64, headers have their values, a missing horizon is null."""
+    """A line is an object; bytes that are not UTF-8 are base64, headers have values, a missing horizon is null."""
     path = tmp_path / LOG
     path.write_bytes(PLAIN + b"z")
     file, start, head, *records, rest = objects(path, DATA)
@@ -361,7 +373,7 @@ def test_json_of_a_log(tmp_path: Path) -> None:
 
 
 def test_json_of_the_rest(tmp_path: Path) -> None:
-    """Decoded offsets are objects, deletions null; findings and entries have names for their numbers."""
+    """Decoded offsets are objects, deletions null; the numbers of findings and entries have names."""
 
     def of(name: str) -> list[dict[str, Any]]:
         case(tmp_path, name)
@@ -385,7 +397,7 @@ def test_json_of_the_rest(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_json_of_every_case(name: str, tmp_path: Path) -> None:
-    """Whatever the file, each line is an object, the exit code is that of the text, and nothing else escapes."""
+    """Each line is an object, the exit code is that of the text, and no exception escapes, whatever the file."""
     code, _, _ = case(tmp_path, name)
     done = dump(tmp_path / CASES[name].dumped, *CASES[name].options, "--json")
     assert done.code == code
@@ -394,6 +406,6 @@ def test_json_of_every_case(name: str, tmp_path: Path) -> None:
 
 @given(st.text(), st.binary(max_size=6))
 def test_java_text(text: str, rest: bytes) -> None:
-    """What is UTF-8 is itself, and what is not is never an error, and never longer than Python's."""
+    """UTF-8 is decoded as it is; other bytes are never an error, and their text is never longer than Python's."""
     assert java_text(text.encode("utf-8", "ignore")) == text.encode("utf-8", "ignore").decode()
     assert len(java_text(rest)) <= len(rest.decode("utf-8", "replace"))

@@ -1,4 +1,4 @@
-"""Reading commands print every good record of a damaged log once and in order, and name what is damaged."""
+"""Reading commands print every good record of a damaged log once and in order, and name the damage."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from tests.support.stores import Clock
 
 NAME = "orders-0"
-# Batches of a segment, and records of a batch.
+# The number of batches in a segment, and of records in a batch.
 BATCHES, RECORDS = 8, 3
 COUNT = 2 * BATCHES * RECORDS
 
 
 def batches(data: bytes) -> list[bytes]:
-    """The batches that a .log file holds."""
+    """Return the batches of a .log file, whose content is `data`."""
     found = []
     while data:
         size = LENGTH_OVERHEAD + int.from_bytes(data[8:12], "big")
@@ -47,7 +47,7 @@ def batches(data: bytes) -> list[bytes]:
 
 
 def garbled(batch: bytes) -> bytes:
-    """A batch with a right checksum and records that cannot be read."""
+    """Return a batch with a right checksum and records that cannot be read."""
     changed = bytearray(batch)
     changed[HEADER_SIZE:] = b"\x7f" * (len(batch) - HEADER_SIZE)
     changed[17:21] = crc32c(changed[21:]).to_bytes(4, "big")
@@ -55,7 +55,7 @@ def garbled(batch: bytes) -> bytes:
 
 
 def uncounted(batch: bytes) -> bytes:
-    """A batch with a right checksum that counts none of its records."""
+    """Return a batch with a right checksum and a record count of 0."""
     changed = bytearray(batch)
     changed[57:61] = bytes(4)
     changed[17:21] = crc32c(changed[21:]).to_bytes(4, "big")
@@ -63,12 +63,12 @@ def uncounted(batch: bytes) -> bytes:
 
 
 def moved(batch: bytes) -> bytes:
-    """A right batch of other offsets, and the end of the one that it was written over."""
+    """Return a valid batch of other offsets, and the end of the batch that it was written over."""
     offset = int.from_bytes(batch[:8], "big") + 3 * RECORDS
     return offset.to_bytes(8, "big") + batch[8:] + b"end"
 
 
-# What stands in the place of a batch, and whether the batch is still among it.
+# What replaces a batch, and whether the batch is still part of it.
 DAMAGE: dict[str, tuple[Callable[[bytes], bytes], bool]] = {
     "one byte": (lambda batch: b"\xff" + batch, True),
     "junk": (lambda batch: b"junk" * 4 + batch, True),
@@ -92,7 +92,7 @@ COMMANDS = {
 
 @pytest.fixture
 def log_dir(tmp_path: Path, clock: Clock) -> Path:
-    """Two segments; their text indexes have an entry for every second batch, so that a block has several."""
+    """Two segments, whose text indexes have an entry for every second batch, so that a block has several batches."""
     path = tmp_path / "log"
     number = iter(range(COUNT))
     with Store(path, clock=clock) as store:
@@ -111,7 +111,7 @@ def log_dir(tmp_path: Path, clock: Clock) -> Path:
 def test_every_good_record_is_printed_once(
     log_dir: Path, damage: str, place: int, index: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever form they are printed in, and whether the text index was made before the damage or after it."""
+    """Every good record is printed in each form, whether the text index is older or newer than the damage."""
     make, is_there = DAMAGE[damage]
     path = log_dir / NAME / f"{0:020}.log"
     whole = batches(path.read_bytes())
@@ -133,7 +133,7 @@ def test_every_good_record_is_printed_once(
         if form == "envelopes":
             lines = [orjson.loads(line)["value"] for line in lines]
         assert lines == wanted, form
-        # Junk before the first batch of all is passed over without an offset to tell of.
+        # Junk before the first batch of the log is skipped, and has no offset to report.
         assert (code, "orders-0/" in shown.err) in (
             (1, True),
             *([(0, False)] if is_there else []),
@@ -155,10 +155,10 @@ def test_every_good_record_is_printed_once(
 
 
 @pytest.mark.parametrize("form", [[], ["-J"], ["-F", "%s\\n"]])
-def test_bytes_behind_a_sealed_segment_are_named(
+def test_bytes_after_a_sealed_segment_are_named(
     log_dir: Path, form: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They have no offsets of their own, and lie before the first record of the next segment."""
+    """Such bytes have no offsets, and are reported before the first record of the next segment."""
     path = log_dir / NAME / f"{0:020}.log"
     path.write_bytes(path.read_bytes() + b"\xa5" * 50)
     assert main(["cat", *form, str(log_dir / NAME)]) == 1
@@ -172,7 +172,7 @@ def test_bytes_behind_a_sealed_segment_are_named(
 def test_a_damaged_control_batch_is_named(
     tmp_path: Path, form: list[str], index: str, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It has no text that could be missing; another marker of the producer says what became of the records."""
+    """A damaged marker hides no text, and a later marker of the producer decides what becomes of the records."""
     log_dir = tmp_path / "log"
     with Store(log_dir, clock=clock) as store:
         orders = store.create(NAME)
@@ -193,10 +193,10 @@ def test_a_damaged_control_batch_is_named(
     assert "offsets 41 to 41 are damaged" in shown.err
 
 
-def test_a_replica_may_lack_what_its_leader_compacted(
+def test_a_replica_may_lack_offsets_that_its_leader_compacted(
     log_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A broker that follows notes no gaps: a lone batch between two of them is no damage, and stays."""
+    """A follower does not record its gaps: a lone batch between two gaps is no damage, and stays."""
     (log_dir / "meta.properties").write_text("version=1\ncluster.id=x\nnode.id=1\n")
     (log_dir / ".kafka_cleanshutdown").unlink()
     path = log_dir / NAME / f"{0:020}.log"
@@ -216,10 +216,10 @@ def test_a_replica_may_lack_what_its_leader_compacted(
 
 
 @pytest.mark.parametrize("gone", [1, 2, BATCHES // 2 - 1])
-def test_damage_wrongs_no_batch_behind_a_gap(
+def test_damage_affects_no_batch_after_a_gap(
     log_dir: Path, gone: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where offsets are missing, a damaged batch says nothing of the one before it."""
+    """Where offsets are missing, a damaged batch proves nothing about the batch before it."""
     (log_dir / "meta.properties").write_text("version=1\ncluster.id=x\nnode.id=1\n")
     path = log_dir / NAME / f"{0:020}.log"
     left = batches(path.read_bytes())[::2]
@@ -238,12 +238,12 @@ def test_damage_wrongs_no_batch_behind_a_gap(
 
 
 @pytest.mark.parametrize("order", ["063481527", "014725368", "125036478", "025346817"])
-def test_a_text_has_whole_lines_wherever_it_begins(
+def test_a_text_view_has_whole_lines_wherever_it_begins(
     log_dir: Path, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Right messages in a wrong order: whether one is believed does not depend on where the reading begins.
+    """Where a reading begins does not decide whether a valid message in a wrong order is accepted.
 
-    Beside a writer, who may have compacted the log, offsets may be missing.
+    Beside a writer, which may have compacted the log, offsets may be missing.
     """
     monkeypatch.setattr(text_index_cache, "SMALLEST_BYTES", 0)
     path = log_dir / NAME / f"{0:020}.log"
@@ -267,10 +267,10 @@ def test_a_text_has_whole_lines_wherever_it_begins(
             assert {*found.split(b"\n")} <= known
 
 
-def test_what_tells_the_topic_id_is_not_needed_to_read(
+def test_partition_metadata_is_not_needed_to_read(
     log_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Only who makes partitions has to know it."""
+    """Readers ignore damaged or missing metadata: only a process that creates partitions needs the topic id."""
     path = log_dir / NAME / "partition.metadata"
     before = path.read_bytes()
     for data in (bytes(43), b"", before[:20]):
@@ -286,10 +286,10 @@ def test_what_tells_the_topic_id_is_not_needed_to_read(
     path.write_bytes(before)
 
 
-def test_dump_names_a_path_that_is_no_text(
+def test_dump_names_a_path_that_is_not_utf8(
     tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """As bytes in an envelope: base64."""
+    """A path that is not UTF-8 is printed as base64, like bytes in an envelope."""
     path = tmp_path / os.fsdecode(f"{0:020}.log".encode() + b"\xff")
     path.touch()
     assert main(["dump", "--json", str(path)]) == 1

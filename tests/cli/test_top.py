@@ -32,13 +32,14 @@ LOGFS = (sys.executable, "-m", "logfs")
 
 
 def call(*words: object) -> subprocess.CompletedProcess[str]:
+    """Run a command of logfs."""
     return subprocess.run(
         [*LOGFS, *map(str, words)], capture_output=True, text=True, timeout=60, check=False
     )
 
 
 def columns(text: str) -> dict[str, dict[str, str]]:
-    """The rows of a table by partition, each by heading."""
+    """Return the rows of a table by partition, each as its values by heading."""
     lines = text.splitlines()
     number = next(n for n, line in enumerate(lines) if line.startswith("PARTITION"))
     headings = re.split(r"\s{2,}", lines[number])
@@ -55,7 +56,7 @@ def filled(mount: Mount) -> Mount:
     return mount
 
 
-def test_what_metrics_write_is_what_top_reads() -> None:
+def test_top_parses_metrics_as_they_are_written() -> None:
     hostile = 'a\\b"c\nd}, {x="1"'
     text = render([Family("x_y", GAUGE, "X.", [Sample(1.5, {"a": hostile, "b": 2}), Sample(3)])])
     assert parse_metrics(text.decode()) == {"x_y": {(("a", hostile), ("b", "2")): 1.5, (): 3.0}}
@@ -65,7 +66,7 @@ def test_what_metrics_write_is_what_top_reads() -> None:
 
 
 def test_one_table_of_a_mount(filled: Mount) -> None:
-    """In a pipe it is plain text: sizes, segments, offsets, the state, and who comes first."""
+    """In a pipe the table is plain text, with sizes, segments, offsets and states, in the order asked for."""
     (filled.path / "small-0/groups/billing").write_text("earliest")
     (filled.path / "middle-0/ctl").write_text("pause")
     (filled.path / "large-0/ctl").write_text("roll")
@@ -87,11 +88,11 @@ def test_one_table_of_a_mount(filled: Mount) -> None:
     assert name.startswith("__consumer_offsets-")
 
 
-def test_rates_are_those_between_two_looks(filled: Mount) -> None:
+def test_rates_are_those_between_two_readings(filled: Mount) -> None:
     with subprocess.Popen(
         [*LOGFS, "top", str(filled.path), "--once", "--interval", "1.5"], stdout=subprocess.PIPE
     ) as top:
-        # Appended for as long as it takes: some of it falls between the looks.
+        # Appends last as long as the command, so that some are between its two readings.
         while top.poll() is None:
             (filled.path / "small-0/append").write_bytes(b"hello\n" * 1000)
             (filled.path / "large-0/records").read_bytes()
@@ -104,8 +105,8 @@ def test_rates_are_those_between_two_looks(filled: Mount) -> None:
     assert next(iter(found)) == "small-0", "sorted by what comes in"
 
 
-def test_a_log_directory_that_somebody_else_writes(filled: Mount) -> None:
-    """It is opened to read, beside the mount, and rates come from the files."""
+def test_a_log_directory_that_a_mount_writes(filled: Mount) -> None:
+    """The log directory is opened read-only beside the mount, and rates are those of the files."""
     log_dir = filled.log_dirs[0]
     done = call("top", log_dir, "--interval", "0.1")
     found = columns(done.stdout)
@@ -144,7 +145,7 @@ def test_wrong_options_say_what_to_give(tmp_path: Path, words: list[str], reason
     assert reason in done.stderr
 
 
-def test_nothing_to_look_at(tmp_path: Path) -> None:
+def test_a_path_without_a_store_is_an_error(tmp_path: Path) -> None:
     assert "no logfs is mounted there" in call("top", tmp_path).stderr
     assert "nowhere does not exist" in call("top", tmp_path / "nowhere").stderr
 
@@ -153,7 +154,7 @@ def test_nothing_to_look_at(tmp_path: Path) -> None:
 
 
 def end(live: Terminal) -> int:
-    """Wait for `top` to leave the terminal as it found it; its exit code."""
+    """Wait until `top` has left the terminal as it was, and return its exit code."""
     code = live.end()
     assert live.read().rstrip().endswith("\x1b[?25h\x1b[?1049l")
     return code
@@ -161,6 +162,7 @@ def end(live: Terminal) -> int:
 
 @pytest.fixture
 def live(filled: Mount) -> Iterator[Terminal]:
+    """A running `top` on a terminal, which has shown its first table."""
     terminal = Terminal(*LOGFS, "top", filled.path, "--interval", "0.2")
     terminal.expect("middle-0")
     yield terminal
@@ -168,13 +170,13 @@ def live(filled: Mount) -> Iterator[Terminal]:
 
 
 def first_row(screen: str) -> str:
-    """The name in the first row of the last whole table."""
+    """Return the name in the first row of the last complete table."""
     last = screen.rpartition("\x1b[J")[0].rpartition("\x1b[H")[2]
     table = last.partition("STATE\x1b[K\r\n")[2]
     return table.partition(" ")[0]
 
 
-def test_live_it_follows_sorts_and_quits_with_q(live: Terminal, filled: Mount) -> None:
+def test_live_top_follows_sorts_and_quits_with_q(live: Terminal, filled: Mount) -> None:
     live.type("s")
     live.expect("sort by size")
     wait_for(lambda: first_row(live.read()) == "large-0")
@@ -186,8 +188,8 @@ def test_live_it_follows_sorts_and_quits_with_q(live: Terminal, filled: Mount) -
     assert end(live) == 0
 
 
-def test_live_it_takes_the_size_of_the_terminal(live: Terminal) -> None:
-    """Lines are cut where the terminal ends, and a new size is drawn at once."""
+def test_live_top_uses_the_size_of_the_terminal(live: Terminal) -> None:
+    """Lines are cut at the width of the terminal, and a new size is used at once."""
     live.resize(4, 30)
 
     def lines() -> list[str]:
@@ -201,10 +203,10 @@ def test_live_it_takes_the_size_of_the_terminal(live: Terminal) -> None:
 
 
 @pytest.mark.parametrize(("how", "code"), [("\x03", 0), (signal.SIGTERM, 143)])
-def test_live_the_terminal_is_given_back(
+def test_live_top_restores_the_terminal(
     live: Terminal, how: str | signal.Signals, code: int
 ) -> None:
-    """After Ctrl-C and after a kill it is as it was."""
+    """After Ctrl-C and after SIGTERM the terminal is as it was before."""
     if isinstance(how, str):
         live.type(how)
     else:
@@ -212,7 +214,7 @@ def test_live_the_terminal_is_given_back(
     assert end(live) == code
 
 
-def test_live_a_mount_that_goes_away_ends_it(live: Terminal, filled: Mount) -> None:
+def test_live_top_ends_when_its_mount_goes_away(live: Terminal, filled: Mount) -> None:
     filled.stop()
     wait_for(lambda: live.read() and live.process.poll() is not None)
     assert live.process.returncode == 1
@@ -223,15 +225,15 @@ def test_live_a_mount_that_goes_away_ends_it(live: Terminal, filled: Mount) -> N
 # The status.
 
 
-def test_status_of_a_mount_that_does_not_answer(
+def test_status_of_a_mount_that_does_not_respond(
     mount: Mount, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is told of, and those behind it are, too."""
+    """A mount that does not respond is reported, with exit code 1."""
     monkeypatch.setattr(mount_table, "PATIENCE_SECONDS", 1.0)
     assert mount.process is not None
     mount.process.send_signal(signal.SIGSTOP)
     try:
-        # The kernel answers for a while from what it remembers.
+        # The kernel answers from its caches for a while.
         time.sleep(2)
         assert main(["status", str(mount.path)]) == 1
     finally:
@@ -242,7 +244,7 @@ def test_status_of_a_mount_that_does_not_answer(
     assert main(["status", str(mount.path)]) == 0
 
 
-def test_status_tells_what_upkeep_did_and_does(mount: Mount) -> None:
+def test_status_shows_the_last_and_the_next_upkeep(mount: Mount) -> None:
     keys = mount.partition("keys-0")
     (keys / "config/cleanup.policy").write_text("compact,delete")
     with (keys / "append.jsonl").open("wb") as append:
@@ -268,8 +270,8 @@ def test_status_tells_what_upkeep_did_and_does(mount: Mount) -> None:
     assert orjson.loads((keys / "status.json").read_bytes())["next_due_ms"] == {}
 
 
-def test_status_shows_how_far_a_compaction_is(mount: Mount) -> None:
-    """While a throttled round is under way: in status.json, in ctl, in the metrics and by the command."""
+def test_status_shows_the_progress_of_a_compaction(mount: Mount) -> None:
+    """A throttled round in progress is in status.json, in ctl, in the metrics, and in `status` and `top`."""
     own = mount.path / ".logfs"
     keys = mount.partition("keys-0")
     (keys / "config/cleanup.policy").write_text("compact")
@@ -292,8 +294,8 @@ def test_status_shows_how_far_a_compaction_is(mount: Mount) -> None:
     assert 'logfs_background_total_bytes{what="compacting"' in (own / "metrics").read_text()
 
 
-def test_the_engine_tells_of_a_partition_alone(store: Store) -> None:
-    """Without a store there is nothing to tell of upkeep."""
+def test_the_status_of_a_partition_alone(store: Store) -> None:
+    """Without a store the status of a partition has no fields about upkeep."""
     from logfs.store.observe.status import partition_status
 
     store.create("orders-0").append([Record(b"x")])

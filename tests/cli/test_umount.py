@@ -1,4 +1,4 @@
-"""`logfs umount` while others have the mount, too: it says who, and ends."""
+"""`logfs umount` while other processes use the mount, too: the command names them, and ends."""
 
 from __future__ import annotations
 
@@ -28,17 +28,19 @@ pytestmark = pytest.mark.usefixtures("mounts_alone")
 
 
 def umount(path: Path) -> subprocess.CompletedProcess[str]:
+    """Run `logfs umount`."""
     return subprocess.run(
         [*LOGFS, "umount", path], capture_output=True, text=True, check=False, timeout=100
     )
 
 
 def is_closed(mount: Mount) -> bool:
+    """Whether the store of a mount was closed cleanly."""
     return (mount.log_dirs[0] / ".kafka_cleanshutdown").exists()
 
 
 def test_a_copy_in_another_namespace(make_mount: Callable[..., Mount]) -> None:
-    """The process that sees it is named; the store is closed once that one has ended."""
+    """The process that sees the copy is named; the store is closed once that process has ended."""
     need_root()
     need_command("unshare")
     mount = make_mount()
@@ -61,7 +63,7 @@ def test_a_copy_in_another_namespace(make_mount: Callable[..., Mount]) -> None:
 
 
 def test_a_bind_mount(make_mount: Callable[..., Mount], tmp_path: Path) -> None:
-    """Of a partition, as for a container: it is named by its path."""
+    """A bind mount of a partition, as for a container, is named by its path."""
     need_root()
     mount = make_mount()
     folder = mount.partition("orders-0")
@@ -76,8 +78,8 @@ def test_a_bind_mount(make_mount: Callable[..., Mount], tmp_path: Path) -> None:
     wait_for(lambda: is_closed(mount))
 
 
-def test_a_mount_that_nobody_else_has(make_mount: Callable[..., Mount]) -> None:
-    """It is closed when the command returns, which says nothing."""
+def test_a_mount_without_other_users(make_mount: Callable[..., Mount]) -> None:
+    """The store is closed when the command returns, which prints nothing."""
     mount = make_mount()
     done = umount(mount.path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -86,7 +88,7 @@ def test_a_mount_that_nobody_else_has(make_mount: Callable[..., Mount]) -> None:
 
 @pytest.mark.parametrize("is_lazy", [False, True])
 def test_a_mount_whose_daemon_is_stopped(make_mount: Callable[..., Mount], is_lazy: bool) -> None:
-    """With -l the name goes at once; without, it is said what is waited for."""
+    """With -l the mountpoint is free at once; without it, the command reports what it waits for."""
     need_root()
     mount = make_mount()
     mount.partition("orders-0")
@@ -113,7 +115,7 @@ def test_a_mount_whose_daemon_is_stopped(make_mount: Callable[..., Mount], is_la
 def test_mounting_over_a_mount_whose_daemon_is_stopped(
     make_mount: Callable[..., Mount], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It is a mount that lives, and nobody waits for it."""
+    """Such a mount is alive: mounting over it is refused without waiting for its daemon."""
     monkeypatch.setattr(mount_table, "PATIENCE_SECONDS", 1.0)
     mount = make_mount()
     (tmp_path / "other").mkdir()

@@ -1,7 +1,7 @@
-"""A wrong path in the place of a log directory is refused in one line, and nothing in it or beside it is touched.
+"""A wrong path in place of a log directory is refused in one line, and nothing in it or beside it is changed.
 
-Every command and every way of Python that takes a log directory is given every kind of wrong path. The error says
-what the path is and what was probably meant; all names, times, modes and contents are the same afterwards.
+Every command and every interface of Python that takes a log directory is given every kind of wrong path. The error
+says what the path is and what was probably meant; all names, times, modes and contents are the same afterwards.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ ON_PARTITIONS = (
     "reindex LOGDIR/orders-0",
     "tail LOGDIR/orders-0",
 )
-# Commands that need no log directory of their own: `dump` takes files, the jobs of `spark` open by `Store`.
+# Commands that take no log directory or are tested otherwise: `dump` takes files, jobs of `spark` open a `Store`.
 ELSEWHERE = {"mount", "umount", "dump", "spark"}
 
-# Kinds of wrong paths: where they are below the directory of the test, and what is said of them.
+# Kinds of wrong paths: the path below the directory of the test, and the text of the error.
 WRONG = {
     "partition": ("data/orders-0", "is a partition, not a log directory; did you mean {}/data?"),
     "empty partition": ("data/new-0", "is a partition, not a log directory; did you mean {}/data?"),
@@ -91,7 +91,7 @@ WRONG = {
 
 
 def tree(root: Path) -> dict[str, tuple[object, ...]]:
-    """All names below a directory: kind, mode, owner, mtime, size and content of each."""
+    """Return the mode, owner, inode, times, size and content of everything below a directory, by path."""
     found: dict[str, tuple[object, ...]] = {}
     for path in [root, *sorted(root.rglob("*"))]:
         seen = path.lstat()
@@ -107,7 +107,7 @@ def tree(root: Path) -> dict[str, tuple[object, ...]]:
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a log directory `data`, and all that is not a log directory."""
+    """A directory with a log directory `data`, and all kinds of paths that are not log directories."""
     root = tmp_path_factory.mktemp("places")
     with Store(root / "data") as store:
         store.create("orders-0").append([b"one", b"two"])
@@ -131,19 +131,20 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def untouched(places: Path) -> Iterator[None]:
-    """The test touches nothing."""
+    """Check that the test changes nothing."""
     before = tree(places)
     yield
     assert tree(places) == before
 
 
 def words_of(command: str, path: Path, places: Path) -> list[str]:
+    """Return the words of a command, with its paths filled in."""
     text = command.replace("LOGDIR", str(path))
     return text.replace("MNT", f"{places}/mnt").replace("RIGHT", f"{places}/right").split()
 
 
-def test_every_command_is_asked() -> None:
-    """A new command that takes a log directory is added to the lists above."""
+def test_every_command_is_tested() -> None:
+    """A new command that takes a log directory has to be added to the lists above."""
     asked = {command.split()[0] for command in (*ON_LOG_DIRS, *ON_PARTITIONS)}
     assert asked | ELSEWHERE == set(COMMANDS)
     assert not asked & ELSEWHERE
@@ -155,7 +156,7 @@ def test_every_command_is_asked() -> None:
 def test_a_command_refuses_a_wrong_path(
     command: str, kind: str, places: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 1 and one line that names the path, says what it is, and what was meant."""
+    """The exit code is 1, and one line names the path, says what it is, and what was meant."""
     name, said = WRONG[kind]
     path = places / name
     assert main(words_of(command, path, places)) == 1
@@ -168,10 +169,10 @@ def test_a_command_refuses_a_wrong_path(
 
 @pytest.mark.usefixtures("untouched")
 @pytest.mark.parametrize("command", [*ON_LOG_DIRS, *ON_PARTITIONS])
-def test_a_command_says_of_an_empty_directory_that_it_is_empty(
+def test_a_command_refuses_an_empty_directory(
     command: str, places: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever reads, or changes what must be there, fails; what begins a store is another test's."""
+    """Commands that read, or change what exists, fail; another test covers those that create a store."""
     begins = ("create", "config LOGDIR log", "move RIGHT")
     if command.startswith(begins):
         return
@@ -192,10 +193,10 @@ def test_a_command_says_of_an_empty_directory_that_it_is_empty(
         "config LOGDIR --topic orders retention.ms=1",
     ],
 )
-def test_a_command_refuses_a_partition_that_is_not_there(
+def test_a_command_refuses_a_missing_partition(
     command: str, places: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line that names the log directory and the partition; the clean-shutdown marker stays as it is."""
+    """One line names the log directory and the partition; the clean-shutdown marker stays as it is."""
     words = words_of(command.replace("orders", "order"), places / "data", places)
     assert main(words) == 1
     printed = capsys.readouterr()
@@ -208,7 +209,10 @@ def test_a_command_refuses_a_partition_that_is_not_there(
 def test_a_command_refuses_an_empty_path(
     command: str, places: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As of a variable that is not set: it is not the working directory, here a partition or its log directory."""
+    """An empty path, as of a variable that is not set, is wrong usage.
+
+    It does not stand for the working directory, which is a partition or its log directory here.
+    """
     monkeypatch.chdir(places / ("data/orders-0" if command in ON_PARTITIONS else "data"))
     before = tree(places)
     words = ["" if "LOGDIR" in each else each for each in command.split()]
@@ -231,7 +235,7 @@ def test_an_error_is_one_line_whatever_the_path(
 @pytest.mark.usefixtures("untouched")
 @pytest.mark.parametrize("kind", WRONG)
 def test_python_refuses_a_wrong_path(kind: str, places: Path) -> None:
-    """`logfs.open` and `Store`, to read or to write, one path or several; the audit; commits from outside."""
+    """`logfs.open`, `Store`, the audit and the commit client refuse it, to read or to write, one path or several."""
     name, said = WRONG[kind]
     path = places / name
     ways: list[Callable[[], object]] = [
@@ -254,7 +258,10 @@ def test_python_refuses_a_wrong_path(kind: str, places: Path) -> None:
 @pytest.mark.usefixtures("untouched")
 @pytest.mark.parametrize("kind", [*WRONG, "mountpoint", "swapped", "files", "partition below"])
 def test_mount_refuses_a_wrong_path(kind: str, places: Path) -> None:
-    """As log directory, and as mountpoint what the mount would hide, even where a log directory would be made."""
+    """A wrong log directory is refused, and a mountpoint with content that the mount would hide.
+
+    The mountpoint is refused even where the log directory would be created.
+    """
     log_dir, mountpoint, said = {
         "mountpoint": ("new", "data", "is a log directory, and a mount would hide it"),
         "swapped": ("mnt", "data", "is a log directory, and a mount would hide it"),
@@ -266,7 +273,7 @@ def test_mount_refuses_a_wrong_path(kind: str, places: Path) -> None:
         "partition below": ("new", "data/orders-0", "is a partition, and a mount would hide it"),
     }.get(kind) or (WRONG[kind][0], "mnt", WRONG[kind][1])
     if kind in ("missing", "misspelt"):
-        # Of those a new store is made, as `logfs mount ~/log ~/mnt` does.
+        # There a new store is created, as by `logfs mount ~/log ~/mnt`.
         return
     done = subprocess.run(
         [sys.executable, "-m", "logfs", "mount", places / log_dir, places / mountpoint],
@@ -279,10 +286,10 @@ def test_mount_refuses_a_wrong_path(kind: str, places: Path) -> None:
     assert said.format(places) in done.stderr
 
 
-def test_a_mount_over_files_is_made_where_it_is_asked_for(
+def test_a_mount_over_files_needs_an_option(
     make_mount: Callable[..., Mount], tmp_path: Path
 ) -> None:
-    """`-o nonempty` covers files, which are back after the unmount; a log directory it does not cover."""
+    """`-o nonempty` covers files, which are back after the unmount, but never a log directory."""
     (tmp_path / "mnt").mkdir()
     (tmp_path / "mnt/file").write_text("hidden")
     mount = make_mount("-o", "nonempty")
@@ -296,7 +303,7 @@ def test_a_mount_over_files_is_made_where_it_is_asked_for(
 
 
 def test_paths_in_a_mount(mount: Mount, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """What lies in a mount is not a log directory: the mount, or what is mounted there, is named instead."""
+    """A path in a mount is not a log directory: the error names the mountpoint, or what is mounted there."""
     folder = mount.partition("orders-0")
     (folder / "append").write_bytes(b"a\n")
     (log_dir,) = mount.log_dirs
@@ -317,10 +324,10 @@ def test_paths_in_a_mount(mount: Mount, capsys: pytest.CaptureFixture[str], tmp_
         assert capsys.readouterr().out == "clean\na\n"
         with pytest.raises(InvalidStore, match=f"is where logfs is mounted, .* {log_dir}"):
             Store(path)
-    # What was copied out of a mount is no mountpoint: else the original would be taken for it.
+    # A copy of a mount's files is no mountpoint: otherwise the command would change the original.
     assert main(["recover", str(tmp_path / "copied")]) == 1
     assert "is not a log directory" in capsys.readouterr().err
-    # On another mount, or in it, nothing is mounted.
+    # A mountpoint cannot be the log directory of another mount.
     other = subprocess.run(
         [sys.executable, "-m", "logfs", "mount", mount.path, tmp_path / "new"],
         capture_output=True,
@@ -335,7 +342,7 @@ def test_paths_in_a_mount(mount: Mount, capsys: pytest.CaptureFixture[str], tmp_
 
 
 def test_an_empty_directory_becomes_a_store_where_that_is_meant(tmp_path: Path) -> None:
-    """By `create`, `config`, `move --to`, Python, and a filesystem's own `lost+found` does not matter."""
+    """`create`, `config`, `move --to` and Python begin a store in it; a filesystem's `lost+found` does not matter."""
     for number, command in enumerate(
         ("create LOGDIR/a-0", "config LOGDIR log.segment.bytes=2000000")
     ):
@@ -352,10 +359,10 @@ def test_an_empty_directory_becomes_a_store_where_that_is_meant(tmp_path: Path) 
     assert recognise(tmp_path / "python").kind is PathKind.LOG_DIR
 
 
-def test_check_does_not_call_clean_what_it_did_not_look_at(
+def test_check_does_not_report_an_empty_store_as_clean(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A log directory with no partitions is none that was found clean."""
+    """A log directory without partitions is reported as such, not as clean."""
     with Store(tmp_path / "log") as store:
         assert main(["check", str(tmp_path / "log")]) == 0
         assert capsys.readouterr().out == "nothing to check: there are no partitions yet\n"
@@ -387,8 +394,8 @@ def test_check_does_not_call_clean_what_it_did_not_look_at(
         ["__cluster_metadata-0/00000000000000000000.log", "meta.properties"],
     ],
 )
-def test_what_is_a_log_directory(names: list[str], tmp_path: Path) -> None:
-    """A broker's, one of ours, one that a crash left at any moment, one with copied partitions."""
+def test_log_directories_are_recognised(names: list[str], tmp_path: Path) -> None:
+    """Log directories are a broker's, those of logfs, those that a crash left, and those with copied partitions."""
     path = tmp_path / "data-0"
     for name in names:
         (path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -399,8 +406,8 @@ def test_what_is_a_log_directory(names: list[str], tmp_path: Path) -> None:
     assert tree(tmp_path) == before
 
 
-def test_a_new_store_is_not_made_where_it_would_be_a_slip(tmp_path: Path) -> None:
-    """In a log directory or a partition no other begins; beside a copy of a partition one may."""
+def test_a_new_store_is_not_created_inside_another(tmp_path: Path) -> None:
+    """No store is created in a log directory or a partition; beside a copy of a partition one may be."""
     with Store(tmp_path / "data") as store:
         store.create("orders-0")
     for name in ("more", "orders-1", "orders-0/more"):
@@ -413,8 +420,13 @@ def test_a_new_store_is_not_made_where_it_would_be_a_slip(tmp_path: Path) -> Non
         Store(tmp_path / "home/orders-1")
 
 
-def test_looking_costs_one_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a log directory with many partitions the names are read once, and no partition is looked into."""
+def test_recognition_lists_one_directory_and_few_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names in a log directory with many partitions are read once.
+
+    At most one partition is listed, and none if there is a checkpoint.
+    """
     (tmp_path / "log").mkdir()
     for number in range(1000):
         (tmp_path / f"log/orders-{number}").mkdir()
@@ -437,10 +449,10 @@ def test_looking_costs_one_directory(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(listed) == 2
 
 
-def test_a_dead_mount_stays_where_the_log_directory_is_wrong(
+def test_a_dead_mount_stays_if_the_log_directory_is_wrong(
     make_mount: Callable[..., Mount], tmp_path: Path
 ) -> None:
-    """The log directories are looked at before the mountpoint is cleared."""
+    """The log directories are checked before a dead mount is removed from the mountpoint."""
     mount = make_mount()
     mount.kill()
     command = [sys.executable, "-m", "logfs", "mount", "-f"]

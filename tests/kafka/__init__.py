@@ -1,1 +1,1 @@
-"""logfs against Apache Kafka itself: a real broker, its clients and its tools."""
+"""Tests of logfs against Apache Kafka: a real broker, its clients and its tools."""

@@ -1,4 +1,4 @@
-"""A real broker: one process that is broker and controller, on loopback ports and a log directory of its own."""
+"""A real broker: one process that is broker and controller, with its own loopback ports and log directory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 STARTED = "Kafka Server started"
 STOP_SECONDS = 60
-# Small where the defaults are made for a machine of its own; what a test is about it sets itself.
+# Smaller values where the defaults assume a dedicated machine. A test overrides the settings that it is about.
 DEFAULTS = {
     "process.roles": "broker,controller",
     "node.id": 1,
@@ -38,13 +38,13 @@ DEFAULTS = {
     "group.initial.rebalance.delay.ms": 0,
     "log.cleaner.dedupe.buffer.size": 4 << 20,
     "log.cleaner.backoff.ms": 200,
-    # The tests' records are of 2023: nothing is to go but what a test lets go.
+    # The records of the tests are from 2023. They must not be deleted unless a test asks for it.
     "log.retention.ms": -1,
-    # A broker that was killed may come back only when its session is over.
+    # A killed broker can register again only after its session has expired.
     "broker.session.timeout.ms": 2000,
     "broker.heartbeat.interval.ms": 200,
 }
-# What it says about itself, without the values of all its settings.
+# Options of its log output, which leave out the values of all settings.
 LOGGING = [
     "-Dorg.slf4j.simpleLogger.showShortLogName=true",
     "-Dorg.slf4j.simpleLogger.showThreadName=false",
@@ -53,15 +53,16 @@ LOGGING = [
 
 
 class Broker:
-    """A broker of a test: `start`, `stop` or `kill`, and start again on the same directory and ports.
+    """A broker of a test, which can be stopped or killed, and started again on the same directory and ports.
 
-    `log_dir` is its log directory, `servers` where clients find it. Settings by keyword: `log_retention_ms=1000`.
+    `log_dir` is its log directory, `servers` its address for clients. Settings are passed as keyword arguments:
+    `log_retention_ms=1000`. A context manager, which closes the broker.
     """
 
     def __init__(
         self, kafka: Distribution, directory: Path, jvm: Sequence[str] = JVM, **settings: object
     ) -> None:
-        """Format the log directory `directory`/data; nothing runs yet. `jvm` are options of its Java."""
+        """Format the log directory `directory`/data, without starting the broker. `jvm` are options of its JVM."""
         self.kafka = kafka
         self._jvm = jvm
         self.directory = directory
@@ -92,11 +93,11 @@ class Broker:
         self.close()
 
     def start(self) -> Broker:
-        """Start, and wait until it serves."""
+        """Start the broker, and wait until it serves requests."""
         assert self.process is None, "it runs"
         self._write_properties()
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
-        # It goes with us, however we go.
+        # The kernel kills the broker when this process ends for any reason.
         command = ["setpriv", "--pdeathsig", "KILL", *self._java(*self._jvm, *LOGGING)]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -115,11 +116,11 @@ class Broker:
         return self
 
     def stop(self) -> None:
-        """Shut it down cleanly, by SIGTERM."""
+        """Shut the broker down cleanly, with SIGTERM."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL: nothing is closed."""
+        """Kill the broker with SIGKILL, so that it closes nothing."""
         self._end(signal.SIGKILL)
 
     def restart(self) -> Broker:
@@ -128,22 +129,22 @@ class Broker:
         return self.start()
 
     def log(self) -> str:
-        """What it has said since it was started last."""
+        """Return the log output since the last start."""
         with self._log.open("rb") as log:
             log.seek(self._log_start)
             return log.read().decode()
 
     def log_of(self, partition: str) -> str:
-        """What it has said of one partition, as in `orders-0`, since it was started last."""
+        """Return the lines of the log output about one partition, such as `orders-0`, since the last start."""
         marks = (f"partition={partition},", f"partition={partition}]", f"Log {partition} ")
         return "\n".join(line for line in self.log().splitlines() if any(m in line for m in marks))
 
     def partition(self, name: str) -> Path:
-        """The directory of a partition, as in `orders-0`."""
+        """Return the directory of a partition, such as `orders-0`."""
         return self.log_dir / name
 
     def close(self) -> None:
-        """End it whatever it does, and give its ports back."""
+        """Kill the broker if it runs, and release its ports."""
         if self.process is not None:
             self.kill()
         for held in self._ports:
@@ -181,7 +182,7 @@ class Broker:
 
 
 def _reserved_port() -> socket.socket:
-    """A socket on a loopback port that nobody else is given; a JVM may listen on it, for it shares addresses."""
+    """Return a socket that reserves a loopback port. A JVM may still listen on it, because of SO_REUSEADDR."""
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Kafka's own clients, in Python's words: topics, producers, consumers, groups."""
+"""A Python interface to Kafka's own clients: topics, producers, consumers and groups."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _names = count()
 
 
 class Sent(NamedTuple):
-    """Where a record went."""
+    """The offset and the timestamp of an appended record."""
 
     offset: int
     timestamp: int
 
 
 class Commit(NamedTuple):
-    """An offset that a group has committed."""
+    """A committed offset of a group."""
 
     topic: str
     partition: int
@@ -39,10 +39,10 @@ class Commit(NamedTuple):
 
 
 class Client:
-    """What clients of a broker do, by Kafka's Admin, producer and consumer. Raises `KafkaError`.
+    """The clients of a broker: Kafka's Admin, producer and consumer. All methods raise `KafkaError`.
 
-    Records are `logfs.Record`, with bytes or None for key, value and header values, so that `==` compares all
-    that Kafka and logfs say of one. Topics are named as Kafka names them, their partitions by number.
+    Records are `logfs.Record`, with bytes or None for key, value and header values, so that `==` compares all fields
+    of a record in Kafka and in logfs. Topics are given by name, partitions by number.
     """
 
     def __init__(self, helper: Helper, servers: str) -> None:
@@ -50,19 +50,19 @@ class Client:
         self.servers = servers
 
     def call(self, name: str, **arguments: object) -> Any:
-        """A call of the helper, on this broker."""
+        """Call a function of the helper for this broker, and return the answer."""
         return self.helper.call(name, servers=self.servers, **arguments)
 
     # Topics.
 
     def create_topic(self, topic: str, partitions: int = 1, **configs: object) -> str:
-        """Make a topic that is served when this returns; its id. `segment_ms=1000` sets `segment.ms`."""
+        """Create a topic, wait until it is served, and return its id. `segment_ms=1000` sets `segment.ms`."""
         return str(
             self.call("createTopic", topic=topic, partitions=partitions, configs=_settings(configs))
         )
 
     def grow_topic(self, topic: str, partitions: int) -> None:
-        """Give a topic more partitions, so many in all; they are served when this returns."""
+        """Increase the number of partitions of a topic to `partitions`, and wait until they are served."""
         self.call("growTopic", topic=topic, partitions=partitions)
 
     def delete_topic(self, topic: str) -> None:
@@ -70,27 +70,27 @@ class Client:
         self.call("deleteTopic", topic=topic)
 
     def alter_topic(self, topic: str, **configs: object) -> None:
-        """Change settings of a topic; None takes one back to its default."""
+        """Change settings of a topic. None restores the default."""
         self.call("alterTopic", topic=topic, configs=_settings(configs))
 
     def topic_ids(self) -> dict[str, str]:
-        """The ids of all topics, the internal ones too."""
+        """Return the ids of all topics by name, including internal topics."""
         return dict(self.call("topicIds"))
 
     def delete_records(self, topic: str, before: int, partition: int = 0) -> int:
-        """Raise the log start offset; what it is now."""
+        """Raise the log start offset to `before`, and return the new log start offset."""
         return int(self.call("deleteRecords", topic=topic, partition=partition, before=before))
 
     # Writing.
 
     def producer(self, **configs: object) -> Producer:
-        """A producer with such settings; with a `transactional_id` its transactions are initialised."""
+        """Open a producer with these settings. With a `transactional_id` its transactions are initialised."""
         return Producer(self, _settings(configs))
 
     def produce(
         self, topic: str, *batches: Sequence[Record], partition: int = 0, **configs: object
     ) -> list[Sent]:
-        """Append batches by a producer that lives only for them; see `Producer.send`."""
+        """Append batches with a temporary producer; see `Producer.send`."""
         with self.producer(**configs) as producer:
             return producer.send(topic, *batches, partition=partition)
 
@@ -103,7 +103,10 @@ class Client:
         offset: int | None = None,
         isolation: str = UNCOMMITTED,
     ) -> list[Record]:
-        """The records from an offset, or the earliest, up to the end: the last stable one if committed only."""
+        """Return the records from an offset (default: the earliest) to the end.
+
+        The end is the log end offset, or with `COMMITTED` the last stable offset.
+        """
         return [record for record, _ in self.consume_epochs(topic, partition, offset, isolation)]
 
     def consume_epochs(
@@ -113,7 +116,7 @@ class Client:
         offset: int | None = None,
         isolation: str = UNCOMMITTED,
     ) -> list[tuple[Record, int]]:
-        """The same, each with its leader epoch; -1 for none."""
+        """Return the records as `consume` does, each with its leader epoch, -1 for none."""
         rows = self.call(
             "consume",
             topic=topic,
@@ -126,7 +129,7 @@ class Client:
     def list_offsets(
         self, topic: str, specs: Sequence[Spec], partition: int = 0, isolation: str = UNCOMMITTED
     ) -> list[OffsetAndTimestamp | None]:
-        """By the Admin: where `earliest`, `latest`, `max` and timestamps are; None where there is no such record."""
+        """Look up `earliest`, `latest`, `max` and timestamps with the Admin; None means that no record matches."""
         rows = self.call(
             "listOffsets", topic=topic, partition=partition, specs=specs, isolation=isolation
         )
@@ -135,7 +138,7 @@ class Client:
     def offsets_for_times(
         self, topic: str, timestamps: Sequence[int], partition: int = 0
     ) -> list[OffsetAndTimestamp | None]:
-        """By the consumer: the first record at or after each timestamp, with its own timestamp."""
+        """Look up the first record at or after each timestamp with the consumer; None means that there is none."""
         rows = self.call("offsetsForTimes", topic=topic, partition=partition, timestamps=timestamps)
         return [row and _position(*row) for row in rows]
 
@@ -144,22 +147,22 @@ class Client:
     def commit(
         self, group: str, *offsets: tuple[str, int, int] | tuple[str, int, int, str]
     ) -> None:
-        """Commit (topic, partition, offset[, metadata]) for a group, by a consumer that is no member."""
+        """Commit (topic, partition, offset[, metadata]) for a group, with a consumer that is not a member."""
         self.call("commitOffsets", offsets=_offsets(offsets), configs={"group.id": group})
 
     def join(self, group: str, topics: Sequence[str], count: int, protocol: str = "classic") -> int:
-        """A member of a group reads at least `count` records, commits and leaves; how many it read."""
+        """Join a group, read at least `count` records, commit and leave. Return the number of records read."""
         configs = {"group.id": group, "group.protocol": protocol, "auto.offset.reset": "earliest"}
         return int(self.call("joinGroup", topics=topics, count=count, configs=configs))
 
     def committed(self, group: str) -> list[Commit]:
-        """What a group has committed, by topic and partition."""
+        """Return the committed offsets of a group, sorted by topic and partition."""
         rows = self.call("groupOffsets", group=group)
         return sorted(Commit(*row) for row in rows)
 
 
 class Producer:
-    """A producer with a name of its own in the helper; several may be open at once. A context manager."""
+    """A producer in the helper, with a unique name. Several may be open at once. A context manager."""
 
     def __init__(self, client: Client, configs: dict[str, str | None]) -> None:
         self.client = client
@@ -173,9 +176,10 @@ class Producer:
         self.close()
 
     def send(self, topic: str, *batches: Sequence[Record], partition: int = 0) -> list[Sent]:
-        """Append; each sequence is flushed, so it makes one batch (up to `batch.size`, 1,000,000 bytes here).
+        """Append records, and return the offset and timestamp of each, in order.
 
-        A record's timestamp None asks the producer for its clock. Where each record went, in order.
+        Each sequence is flushed, and is therefore one batch (up to `batch.size`, 1,000,000 bytes here). A record
+        whose timestamp is None gets the time of the producer's clock.
         """
         rows = self.client.call(
             "send",
@@ -208,12 +212,12 @@ class Producer:
         self.client.call("abort", producer=self.name)
 
     def close(self, *, abandon: bool = False) -> None:
-        """Close it; abandoned, it goes as if it had been killed, and leaves its transaction open."""
+        """Close the producer. With `abandon` it ends as if it was killed, and its transaction stays open."""
         self.client.call("closeProducer", producer=self.name, abandon=abandon)
 
 
 def _settings(configs: dict[str, object]) -> dict[str, str | None]:
-    """Python's keywords as Kafka's settings: `segment_ms=1` is `segment.ms` = "1"."""
+    """Convert keyword arguments to Kafka's settings: `segment_ms=1` becomes `segment.ms` = "1"."""
     return {name.replace("_", "."): _setting(value) for name, value in configs.items()}
 
 

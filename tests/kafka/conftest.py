@@ -1,4 +1,4 @@
-"""What the tests against Kafka share: its classes, one helper JVM, brokers that always end."""
+"""Fixtures of the tests against Kafka: its classes, one helper JVM, and brokers that are always ended."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def kafka() -> Distribution:
-    """Apache Kafka's newest release; tests that ask for it are skipped where it cannot be had."""
+    """Apache Kafka's newest release. Tests that use it are skipped where it is not available."""
     return distribution()
 
 
 @pytest.fixture(scope="session")
 def helper(kafka: Distribution, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Helper]:
-    """The one JVM with Kafka's clients and tools."""
+    """The only JVM with Kafka's clients and tools."""
     helper = Helper(kafka, tmp_path_factory.mktemp("helper") / "stderr")
     yield helper
     helper.close()
@@ -40,7 +40,7 @@ def tools(helper: Helper) -> Tools:
 def make_broker(
     kafka: Distribution, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Broker]]:
-    """Brokers, running, with settings as in `make_broker(log_retention_ms=1000)`; they end with the module."""
+    """Return a function that starts a broker: `make_broker(log_retention_ms=1000)`. Brokers end with the module."""
     brokers: list[Broker] = []
 
     def make(**settings: object) -> Broker:
@@ -54,13 +54,13 @@ def make_broker(
 
 @pytest.fixture(scope="module")
 def connect(helper: Helper) -> Callable[[Broker], Client]:
-    """Kafka's clients for a broker."""
+    """Return a function that returns Kafka's clients for a broker."""
     return lambda broker: Client(helper, broker.servers)
 
 
 @pytest.fixture(scope="module")
 def broker(make_broker: Callable[..., Broker]) -> Broker:
-    """The broker that the tests of a module share."""
+    """A broker that the tests of a module share."""
     return make_broker()
 
 

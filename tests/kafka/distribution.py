@@ -1,4 +1,4 @@
-"""Apache Kafka, brought in once: its class paths by Maven, and our helper compiled against it."""
+"""Apache Kafka, installed once: its class paths, resolved by Maven, and the helper, compiled against it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 POM = HERE / "pom.xml"
 SOURCES = sorted((HERE / "java").rglob("*.java"))
-# Git ignores it; what is in there is named by the hash of what it was made from.
+# Ignored by git. Each entry is named by the hash of the files from which it was created.
 CACHE = HERE.parents[1] / "build" / "kafka"
 INSTALL = "'apt-get install default-jdk-headless maven' brings it"
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """Where Kafka's classes are: class paths as `java -cp` takes them."""
+    """The class paths of Kafka's classes, as `java -cp` takes them."""
 
     broker: str  # the broker and its clients
     tools: str  # the command line tools, with the libraries of their own release
@@ -37,7 +37,7 @@ class Distribution:
 
 @functools.cache
 def distribution() -> Distribution:
-    """Kafka's newest release; the test needs it. Resolved and compiled by the first who asks."""
+    """Return Kafka's newest release, which the test needs. The first call resolves and compiles it."""
     for name in ("java", "javac", "mvn"):
         need(shutil.which(name), f"{name} is not installed ({INSTALL})")
     with turn():
@@ -47,7 +47,7 @@ def distribution() -> Distribution:
 
 @contextmanager
 def turn() -> Iterator[None]:
-    """One process at a time makes what is in the cache; the others find it made."""
+    """Hold the lock of the cache: one process at a time fills it, and the others then find it filled."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -59,9 +59,9 @@ def _hash(*paths: Path) -> str:
 
 
 def class_path(pom: Path, profile: str) -> tuple[str, str]:
-    """The class path of a profile of a pom, and why it cannot be had: one of them is empty.
+    """Return the class path of a profile of a pom, and Maven's error; one of the two is empty.
 
-    It is as it was resolved last if its files are all there.
+    The class path that was resolved last is returned if all of its files exist.
     """
     known = CACHE / f"{_hash(pom)}.{profile}"
     if known.exists():
@@ -69,7 +69,7 @@ def class_path(pom: Path, profile: str) -> tuple[str, str]:
         if all(os.path.exists(jar) for jar in path.split(os.pathsep)):
             return path, ""
     new = known.with_suffix(".new")
-    # What is on this machine already needs no network.
+    # Artifacts that are installed already need no network.
     said = _resolve(pom, profile, new, "--offline") and _resolve(pom, profile, new)
     if said:
         return "", said
@@ -84,7 +84,7 @@ def _class_path(profile: str) -> str:
 
 
 def _resolve(pom: Path, profile: str, output: Path, *options: str) -> str:
-    """Ask Maven; the first of its complaints, or "" if it has none."""
+    """Let Maven write the class path to `output`, and return its first error, or "" if there is none."""
     command = [need_command("mvn"), "-q", "-B", *options, "-f", str(pom), f"-P{profile}"]
     done = subprocess.run(
         [*command, "dependency:build-classpath", f"-Dmdep.outputFile={output}"],
@@ -100,7 +100,7 @@ def _resolve(pom: Path, profile: str, output: Path, *options: str) -> str:
 
 
 def _helper(broker: str) -> str:
-    """The directory of the helper's classes."""
+    """Return the directory of the helper's classes, which are compiled if necessary."""
     classes = CACHE / f"{_hash(POM, *SOURCES)}.classes"
     if not classes.exists():
         new = classes.with_suffix(".new")

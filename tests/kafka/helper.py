@@ -1,4 +1,4 @@
-"""The helper of tests/kafka/java: one JVM for many calls, a line of JSON each way."""
+"""The helper of tests/kafka/java: one JVM for many calls. Requests and answers are lines of JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tests.kafka.distribution import Distribution
 
-# Quick to start and small: the tests run next to it, on few processors.
+# Options for a fast start and little memory: the tests run at the same time, on few processors.
 JVM = (
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
@@ -30,7 +30,7 @@ CALL_SECONDS = 180
 
 
 class KafkaError(Exception):
-    """What Kafka's clients threw: `name` is the simple name of the Java class."""
+    """An exception of Kafka's clients. `name` is the simple name of its Java class."""
 
     def __init__(self, name: str, message: str, trace: str) -> None:
         super().__init__(f"{name}: {message}\n{trace}")
@@ -38,7 +38,10 @@ class KafkaError(Exception):
 
 
 class Helper:
-    """A JVM with Kafka's clients and tools. It ends with its standard input, so with us at the latest."""
+    """A JVM with Kafka's clients and tools.
+
+    It ends when its standard input is closed, and therefore with this process at the latest.
+    """
 
     def __init__(self, kafka: Distribution, log: Path, jvm: Sequence[str] = JVM) -> None:
         self.log = log
@@ -54,7 +57,7 @@ class Helper:
             )
 
     def call(self, name: str, **arguments: object) -> Any:
-        """One call and its answer. Raises `KafkaError` with what Kafka threw."""
+        """Call a function of the helper, and return its answer. Raises `KafkaError` for an exception of Kafka."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         request = {"call": name, **arguments}
@@ -71,7 +74,7 @@ class Helper:
         return answer["answer"]
 
     def close(self) -> None:
-        """End it; open transactions stay open."""
+        """End the JVM. Open transactions stay open."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()
@@ -92,5 +95,5 @@ def _base64(value: object) -> str:
 
 
 def decoded(text: str | None) -> bytes | None:
-    """Bytes as the helper answers them."""
+    """Decode bytes (base64, or None) of an answer of the helper."""
     return None if text is None else base64.b64decode(text)

@@ -1,4 +1,4 @@
-"""One log, kept by Kafka's storage classes and by logfs: the same steps for both, the same answers expected."""
+"""One log in Kafka's storage classes and in logfs. Both run the same steps, and their answers must be equal."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ TOPIC = "orders"
 NAME = f"{TOPIC}-0"
 CLIENT, COORDINATOR = "CLIENT", "COORDINATOR"
 
-# A step is its name and what it takes, as `Storage.java` reads it.
+# The name of a step and its arguments, as `Storage.java` reads them.
 Step = tuple[object, ...]
-# The first and last offset, or the name of what was thrown; and [start, end, last stable, active base].
+# [first offset, last offset], [] or the name of the raised error; and the state of the log: [log start offset, log
+# end offset, last stable offset, base offset of the active segment].
 Answer = tuple["list[int] | str", "list[int]"]
 
-# What Kafka calls the refusals.
+# The errors of logfs by the name of Kafka's exception.
 _NAMES = {
     "OutOfOrderSequenceException": errors.OutOfOrderSequence,
     "InvalidProducerEpochException": errors.InvalidProducerEpoch,
@@ -41,19 +42,19 @@ _NAMES = {
 
 
 class Storage(Protocol):
-    """A log directory with one partition, open until `close` or for ever."""
+    """A log directory with one partition. It stays open if `close` is never called."""
 
     directory: Path
 
     def run(self, steps: Sequence[Step]) -> list[Answer]:
-        """Take some steps, and what came of each."""
+        """Run some steps, and return the answer of each."""
 
     def close(self) -> None:
-        """Shut it down cleanly."""
+        """Close the log cleanly."""
 
 
 class KafkaStorage:
-    """Kafka's own."""
+    """The log in Kafka's storage classes."""
 
     def __init__(
         self, helper: Helper, directory: Path, configs: Mapping[str, object], now_ms: int
@@ -61,7 +62,7 @@ class KafkaStorage:
         self.directory = directory
         self._helper = helper
         directory.mkdir(parents=True, exist_ok=True)
-        # A broker's smallest segment is of 1 MiB; Kafka's tests use another name for smaller ones.
+        # `segment.bytes` must be at least 1 MiB; Kafka's own tests use another setting for smaller segments.
         names = {"segment.bytes": "internal.segment.bytes"}
         state = helper.call(
             "openStorage",
@@ -74,7 +75,7 @@ class KafkaStorage:
         self.opened = _raised(state)
 
     def run(self, steps: Sequence[Step]) -> list[Answer]:
-        """Take some steps, and what came of each."""
+        """Run some steps, and return the answer of each."""
         answers = self._helper.call("storageSteps", directory=str(self.directory), steps=steps)
         return [
             (
@@ -85,18 +86,21 @@ class KafkaStorage:
         ]
 
     def close(self) -> None:
-        """Shut it down cleanly."""
+        """Close the log cleanly."""
         self._helper.call("closeStorage", directory=str(self.directory))
 
 
 def _raised(state: list[int]) -> list[int]:
-    """Kafka's last stable offset stays below a start that was raised, until the next append raises it too."""
+    """Return Kafka's state with a last stable offset that is not below the log start offset.
+
+    After the log start offset was raised, Kafka raises the last stable offset only at the next append.
+    """
     start, end, stable, active = state
     return [start, end, max(stable, start), active]
 
 
 class LogfsStorage:
-    """Ours."""
+    """The log in logfs."""
 
     def __init__(self, directory: Path, configs: Mapping[str, object], now_ms: int) -> None:
         self.directory = directory
@@ -110,11 +114,11 @@ class LogfsStorage:
         self.opened = self._state()
 
     def run(self, steps: Sequence[Step]) -> list[Answer]:
-        """Take some steps, and what came of each."""
+        """Run some steps, and return the answer of each."""
         return [(self._answer(step), self._state()) for step in steps]
 
     def close(self) -> None:
-        """Shut it down cleanly."""
+        """Close the log cleanly."""
         self.store.close()
 
     def _state(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Random steps for a log: what producers, coordinators and administrators do to it, and what they must not do."""
+"""Random steps for a log: valid and invalid actions of producers, coordinators and administrators."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def batch(
     transactional: bool = False,
     base_timestamp: int | None = None,
 ) -> bytes:
-    """A batch as a client sends it."""
+    """Return a batch as a client sends it."""
     times = [NO_TIMESTAMP if r.timestamp is None else r.timestamp for r in records]
     base = times[0] if base_timestamp is None else base_timestamp
     body = b"".join(
@@ -55,13 +55,13 @@ def batch(
 
 
 class Story:
-    """Steps that make sense for a log as it is, drawn one after the other; a seed tells all of them."""
+    """A sequence of random steps, each of which fits the current state of the log. The seed determines them all."""
 
     def __init__(self, seed: int, now_ms: int) -> None:
         self.chance = Random(seed)
         self.now_ms = now_ms
         self.configs = self._draw_configs()
-        # Where batches began, and what each producer has sent.
+        # The base offsets of batches since the last open, and the batches that each producer has sent.
         self._starts: list[int] = []
         self._sent: dict[int, list[bytes]] = {}
         kinds: list[tuple[int, Callable[[Partition], Step]]] = [
@@ -84,7 +84,7 @@ class Story:
         self._weights = list(accumulate(weight for weight, _ in kinds))
 
     def next(self, log: Partition) -> Step:
-        """What is done next."""
+        """Return the next step."""
         (kind,) = self.chance.choices(self._kinds, cum_weights=self._weights)
         step = kind(log)
         if step[0] in ("append", "end"):
@@ -92,16 +92,17 @@ class Story:
         return step
 
     def begin(self) -> None:
-        """The log has been opened anew.
+        """Note that the log has been opened again.
 
-        What it held before is not cut from here on: of a segment that it cuts before it has appended to it, Kafka
-        forgets the greatest timestamp, and writes no closing entry (docs/format.md).
+        From now on, no step truncates into the batches from before. If a segment is truncated before anything was
+        appended to it since it was opened, Kafka forgets its greatest timestamp, and writes no closing entry
+        (docs/format.md).
         """
         self._starts = []
 
     def _draw_configs(self) -> dict[str, object]:
         draw = self.chance.choice
-        # Nothing random decides when a segment is full, and what is deleted is gone at once.
+        # Without jitter, the end of a segment is deterministic; deleted files are removed at once.
         configs: dict[str, object] = {"segment.jitter.ms": 0, "file.delete.delay.ms": 0}
         configs["segment.bytes"] = draw([700, 1500, 4000, 4000, 1 << 20])
         configs["index.interval.bytes"] = draw([0, 1, 150, 300, 1000, 4096])
@@ -142,13 +143,13 @@ class Story:
         return "append", self._batch(), CLIENT
 
     def _follow(self, log: Partition, *, transactional: bool, gap: int = 1) -> Step:
-        """A batch of some producer that the log will take, if there is no gap."""
+        """Append the next batch of some producer. The log accepts it if `gap` is 1."""
         known = log.producers[self.chance.choice(PRODUCERS)]
         epoch, sequence = known.epoch, increment_sequence(known.last_sequence, gap)
         if epoch < 0 or self.chance.random() < 0.05:
             epoch, sequence = epoch + 1, gap - 1
         if known.epoch < 0:
-            # One that nobody knows may begin anywhere: close to where sequences begin anew.
+            # An unknown producer may begin with any sequence, also with one close to the wraparound.
             sequence = self.chance.choice([0, 0, 7, 2**31 - 3])
         data = self._batch(
             producer=known.producer_id, epoch=epoch, sequence=sequence, transactional=transactional
@@ -171,7 +172,7 @@ class Story:
         return name, data, COORDINATOR
 
     def _again(self, log: Partition) -> Step:
-        """One of the last batches of a producer, or one that is older than those that are remembered."""
+        """Repeat one of the last seven batches of a producer; the log does not remember the oldest of them."""
         sent = self._sent.get(self.chance.choice(PRODUCERS))
         return ("append", self.chance.choice(sent[-7:]), CLIENT) if sent else self._plain(log)
 
@@ -194,7 +195,7 @@ class Story:
                 data[-1] ^= 1
         return "append", bytes(data), CLIENT
 
-    # Transactions, time, and the ends of the log.
+    # Transactions, time, truncation and deletion.
 
     def _end(self, log: Partition) -> Step:
         chance = self.chance
@@ -209,7 +210,7 @@ class Story:
         return "clock", self.now_ms
 
     def _truncate(self, log: Partition) -> Step:
-        """Back to where a batch began; behind the log's start, for there the log is emptied."""
+        """Truncate to the start of a batch at or above the log start offset; below it, the log would be emptied."""
         starts = [at for at in self._starts if log.log_start_offset <= at < log.log_end_offset]
         offset = self.chance.choice(starts[-12:] or [log.log_end_offset])
         self._starts = [at for at in self._starts if at < offset]

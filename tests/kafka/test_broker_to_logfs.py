@@ -1,4 +1,4 @@
-"""What Kafka wrote, logfs reads: a live broker's directory, one that was stopped, and one that was torn from it."""
+"""logfs reads what Kafka wrote: the directory of a running broker, of a stopped one, and a copy of a running one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EDGES = {"earliest": EARLIEST, "latest": LATEST, "max": MAX_TIMESTAMP}
 
 @dataclass
 class Said:
-    """What Kafka's clients say of a partition."""
+    """What Kafka's clients return for a partition."""
 
     records: list[tuple[Record, int]]
     committed: list[Record]
@@ -41,14 +41,14 @@ class Said:
 
 @dataclass
 class Written:
-    """Log directories by how they were left, and what Kafka says of each partition in them."""
+    """Log directories by their state (`stopped`, `live`, `torn`), and Kafka's answers for their partitions."""
 
     directories: dict[str, Path] = field(default_factory=dict)
     said: dict[str, dict[str, Said]] = field(default_factory=dict)
 
 
 def ask(client: Client, log_dir: Path) -> dict[str, Said]:
-    """Everything that the clients can be asked about the partitions of a broker."""
+    """Return all answers of Kafka's clients about the partitions of a broker."""
     said = {}
     for topic in client.topic_ids():
         for number in range(len(list(log_dir.glob(f"{topic}-[0-9]")))):
@@ -65,7 +65,7 @@ def ask(client: Client, log_dir: Path) -> dict[str, Said]:
 
 
 def some_times(topic: str, records: list[Record]) -> list[int]:
-    """A thousand timestamps: those of records, just beside them, and between and outside of all."""
+    """Return `TIMES` timestamps: those of records, 1 ms before and after them, and random ones, also out of range."""
     rng = random.Random(topic)
     known = [record.timestamp for record in records if record.timestamp is not None] or [topics.T]
     near = [rng.choice(known) + rng.choice([-1, 0, 1]) for _ in range(TIMES // 2)]
@@ -73,7 +73,7 @@ def some_times(topic: str, records: list[Record]) -> list[int]:
 
 
 def copy(broker: Broker, path: Path) -> Path:
-    """A copy of its directory; files that are only being made are none of it yet."""
+    """Copy the broker's log directory, without files that are just being created."""
     return shutil.copytree(broker.log_dir, path, ignore=shutil.ignore_patterns("*.tmp"))
 
 
@@ -83,7 +83,7 @@ def written(
     connect: Callable[[Broker], Client],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Written:
-    """A broker that has written all topics, was stopped, and has written more; it still runs."""
+    """The directories of a broker that has written all topics, was stopped, has written more, and still runs."""
     base = tmp_path_factory.mktemp("copies")
     broker = make_broker(
         log_index_size_max_bytes=1 << 16,
@@ -107,7 +107,7 @@ def written(
 
 @pytest.fixture(scope="module", params=["live", "stopped", "torn"])
 def store(request: pytest.FixtureRequest, written: Written) -> Iterator[Store]:
-    """logfs on a directory of each kind: it recovers the torn one, and writes nothing into the others."""
+    """A store on each of the directories: it recovers the torn one, and opens the others read-only."""
     torn = request.param == "torn"
     with logfs.open(written.directories[request.param], read_only=not torn) as store:
         assert not store.offline
@@ -118,21 +118,21 @@ def store(request: pytest.FixtureRequest, written: Written) -> Iterator[Store]:
 
 @pytest.fixture(scope="module")
 def said(request: pytest.FixtureRequest, written: Written, store: Store) -> dict[str, Said]:
-    """What Kafka said of that directory's partitions."""
+    """Kafka's answers for the partitions of the store's directory."""
     (path,) = (log_dir.path for log_dir in store.log_dirs)
     (kind,) = (kind for kind, known in written.directories.items() if known == path)
     return written.said[kind]
 
 
 def assert_same(what: str, ours: list[Any], theirs: list[Any]) -> None:
-    """Two lists are equal; if not, the first difference says where."""
+    """Assert that two lists are equal; a failure names the first difference."""
     for number, (our, their) in enumerate(zip(ours, theirs, strict=False)):
         assert our == their, f"{what}, number {number}"
     assert len(ours) == len(theirs), what
 
 
-def test_it_holds_what_it_is_to_hold(said: dict[str, Said], written: Written) -> None:
-    """The topics are what their names say: else the tests below would show little."""
+def test_topics_have_the_intended_contents(said: dict[str, Said], written: Written) -> None:
+    """The topics have the contents that their names promise; otherwise the tests below would prove little."""
     stopped = written.directories["stopped"]
     assert len(list((stopped / "segments-0").glob("*.log"))) > 20
     assert said["trimmed-0"].edges[0].offset > 0
@@ -147,12 +147,12 @@ def test_it_holds_what_it_is_to_hold(said: dict[str, Said], written: Written) ->
 
 
 def test_there_are_the_same_partitions(store: Store, said: dict[str, Said]) -> None:
-    """All of the broker's partitions, the internal ones too; but not the cluster's metadata."""
+    """The store has all partitions of the broker, including internal ones, but not the cluster metadata."""
     assert set(store) == set(said)
 
 
 def test_records_are_equal(store: Store, said: dict[str, Said]) -> None:
-    """Offset, timestamp and its type, key, value and headers, record by record, and the leader epoch."""
+    """Each record has the same offset, timestamp and its type, key, value, headers and leader epoch as in Kafka."""
     for name, known in said.items():
         partition = store[name]
         assert_same(name, list(partition.read()), [record for record, _ in known.records])
@@ -167,7 +167,7 @@ def test_records_are_equal(store: Store, said: dict[str, Said]) -> None:
 
 
 def test_committed_records_are_equal(store: Store, said: dict[str, Said]) -> None:
-    """With read_committed: one by one, in bulk, by offset, and as text."""
+    """With read_committed the records are equal when read one by one, in bulk, by offset, and as text."""
     for name, known in said.items():
         committed = store[name].committed
         assert_same(name, list(committed.read()), known.committed)
@@ -183,7 +183,7 @@ def test_committed_records_are_equal(store: Store, said: dict[str, Said]) -> Non
 
 
 def test_columns_are_equal(store: Store, said: dict[str, Said]) -> None:
-    """Reading in bulk gives the same offsets and timestamps."""
+    """`columns` returns the same offsets and timestamps."""
     for name, known in said.items():
         columns = store[name].columns()
         assert_same(name, columns.offsets.tolist(), [r.offset for r, _ in known.records])
@@ -191,7 +191,7 @@ def test_columns_are_equal(store: Store, said: dict[str, Said]) -> None:
 
 
 def test_every_record_is_found_by_its_offset(store: Store, said: dict[str, Said]) -> None:
-    """By the index, one at a time; where compaction took a record, or a marker is, there is none."""
+    """A lookup by offset finds each record, and none where compaction removed a record or where a marker is."""
     for name, known in said.items():
         partition = store[name]
         there = {record.offset: record for record, _ in known.records}
@@ -199,15 +199,19 @@ def test_every_record_is_found_by_its_offset(store: Store, said: dict[str, Said]
             assert partition.record(offset) == there.get(offset), f"{name}, offset {offset}"
 
 
-def test_times_have_the_same_answers(store: Store, said: dict[str, Said]) -> None:
-    """A thousand timestamps lead to the same offset, timestamp and leader epoch."""
+def test_lookups_by_time_are_equal(store: Store, said: dict[str, Said]) -> None:
+    """Lookups of 1,000 timestamps return the same offset, timestamp and leader epoch."""
     for name, known in said.items():
         for timestamp, found in zip(known.times, known.found, strict=True):
             assert store[name].offset_for_time(timestamp) == found, f"{name}, time {timestamp}"
 
 
-def test_edges_have_the_same_answers(store: Store, said: dict[str, Said]) -> None:
-    """Earliest, latest and greatest timestamp; a leader that has written nothing yet is known while it leads."""
+def test_earliest_latest_and_max_timestamp_are_equal(store: Store, said: dict[str, Said]) -> None:
+    """Lookups of the earliest, the latest and the greatest timestamp are equal.
+
+    The leader epochs are compared only on the running broker: the epoch of a leader that has written nothing is not
+    known after it has ended.
+    """
     live = store.log_dirs[0].live
     for name, known in said.items():
         ours = [store[name].offset_for_time(edge) for edge in EDGES.values()]

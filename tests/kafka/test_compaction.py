@@ -1,4 +1,4 @@
-"""Kafka's cleaner and ours leave the same of the same directory, and each goes on where the other stopped."""
+"""Kafka's cleaner and that of logfs leave the same log of the same directory, and each continues after the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 T = topics.T
 LONG = 100 * 365 * 86_400_000
-# Nothing is cleaned before it is asked for.
+# With these settings, nothing is cleaned until a test starts it.
 WAITING = {
     "cleanup_policy": "compact",
     "min_cleanable_dirty_ratio": 1.0,
@@ -33,10 +33,10 @@ TOPICS = ("plain", "packed", "append-time", "idempotent", "transactions")
 
 
 def shape(partition: Any) -> list[tuple[object, ...]]:
-    """Every batch: its header but for what depends on the moment of cleaning, and its records.
+    """Return the records and the header of every batch, without the fields that depend on the time of cleaning.
 
-    But for one: where a round ends with aborted records, ours keeps their bare header as of any other batch, and
-    Kafka 4.3.1 was seen not to.
+    An empty transactional batch at the end of the cleaned part is left out: where a round ends with aborted records,
+    logfs keeps their empty batch as any other, and Kafka 4.3.1 was observed not to keep it.
     """
     end = partition.active.base_offset
     found = []
@@ -66,7 +66,10 @@ def shape(partition: Any) -> list[tuple[object, ...]]:
 
 
 def write(client: Client, turn: int) -> None:
-    """Batches with tombstones among them, of all kinds of producers; the active segment stays behind."""
+    """Append batches of all kinds of producers, with tombstones among the records.
+
+    The active segment is not cleaned.
+    """
     import random
 
     rng = random.Random(turn)
@@ -96,13 +99,17 @@ def write(client: Client, turn: int) -> None:
 
 @pytest.fixture(scope="module")
 def broker(make_broker: Callable[..., Broker]) -> Broker:
+    """A broker."""
     return make_broker()
 
 
-def test_both_cleaners_leave_the_same(
+def test_both_cleaners_leave_the_same_log(
     broker: Broker, connect: Callable[[Broker], Client], tmp_path: Path
 ) -> None:
-    """Batch by batch: offsets, records, tombstones, horizons, headers, markers; twice, on what the other left."""
+    """Both leave the same batches: offsets, records, tombstones, delete horizons, headers and markers.
+
+    In the second turn, both clean a log that logfs has cleaned in the first one.
+    """
     client = connect(broker)
     for topic in TOPICS:
         kind = {"message_timestamp_type": "LogAppendTime"} if topic == "append-time" else {}
@@ -134,7 +141,7 @@ def test_both_cleaners_leave_the_same(
                 bases = [segment.base_offset for segment in kafka[name].segments]
                 assert [segment.base_offset for segment in mine[name].segments] == bases
         assert_clean(ours)
-        # Kafka goes on with what logfs has cleaned.
+        # Kafka continues with the log that logfs has cleaned.
         for topic in TOPICS:
             shutil.rmtree(broker.log_dir / f"{topic}-0")
             shutil.copytree(ours / f"{topic}-0", broker.log_dir / f"{topic}-0")

@@ -1,4 +1,4 @@
-"""`logfs dump` prints the lines of kafka-dump-log, of whatever file."""
+"""`logfs dump` prints the same lines as kafka-dump-log, for every kind of file."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ SENT = [*RECORDS[:4], Record(b"v", b"k", [("h", b"v"), ("h", None), ("bé", b"")
 
 
 def compare(tools: Tools, path: Path, *options: str) -> None:
-    """Both dump a file: the same lines on both streams, or both give up after the same lines.
+    """Dump a file with both tools, and assert that they print the same lines on both streams.
 
-    The tool cuts and makes .index files where it looks, so logfs looks first.
+    If Kafka's tool fails, logfs must print the same lines before it fails, too. logfs runs first, because Kafka's
+    tool truncates and creates .index files.
     """
     ours = dump(path, *options)
     theirs = tools.dump(path, options=" ".join(options))
@@ -43,7 +44,7 @@ def compare(tools: Tools, path: Path, *options: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_files_that_are_hard_to_dump(name: str, tools: Tools, tmp_path: Path) -> None:
-    """Damaged, odd and hostile files: each has the same lines, or ends both with an error after them."""
+    """For damaged, unusual and hostile files both tools print the same lines, and then succeed or fail alike."""
     case = CASES[name]
     for file, data in case.files.items():
         (tmp_path / file).write_bytes(data)
@@ -51,7 +52,7 @@ def test_files_that_are_hard_to_dump(name: str, tools: Tools, tmp_path: Path) ->
 
 
 def options_of(path: Path) -> list[tuple[str, ...]]:
-    """How to dump a file."""
+    """Return all combinations of options with which a file is dumped."""
     if path.suffix == ".log":
         internal = path.parent.name.startswith("__consumer_offsets")
         return [(), (DEEP,), (DATA,), (DATA, "--skip-record-metadata"), *([(OFFSETS,)] * internal)]
@@ -61,7 +62,7 @@ def options_of(path: Path) -> list[tuple[str, ...]]:
 
 
 def compare_all(tools: Tools, directory: Path) -> set[str]:
-    """Dump every file of a partition that the tool knows, in every way; their suffixes."""
+    """Compare the dumps of every file of a partition that the tool supports, and return the suffixes of the files."""
     kinds = set()
     known = (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
     for path in sorted(directory.iterdir()):
@@ -72,8 +73,8 @@ def compare_all(tools: Tools, directory: Path) -> set[str]:
     return kinds
 
 
-def test_what_logfs_wrote(tools: Tools, tmp_path: Path) -> None:
-    """Every file of partitions with all codecs, several segments, tombstones and headers."""
+def test_dumps_of_files_of_logfs(tools: Tools, tmp_path: Path) -> None:
+    """The dumps are equal for every file of a partition with all codecs, several segments, tombstones and headers."""
     with logfs.open(tmp_path / "log", create=True) as store:
         store.settings.set_topic("orders", "index.interval.bytes", "100")
         store.settings.set_topic("orders", "segment.bytes", "4096")
@@ -97,7 +98,7 @@ def test_what_logfs_wrote(tools: Tools, tmp_path: Path) -> None:
 
 
 def write_transactions(client: Client) -> None:
-    """Committed and aborted transactions of two producers, and offsets in them."""
+    """Write committed and aborted transactions of two producers, with committed offsets in them."""
     for name in ("one", "two"):
         with client.producer(transactional_id=name) as producer:
             for end in (producer.commit, producer.abort, producer.commit):
@@ -107,13 +108,15 @@ def write_transactions(client: Client) -> None:
                 end()
 
 
-def test_what_a_broker_wrote(
+def test_dumps_of_files_of_a_broker(
     make_broker: Callable[..., Broker],
     connect: Callable[[Broker], Client],
     tools: Tools,
     tmp_path: Path,
 ) -> None:
-    """Every file of a broker: headers, five codecs, transactions, groups, snapshots, its own topics."""
+    """The dumps are equal for every file of a broker, running and stopped: headers, all codecs, transactions, groups,
+    snapshots and internal topics.
+    """
     broker = make_broker(log_index_interval_bytes=100)
     client = connect(broker)
     client.create_topic("orders")

@@ -1,4 +1,4 @@
-"""Consumer groups: Kafka sees what was committed through files, and files show what Kafka's consumers commit."""
+"""Consumer groups: Kafka sees the offsets committed through files, and files show the commits of its consumers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MEMBERS = [f"member-{protocol}" for protocol in ("classic", "consumer")]
 
 @pytest.fixture(scope="module")
 def busy(client: Client) -> Client:
-    """Clients of a broker with two partitions, where groups of every kind have committed."""
+    """The clients of a broker with two partitions, in which groups of every kind have committed offsets."""
     client.create_topic("orders", 2)
     for partition in (0, 1):
         client.produce("orders", [logfs.Record(b"%d" % n) for n in range(10)], partition=partition)
@@ -53,7 +53,7 @@ def busy(client: Client) -> Client:
 
 
 def kafkas(client: Client, tools: Tools) -> dict[tuple[str, str, int], int]:
-    """What Kafka says that its groups have committed."""
+    """Return the committed offsets of all groups, as Kafka reports them."""
     names = tools.groups(client.servers, "--list").split()
     return {
         (group, commit.topic, commit.partition): commit.offset
@@ -64,13 +64,15 @@ def kafkas(client: Client, tools: Tools) -> dict[tuple[str, str, int], int]:
 
 
 def ours(log_dir: Path) -> dict[tuple[str, str, int], int]:
-    """The same, as the log directory tells it."""
+    """Return the committed offsets of all groups, as logfs reads them from the log directory."""
     with Store(log_dir, read_only=True) as store:
         return {(group, *where): commit.offset for group, where, commit in store.groups}
 
 
-def test_the_directory_tells_what_kafka_tells(busy: Client, broker: Broker, tools: Tools) -> None:
-    """Plain consumers', members' of both protocols and transactions' commits, on the directory of a live broker."""
+def test_committed_offsets_are_equal(busy: Client, broker: Broker, tools: Tools) -> None:
+    """On a running broker's directory, logfs and Kafka read the same commits: of plain consumers, of members with
+    both protocols, and of transactions.
+    """
     found = kafkas(busy, tools)
     assert ours(broker.log_dir) == found
     assert len({group for group, *_ in found}) == 35
@@ -85,7 +87,7 @@ def test_the_directory_tells_what_kafka_tells(busy: Client, broker: Broker, tool
 def test_every_record_is_read_and_printed_as_kafka_does(
     busy: Client, broker: Broker, tools: Tools
 ) -> None:
-    """Offset commits and classic groups' keys and values are the JSON of kafka-dump-log --offsets-decoder."""
+    """Keys and values of offset commits and classic groups are the JSON of `kafka-dump-log --offsets-decoder`."""
     kinds = set()
     for path in sorted(broker.log_dir.glob(f"{TOPIC}-*/*.log")):
         dumped = tools.dump(path, options="--offsets-decoder").out
@@ -107,7 +109,7 @@ def test_every_record_is_read_and_printed_as_kafka_does(
 def test_files_follow_a_live_broker(
     busy: Client, broker: Broker, make_mount: Callable[..., Mount]
 ) -> None:
-    """`groups/loose` on a read-only mount shows each commit of Kafka's consumer soon after it was made."""
+    """`groups/loose` on a read-only mount shows each commit of Kafka's consumer soon after it is made."""
     folder = make_mount("--read-only", log_dirs=[broker.log_dir]).path / "orders-0/groups"
     assert (folder / "loose").read_text() == "3\n"
     assert (folder / "loose.lag").read_text() == "7\n"
@@ -124,7 +126,7 @@ def test_files_follow_a_live_broker(
 def stopped(
     make_broker: Callable[..., Broker], connect: Callable[[Broker], Client]
 ) -> Iterator[tuple[Broker, Client]]:
-    """A broker of the test's own that has groups and was stopped."""
+    """A stopped broker with groups, and its clients."""
     broker = make_broker()
     client = connect(broker)
     client.create_topic("orders")
@@ -136,10 +138,10 @@ def stopped(
     assert_clean(broker.log_dir)
 
 
-def test_kafka_lists_what_files_committed(
+def test_kafka_lists_offsets_committed_through_files(
     stopped: tuple[Broker, Client], make_mount: Callable[..., Mount], tools: Tools
 ) -> None:
-    """Commits by echo and forgetting by rm are what kafka-consumer-groups describes, and consumers start there."""
+    """kafka-consumer-groups lists the offsets written to files, but no removed ones, and consumers start there."""
     broker, client = stopped
     mount = make_mount(log_dirs=[broker.log_dir])
     folder = mount.path / "orders-0/groups"
@@ -147,14 +149,14 @@ def test_kafka_lists_what_files_committed(
     (folder / "new").write_text("earliest\n")
     (folder / "a%2Fb").write_text("latest\n")
     (folder / "gone").unlink()
-    # In none but the broker's own partitions.
+    # logfs has created no further partition of the offsets topic.
     assert len(list(broker.log_dir.glob(f"{TOPIC}-*"))) == 4
     mount.stop()
     broker.start()
     rows: list[list[str]] = []
 
     def are_loaded() -> bool:
-        """The broker answers before it has read all partitions of its offsets topic."""
+        """Return whether all groups are listed. The broker answers before it has loaded its whole offsets topic."""
         printed = tools.groups(client.servers, "--describe", "--all-groups", "--offsets")
         rows[:] = [line.split() for line in printed.splitlines() if " orders " in line]
         return len(rows) >= 4

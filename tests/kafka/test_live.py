@@ -1,4 +1,4 @@
-"""A read-only mount on a running broker: it follows produce, roll, retention and compaction, and touches nothing."""
+"""A read-only mount on a running broker follows appends, rolls, retention and compaction, and changes nothing."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from tests.kafka.client import Client
     from tests.support.mounts import Mount
 
-# How long the load lasts; a minute is what the promise is about.
+# The duration of the load in seconds. The promise is about a minute.
 SECONDS = float(os.environ.get("LOGFS_LIVE_SECONDS", "20"))
-# And how much is read beside it, on a slow machine too.
+# The least number of reads during the load, also on a slow machine.
 READS = 100
 PAUSE = 0.03
-# All of a broker's background work, as often as it can.
+# Settings that make the broker run all of its background work as often as possible.
 RESTLESS = {
     "log_retention_check_interval_ms": 300,
     "log_initial_task_delay_ms": 100,
@@ -42,7 +42,7 @@ RESTLESS = {
     "log_cleaner_backoff_ms": 100,
 }
 SMALL = {"internal_segment_bytes": 20_000, "index_interval_bytes": 500, "file_delete_delay_ms": 700}
-# `feed` is deleted at its beginning, `table` compacted, `both` both; `quiet` rests.
+# Retention deletes the first records of `feed`, `table` is compacted, `both` is both; `quiet` does not change.
 TOPICS: dict[str, dict[str, object]] = {
     "feed": {**SMALL, "retention_bytes": 300_000},
     "table": {**SMALL, "cleanup_policy": "compact", "min_cleanable_dirty_ratio": 0.01},
@@ -57,7 +57,7 @@ TOPICS: dict[str, dict[str, object]] = {
 
 
 class Tail:
-    """`tail -f` of a partition's records, from the first on."""
+    """`tail -f` of a partition's records, from the first one."""
 
     def __init__(self, partition: Path, output: Path) -> None:
         self.output = output
@@ -77,7 +77,7 @@ class Tail:
 
 
 class Readers:
-    """Threads that read a mount in every way; only what has left the log may be missing."""
+    """Threads that read a mount in every way. Only ENOENT is allowed: the file may have left the log."""
 
     def __init__(self, mountpoint: Path) -> None:
         self.failures: list[BaseException] = []
@@ -142,7 +142,7 @@ class Readers:
 def busy(
     make_broker: Callable[..., Broker], connect: Callable[[Broker], Client]
 ) -> Iterator[Broker]:
-    """A broker with a lot to do."""
+    """A broker with the topics of `TOPICS`, and with frequent background work."""
     broker = make_broker(**RESTLESS)
     client = connect(broker)
     for name, configs in TOPICS.items():
@@ -158,7 +158,10 @@ def test_a_mount_on_a_busy_broker(
     make_mount: Callable[..., Mount],
     tmp_path: Path,
 ) -> None:
-    """Under load `tail -f` sees every record once, no error escapes, and nothing below is touched (issue item 6)."""
+    """Under load `tail -f` sees every record once, no read fails, and the mount changes no file (issue item 6).
+
+    In compacted topics `tail -f` may miss records that the cleaner removes, and sees no record twice.
+    """
     client = connect(busy)
     mount = make_mount("--read-only", log_dirs=[busy.log_dir])
     tails = {name: Tail(mount.path / f"{name}-0", tmp_path / name) for name in TOPICS}
@@ -178,7 +181,7 @@ def test_a_mount_on_a_busy_broker(
                     sent[name].append(value)
                     batch.append(Record(value, key=b"%d" % rng.randrange(30)))
                 rng.choice(producers).send(name, batch)
-            # Readers who never caught up would see nothing but retention.
+            # Readers that never caught up would only see retention.
             time.sleep(PAUSE)
         for name, tail in tails.items():
             wait_for(lambda name=name, tail=tail: tail.lines()[-1:] == sent[name][-1:])
@@ -188,7 +191,7 @@ def test_a_mount_on_a_busy_broker(
             tail.stop()
     assert readers.failures == []
     assert mount.errors() == ""
-    # What retention takes is long read by then; a cleaner may be quicker than a reader, who sees no record twice.
+    # Retention deletes records long after they were read; the cleaner may be faster than a reader.
     for name in ("feed", "quiet"):
         assert tails[name].lines() == sent[name]
     for name in ("table", "both"):
@@ -212,20 +215,20 @@ def test_a_mount_on_a_busy_broker(
         assert (fingerprint(busy.log_dir), locks_below(busy.log_dir)) == before
     finally:
         os.kill(busy.process.pid, signal.SIGCONT)  # type: ignore[union-attr]
-    # And it is what Kafka's own consumer sees, once the broker rests.
+    # Once the broker is idle, the mount shows what Kafka's own consumer sees.
     for name in TOPICS:
         wait_for(lambda name=name: shown_by(mount, name) == consumed(client, name))
 
 
 def assert_reads_everything(mountpoint: Path) -> None:
-    """Every view of every partition."""
+    """Read every view of every partition, and assert that they agree."""
 
     def count(path: Path) -> int:
         return path.read_bytes().count(b"\n")
 
     for name in TOPICS:
         partition = mountpoint / f"{name}-0"
-        # What the broker did last, the mount may see between two looks.
+        # The mount may notice the broker's last changes between the two reads.
         wait_for(
             lambda partition=partition: (
                 count(partition / "records.jsonl") == count(partition / "records") > 0
@@ -236,19 +239,21 @@ def assert_reads_everything(mountpoint: Path) -> None:
 
 
 def shown_by(mount: Mount, name: str) -> list[tuple[int, bytes]]:
+    """Return offset and value of each record of a topic, as the mount shows them."""
     text = (mount.path / f"{name}-0/records.jsonl").read_bytes()
     rows = map(orjson.loads, text.splitlines())
     return [(row["offset"], row["value"].encode()) for row in rows]
 
 
 def consumed(client: Client, name: str) -> list[tuple[int, bytes]]:
+    """Return offset and value of each record of a topic, as Kafka's consumer reads them."""
     return [(record.offset, record.value) for record in client.consume(name)]  # type: ignore[misc]
 
 
 def test_topics_come_and_go(
     busy: Broker, connect: Callable[[Broker], Client], make_mount: Callable[..., Mount]
 ) -> None:
-    """Topics that a broker makes, deletes and makes again, and records that it deletes, on a mount of them."""
+    """A mount shows topics that the broker creates, deletes and creates again, and records that it deletes."""
     client = connect(busy)
     mount = make_mount("--read-only", log_dirs=[busy.log_dir])
     client.create_topic("new", partitions=2)
@@ -271,7 +276,7 @@ def test_topics_come_and_go(
 def test_a_broker_that_dies_and_comes_back(
     busy: Broker, connect: Callable[[Broker], Client], make_mount: Callable[..., Mount]
 ) -> None:
-    """The mount shows what is there while the broker is dead, and goes on with the next one."""
+    """While the broker is down the mount shows the existing records, and follows the broker again after its start."""
     client = connect(busy)
     mount = make_mount("--read-only", log_dirs=[busy.log_dir])
     records = mount.path / "quiet-0/records"
@@ -289,10 +294,10 @@ def test_a_broker_that_dies_and_comes_back(
     assert mount.errors() == ""
 
 
-def test_what_is_not_committed_is_not_shown(
+def test_a_read_committed_mount_follows_transactions(
     busy: Broker, connect: Callable[[Broker], Client], make_mount: Callable[..., Mount]
 ) -> None:
-    """A mount with `isolation=read_committed` follows transactions: open ones wait, aborted ones never come."""
+    """A mount with `isolation=read_committed` shows a transaction after its commit, and never an aborted one."""
     client = connect(busy)
     client.create_topic("money")
     committed = make_mount("--read-only", "-oisolation=read_committed", log_dirs=[busy.log_dir])
@@ -312,7 +317,7 @@ def test_what_is_not_committed_is_not_shown(
                 wanted += b"%d\n" % turn
             else:
                 producer.abort()
-            # The marker is written behind the client's back.
+            # The broker writes the marker after it has answered the client.
             wait_for(lambda: (committed.path / "money-0/records").read_bytes() == wanted)  # noqa: B023
     assert (everything.path / "money-0/records").read_bytes() == sent
     assert committed.errors() == everything.errors() == ""

@@ -1,4 +1,4 @@
-"""What was written through a mount, a broker adopts: after a clean end without recovery, after kill -9 with it."""
+"""A broker opens what was written through a mount: without recovery after a clean end, with it after kill -9."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.kafka.tools import Tools
 
 TIMES = 1000
-# Written where the broker's empty partitions lie, or in a store of our own from which they are moved there.
+# Written in the broker's empty partitions, or in a separate store, from which the partitions are moved to the broker.
 WAYS = ("inside", "moved")
 KINDS = (*CODECS, "append-time")
 TOPICS = [f"{way}-{kind}" for way in WAYS for kind in KINDS]
@@ -37,7 +37,7 @@ TOPICS = [f"{way}-{kind}" for way in WAYS for kind in KINDS]
 
 @dataclass
 class Adopted:
-    """A broker that runs on what logfs wrote, and a copy of that from before it was started."""
+    """A broker that runs on a directory that logfs wrote, and a copy of the directory from before its start."""
 
     how: str
     broker: Broker
@@ -46,13 +46,13 @@ class Adopted:
 
 
 def fill(directory: Path, rng: random.Random) -> None:
-    """Several segments of lines and of envelopes, with all that a record may be."""
+    """Write several segments of lines and of envelopes, with all kinds of records, to a partition."""
     kind = directory.name.split("-", 1)[1].removesuffix("-0")
     if kind == "append-time":
         (directory / "config/message.timestamp.type").write_text("LogAppendTime")
     else:
         (directory / "config/compression.type").write_text(kind.replace("none", "uncompressed"))
-    # Few enough that their fsyncs are soon done.
+    # Few enough segments that their fsyncs take little time.
     plain = kind in ("none", "append-time")
     (directory / "config/segment.bytes").write_text("70000" if plain else "12000")
     (directory / "config/index.interval.bytes").write_text("500")
@@ -66,7 +66,7 @@ def fill(directory: Path, rng: random.Random) -> None:
 
 
 def envelope(rng: random.Random) -> bytes:
-    """A record with or without key, value and headers, of any time between T and a day later."""
+    """Return a random envelope with or without key, value and headers, whose timestamp is in the day after T."""
     contents = [None, "", "text\nof lines", {"base64": "AP/+gA=="}]
     record = {
         "timestamp": T + rng.randrange(86_400_000),
@@ -78,7 +78,7 @@ def envelope(rng: random.Random) -> bytes:
 
 
 def adopt(broker: Broker, own: Path) -> None:
-    """Put the partitions of a store of ours where the broker's empty ones are, as docs/kafka.md tells it."""
+    """Replace the broker's empty partitions by those of the separate store, as docs/kafka.md describes."""
     for partition in sorted(own.glob("moved-*-0")):
         empty = broker.partition(partition.name)
         shutil.copy(empty / "partition.metadata", partition)
@@ -93,7 +93,7 @@ def adopted(
     connect: Callable[[Broker], Client],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Adopted]:
-    """Topics that a broker made and logfs wrote, by a daemon that was unmounted or killed."""
+    """Topics that a broker created and that logfs wrote, by a daemon that was unmounted or killed."""
     need_fuse()
     base = tmp_path_factory.mktemp("adopted")
     broker = make_broker()
@@ -125,20 +125,20 @@ def adopted(
 
 @pytest.fixture(scope="module")
 def client(adopted: Adopted, connect: Callable[[Broker], Client]) -> Client:
-    """Kafka's clients for the broker that adopted."""
+    """Kafka's clients for the broker of `adopted`."""
     return connect(adopted.broker)
 
 
 @pytest.fixture(scope="module")
 def store(adopted: Adopted) -> Iterator[Store]:
-    """logfs on the copy."""
+    """A read-only store on the copy."""
     with logfs.open(adopted.copy, read_only=True) as store:
         assert not store.offline
         yield store
 
 
 def test_the_topics_keep_their_ids(adopted: Adopted, client: Client) -> None:
-    """The broker knows each directory by the id in its partition.metadata, and takes none for a stray."""
+    """The broker finds the topic id in each partition.metadata, and treats no directory as stray."""
     assert {topic: client.topic_ids()[topic] for topic in TOPICS} == adopted.ids
     for topic, topic_id in adopted.ids.items():
         metadata = (adopted.broker.partition(f"{topic}-0") / "partition.metadata").read_bytes()
@@ -146,13 +146,13 @@ def test_the_topics_keep_their_ids(adopted: Adopted, client: Client) -> None:
     assert not list(adopted.broker.log_dir.glob("*-stray"))
 
 
-def test_recovery_is_for_the_killed(adopted: Adopted) -> None:
-    """The broker's own words: it skips recovery after a clean end, and recovers every log after a kill -9."""
+def test_the_broker_recovers_only_after_a_kill(adopted: Adopted) -> None:
+    """The broker's log output shows that it skips recovery after a clean end, and recovers all logs after kill -9."""
     said = adopted.broker.log()
     clean = adopted.how == "clean"
     assert (f"Skipping recovery of {len(TOPICS)} logs" in said) == clean
     assert (f"Recovering {len(TOPICS)} logs" in said) == (not clean)
-    # After a clean end its controller takes the broker back as one that has lost nothing.
+    # After a clean end the controller does not treat the start as one after an unclean shutdown.
     assert ("handleBrokerUncleanShutdown" in said) == (not clean)
     for topic in TOPICS:
         assert ("Recovering unflushed segment" in adopted.broker.log_of(f"{topic}-0")) == (
@@ -161,16 +161,16 @@ def test_recovery_is_for_the_killed(adopted: Adopted) -> None:
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_its_consumers_read_every_record(client: Client, store: Store, topic: str) -> None:
-    """Offset, timestamp and its type, key, value and headers are those that logfs reads."""
+def test_consumers_read_every_record(client: Client, store: Store, topic: str) -> None:
+    """Kafka's consumer reads the same offset, timestamp and its type, key, value and headers as logfs."""
     ours = list(store[f"{topic}-0"].read())
     assert len(ours) > 1500
     assert client.consume(topic) == ours
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_times_have_the_same_answers(client: Client, store: Store, topic: str) -> None:
-    """A thousand timestamps by the consumer's offsetsForTimes; earliest, latest and the greatest timestamp."""
+def test_lookups_by_time_are_equal(client: Client, store: Store, topic: str) -> None:
+    """Lookups of 1,000 timestamps by the consumer, and of earliest, latest and greatest timestamp, are equal."""
     partition = store[f"{topic}-0"]
     known = partition.columns().timestamps.tolist()
     rng = random.Random(topic)
@@ -183,10 +183,10 @@ def test_times_have_the_same_answers(client: Client, store: Store, topic: str) -
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_its_tools_find_nothing_wrong(adopted: Adopted, tools: Tools, topic: str) -> None:
-    """kafka-dump-log finds every batch valid, and each index sane and in accord with its log.
+def test_kafka_dump_log_finds_no_error(adopted: Adopted, tools: Tools, topic: str) -> None:
+    """kafka-dump-log finds every batch valid, and each index sane and consistent with its log.
 
-    Of a killed daemon the indexes are checked where the broker has made them anew.
+    After a kill of the daemon, only the indexes that the broker has rebuilt are checked.
     """
     before = adopted.copy / f"{topic}-0"
     logs = sorted(before.glob("*.log"))
@@ -198,12 +198,12 @@ def test_its_tools_find_nothing_wrong(adopted: Adopted, tools: Tools, topic: str
     assert all(batch.endswith("isvalid: true") for batch in batches)
     if adopted.how == "clean":
         check_indexes(tools, before, logs)
-    # A running broker's last segment has room for more in its indexes, which the tool takes for entries.
+    # The indexes of a running broker's last segment have free space, which the tool treats as entries.
     check_indexes(tools, adopted.broker.partition(f"{topic}-0"), logs[:-1])
 
 
 def check_indexes(tools: Tools, directory: Path, logs: list[Path]) -> None:
-    """Both indexes of each segment pass both of the tool's checks."""
+    """Assert that both indexes of each segment pass both checks of the tool."""
     stems = [directory / log.stem for log in logs]
     indexes = [stem.with_suffix(suffix) for stem in stems for suffix in (".index", ".timeindex")]
     sane = tools.dump(*indexes, options="--index-sanity-check")
@@ -218,8 +218,8 @@ def check_indexes(tools: Tools, directory: Path, logs: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_it_goes_on_where_the_log_ends(client: Client, store: Store, topic: str) -> None:
-    """The next record that the broker appends gets the next offset, and is read back with the others."""
+def test_the_broker_appends_at_the_log_end(client: Client, store: Store, topic: str) -> None:
+    """The next record that the broker appends gets the next offset, and can be consumed."""
     end = store[f"{topic}-0"].log_end_offset
     assert client.produce(topic, [Record(b"the broker's", timestamp=T)])[0].offset == end
     assert [record.value for record in client.consume(topic, offset=end)] == [b"the broker's"]

@@ -1,4 +1,4 @@
-"""The oracle itself: a release of Kafka that starts, serves, stops, dies and comes back."""
+"""Tests of the test tools: a release of Kafka starts, serves clients, stops, is killed and starts again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = 1_700_000_000_000
 
 
 def test_records_go_through_kafka_unchanged(client: Client) -> None:
-    """Null is told from empty in keys, values and headers, and every byte comes back."""
+    """Null and empty keys, values and header values are distinguished, and all bytes are read back unchanged."""
     client.create_topic("through")
     records = [
         Record(b"", None, [], T),
@@ -49,7 +49,7 @@ def test_records_go_through_kafka_unchanged(client: Client) -> None:
 
 
 def test_transactions_commit_and_abort(client: Client) -> None:
-    """Committed, aborted and abandoned records are told apart by read_committed."""
+    """With read_committed only committed records are read, not those of aborted and abandoned transactions."""
     client.create_topic("transactions")
     one = client.producer(transactional_id="one")
     two = client.producer(transactional_id="two")
@@ -68,7 +68,7 @@ def test_transactions_commit_and_abort(client: Client) -> None:
 
 
 def test_groups_are_seen_by_the_tool(client: Client, tools: Tools) -> None:
-    """Offsets that were committed with and without membership are those that kafka-consumer-groups prints."""
+    """kafka-consumer-groups lists groups with and without members, and prints the offsets that members committed."""
     client.create_topic("grouped", 2)
     client.produce("grouped", [Record(b"a"), Record(b"b")], partition=1)
     client.commit("loose", ("grouped", 1, 1, "half"))
@@ -84,7 +84,7 @@ def test_groups_are_seen_by_the_tool(client: Client, tools: Tools) -> None:
 
 
 def test_errors_come_with_their_names(client: Client, tools: Tools) -> None:
-    """What Kafka refuses is an exception here, and a tool that fails says so."""
+    """An exception of Kafka is a `KafkaError` with its name, and a tool that fails has exit code 1."""
     with pytest.raises(KafkaError) as caught:
         client.create_topic("no such/name")
     assert caught.value.name == "InvalidTopicException"
@@ -94,7 +94,7 @@ def test_errors_come_with_their_names(client: Client, tools: Tools) -> None:
 def test_a_broker_stops_dies_and_comes_back(
     make_broker: Callable[..., Broker], connect: Callable[[Broker], Client], tools: Tools
 ) -> None:
-    """Its records survive a clean stop and a SIGKILL, on the same ports, and its log says which it was."""
+    """Records survive a clean stop and a SIGKILL. The broker keeps its ports, and recovers only after the SIGKILL."""
     broker = make_broker()
     assert broker.process is not None
     client = connect(broker)

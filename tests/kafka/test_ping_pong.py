@@ -1,4 +1,4 @@
-"""A broker and logfs append in turn to one directory, and each ends cleanly or by SIGKILL before the other begins."""
+"""A broker and logfs append to one directory in turn. Each ends cleanly or by SIGKILL before the other starts."""
 
 from __future__ import annotations
 
@@ -33,52 +33,52 @@ if TYPE_CHECKING:
 
 TOPIC = "pong"
 NAME = f"{TOPIC}-0"
-# (the broker is killed, logfs is killed), round by round.
+# (the broker is killed, logfs is killed), for each round.
 ROUNDS = [(False, False), (False, True), (True, False), (True, True), (False, False)]
-# Producers that the broker's coordinator has not heard of: one writes on both sides, the others in logfs alone.
+# Producers that are unknown to the broker's coordinator: one appends on both sides, the others only in logfs.
 SHARED, COMMITTER, ABORTER, LINGERER = range(900_000, 900_004)
 
 
 @dataclass
 class Log:
-    """What the log must hold."""
+    """The expected contents of the log."""
 
     values: dict[int, bytes] = field(default_factory=dict)
     aborted: set[int] = field(default_factory=set)
-    # The first offsets of transactions that nobody has ended.
+    # The first offsets of open transactions.
     pending: dict[str, int] = field(default_factory=dict)
-    # What the shared producer sent last, where it begins, and the sequence number that comes next.
+    # The last batch of the shared producer with its base offset, and the next sequence number.
     last: tuple[bytes, int] = (b"", -1)
     sequence: int = 0
 
     def add(self, offset: int, *values: bytes) -> int:
-        """Records that are in the log now, behind all others."""
+        """Add appended records after all others, and return their first offset."""
         assert offset > max(self.values, default=-1), "an offset was given twice"
         self.values.update(enumerate(values, offset))
         return offset
 
     def committed(self) -> dict[int, bytes]:
-        """What read_committed shows."""
+        """Return the values by offset that read_committed shows."""
         stable = min(self.pending.values(), default=1 << 62)
         return {o: v for o, v in self.values.items() if o < stable and o not in self.aborted}
 
 
 def shared_batch(log: Log, *values: bytes, gap: int = 0) -> bytes:
-    """The next batch of the shared producer; one that is not, if there is a gap."""
+    """Return the next batch of the shared producer; with a `gap` its sequence does not follow."""
     now_ms = time.time_ns() // 1_000_000
     records = [Record(value, timestamp=now_ms) for value in values]
     return batch(records, producer=SHARED, epoch=0, sequence=log.sequence + gap)
 
 
 def brokers_turn(broker: Broker, client: Client, log: Log, number: int) -> None:
-    """Everything is there; the shared producer is known; and more of each kind is appended."""
+    """Check in the broker that all records exist and the shared producer is known, and append more of each kind."""
     seen = {record.offset: record.value for record in client.consume(TOPIC)}
     assert seen == log.values
     if log.sequence:
         assert wire.produce(broker.servers, TOPIC, log.last[0]) == (0, log.last[1])
         error, _ = wire.produce(broker.servers, TOPIC, shared_batch(log, b"later", gap=1))
         assert error == wire.OUT_OF_ORDER_SEQUENCE
-    # Whoever held the name before is fenced, and what he left open is aborted.
+    # The previous producer with this transactional id is fenced, and its open transaction is aborted.
     left = client.producer(transactional_id="left")
     if "left" in log.pending:
         log.aborted.add(log.pending.pop("left"))
@@ -107,13 +107,13 @@ def brokers_turn(broker: Broker, client: Client, log: Log, number: int) -> None:
 
 
 def note_shared(log: Log, data: bytes, offset: int, *values: bytes) -> None:
-    """The shared producer's batch is in the log."""
+    """Note an appended batch of the shared producer."""
     log.last = (data, log.add(offset, *values))
     log.sequence += len(values)
 
 
 def our_turn(directory: Path, log: Log, number: int, *, clean: bool) -> Store:
-    """The same in logfs, which recovers if, and only if, the broker was killed."""
+    """Check and append the same in logfs, which recovers if and only if the broker was killed."""
     store = Store(directory)
     assert store.log_dirs[0].clean == clean
     assert not store.offline
@@ -136,7 +136,7 @@ def our_turn(directory: Path, log: Log, number: int, *, clean: bool) -> Store:
 
 
 def our_transactions(partition: Partition, log: Log, number: int) -> None:
-    """One is committed, one aborted, and one is left to the next round."""
+    """Commit one transaction, abort one, and leave one open for the next round."""
     offsets = {}
     if number:
         partition.end_transaction(LINGERER, 0, commit=bool(number % 2))
@@ -155,7 +155,7 @@ def our_transactions(partition: Partition, log: Log, number: int) -> None:
 
 
 def last_of_a_client(partition: Partition) -> tuple[bytes, int]:
-    """The last batch of a producer whose id the broker gave out, as it was sent, and where it is."""
+    """Return the last batch of a producer with an id from the broker, as it was sent, and its base offset."""
     found = (b"", -1)
     for segment in partition.segments:
         for item in segment.walk():
@@ -169,7 +169,7 @@ def last_of_a_client(partition: Partition) -> tuple[bytes, int]:
 
 
 def in_a_child(turn: Callable[[], Store], log: Log) -> Log:
-    """Take a turn in a process of its own, which is killed when it is done; what the log must hold then."""
+    """Take a turn in a child process that is then killed, and return the expected contents of the log."""
     context = multiprocessing.get_context("fork")
     ours, childs = context.Pipe(duplex=False)
 
@@ -190,7 +190,7 @@ def in_a_child(turn: Callable[[], Store], log: Log) -> Log:
 
 
 def audit(directory: Path, tools: Tools, *, clean: bool) -> None:
-    """logfs finds no error in any partition; Kafka's tool none in the indexes that were closed."""
+    """Assert that logfs finds no error in any partition, and Kafka's tool none in the logs and the closed indexes."""
     assert_clean(directory)
     logs = sorted((directory / NAME).glob("*.log"))
     stems = [path.with_suffix("") for path in (logs if clean else logs[:-1])]
@@ -208,12 +208,12 @@ def audit(directory: Path, tools: Tools, *, clean: bool) -> None:
 def test_five_rounds(
     make_broker: Callable[..., Broker], connect: Callable[[Broker], Client], tools: Tools
 ) -> None:
-    """Nothing is lost, no offset is given twice, and producers are known to whoever comes after."""
-    # Here, so that no child has to.
+    """No record is lost, no offset is used twice, and each side knows the producers of the other."""
+    # Before the fork, so that no child process has to do it.
     warm_up()
     broker = make_broker()
     client = connect(broker)
-    # The index entries are many, and each turn begins a segment: the turn before is seconds ago.
+    # Many index entries, and a new segment in each turn, because the previous turn was seconds ago.
     client.create_topic(TOPIC, retention_ms=-1, segment_ms=500, index_interval_bytes=100)
     log = Log()
     for number, (broker_is_killed, we_are_killed) in enumerate(ROUNDS):

@@ -1,7 +1,8 @@
-"""Kafka's storage classes and logfs, given the same batches, write the same bytes: live, after rolls, clean closes,
-crashes and recoveries.
+"""Kafka's storage classes and logfs write the same bytes for the same batches: while they run, and after rolls, clean
+closes, crashes and recoveries.
 
-LOGFS_STORIES tells how many random stories are told; a number of one that failed tells it again.
+LOGFS_STORIES is the number of random sequences of steps (`Story`). Each has its number as seed, so a failure can be
+repeated.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ CHECKPOINTS = (RECOVERY_POINTS, LOG_STARTS)
 
 
 class Twins:
-    """The two logs of one story."""
+    """The two logs of one story, in Kafka's storage classes and in logfs."""
 
     def __init__(self, helper: Helper, story: Story, path: Path) -> None:
         self.helper = helper
@@ -48,7 +49,7 @@ class Twins:
         self.open()
 
     def open(self) -> None:
-        """Open both, for the first time or again."""
+        """Open both logs, for the first time or again, and compare their states."""
         story = self.story
         self.kafka = KafkaStorage(self.helper, self.path / "kafka", story.configs, story.now_ms)
         self.logfs = LogfsStorage(self.path / "logfs", story.configs, story.now_ms)
@@ -56,7 +57,7 @@ class Twins:
         story.begin()
 
     def go_on(self, count: int) -> None:
-        """Some more steps; both sides answer the same and have the same files."""
+        """Run `count` more steps, and assert that both sides return the same answers and have the same files."""
         steps, answers = [], []
         for _ in range(count):
             step = self.story.next(self.logfs.log)
@@ -69,7 +70,7 @@ class Twins:
         self.compare()
 
     def close(self) -> None:
-        """Close both cleanly, and compare what they leave."""
+        """Close both logs cleanly, and compare their files and checkpoints."""
         self.kafka.close()
         self.logfs.close()
         self.compare()
@@ -79,27 +80,28 @@ class Twins:
 
     @property
     def sides(self) -> tuple[Path, Path]:
-        """Our log directory, and Kafka's."""
+        """The log directories of logfs and of Kafka."""
         return self.path / "logfs", self.path / "kafka"
 
     def compare(self, *, loaded: bool = False) -> None:
-        """Every file of the two partitions is the same, byte for byte.
+        """Assert that every file of the two partitions is the same, byte for byte.
 
-        Just `loaded`, Kafka has made room in the indexes of its active segment; logfs does at the first append.
-        Once truncated, there are old entries in that room; logfs clears it, for those who read beside the writer.
+        If both are just `loaded`, Kafka has extended the indexes of its active segment; logfs extends them at the
+        first append. After a truncation, Kafka's extended part contains old entries; logfs clears it, for readers
+        beside the writer.
         """
         ours, kafkas = (_files(side / NAME) for side in self.sides)
         preallocated = self.story.configs["preallocate"] == "true"
         for name in ours.keys() - kafkas.keys():
-            # Kafka makes the indexes of a segment when it first asks them, which it has not for one without records.
+            # Kafka creates the indexes of a segment at their first use, and does not use those of an empty segment.
             stem, _, _ = name.partition(".")
             if name.endswith(INDEXES) and not kafkas[stem + names.LOG].strip(b"\0"):
                 del ours[name]
         assert sorted(ours) == sorted(kafkas)
-        # The logs first: where they differ, so do the indexes.
+        # Logs first: if they differ, their indexes differ, too.
         for name, data in sorted(ours.items(), key=lambda item: not item[0].endswith(names.LOG)):
             expected = kafkas[name]
-            # Kafka preallocates a .log when it makes it, and logfs also one that it finds empty.
+            # Kafka preallocates a .log when it creates it; logfs also preallocates an empty one that it opens.
             if (name.endswith(INDEXES) and loaded) or (name.endswith(names.LOG) and preallocated):
                 data, expected = data.rstrip(b"\0"), expected.rstrip(b"\0")
             if name.endswith(INDEXES) and self.truncated and not loaded:
@@ -109,11 +111,12 @@ class Twins:
             assert data == expected, f"{name}: {_first_difference(data, expected)}"
 
     def crashed(self, path: Path) -> Twins | None:
-        """The same two logs as a crash at this moment would leave them, some of it damaged, recovered.
+        """Return copies of the two logs after a simulated crash at this moment, with damage, and their recovery.
 
-        None where Kafka gives up. Its index may have no room for all the entries that recovery makes, which are
-        more than were there where the log was opened or cut on the way; logfs does without them. And a producer may
-        have ended its transaction without a marker, when a restart forgot that below the log's start it began one.
+        Returns None if Kafka does not load the log, which has two reasons. Recovery may make more index entries than
+        fit, because the log was opened or truncated before; logfs then leaves entries out. Or a producer wrote a
+        batch outside of its open transaction, after a restart had forgotten that the transaction began below the log
+        start offset.
         """
         chance = self.story.chance
         for side in self.sides:
@@ -138,7 +141,7 @@ class Twins:
         return twins
 
     def _damage(self, chance: Random) -> int:
-        """Take from both what a crash may take; a recovery point below all that was taken."""
+        """Remove from both logs what a crash may remove, and return a recovery point below all of it."""
         last = self.logfs.log.active
         if chance.random() < 0.5:
             for side in self.sides:
@@ -150,7 +153,8 @@ class Twins:
             for side in self.sides:
                 os.truncate(side / NAME / last.path.name, cut)
             return 0
-        # Inside a segment: of one that ends there Kafka does not look at the indexes, and logfs does.
+        # The recovery point is inside a segment: if a segment ends at it, Kafka does not check its indexes, and logfs
+        # does.
         inside = [
             segment.base_offset + 1
             for segment in self.logfs.log.segments[:-1]
@@ -177,7 +181,7 @@ def _first_difference(ours: bytes, kafkas: bytes) -> str:
 
 
 def test_preallocation_has_the_same_length(helper: Helper, tmp_path: Path) -> None:
-    """Of the .log too, in a new segment and in one that was sealed."""
+    """Preallocated files, .log included, are equal in Kafka and logfs, in a new segment and in a sealed one."""
     configs = {"preallocate": "true", "segment.bytes": 5000, "segment.index.bytes": 1001}
     kafka = KafkaStorage(helper, tmp_path / "kafka", configs, NOW)
     logfs = LogfsStorage(tmp_path / "logfs", configs, NOW)
@@ -194,7 +198,7 @@ def test_preallocation_has_the_same_length(helper: Helper, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("seed", range(STORIES))
 def test_a_story_leaves_the_same_bytes(helper: Helper, tmp_path: Path, seed: int) -> None:
-    """Appends of all kinds, rolls, truncations, deletions; crashes on the way, and clean closes between."""
+    """Both sides have the same files after appends, rolls, truncations, deletions, crashes and clean closes."""
     story = Story(seed, NOW)
     twins = Twins(helper, story, tmp_path / "story")
     for part in range(3):

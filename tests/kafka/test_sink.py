@@ -1,4 +1,4 @@
-"""What the Spark sink stages and a commit appends: kafka-dump-log and Kafka's consumer agree with logfs on it."""
+"""Kafka's consumer and kafka-dump-log read the batches that the Spark sink stages and that a commit appends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def rows(topic: str) -> list[dict[str, object]]:
-    """Records of every kind."""
+    """Return 2,000 rows with all kinds of keys, values and headers."""
     rng = random.Random(topic)
     contents = [None, b"", b"text", bytes(range(256))]
     return [
@@ -59,9 +59,10 @@ def test_kafka_reads_what_was_committed(
     connect: Callable[[Broker], Client],
     tools: Tools,
 ) -> None:
-    """Every codec, over several segments, each field of each record: behind a broker's own, and those of others.
+    """Kafka reads each field of each committed record, with every codec and over several segments, after records of a
+    broker, of another commit and of an append.
 
-    An attempt at a task whose files no commit names, and a commit that is sent again, add nothing.
+    A task attempt whose files are in no commit, and a repeated commit, add nothing.
     """
     broker = make_broker()
     client = connect(broker)

@@ -1,4 +1,4 @@
-"""Topics as Kafka's own clients write them: every way of writing that a log can show."""
+"""Topics that Kafka's own clients write, in every way that makes a difference in a log."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 # `segment.bytes` is refused below 1 MiB since Kafka 4.0; the internal setting is not.
 SMALL = {"internal_segment_bytes": 5000, "index_interval_bytes": 200}
 COMPACTED = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": 0.01, **SMALL}
-# A transaction that stays open is not to be aborted by a clock.
-# Of which a round takes the beginning away.
+# The partition whose first records are deleted in each turn.
 TRIMMED = TopicPartition("trimmed", 0)
+# A transaction that stays open must not be aborted by a timeout.
 PATIENT = {"transaction_timeout_ms": 900_000}
 
 CONFIGS: dict[str, dict[str, object]] = {
@@ -44,13 +44,16 @@ CONFIGS: dict[str, dict[str, object]] = {
 
 
 def create(client: Client) -> None:
-    """Make all the topics."""
+    """Create all topics."""
     for name, configs in CONFIGS.items():
         client.create_topic(name, **configs)
 
 
 def append(client: Client, log_dir: Path, turn: int) -> None:
-    """Append to all of them, another round each turn, and wait until the broker has noted what it does later."""
+    """Append the records of a turn to all topics, and wait for the work that the broker does later.
+
+    That is the compaction, and the checkpoint of the log start offset.
+    """
     rng = random.Random(turn)
     for write in WRITERS:
         write(client, rng, turn)
@@ -62,13 +65,13 @@ def append(client: Client, log_dir: Path, turn: int) -> None:
 
 
 def is_clean(log_dir: Path, topic: str) -> bool:
-    """Whether the cleaner has seen all but the active segment of partition 0."""
+    """Return whether the cleaner has cleaned all segments of partition 0 but the active one."""
     active = max(int(log.stem) for log in (log_dir / f"{topic}-0").glob("*.log"))
     return offsets(log_dir, "cleaner-offset-checkpoint").get(TopicPartition(topic, 0)) == active
 
 
 def offsets(log_dir: Path, name: str) -> dict[TopicPartition, int]:
-    """What a checkpoint file of a log directory says; nothing if it is not there yet."""
+    """Return the offsets in a checkpoint file of a log directory; none if the file does not exist yet."""
     path = log_dir / name
     return checkpoint.parse_offsets(path.read_bytes()) if path.exists() else {}
 
@@ -76,7 +79,10 @@ def offsets(log_dir: Path, name: str) -> dict[TopicPartition, int]:
 def batches(
     rng: random.Random, turn: int, count: int = 12, keys: int = 20, span: int = 20
 ) -> list[list[Record]]:
-    """Batches of 1 to 20 records, ordered by time: a turn has a day, a batch a second, its records `span` ms."""
+    """Return batches of 1 to 20 records in the order of their timestamps.
+
+    Each turn begins a day after the previous one, each batch a second, and 20 records of a batch take `span` ms.
+    """
     return [
         [
             Record(
@@ -107,7 +113,7 @@ def _write_times(client: Client, rng: random.Random, turn: int) -> None:
     for batch in shuffled:
         rng.shuffle(batch)
     client.produce("unordered", *shuffled)
-    # All of one time, and one record of the future among them.
+    # All records have the same timestamp, but for one with a later timestamp among them.
     same = [[Record(b"same", timestamp=T)] * 5 for _ in range(20)]
     same[7][2] = Record(b"later", timestamp=T + 10**10)
     client.produce("unordered", *same)
@@ -115,7 +121,7 @@ def _write_times(client: Client, rng: random.Random, turn: int) -> None:
 
 def _write_trimmed(client: Client, rng: random.Random, turn: int) -> None:
     appended = client.produce("trimmed", *batches(rng, turn, 30))
-    # Inside a batch, and not in the first segment.
+    # The new log start offset is inside a batch, and not in the first segment.
     client.delete_records("trimmed", appended[len(appended) // 3].offset)
 
 

@@ -1,11 +1,11 @@
-"""A producer's request as it goes over the wire: Kafka's clients never send a batch that is not their own."""
+"""Produce requests on the wire protocol: Kafka's clients send only batches that they have built themselves."""
 
 from __future__ import annotations
 
 import socket
 import struct
 
-# Produce, in the oldest version that brokers still take; no later one says more of a batch.
+# Produce, in the oldest version that brokers still accept. Later versions add nothing about a batch.
 _PRODUCE, _VERSION = 0, 3
 _ALL_REPLICAS = -1
 _TIMEOUT_SECONDS = 30
@@ -14,7 +14,7 @@ OUT_OF_ORDER_SEQUENCE = 45
 
 
 def produce(servers: str, topic: str, batch: bytes, partition: int = 0) -> tuple[int, int]:
-    """Send one record batch as it is; the broker's error code (0 for none), and the offset of its first record."""
+    """Send one record batch unchanged; return the broker's error code (0 for none) and the first record's offset."""
     name = _string(topic)
     body = b"".join(
         (
@@ -30,7 +30,7 @@ def produce(servers: str, topic: str, batch: bytes, partition: int = 0) -> tuple
         with connection.makefile("rb") as answers:
             (size,) = struct.unpack(">i", answers.read(4))
             answer = answers.read(size)
-    # Behind the correlation id: one topic, its name, one partition and its number.
+    # After the correlation id: one topic, its name, one partition and its number.
     error, offset = struct.unpack_from(">hq", answer, 4 + 4 + len(name) + 4 + 4)
     return error, offset
 

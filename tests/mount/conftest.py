@@ -1,4 +1,4 @@
-"""What the tests of mounts share."""
+"""Fixtures of the tests of mounts."""
 
 from __future__ import annotations
 

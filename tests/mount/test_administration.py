@@ -1,4 +1,4 @@
-"""Everything of the mount that is neither appending nor reading: names, modes, settings, status, life and death."""
+"""The administration of a real mount: names, modes, settings, status, mounting, unmounting and read-only mounts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROOT = Path(logfs.__file__).parents[1]
 
 _numbers = count()
 
-# What a partition directory shows (docs/filesystem.md).
+# The contents of a partition directory (docs/filesystem.md).
 FILES = {
     "append",
     "append.jsonl",
@@ -56,7 +56,7 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def public() -> Iterator[Path]:
-    """A directory that every user may enter: pytest's own are closed to others."""
+    """A directory that every user may enter: the directories of pytest are closed to other users."""
     path = Path(tempfile.mkdtemp(prefix="logfs-"))
     path.chmod(0o755)
     yield path
@@ -65,10 +65,10 @@ def public() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def shared(public: Path) -> Iterator[Mount]:
-    """One mount, open to other users, for all tests here that need no mount of their own."""
+    """A mount with allow_other, for all tests of this module that need no mount of their own."""
     need_fuse()
     need_root()
-    # What logfs makes is closed to others: that they may enter is asked for.
+    # Directories that logfs creates are closed to other users, so the log directory is created here, with mode 0755.
     (public / "log").mkdir()
     (public / "log").chmod(0o755)
     mount = Mount(public / "mnt", [public / "log"], ["-o", "allow_other"]).start()
@@ -92,7 +92,7 @@ def as_nobody(script: str) -> subprocess.CompletedProcess[str]:
 
 
 def call(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run `logfs …`, which may fail."""
+    """Run a command of `logfs` that may fail."""
     return subprocess.run(
         [*LOGFS, *map(str, words)],
         capture_output=True,
@@ -104,7 +104,7 @@ def call(*words: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def texts_in(value: object) -> set[str]:
-    """All texts in what JSON says, names of fields left out."""
+    """Return all strings in a JSON value, without the names of fields."""
     if isinstance(value, str):
         return {value}
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -112,7 +112,7 @@ def texts_in(value: object) -> set[str]:
 
 
 def mounted(path: Path) -> int:
-    """How many filesystems are mounted on a path."""
+    """Return the number of filesystems that are mounted on a path."""
     return sum(each.mountpoint == str(path) for each in mounts())
 
 
@@ -142,7 +142,7 @@ def mounted(path: Path) -> int:
     ],
 )
 def test_mkdir_of_a_bad_name(shared: Mount, name: str | bytes) -> None:
-    """mkdir follows Kafka's rules for names: EINVAL if they are broken, and nothing is left below."""
+    """mkdir fails with EINVAL for a name that Kafka does not allow, and leaves nothing in the log directory."""
     before = sorted(os.listdir(shared.log_dirs[0]))
     with refuses(errno.EINVAL):
         os.mkdir(os.fsencode(shared.path) + b"/" + os.fsencode(name))
@@ -153,7 +153,7 @@ def test_mkdir_of_a_bad_name(shared: Mount, name: str | bytes) -> None:
     "name", ["a-0", "orders.v2_x-Y-17", "x" * 249 + "-0", "0-0", "a--1", "t-2147483647"]
 )
 def test_mkdir_of_a_good_name(shared: Mount, name: str) -> None:
-    """mkdir creates a partition with every file of the contract, and Kafka's own files below."""
+    """mkdir creates a partition with every documented file, and with Kafka's files in the log directory."""
     directory = shared.partition(name)
     assert set(os.listdir(directory)) == FILES
     below = set(os.listdir(shared.log_dirs[0] / name))
@@ -166,7 +166,7 @@ def test_mkdir_of_a_good_name(shared: Mount, name: str) -> None:
 
 
 def test_mkdir_elsewhere(shared: Mount, topic: Path) -> None:
-    """Directories are made at the root alone."""
+    """Directories can be created only in the root of the mount: elsewhere mkdir fails with EPERM."""
     for parent in (
         topic,
         topic / "offsets",
@@ -181,7 +181,9 @@ def test_mkdir_elsewhere(shared: Mount, topic: Path) -> None:
 
 
 def test_rmdir(shared: Mount, topic: Path) -> None:
-    """rmdir deletes as Kafka does, without rm first: renamed `-delete`, removed after `file.delete.delay.ms`."""
+    """rmdir deletes a partition with its files, as Kafka does: it is renamed to `*-delete`, and removed after
+    `file.delete.delay.ms`. The name can then be used again, with default settings.
+    """
     log_dir = shared.log_dirs[0]
     (topic / "append").write_bytes(b"a\nb\n")
     (topic / "config/file.delete.delay.ms").write_text("0")
@@ -197,15 +199,15 @@ def test_rmdir(shared: Mount, topic: Path) -> None:
 
 
 def test_rmdir_waits_for_the_delay(shared: Mount, topic: Path) -> None:
-    """Until `file.delete.delay.ms` have passed, a deleted partition's files are there under Kafka's name for it."""
+    """Until `file.delete.delay.ms` has passed, a deleted partition's files exist under Kafka's name `*-delete`."""
     (topic / "append").write_bytes(b"a\n")
     topic.rmdir()
     (doomed,) = shared.log_dirs[0].glob(f"{topic.name}.*-delete")
     assert (doomed / "00000000000000000000.log").stat().st_size > 0
 
 
-def test_rmdir_of_what_is_no_partition(shared: Mount, topic: Path) -> None:
-    """rmdir is for partitions: EPERM for what belongs to one or to logfs, ENOENT for what is not there."""
+def test_rmdir_refuses_everything_but_partitions(shared: Mount, topic: Path) -> None:
+    """rmdir of a directory in a partition or in `.logfs` is EPERM, of a missing one ENOENT, and of a file ENOTDIR."""
     for path in (
         shared.path / ".logfs",
         topic / "offsets",
@@ -221,7 +223,7 @@ def test_rmdir_of_what_is_no_partition(shared: Mount, topic: Path) -> None:
 
 
 def test_deleted_under_open_handles(shared: Mount, topic: Path) -> None:
-    """A partition that is deleted while it is open takes nobody else down, and its name can be used again."""
+    """When a partition is deleted while it is open, writes fail with ENOENT, reads continue, and its name is free."""
     (topic / "append").write_bytes(b"a\n")
     with (topic / "records").open("rb") as reader, (topic / "append").open("ab", 0) as writer:
         topic.rmdir()
@@ -234,7 +236,7 @@ def test_deleted_under_open_handles(shared: Mount, topic: Path) -> None:
 
 
 def test_append_only(shared: Mount, topic: Path) -> None:
-    """truncate, rm, mv, ln, symlinks, new files and open for writing are EPERM, each with a reason in words."""
+    """truncate, rm, mv, ln, symlinks, new files and open for writing are EPERM, with a reason in `.logfs/errors`."""
     (topic / "append").write_bytes(b"a\n")
     records, other = topic / "records", topic / "other"
     attempts: list[Callable[[], object]] = [
@@ -270,7 +272,7 @@ def test_append_only(shared: Mount, topic: Path) -> None:
 
 
 def test_touch_is_accepted(topic: Path) -> None:
-    """Times are the records' own: setting them is no error, and changes nothing."""
+    """The modification time comes from the records: setting it succeeds and has no effect."""
     (topic / "append").write_bytes(b"a\n")
     before = (topic / "records").stat().st_mtime_ns
     os.utime(topic / "records", (0, 0))
@@ -311,7 +313,7 @@ def test_modes_persist(make_mount: MakeMount) -> None:
 
 
 def test_mode_of_mkdir(shared: Mount) -> None:
-    """A partition begins with the mode that mkdir asks for, less the umask."""
+    """A new partition has the mode that mkdir requests, less the umask, and belongs to the caller."""
     for mode, umask, expected in ((0o777, 0o027, 0o750), (0o700, 0, 0o700)):
         path = shared.path / f"mode{next(_numbers)}-0"
         old = os.umask(umask)
@@ -322,7 +324,7 @@ def test_mode_of_mkdir(shared: Mount) -> None:
 
 
 def test_modes_are_enforced(topic: Path) -> None:
-    """Write on `append` is the right to produce, read on `records` to consume, also for other users."""
+    """Mode bits hold for other users: write on `append` permits to produce, read on `records` permits to consume."""
     (topic / "append").write_bytes(b"secret\n")
     topic.chmod(0o755)
     (topic / "append").chmod(0o600)
@@ -345,7 +347,7 @@ def test_modes_are_enforced(topic: Path) -> None:
 
 
 def test_a_change_of_mode_is_seen_at_once(topic: Path) -> None:
-    """Taking rights from a partition or a directory in it takes them at once from all that follows it."""
+    """Removing permissions from a partition or from a directory in it takes effect at once for all files in it."""
     (topic / "append").write_bytes(b"secret\n")
     names = ["records", "records.jsonl", "offsets/0", "offsets/0..", "status.json"]
     read = " && ".join(f"cat {topic}/{name} > /dev/null" for name in names)
@@ -366,8 +368,8 @@ def test_a_change_of_mode_is_seen_at_once(topic: Path) -> None:
     assert as_nobody(read).returncode == 0
 
 
-def test_users_may_not_change_what_is_not_theirs(topic: Path) -> None:
-    """Who does not own a partition can neither chmod, chown, configure nor delete it."""
+def test_only_the_owner_may_change_a_partition(topic: Path) -> None:
+    """A user who does not own a partition cannot chmod, chown, configure or delete it, nor change broker settings."""
     for command in (
         f"chmod 777 {topic}",
         f"chmod 777 {topic}/append",
@@ -382,8 +384,8 @@ def test_users_may_not_change_what_is_not_theirs(topic: Path) -> None:
     assert topic.is_dir()
 
 
-def test_an_owner_has_all_of_it(topic: Path) -> None:
-    """Who owns a partition may produce, consume, configure, chmod and see his last offset, root or not."""
+def test_an_owner_other_than_root_has_every_permission(topic: Path) -> None:
+    """An owner who is not root may produce, consume, configure and chmod, and can read the last offset of a write."""
     os.chown(topic, NOBODY, NOBODY)
     need(shutil.which("getfattr"), "getfattr is not installed")
     script = f"""
@@ -398,7 +400,7 @@ def test_an_owner_has_all_of_it(topic: Path) -> None:
 
 
 def test_without_allow_other(make_mount: MakeMount, public: Path) -> None:
-    """Without allow_other no other user gets in, whatever the mode bits say; default_permissions is always on."""
+    """Without allow_other no other user has access, whatever the mode bits are; default_permissions is always on."""
     need_root()
     mount = Mount(public / "closed", [public / "closed-log"]).start()
     try:
@@ -415,8 +417,8 @@ def test_without_allow_other(make_mount: MakeMount, public: Path) -> None:
         assert_clean(*mount.log_dirs)
 
 
-def test_what_is_made_below_is_closed_to_others(make_mount: MakeMount, tmp_path: Path) -> None:
-    """Directories 0750, files 0640; the mount's root follows the log directory, and `chmod` of that opens it."""
+def test_created_files_are_closed_to_other_users(make_mount: MakeMount, tmp_path: Path) -> None:
+    """Created directories have mode 0750 and files 0640. The root of the mount has the mode of the log directory."""
     mount = make_mount()
     topic = mount.partition("orders-0")
     (topic / "append").write_bytes(b"a\n")
@@ -424,7 +426,7 @@ def test_what_is_made_below_is_closed_to_others(make_mount: MakeMount, tmp_path:
     os.close(os.open(topic / "groups/billing", os.O_CREAT | os.O_WRONLY))
     log = tmp_path / "log"
     assert stat.S_IMODE(mount.path.stat().st_mode) == 0o750
-    # The partition's own bits are those that mkdir asked for, and hold in the mount.
+    # In the mount, a partition has the mode that mkdir requested.
     assert stat.S_IMODE(topic.stat().st_mode) == 0o755
     log.chmod(0o755)
     wait_for(lambda: stat.S_IMODE(mount.path.stat().st_mode) == 0o755)
@@ -437,7 +439,7 @@ def test_what_is_made_below_is_closed_to_others(make_mount: MakeMount, tmp_path:
 
 
 def test_chmod_of_generated_files(make_mount: MakeMount) -> None:
-    """`ctl`, `status.json` and `log-start-offset` keep mode and owner, as the other files of a partition do."""
+    """`ctl`, `status.json` and `log-start-offset` keep mode and owner across a remount, as other files do."""
     mount = make_mount()
     topic = mount.partition("orders-0")
     modes = {"ctl": 0o620, "status.json": 0o400, "log-start-offset": 0o664}
@@ -455,8 +457,8 @@ def test_chmod_of_generated_files(make_mount: MakeMount) -> None:
     (topic / "ctl").write_text("roll")
 
 
-def test_times_of_settings_stay(make_mount: MakeMount) -> None:
-    """`config/*` and `.logfs/README` change when they are changed: `tar` and `find -newer` go by that."""
+def test_settings_keep_their_modification_times(make_mount: MakeMount) -> None:
+    """The mtime of `config/*` and `.logfs/README` changes only with the content, as `tar` and `find -newer` need."""
     mount = make_mount()
     topic = mount.partition("orders-0")
     files = [*(topic / "config").iterdir(), *(mount.path / ".logfs/config").iterdir()]
@@ -476,7 +478,7 @@ def test_times_of_settings_stay(make_mount: MakeMount) -> None:
 
 
 def test_a_partition_that_is_offline_is_eio(make_mount: MakeMount, tmp_path: Path) -> None:
-    """Whatever keeps it from being loaded: a link, a FIFO, a setting that is none."""
+    """A partition that cannot be loaded, because its segment is a link or a FIFO, is EIO, with the reason."""
     with logfs.open(tmp_path / "log", create=True) as store:
         store.create("good-0")
     link = tmp_path / "log/link-0/00000000000000000000.log"
@@ -502,7 +504,7 @@ def test_a_partition_that_is_offline_is_eio(make_mount: MakeMount, tmp_path: Pat
 
 
 def test_settings_are_read(shared: Mount, topic: Path) -> None:
-    """Every file of `config/` reads as the value in force and a newline."""
+    """Every file of `config/` contains the value in force and a newline."""
     for directory in (topic / "config", shared.path / ".logfs/config"):
         names = os.listdir(directory)
         assert len(names) > 30
@@ -515,7 +517,7 @@ def test_settings_are_read(shared: Mount, topic: Path) -> None:
 
 
 def test_settings_are_written(shared: Mount, topic: Path) -> None:
-    """Writing a setting changes it at once; an empty line goes back to the default; partitions share it."""
+    """A write changes a setting at once, for all partitions of the topic; an empty line restores the default."""
     path = topic / "config/retention.ms"
     default = path.read_text()
     for text, expected in (("1000", "1000\n"), ("2000\n", "2000\n"), (" 3000 \n", "3000\n")):
@@ -545,7 +547,7 @@ def test_settings_are_written(shared: Mount, topic: Path) -> None:
     ],
 )
 def test_settings_are_refused(shared: Mount, topic: Path, name: str, value: str) -> None:
-    """A value that Kafka would refuse is EINVAL with a reason, and the old one stays."""
+    """A value that Kafka refuses is EINVAL with a reason, and the old value stays."""
     path = topic / "config" / name
     before = path.read_bytes()
     with refuses(errno.EINVAL):
@@ -560,7 +562,7 @@ def test_settings_are_refused(shared: Mount, topic: Path, name: str, value: str)
 
 
 def test_broker_settings(shared: Mount, topic: Path) -> None:
-    """A broker-level setting is what topics without their own fall back to."""
+    """A broker-level setting is in force for topics that do not set a value of their own."""
     broker = shared.path / ".logfs/config/log.index.interval.bytes"
     assert (topic / "config/index.interval.bytes").read_text() == "4096\n"
     broker.write_text("1234")
@@ -576,7 +578,7 @@ def test_broker_settings(shared: Mount, topic: Path) -> None:
 
 
 def test_settings_persist(make_mount: MakeMount) -> None:
-    """Settings of topic and broker are for good: they are there after a remount, and after a crash."""
+    """Settings of topics and of the broker persist across a remount and a crash."""
     mount = make_mount()
     orders = mount.partition("orders-0")
     (orders / "config/compression.type").write_text("zstd")
@@ -594,7 +596,7 @@ def test_settings_persist(make_mount: MakeMount) -> None:
 
 
 def test_status_of_a_partition(topic: Path) -> None:
-    """`status.json` of a partition tells offsets, sizes, segments, timestamps and policy."""
+    """`status.json` of a partition contains offsets, sizes, segments, timestamps and the cleanup policy."""
     (topic / "config/segment.bytes").write_text("100")
     for number in range(3):
         (topic / "append.jsonl").write_text(
@@ -619,8 +621,8 @@ def test_status_of_a_partition(topic: Path) -> None:
     assert len(logs) > 1
 
 
-def test_the_filesystem_about_itself(shared: Mount, topic: Path) -> None:
-    """`.logfs/` has a README, commit, status.json, metrics, errors and ctl, and a plain ls does not show it."""
+def test_contents_of_the_logfs_directory(shared: Mount, topic: Path) -> None:
+    """`.logfs/` contains README, commit, status.json, metrics, errors, config and ctl."""
     own = shared.path / ".logfs"
     assert set(os.listdir(own)) == {
         "README",
@@ -653,7 +655,7 @@ def test_the_filesystem_about_itself(shared: Mount, topic: Path) -> None:
 
 
 def test_errors(shared: Mount, topic: Path) -> None:
-    """`.logfs/errors` has a line an error, newest last: time, path, errno, the reason in words."""
+    """`.logfs/errors` has one line per error, newest last: time, path, errno and reason; ENOENT is not listed."""
     for name, data in (("append.jsonl", b"oops\n"), ("config/segment.bytes", b"oops\n")):
         with refuses(errno.EINVAL):
             (topic / name).write_bytes(data)
@@ -668,7 +670,7 @@ def test_errors(shared: Mount, topic: Path) -> None:
 
 
 def test_statfs(shared: Mount) -> None:
-    """statfs answers for the disk below."""
+    """statfs returns the numbers of the disk of the log directory."""
     mine, below = os.statvfs(shared.path), os.statvfs(shared.log_dirs[0])
     assert (mine.f_blocks, mine.f_frsize, mine.f_files) == (
         below.f_blocks,
@@ -679,11 +681,11 @@ def test_statfs(shared: Mount) -> None:
     assert run("df", shared.path).splitlines()[1].startswith(f"{shared.log_dirs[0]} ")
 
 
-# Mounting and its ends.
+# Mounting and unmounting.
 
 
 def test_second_daemon(shared: Mount, tmp_path: Path) -> None:
-    """A second daemon on the same log dir is refused with the holder's pid."""
+    """A second daemon on the same log directory is refused, and the error names the holder's pid."""
     (tmp_path / "other").mkdir()
     assert shared.process is not None
     for words in ((), ("-f",)):
@@ -695,7 +697,7 @@ def test_second_daemon(shared: Mount, tmp_path: Path) -> None:
 
 
 def test_mount_over_a_live_mount(shared: Mount, tmp_path: Path) -> None:
-    """A mount over a live one is refused."""
+    """A mount on the mount point of a live mount is refused."""
     for words in ((), ("-f",)):
         done = call("mount", *words, tmp_path / "log", shared.path)
         assert done.returncode == 1
@@ -705,7 +707,7 @@ def test_mount_over_a_live_mount(shared: Mount, tmp_path: Path) -> None:
 
 
 def test_dead_mount(make_mount: MakeMount) -> None:
-    """The daemon's death is ENOTCONN for everybody, and the next mount cleans up and has what was written."""
+    """After the daemon's death every call is ENOTCONN. The next mount replaces the dead one and has all records."""
     mount = make_mount()
     orders = mount.partition("orders-0")
     (orders / "append").write_bytes(b"a\n")
@@ -728,7 +730,7 @@ def test_dead_mount(make_mount: MakeMount) -> None:
             return error.errno == errno.ENOTCONN
         return False
 
-    # What the kernel was told of a directory it may believe for a second.
+    # The kernel may answer a stat of a directory from its cache for a second.
     wait_for(is_gone)
     assert mounted(mount.path) == 1
     done = call("status", mount.path)
@@ -743,7 +745,7 @@ def test_dead_mount(make_mount: MakeMount) -> None:
 
 @pytest.mark.usefixtures("mounts_alone")
 def test_umount_of_a_dead_mount(make_mount: MakeMount) -> None:
-    """`logfs umount` clears a dead mount away."""
+    """`logfs umount` removes a dead mount."""
     mount = make_mount()
     mount.kill()
     assert call("umount", mount.path).returncode == 0
@@ -753,7 +755,7 @@ def test_umount_of_a_dead_mount(make_mount: MakeMount) -> None:
 
 @pytest.mark.usefixtures("mounts_alone")
 def test_mount_in_the_background(tmp_path: Path) -> None:
-    """`logfs mount` returns when the mount is ready, and `logfs umount` when everything is safely closed."""
+    """`logfs mount` returns when the mount is ready, and `logfs umount` when the store is closed."""
     need_fuse()
     mnt, log = tmp_path / "mnt", tmp_path / "new/log"
     mnt.mkdir()
@@ -785,7 +787,7 @@ def test_mount_in_the_background(tmp_path: Path) -> None:
 
 
 def test_umount_of_a_busy_mount(shared: Mount, topic: Path) -> None:
-    """A busy mount is not unmounted, says so in a line, and works on."""
+    """A busy mount is not unmounted and continues to work; the error is one line."""
     with (topic / "records").open("rb"):
         done = call("umount", shared.path)
     assert done.returncode == 1
@@ -794,8 +796,8 @@ def test_umount_of_a_busy_mount(shared: Mount, topic: Path) -> None:
     assert (topic / "records").exists()
 
 
-def test_a_path_may_say_busy(tmp_path: Path) -> None:
-    """Another failure to unmount is not told as a busy mount, whatever the path is called."""
+def test_the_word_busy_in_a_path_does_not_change_the_error(tmp_path: Path) -> None:
+    """Another failure to unmount is not reported as a busy mount, even if the path contains the word `busy`."""
     pytest.importorskip("pyfuse3")
     from logfs.mount.session import unmount
 
@@ -805,7 +807,9 @@ def test_a_path_may_say_busy(tmp_path: Path) -> None:
 
 
 def test_bad_mountpoints(tmp_path: Path) -> None:
-    """A mountpoint that is missing, a file, or holds the log itself is refused in one line."""
+    """A mount point that is missing, a file, or a parent of the log directory is refused with one line, and so are
+    missing arguments, an unknown option, and a log directory that is a file.
+    """
     (tmp_path / "file").touch()
     (tmp_path / "mnt").mkdir()
     (tmp_path / "full/log").mkdir(parents=True)
@@ -825,7 +829,7 @@ def test_bad_mountpoints(tmp_path: Path) -> None:
 
 
 def test_log_dir_with_other_things(make_mount: MakeMount, tmp_path: Path) -> None:
-    """What is no partition in a log dir is left alone."""
+    """Files and directories in a log directory that are not partitions are neither shown nor changed."""
     (tmp_path / "log/lost+found").mkdir(parents=True)
     make_mount().stop()
     (tmp_path / "log/notes.txt").write_text("mine")
@@ -838,7 +842,7 @@ def test_log_dir_with_other_things(make_mount: MakeMount, tmp_path: Path) -> Non
 
 
 def test_several_log_dirs(make_mount: MakeMount, tmp_path: Path) -> None:
-    """More than one LOGDIR is Kafka's `log.dirs`: a new partition goes to the one with the fewest."""
+    """Several LOGDIRs are Kafka's `log.dirs`: a new partition goes to the one with the fewest partitions."""
     log_dirs = [tmp_path / "one", tmp_path / "two"]
     mount = make_mount(log_dirs=log_dirs)
     for number in range(4):
@@ -855,7 +859,7 @@ def test_several_log_dirs(make_mount: MakeMount, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("mounts_alone")
 def test_mount_helper(tmp_path: Path) -> None:
-    """`mount.logfs` makes fstab lines work: log dirs joined by commas, mount(8)'s own options passed over."""
+    """`mount.logfs` accepts log directories separated by commas, and ignores the options that mount(8) handles."""
     need_fuse()
     helper = Path(sys.executable).with_name("mount.logfs")
     need(helper.exists(), "mount.logfs is not installed")
@@ -881,7 +885,7 @@ def test_mount_helper(tmp_path: Path) -> None:
 
 
 def tree(path: Path) -> dict[str, tuple[int, int, int, str]]:
-    """Everything below a directory: modes, inodes, times and contents."""
+    """Return mode, inode, modification time and content hash of a directory and of everything below it."""
     found = {}
     for entry in sorted([path, *path.rglob("*")]):
         status = entry.lstat()
@@ -894,7 +898,7 @@ def tree(path: Path) -> dict[str, tuple[int, int, int, str]]:
 @pytest.mark.parametrize("crashed", [False, True])
 @pytest.mark.parametrize("option", ["--read-only", "-oro"])
 def test_read_only(make_mount: MakeMount, tmp_path: Path, crashed: bool, option: str) -> None:
-    """A read-only mount writes, locks and repairs nothing below; appends and changes are EROFS."""
+    """A read-only mount writes, locks and repairs nothing in the log directory; appends and changes are EROFS."""
     mount = make_mount()
     orders = mount.partition("orders-0")
     (orders / "append").write_bytes(b"a\nb\n")
@@ -932,7 +936,7 @@ def test_read_only(make_mount: MakeMount, tmp_path: Path, crashed: bool, option:
 
 
 def test_read_only_beside_a_writer(make_mount: MakeMount) -> None:
-    """A read-only mount works on a directory that somebody else has in use, and disturbs nobody."""
+    """A read-only mount works on a log directory that another daemon uses, and does not disturb the daemon."""
     mount = make_mount()
     orders = mount.partition("orders-0")
     (orders / "append").write_bytes(b"a\n")
@@ -950,7 +954,7 @@ def test_read_only_beside_a_writer(make_mount: MakeMount) -> None:
 
 @pytest.fixture(scope="module")
 def python_for_all() -> tuple[str, str]:
-    """A Python that an ordinary user may run, and the PYTHONPATH with which it finds the product."""
+    """Return a Python that an ordinary user may run, and the PYTHONPATH with which it finds logfs."""
     need_root()
     site = Path(orjson.__file__).parents[1]
     path = f"{ROOT}:{site}"
@@ -964,9 +968,9 @@ def python_for_all() -> tuple[str, str]:
 
 @pytest.mark.usefixtures("mounts_alone")
 def test_ordinary_user(python_for_all: tuple[str, str], public: Path) -> None:
-    """An ordinary user, without so much as a home, mounts with fusermount3, uses the log and unmounts.
+    """An ordinary user without a home directory mounts with fusermount3, uses the log and unmounts.
 
-    /dev/fuse may be closed to users on this machine, so the test opens one in a mount namespace of its own.
+    /dev/fuse may be closed to ordinary users, so the test creates an open one in a mount namespace of its own.
     """
     need_fuse()
     for command in ("unshare", "setpriv", "fusermount3"):
@@ -1021,7 +1025,7 @@ def test_ordinary_user(python_for_all: tuple[str, str], public: Path) -> None:
 @pytest.mark.usefixtures("mounts_alone")
 @pytest.mark.parametrize("name", ["Né 日本, b\\c", os.fsdecode(b"\xff\xfe")])
 def test_any_path_can_be_a_log_directory(tmp_path: Path, name: str) -> None:
-    """The source of its mount, its status and its description name it as it is."""
+    """The mount table, `logfs status` and `logfs describe` show the path of any log directory unchanged."""
     need_fuse()
     mnt = tmp_path / f"mnt {name}"
     mnt.mkdir()

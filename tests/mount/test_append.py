@@ -31,7 +31,7 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
-    """One mount for all tests here that take a partition of their own in it."""
+    """One mount for the tests of this module, each of which uses a partition of its own."""
     need_fuse()
     base = tmp_path_factory.mktemp("append")
     mount = Mount(base / "mnt", [base / "log"]).start()
@@ -44,12 +44,12 @@ _numbers = count()
 
 
 def envelopes(directory: Path) -> list[dict[str, object]]:
-    """What `records.jsonl` holds."""
+    """Return the envelopes of `records.jsonl`."""
     return [orjson.loads(line) for line in (directory / "records.jsonl").read_bytes().splitlines()]
 
 
 def batches(directory: Path) -> list[dict[str, object]]:
-    """The record batches of a partition's log, by `logfs dump` over the mount."""
+    """Return the record batches of a partition's log, as `logfs dump` prints them over the mount."""
     found: list[dict[str, object]] = []
     for path in sorted((directory / "segments").glob("*.log")):
         printed = run(sys.executable, "-m", "logfs", "dump", "--json", path)
@@ -59,12 +59,12 @@ def batches(directory: Path) -> list[dict[str, object]]:
 
 
 def status(directory: Path) -> dict[str, object]:
-    """A partition's `status.json`."""
+    """Return a partition's `status.json`."""
     return dict(orjson.loads((directory / "status.json").read_bytes()))
 
 
 class Writer:
-    """An open `append` or `append.jsonl`, written with one write(2) a call."""
+    """An open `append` or `append.jsonl`. Each call makes one write(2)."""
 
     def __init__(self, path: Path, flags: int = 0) -> None:
         self.fd = os.open(path, os.O_WRONLY | flags)
@@ -89,7 +89,7 @@ class Writer:
 
 
 def test_a_line_is_a_record(topic: Path) -> None:
-    """A line is the bytes up to its newline, without it, and an empty line is an empty value."""
+    """A record's value is the bytes of a line without its newline, and an empty line is an empty value."""
     with Writer(topic / "append") as write:
         assert write(b"hello\n\nworld\r\n") == 14
     assert [(topic / f"offsets/{n}").read_bytes() for n in range(3)] == [b"hello", b"", b"world\r"]
@@ -98,7 +98,7 @@ def test_a_line_is_a_record(topic: Path) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 10**5, 10**6])
 def test_lines_of_every_size(topic: Path, size: int) -> None:
-    """A line of 0, 1, 10^5 or 10^6 bytes comes back as it went in, alone and among others."""
+    """A line of 0, 1, 10^5 or 10^6 bytes is read back unchanged, written alone or among others."""
     line = bytes(32 + n % 90 for n in range(size))
     (topic / "append").write_bytes(line + b"\n")
     (topic / "append").write_bytes(b"before\n" + line + b"\nafter\n")
@@ -107,21 +107,21 @@ def test_lines_of_every_size(topic: Path, size: int) -> None:
     assert (topic / "records").read_bytes() == line + b"\nbefore\n" + line + b"\nafter\n"
 
 
-def test_bytes_that_are_no_text(topic: Path) -> None:
-    """A line may hold every byte but the newline."""
+def test_lines_of_arbitrary_bytes(topic: Path) -> None:
+    """A line may contain every byte except the newline."""
     line = bytes(byte for byte in range(256) if byte != 10)
     (topic / "append").write_bytes(line + b"\n")
     assert (topic / "offsets/0").read_bytes() == line
 
 
 def test_shell_loop_of_echo(topic: Path) -> None:
-    """A shell loop of `echo >>` makes one record a line, in order."""
+    """A shell loop of `echo >>` appends one record per line, in order."""
     run("sh", "-c", f"for i in $(seq 200); do echo line $i >> {topic}/append; done")
     assert (topic / "records").read_text() == "".join(f"line {n}\n" for n in range(1, 201))
 
 
 def test_truncating_redirection_appends(topic: Path) -> None:
-    """`>` and `>>` do the same: O_TRUNC is no error, and cuts nothing."""
+    """`>` appends as `>>` does: O_TRUNC and truncate(2) to 0 succeed, and remove nothing."""
     run("sh", "-c", f"echo a > {topic}/append; echo b >> {topic}/append; echo c > {topic}/append")
     with Writer(topic / "append", os.O_TRUNC) as write:
         write(b"d\n")
@@ -130,7 +130,7 @@ def test_truncating_redirection_appends(topic: Path) -> None:
 
 
 def test_position_is_ignored(topic: Path) -> None:
-    """Whatever offset the kernel gives a write, the records go to the end of the log."""
+    """Records are appended to the end of the log, at whatever file position they are written."""
     with Writer(topic / "append") as write:
         os.pwrite(write.fd, b"a\n", 1000)
         os.pwrite(write.fd, b"b\n", 0)
@@ -140,7 +140,7 @@ def test_position_is_ignored(topic: Path) -> None:
 
 
 def test_tools_that_copy_into_append(topic: Path, tmp_path: Path) -> None:
-    """cat, tee, dd, cp and a writev all append what they are given."""
+    """cat, tee, dd, cp and writev(2) append all of their input."""
     source = tmp_path / "source"
     source.write_bytes(b"".join(b"line %d\n" % n for n in range(5000)))
     with (topic / "append").open("ab") as out:
@@ -155,7 +155,7 @@ def test_tools_that_copy_into_append(topic: Path, tmp_path: Path) -> None:
 
 
 def test_append_reads_as_empty(topic: Path) -> None:
-    """`append` reads as empty whatever was written, and its size says so."""
+    """`append` has size 0 and reads as empty, whatever was written."""
     (topic / "append").write_bytes(b"x\n")
     assert (topic / "append").read_bytes() == b""
     assert (topic / "append").stat().st_size == 0
@@ -165,7 +165,7 @@ def test_append_reads_as_empty(topic: Path) -> None:
 
 
 def test_unfinished_line_ends_at_the_last_close(topic: Path) -> None:
-    """What was written after the last newline becomes a record when the last descriptor is closed."""
+    """Bytes written after the last newline become a record when the last descriptor is closed."""
     with Writer(topic / "append") as write:
         write(b"whole\nunfin")
         write(b"ished")
@@ -174,18 +174,18 @@ def test_unfinished_line_ends_at_the_last_close(topic: Path) -> None:
         write.close()
         assert (topic / "records").read_bytes() == b"whole\n"
         os.close(other)
-        # The kernel queues the RELEASE before the closer can do anything else.
+        # The kernel queues the RELEASE before close(2) returns.
         assert (topic / "records").read_bytes() == b"whole\nunfinished\n"
 
 
 def test_envelope_without_newline(topic: Path) -> None:
-    """An unfinished envelope becomes a record at the last close, too."""
+    """An envelope without a newline also becomes a record at the last close."""
     run("sh", "-c", f'printf %s \'{{"value":"v"}}\' >> {topic}/append.jsonl')
     assert (topic / "records").read_bytes() == b"v\n"
 
 
-def test_child_that_exits_ends_no_line(topic: Path) -> None:
-    """A forked child that inherited the descriptor and exits only causes a FLUSH, which ends no line."""
+def test_an_exiting_child_does_not_end_the_line(topic: Path) -> None:
+    """The exit of a child that inherited the descriptor only causes a FLUSH, which does not end the line."""
     with Writer(topic / "append") as write:
         write(b"first half, ")
         subprocess.run(["true"], pass_fds=[write.fd], check=True)
@@ -195,14 +195,14 @@ def test_child_that_exits_ends_no_line(topic: Path) -> None:
     assert (topic / "records").read_bytes() == b"first half, second half\n"
 
 
-def test_a_child_may_go_on_with_the_line(topic: Path) -> None:
-    """Two processes on one open file write one stream of lines."""
+def test_a_child_may_continue_the_line(topic: Path) -> None:
+    """Several processes that share one open file write one stream of lines."""
     run("sh", "-c", f"(printf 'a '; sh -c 'printf \"b \"'; echo c) >> {topic}/append")
     assert (topic / "records").read_bytes() == b"a b c\n"
 
 
 def test_lines_of_two_handles_do_not_mix(topic: Path) -> None:
-    """Unfinished lines belong to their handles: lines never tear or interleave between them."""
+    """Each open file has its own unfinished line: lines of different open files are never torn or interleaved."""
     with Writer(topic / "append") as one, Writer(topic / "append") as two:
         for part in (b"aaa", b"bbb", b"ccc"):
             one(part.lower())
@@ -234,7 +234,7 @@ os.close(fd)
 
 
 def test_sixteen_processes_at_once(topic: Path) -> None:
-    """16 processes append at once: no line is torn, lost or doubled, and each one's order is kept."""
+    """When 16 processes append at once, no line is torn, lost or duplicated, and each process's order is kept."""
     names = [f"process{n}" for n in range(16)]
     lines = 300
     command = [sys.executable, "-S", "-E", "-c", _APPENDER, str(topic / "append")]
@@ -253,7 +253,7 @@ def test_sixteen_processes_at_once(topic: Path) -> None:
 
 
 def test_readable_when_write_returns(topic: Path) -> None:
-    """When `write` returns, everyone can read the records: by size, by the end of the file, by offset and time."""
+    """When `write` returns, its records are visible: in the size and the end of `records`, by offset and by time."""
     expected = b""
     records = os.open(topic / "records", os.O_RDONLY)
     with Writer(topic / "append") as write:
@@ -274,7 +274,7 @@ def test_readable_when_write_returns(topic: Path) -> None:
 
 
 def test_readers_beside_writers(topic: Path) -> None:
-    """Whoever reads while others append sees whole lines, true sizes, and ends that are there."""
+    """Readers during appends see whole lines, exact sizes, and a `latest` that exists."""
     (topic / "config/segment.bytes").write_text("100000")
     (topic / "append").write_bytes(b"first\n")
     command = [sys.executable, "-S", "-E", "-c", _APPENDER, str(topic / "append")]
@@ -305,7 +305,7 @@ def test_readers_beside_writers(topic: Path) -> None:
 
 
 def test_one_write_is_one_batch(topic: Path) -> None:
-    """The records of one write(2) go into one record batch, stamped with the time of the write."""
+    """The records of one write(2) form one record batch, and all have the time of the write."""
     with Writer(topic / "append") as write:
         write(b"a\nb\nc\nd\ne\nf\n")
         write(b"g\n")
@@ -321,7 +321,7 @@ def test_one_write_is_one_batch(topic: Path) -> None:
 
 
 def test_big_write_is_several_batches(topic: Path) -> None:
-    """A write that is larger than the batch limit makes several batches, and none larger than the limit."""
+    """A write that is larger than `max.message.bytes` is stored as several batches, none larger than the limit."""
     (topic / "config/max.message.bytes").write_text("10000")
     data = b"".join(b"%0100d\n" % n for n in range(1000))
     with Writer(topic / "append") as write:
@@ -332,8 +332,8 @@ def test_big_write_is_several_batches(topic: Path) -> None:
     assert (topic / "records").read_bytes() == data
 
 
-def test_segments_roll_under_a_write(topic: Path) -> None:
-    """A write that `segment.bytes` forces into several segments loses nothing."""
+def test_segments_roll_during_a_write(topic: Path) -> None:
+    """A write that fills several segments of `segment.bytes` loses nothing."""
     (topic / "config/segment.bytes").write_text("20000")
     data = b"".join(b"%0100d\n" % n for n in range(1000))
     with Writer(topic / "append") as write:
@@ -345,7 +345,7 @@ def test_segments_roll_under_a_write(topic: Path) -> None:
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
 def test_compression_type(topic: Path, codec: str) -> None:
-    """Batches are compressed by the topic's `compression.type`, and read back as they were written."""
+    """Batches are compressed with the topic's `compression.type`, and are read back unchanged."""
     setting = "uncompressed" if codec == "none" else codec
     (topic / "config/compression.type").write_text(setting)
     data = b"".join(b"line %d of the same text again and again\n" % n for n in range(2000))
@@ -390,7 +390,7 @@ def test_last_offset_of_this_process(topic: Path) -> None:
 
 
 def test_any_bytes_through_envelopes(topic: Path) -> None:
-    """Values, keys and headers of any bytes go in as base64 and come out as they were."""
+    """Values, keys and header values of arbitrary bytes are written as base64 and read back unchanged."""
     noise = bytes(range(256)) + b"\n\r\0"
     blob = {"base64": base64.b64encode(noise).decode()}
     line = {"key": blob, "value": blob, "headers": [["h", blob], ["h", "again"], ["n", None]]}
@@ -403,7 +403,7 @@ def test_any_bytes_through_envelopes(topic: Path) -> None:
 
 
 def test_null_is_not_empty(topic: Path) -> None:
-    """A null value is an empty line and an empty file; the envelope and the attribute tell it from an empty one."""
+    """A null value reads as an empty line or file; its envelope and attribute differ from those of an empty value."""
     (topic / "append.jsonl").write_bytes(
         b'{"key":"k","value":null}\n{"key":"","value":""}\n{"key":null,"value":"x"}\n'
     )
@@ -418,7 +418,7 @@ def test_null_is_not_empty(topic: Path) -> None:
 
 
 def test_text_in_envelopes(topic: Path) -> None:
-    """Text is a JSON string, escapes and all, in both directions."""
+    """Text is a JSON string in both directions, with all its escapes."""
     texts = [
         "",
         "ascii",
@@ -436,8 +436,8 @@ def test_text_in_envelopes(topic: Path) -> None:
         assert (topic / f"offsets/{found['offset']}").read_text() == text
 
 
-def test_records_go_round(shared: Mount, topic: Path) -> None:
-    """What `records.jsonl` gives, `append.jsonl` takes back: all is kept but topic, partition and offset."""
+def test_envelopes_can_be_appended_to_another_partition(shared: Mount, topic: Path) -> None:
+    """`append.jsonl` accepts the lines of `records.jsonl`, and keeps all fields but topic, partition and offset."""
     chance = random.Random(7)
     lines = []
     for number in range(500):
@@ -486,8 +486,8 @@ def test_records_go_round(shared: Mount, topic: Path) -> None:
     assert list(mine[0]) == fields
 
 
-def test_timestamps_where_the_log_gives_them(topic: Path) -> None:
-    """A timestamp is kept where the topic says CreateTime, and given by the log where it says LogAppendTime."""
+def test_timestamps_follow_the_timestamp_type(topic: Path) -> None:
+    """A record keeps its timestamp with CreateTime, and gets the time of the append with LogAppendTime."""
     line = b'{"value":"v","timestamp":1638100400000}\n'
     (topic / "append.jsonl").write_bytes(line)
     (topic / "config/message.timestamp.type").write_text("LogAppendTime")
@@ -518,7 +518,9 @@ _BAD = [
 
 @pytest.mark.parametrize("bad", _BAD)
 def test_bad_envelope(shared: Mount, topic: Path, bad: bytes) -> None:
-    """What is no envelope is EINVAL with a reason; good ones before it are in and counted, those after not lost."""
+    """An invalid envelope is EINVAL with a reason. The valid lines before it are appended and counted in the result
+    of the write, and valid lines can be written after it.
+    """
     good = b'{"value":"good"}\n'
     with Writer(topic / "append.jsonl") as write:
         data = good + good + bad + b"\n" + good
@@ -534,8 +536,8 @@ def test_bad_envelope(shared: Mount, topic: Path, bad: bytes) -> None:
     assert len(reason) > 10
 
 
-def test_bad_envelope_in_pieces(topic: Path) -> None:
-    """A bad envelope that comes in several writes is refused up to its newline, and the next line is good again."""
+def test_bad_envelope_in_several_writes(topic: Path) -> None:
+    """An invalid envelope in several writes is refused up to its newline, and the next line is accepted."""
     with Writer(topic / "append.jsonl") as write:
         assert write(b'{"value":"one"}\n{"val') == 21
         with refuses(errno.EINVAL):
@@ -545,7 +547,7 @@ def test_bad_envelope_in_pieces(topic: Path) -> None:
 
 
 def test_bad_unfinished_envelope(shared: Mount, topic: Path) -> None:
-    """An unfinished line that is no envelope is not a record, and `.logfs/errors` says so."""
+    """An unfinished line that is not an envelope is dropped at the last close, and `.logfs/errors` lists it."""
     run("sh", "-c", f"printf oops >> {topic}/append.jsonl")
     assert (topic / "records").read_bytes() == b""
     (line,) = [line for line in shared.errors().splitlines() if f"/{topic.name}/" in line]
@@ -553,7 +555,7 @@ def test_bad_unfinished_envelope(shared: Mount, topic: Path) -> None:
 
 
 def test_line_over_the_limit(shared: Mount, topic: Path) -> None:
-    """A line longer than `max.message.bytes` is EMSGSIZE with a reason; good lines around it are not lost."""
+    """A line longer than `max.message.bytes` is EMSGSIZE with a reason; the lines before and after it are kept."""
     (topic / "config/max.message.bytes").write_text("1000")
     good, bad = b"good\n", b"x" * 2000 + b"\n"
     with Writer(topic / "append") as write:
@@ -569,8 +571,8 @@ def test_line_over_the_limit(shared: Mount, topic: Path) -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 7, 100, 999, 5000])
-def test_long_line_in_pieces(topic: Path, piece: int) -> None:
-    """However a line that is too long is cut into writes, all of it is refused up to its newline, and no more."""
+def test_long_line_in_several_writes(topic: Path, piece: int) -> None:
+    """A line too large is refused up to its newline and no further, however it is divided into writes."""
     (topic / "config/max.message.bytes").write_text("1000")
     stream = b"before\n" + b"x" * 3000 + b"\nafter\nand more\n"
     refused = 0
@@ -584,7 +586,7 @@ def test_long_line_in_pieces(topic: Path, piece: int) -> None:
                 if error.errno != errno.EMSGSIZE:
                     raise
                 refused += 1
-                # As a caller that gives up what was refused: up to the newline, if it is in there.
+                # The caller skips the refused bytes: up to the newline, if the write contains it.
                 newline = data.find(b"\n")
                 at += len(data) if newline < 0 else newline + 1
     assert refused
@@ -592,13 +594,13 @@ def test_long_line_in_pieces(topic: Path, piece: int) -> None:
 
 
 def test_long_line_by_default(topic: Path) -> None:
-    """With Kafka's default limit a line of 2 MiB is refused although the kernel cuts its write in pieces."""
+    """With Kafka's default limit a line of 2 MiB is refused, although the kernel splits its write."""
     with Writer(topic / "append") as write:
         data = b"good\n" + b"x" * (2 * MIB) + b"\n"
         with refuses(errno.EMSGSIZE):
             while data:
                 data = data[write(data) :]
-        # The whole of the rest is refused until its newline has come.
+        # The rest of the line is refused, up to its newline.
         with refuses(errno.EMSGSIZE):
             write(b"still the same line")
         with refuses(errno.EMSGSIZE):
@@ -609,7 +611,7 @@ def test_long_line_by_default(topic: Path) -> None:
 
 @pytest.mark.parametrize("limit", [200, 1000, 1_048_588])
 def test_long_unfinished_line(shared: Mount, topic: Path, limit: int) -> None:
-    """Of a line without a newline, too, the write that makes it too long is refused: all that is taken is kept."""
+    """The write that makes an unfinished line too large is refused; each accepted unfinished line is a record."""
     (topic / "config/max.message.bytes").write_text(str(limit))
     shown = b""
     for length in range(limit - 80, limit + 1):
@@ -632,7 +634,7 @@ def test_long_unfinished_line(shared: Mount, topic: Path, limit: int) -> None:
 
 
 def test_envelope_over_the_limit(topic: Path) -> None:
-    """An envelope whose record is too large is EMSGSIZE; the good ones before it are counted."""
+    """An envelope whose record is too large is EMSGSIZE; the valid lines before it are counted."""
     (topic / "config/max.message.bytes").write_text("1000")
     good = b'{"value":"good"}\n'
     bad = orjson.dumps({"value": "x" * 2000}) + b"\n"
@@ -650,7 +652,7 @@ def test_envelope_over_the_limit(topic: Path) -> None:
 
 
 def test_cat_stops_at_the_bad_line(topic: Path, tmp_path: Path) -> None:
-    """`cat file >> append` fails at the first line that is too long, and all before it is in the log."""
+    """`cat file >> append` fails at the first line that is too large, and all lines before it are in the log."""
     source = tmp_path / "source"
     source.write_bytes(b"good\n" * 1000 + b"x" * (2 * MIB) + b"\n" + b"lost\n")
     with (topic / "append").open("ab") as out:
@@ -660,8 +662,8 @@ def test_cat_stops_at_the_bad_line(topic: Path, tmp_path: Path) -> None:
     assert (topic / "records").read_bytes() == b"good\n" * 1000
 
 
-def test_compacted_topic_wants_keys(shared: Mount, topic: Path) -> None:
-    """A record without a key is EINVAL with a reason where the topic is compacted, and one with a key is not."""
+def test_a_compacted_topic_requires_keys(shared: Mount, topic: Path) -> None:
+    """In a compacted topic a record without a key is EINVAL with a reason, and a record with a key is accepted."""
     (topic / "config/cleanup.policy").write_text("compact")
     with Writer(topic / "append") as write, refuses(errno.EINVAL):
         write(b"no key\n")
@@ -671,7 +673,7 @@ def test_compacted_topic_wants_keys(shared: Mount, topic: Path) -> None:
 
 
 def test_timestamps_out_of_range(shared: Mount, topic: Path) -> None:
-    """A timestamp that the topic refuses is EINVAL with a reason: too far in the future, or negative."""
+    """A timestamp that is negative, or too far in the future or in the past, is EINVAL with a reason."""
     for timestamp in (2**62, -5):
         with Writer(topic / "append.jsonl") as write, refuses(errno.EINVAL):
             write(orjson.dumps({"value": "v", "timestamp": timestamp}) + b"\n")
@@ -686,13 +688,13 @@ def test_timestamps_out_of_range(shared: Mount, topic: Path) -> None:
 
 
 def recovery_point(topic: Path) -> int:
-    """Up to where the partition says it is durable."""
+    """Return the recovery point in the partition's `status.json`."""
     return int(str(status(topic)["recovery_point"]))
 
 
 @pytest.mark.parametrize("sync", [os.fsync, os.fdatasync])
 def test_fsync(topic: Path, sync: Callable[[int], None]) -> None:
-    """fsync and fdatasync return when all that was written before is durable."""
+    """When fsync or fdatasync returns, all records written before are durable."""
     with Writer(topic / "append") as write:
         write(b"a\nb\n")
         assert recovery_point(topic) == 0
@@ -707,7 +709,7 @@ def test_fsync(topic: Path, sync: Callable[[int], None]) -> None:
 @pytest.mark.parametrize("flag", [os.O_SYNC, os.O_DSYNC])
 @pytest.mark.parametrize("name", ["append", "append.jsonl"])
 def test_synchronous_handles(topic: Path, flag: int, name: str) -> None:
-    """O_SYNC and O_DSYNC handles are durable with every write, in spite of direct_io."""
+    """Every write to a file opened with O_SYNC or O_DSYNC is durable when it returns, in spite of direct_io."""
     line = b"a\n" if name == "append" else b'{"value":"a"}\n'
     with Writer(topic / name, flag) as write:
         for number in range(1, 4):
@@ -716,7 +718,7 @@ def test_synchronous_handles(topic: Path, flag: int, name: str) -> None:
 
 
 def test_fsync_by_any_handle(topic: Path) -> None:
-    """fsync covers what others wrote to the same file before, as everywhere in POSIX."""
+    """fsync covers the earlier writes of other processes to the same file, as POSIX requires."""
     run("sh", "-c", f"echo a >> {topic}/append")
     with Writer(topic / "append") as write:
         os.fsync(write.fd)
@@ -726,7 +728,7 @@ def test_fsync_by_any_handle(topic: Path) -> None:
 
 
 def test_flush_messages(topic: Path) -> None:
-    """`flush.messages` asks for durability after so many records, and is kept before the write returns."""
+    """With `flush.messages`=3, every third record makes the log durable before its write returns."""
     (topic / "config/flush.messages").write_text("3")
     with Writer(topic / "append") as write:
         write(b"a\nb\n")
@@ -736,14 +738,14 @@ def test_flush_messages(topic: Path) -> None:
 
 
 def test_flush_ms(topic: Path) -> None:
-    """`flush.ms` makes durable what was appended so long ago, without anybody asking."""
+    """Records become durable `flush.ms` after they were appended, without an fsync."""
     (topic / "config/flush.ms").write_text("10")
     (topic / "append").write_bytes(b"a\nb\n")
     wait_for(lambda: recovery_point(topic) == 2)
 
 
 def test_full_disk(make_mount: Callable[..., Mount], tmp_path: Path) -> None:
-    """A full disk is ENOSPC, leaves no half batch, and appends work again once there is room."""
+    """An append to a full disk is ENOSPC and leaves no partial batch; appends succeed again once there is space."""
     need_root()
     log_dir = tmp_path / "log"
     log_dir.mkdir()

@@ -1,4 +1,4 @@
-"""A partition directory as a container's volume: bubblewrap gives it its own root, pid, mount and user namespaces."""
+"""A partition directory as a container's volume: bubblewrap with its own root, pid, mount and user namespaces."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.stores import assert_clean
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# A container has copies of all mounts for a moment.
+# For a moment, a new container has copies of all mounts.
 pytestmark = pytest.mark.usefixtures("mounts_alone")
 
 NOBODY = 65534
@@ -37,7 +37,7 @@ def shared() -> Iterator[Mount]:
     need_command("bwrap")
     base = Path(tempfile.mkdtemp(prefix="logfs-"))
     base.chmod(0o755)
-    # What logfs makes is closed to others: that they may enter is asked for.
+    # Directories that logfs creates are closed to other users, so the log directory is created here, with mode 0755.
     (base / "log").mkdir()
     (base / "log").chmod(0o755)
     mount = Mount(base / "mnt", [base / "log"], ["-o", "allow_other"]).start()
@@ -49,14 +49,17 @@ def shared() -> Iterator[Mount]:
 
 @pytest.fixture
 def topic(shared: Mount) -> Path:
-    """The directory of a new, empty partition that everybody may use."""
+    """The directory of a new, empty partition with mode 0777."""
     path = shared.partition(f"topic{next(_numbers)}-0")
     path.chmod(0o777)
     return path
 
 
 class Container:
-    """A root of its own, in which only the system's programs and the volume are to be seen."""
+    """A container: a root that contains only the system's programs and, as /data, the volume.
+
+    `uid` is the user who starts it, `inside` the uid that the user has in it (the same by default).
+    """
 
     def __init__(self, volume: Path, uid: int, *, inside: int | None = None) -> None:
         self.uid = uid
@@ -79,7 +82,7 @@ class Container:
             self.command += ["--uid", str(inside), "--gid", str(inside)]
 
     def start(self, script: str) -> subprocess.Popen[str]:
-        """Start a shell script in it."""
+        """Start a shell script in the container."""
         return subprocess.Popen(
             [*self.command, "sh", "-c", script],
             stdout=subprocess.PIPE,
@@ -92,7 +95,7 @@ class Container:
         )
 
     def run(self, script: str) -> str:
-        """Run a shell script in it that must succeed; what it printed."""
+        """Run a shell script that must succeed in the container, and return its output."""
         process = self.start(script)
         out, err = process.communicate(timeout=60)
         if "Creating new namespace failed" in err or "setting up uid map" in err:
@@ -103,7 +106,7 @@ class Container:
 
 @pytest.fixture(params=["root", "root as 1000", "nobody", "nobody as root"])
 def container(request: pytest.FixtureRequest, topic: Path) -> Container:
-    """The volume in the hands of root and of an ordinary user, under their own ids and others."""
+    """A container of root and of an ordinary user, each under the same and under another uid inside."""
     uid, inside = {
         "root": (0, None),
         "root as 1000": (0, 1000),
@@ -113,8 +116,8 @@ def container(request: pytest.FixtureRequest, topic: Path) -> Container:
     return Container(topic, uid, inside=inside)
 
 
-def test_the_namespaces_are_its_own(container: Container) -> None:
-    """The container of these tests has its own root, and pid, mount and user namespaces."""
+def test_the_container_has_its_own_namespaces(container: Container) -> None:
+    """The container of these tests has its own root and its own pid, mount and user namespaces."""
     links = container.run(
         "for n in pid mnt user; do readlink /proc/self/ns/$n; done; ls /; echo $$"
     )
@@ -127,7 +130,7 @@ def test_the_namespaces_are_its_own(container: Container) -> None:
 
 
 def test_append_and_read(container: Container, topic: Path) -> None:
-    """Inside, everything works: append, envelopes, records, offsets, times, ranges, segments, status, errors."""
+    """Appends, envelopes, records, offsets, times, ranges, segments, status and errors work in a container."""
     script = """
         set -e
         cd /data
@@ -163,7 +166,7 @@ def test_append_and_read(container: Container, topic: Path) -> None:
 
 
 def test_tail_inside(container: Container, topic: Path) -> None:
-    """`tail -f` inside shows what is appended outside and inside."""
+    """`tail -f` in a container shows the records that are appended in it and outside of it."""
     (topic / "append").write_text("before\n")
     process = container.start(
         "tail -n 1 -s 0.1 -f /data/records & echo inside >> /data/append; wait"
@@ -178,7 +181,7 @@ def test_tail_inside(container: Container, topic: Path) -> None:
         while seen[-1] != "outside\n":
             seen.append(process.stdout.readline())
             assert seen[-1]
-        # tail may have looked before or after the line from inside.
+        # tail may have started before or after the line from inside was appended.
         assert seen in (["before\n", "inside\n", "outside\n"], ["inside\n", "outside\n"])
     finally:
         process.kill()
@@ -186,7 +189,7 @@ def test_tail_inside(container: Container, topic: Path) -> None:
 
 
 def test_last_offset_inside(container: Container) -> None:
-    """A process in another pid namespace sees the offset of its own last record."""
+    """A process in another pid namespace can read the offset of its own last record."""
     need_command("getfattr")
     script = """
         cd /data; echo a >> append; echo b >> append; exec >> append; echo c
@@ -199,7 +202,7 @@ def test_last_offset_inside(container: Container) -> None:
 
 
 def test_modes_inside(shared: Mount, topic: Path) -> None:
-    """Mode bits hold inside: who may only produce cannot consume, whatever id the container gives him."""
+    """Mode bits hold in a container: a user who may only produce cannot consume, whatever his uid in it is."""
     topic.chmod(0o755)
     (topic / "append").chmod(0o222)
     for name in ("records", "records.jsonl", "offsets", "time", "segments"):
@@ -213,7 +216,7 @@ def test_modes_inside(shared: Mount, topic: Path) -> None:
 
 
 def test_many_containers_at_once(topic: Path) -> None:
-    """Several containers append to one partition at once: no line is torn, lost or out of its writer's order."""
+    """When several containers append to one partition, no line is torn or lost, and each writer's order is kept."""
     script = "i=0; while [ $i -lt 200 ]; do echo $NAME $i; i=$((i + 1)); done >> /data/append"
     processes = [
         Container(topic, uid).start(f"NAME={uid}x{number}; {script}")
@@ -232,7 +235,7 @@ def test_many_containers_at_once(topic: Path) -> None:
 
 
 def test_volume_outlives_the_container(shared: Mount, topic: Path) -> None:
-    """What a container wrote before it was killed is there, and its unfinished line too, as at any last close."""
+    """The records of a killed container are kept, and its unfinished line becomes a record, as at any last close."""
     container = Container(topic, 0)
     process = container.start("exec >> /data/append; echo whole; printf unfinished; sleep 60")
     wait_for(lambda: (topic / "records").read_text() == "whole\n")

@@ -1,6 +1,6 @@
-"""Lines of fstab, with mount(8) itself: again and again, remounts, `df` and `findmnt`, users' own mounts.
+"""Lines of fstab with mount(8): repeated `mount -a`, remounts, `df`, `findmnt`, and mounts by ordinary users.
 
-All of it happens in a mount namespace of its own, in which `mount.logfs` is where mount(8) looks for it.
+Each test runs in a mount namespace of its own, in which `mount.logfs` is where mount(8) looks for it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ pytestmark = pytest.mark.usefixtures("mounts_alone")
 
 
 class Machine:
-    """A mount namespace with an fstab of its own."""
+    """A mount namespace with an fstab of its own.
+
+    Its methods run programs in the namespace.
+    """
 
     def __init__(self, path: Path) -> None:
-        """`path` is an empty directory."""
+        """Create the namespace. `path` is an empty directory."""
         self.path = path
         self.fstab = path / "fstab"
         self.fstab.touch()
@@ -45,7 +48,7 @@ class Machine:
         self.ok("mount", "-t", "overlay", "overlay", "-o", f"lowerdir={helpers}:{sbin}", sbin)
 
     def call(self, *command: str | Path, uid: int = 0) -> subprocess.CompletedProcess[str]:
-        """Run a program there."""
+        """Run a program."""
         inside = ["nsenter", f"--target={self._shell.pid}", "--mount", "--"]
         if uid:
             inside += ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
@@ -54,13 +57,13 @@ class Machine:
         )
 
     def ok(self, *command: str | Path, uid: int = 0) -> str:
-        """Run a program there that must succeed; what it printed."""
+        """Run a program that must succeed, and return its output."""
         done = self.call(*command, uid=uid)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def line(self, source: str | Path, mountpoint: Path, options: str = "defaults") -> Path:
-        """Add a line to fstab; the mountpoint, which is made."""
+        """Add a line to fstab, create the mount point and return it."""
         mountpoint.mkdir(parents=True)
         escaped = str(source).replace(" ", "\\040")
         with self.fstab.open("a") as file:
@@ -68,15 +71,15 @@ class Machine:
         return mountpoint
 
     def mount(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
-        """mount(8) with the fstab."""
+        """Run mount(8) with the fstab."""
         return self.call("mount", "--fstab", self.fstab, *words)
 
     def flags(self, mountpoint: Path) -> set[str]:
-        """The options that findmnt shows of a mount."""
+        """Return the options that findmnt shows for a mount."""
         return set(self.ok("findmnt", "-n", "-o", "OPTIONS", mountpoint).strip().split(","))
 
     def mounts(self) -> list[tuple[str, str]]:
-        """Mountpoint and source of all mounts of logfs below the directory."""
+        """Return mount point and source of all logfs mounts below `path`."""
         listed = self.call("findmnt", "-rn", "-t", "fuse.logfs", "-o", "TARGET,SOURCE").stdout
         rows = (line.split(" ") for line in listed.splitlines())
         found = [(target, source.replace("\\x20", " ")) for target, source in rows]
@@ -87,7 +90,7 @@ class Machine:
         self.ok(*LOGFS, "umount", mountpoint)
 
     def close(self) -> None:
-        """Unmount what is left, and end the namespace."""
+        """Unmount the remaining mounts, and end the namespace."""
         for mountpoint, _ in self.mounts():
             self.call("umount", "-l", mountpoint)
         self._shell.kill()
@@ -96,7 +99,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    """An empty one."""
+    """A `Machine` with an empty fstab."""
     need_fuse()
     need_root()
     for command in ("unshare", "nsenter", "findmnt", "mount", "setpriv"):
@@ -109,7 +112,9 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 def test_mount_a_may_run_again_and_again(machine: Machine, tmp_path: Path) -> None:
-    """The source is the log directory, links resolved, or the list of them: mount(8) finds each line mounted."""
+    """A repeated `mount -a` recognizes each line as mounted. The source of a mount is the log directory, with links
+    resolved, or the list of log directories; `df` and findmnt show it.
+    """
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "b\\s").mkdir()
@@ -139,7 +144,9 @@ def test_mount_a_may_run_again_and_again(machine: Machine, tmp_path: Path) -> No
 
 
 def test_flags_of_a_mount_change(machine: Machine, tmp_path: Path) -> None:
-    """By `mount -o remount,…`, with the line of fstab and without: ro and rw, noexec, access times."""
+    """`mount -o remount,…` changes ro and rw, noexec and access times, with and without a line in fstab; `ro` is
+    refused while a file is open for writing.
+    """
     log = tmp_path / "log"
     mnt = machine.line(log, tmp_path / "mnt", "allow_other,isolation=read_committed")
     assert machine.mount(mnt).returncode == 0
@@ -163,8 +170,10 @@ def test_flags_of_a_mount_change(machine: Machine, tmp_path: Path) -> None:
     machine.umount(mnt)
 
 
-def test_what_cannot_change_is_refused_with_the_reason(machine: Machine, tmp_path: Path) -> None:
-    """What the daemon or the kernel goes by from the beginning, a store that is open read-only, nonsense."""
+def test_remount_refuses_other_options_with_a_reason(machine: Machine, tmp_path: Path) -> None:
+    """A remount with an option that is fixed at the mount, with `rw` for a store that is open read-only, or with an
+    unknown option is refused with the reason, and changes nothing.
+    """
     mnt = machine.line(tmp_path / "log", tmp_path / "mnt")
     run(*LOGFS, "create", "-p", tmp_path / "other/orders-0")
     closed = machine.line(tmp_path / "other", tmp_path / "closed", "ro")
@@ -187,15 +196,15 @@ def test_what_cannot_change_is_refused_with_the_reason(machine: Machine, tmp_pat
 
 
 def test_fake_mounts_nothing(machine: Machine, tmp_path: Path) -> None:
-    """`mount -f` only pretends."""
+    """`mount -f` only simulates the mount: nothing is mounted, and no log directory is created."""
     mnt = machine.line(tmp_path / "log", tmp_path / "mnt")
     assert machine.mount("-f", mnt).returncode == 0
     assert machine.mounts() == []
     assert not (tmp_path / "log").exists()
 
 
-def test_umount_takes_it_away(machine: Machine, tmp_path: Path) -> None:
-    """umount(8), as for any filesystem; the next `mount -a` brings it back."""
+def test_umount_and_mount_again(machine: Machine, tmp_path: Path) -> None:
+    """umount(8) unmounts logfs as any filesystem, and the next `mount -a` mounts it again."""
     log = tmp_path / "log"
     mnt = machine.line(log, tmp_path / "mnt")
     for _ in range(2):
@@ -207,7 +216,7 @@ def test_umount_takes_it_away(machine: Machine, tmp_path: Path) -> None:
 
 
 def open_to_all(machine: Machine, path: str) -> None:
-    """Let other users of the namespace reach a path in a directory that is closed to them (/root, say)."""
+    """Make a path reachable for ordinary users of the namespace, if a parent directory such as /root is closed."""
     for parent in [*Path(path).parents][::-1]:
         if parent.stat().st_mode & 0o001:
             continue
@@ -224,7 +233,7 @@ def open_to_all(machine: Machine, path: str) -> None:
 def test_a_user_may_mount_his_own(
     tmp_path_factory: pytest.TempPathFactory, machine: Machine
 ) -> None:
-    """With `user` in fstab: mount, work, unmount, by somebody who is not root."""
+    """With the option `user` in fstab, an ordinary user can mount, create a partition and unmount."""
     top = Path("/tmp") / f"logfs-user-{os.getpid()}"
     top.mkdir(mode=0o755)
     try:
@@ -233,7 +242,7 @@ def test_a_user_may_mount_his_own(
         log.mkdir()
         for path in (mnt, log):
             os.chown(path, NOBODY, NOBODY)
-        # Users get no file of their own choice as fstab.
+        # mount(8) refuses `--fstab` for ordinary users, so the file is mounted over /etc/fstab.
         machine.ok("mount", "--bind", machine.fstab, "/etc/fstab")
         devices = machine.path / "devices"
         devices.mkdir()

@@ -1,4 +1,4 @@
-"""Files that grow: what their sizes, inodes and mappings are to those who read them."""
+"""Sizes, inodes, mappings and cached pages of growing files, as their readers see them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 def append(orders: Path, text: str) -> None:
+    """Append text through `append`."""
     with (orders / "append").open("a") as file:
         file.write(text)
 
@@ -28,7 +29,7 @@ def append(orders: Path, text: str) -> None:
     "name", ["records", "records.jsonl", "offsets/0..", "segments/00000000000000000000.log"]
 )
 def test_a_file_keeps_its_inode_number_while_it_grows(orders: Path, name: str) -> None:
-    """`st_ino` is the same by name and by descriptor, before and after appends, for one reader and for many."""
+    """`st_ino` is the same by name and by descriptor, before and after appends, for one and for several readers."""
     append(orders, "one\n")
     with (orders / name).open("rb") as first:
         number = os.fstat(first.fileno()).st_ino
@@ -41,8 +42,8 @@ def test_a_file_keeps_its_inode_number_while_it_grows(orders: Path, name: str) -
     assert found | {(orders / name).stat().st_ino} == {number}
 
 
-def test_what_was_written_is_read_through_every_descriptor(orders: Path) -> None:
-    """When a write has returned, all who have the file open, or open it, see the record."""
+def test_records_are_readable_through_every_descriptor(orders: Path) -> None:
+    """When a write has returned, the record is readable through every open descriptor, and through a new one."""
     append(orders, "0\n")
     files = [os.open(orders / "records", os.O_RDONLY) for _ in range(5)]
     try:
@@ -60,8 +61,10 @@ def test_what_was_written_is_read_through_every_descriptor(orders: Path) -> None
             os.close(file)
 
 
-def test_threads_that_share_a_descriptor_read_what_was_written(orders: Path) -> None:
-    """The same where several threads read through one descriptor, after the file has grown for another thread."""
+def test_threads_that_share_a_descriptor_see_every_record(orders: Path) -> None:
+    """When a write has returned, all threads that share a descriptor read the record, also if another thread has seen
+    the new size first.
+    """
     append(orders, "0\n")
     file = os.open(orders / "records", os.O_RDONLY)
     wrong: list[bytes] = []
@@ -92,7 +95,7 @@ def test_threads_that_share_a_descriptor_read_what_was_written(orders: Path) -> 
 
 
 def test_a_second_open_by_descriptor_works(orders: Path) -> None:
-    """`/dev/stdin` opens an open file again, with no lookup of its name, and sees what is there."""
+    """`/dev/stdin` opens an open file again without a lookup of its name, and reads all current records."""
     append(orders, "one\n")
     with (orders / "records").open("rb") as file:
         append(orders, "two\n")
@@ -104,7 +107,7 @@ def test_a_second_open_by_descriptor_works(orders: Path) -> None:
 
 
 def test_mappings(orders: Path) -> None:
-    """What cannot grow can be mapped, and so can `records` as far as it goes; a file of the active segment cannot."""
+    """Files that cannot grow can be mapped, and so can `records`; the log of the active segment cannot (ENODEV)."""
     append(orders, "one\ntwo\nthree\n")
     (orders / "ctl").write_text("roll\n")
     append(orders, "four\n")
@@ -127,7 +130,7 @@ def test_mappings(orders: Path) -> None:
 
 
 def test_tail_follows_by_name(orders: Path) -> None:
-    """`tail -F` sees one file for as long as it is one."""
+    """`tail -F` sees the same file while it grows, and reports no replacement."""
     append(orders, "one\n")
     tail = subprocess.Popen(
         ["tail", "-s", "0.05", "-F", str(orders / "records")],
@@ -147,8 +150,8 @@ def test_tail_follows_by_name(orders: Path) -> None:
     assert errors == b""
 
 
-def test_a_reader_in_another_pid_namespace_reads_what_is_there(orders: Path) -> None:
-    """Who the daemon can see in another namespace reads as everybody does."""
+def test_a_reader_in_another_pid_namespace_reads_all_records(orders: Path) -> None:
+    """A process in another pid namespace, which the daemon can see, reads all records."""
     append(orders, "one\n")
     script = "import sys; sys.stdout.write(open(sys.argv[1]).read())"
     command = [
@@ -167,8 +170,8 @@ def test_a_reader_in_another_pid_namespace_reads_what_is_there(orders: Path) -> 
     assert done.stdout == b"one\n"
 
 
-def test_a_log_that_rests_is_read_from_the_cache(mount: Mount, orders: Path) -> None:
-    """The next reader of a log that rests asks the daemon for no byte of it."""
+def test_an_unchanged_log_is_read_from_the_page_cache(mount: Mount, orders: Path) -> None:
+    """The second reader of an unchanged log gets every byte from the page cache, and none from the daemon."""
     append(orders, ("x" * 100 + "\n") * 2000)
     (orders / "records").read_bytes()
     before = bytes_out(mount)
@@ -178,7 +181,7 @@ def test_a_log_that_rests_is_read_from_the_cache(mount: Mount, orders: Path) -> 
 
 
 def bytes_out(mount: Mount) -> int:
-    """How many bytes the daemon has given to readers."""
+    """Return the number of bytes that the daemon has returned to readers."""
     metrics = (mount.path / ".logfs/metrics").read_text()
     found = re.findall(r"^\S*bytesout\S* (\d+)", metrics, re.MULTILINE)
     assert found, metrics

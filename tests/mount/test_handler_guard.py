@@ -1,4 +1,7 @@
-"""Whatever goes wrong inside a handler, the caller gets an errno and the mount goes on."""
+"""Any error inside a handler is an errno for the caller, and the mount continues to work.
+
+The daemon of these tests has handlers that fail, or that return wrong values, as a control file specifies.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
 pyfuse3 = pytest.importorskip("pyfuse3")
 
-# The daemon: the product's own, but for handlers that go wrong as the control file says, below the guard.
+# The daemon: that of logfs, with handlers below the guard that fail as the control file specifies.
 DAEMON = """
 import os, sys
 from pathlib import Path
@@ -81,7 +84,7 @@ RETURNED = ("none", "text", "strided", "huge", "negative", "objects", "nested")
 
 
 class Ruined:
-    """A mount whose handlers can be made to fail."""
+    """A mount whose handlers can be made to fail, with a partition of two records."""
 
     def __init__(self, directory: Path) -> None:
         self.log = directory / "log"
@@ -106,16 +109,16 @@ class Ruined:
         (self.topic / "append").write_bytes(b"first\nsecond\n")
 
     def ruin(self, handler: str, what: str) -> None:
-        """From now on this handler goes wrong in this way."""
+        """Make a handler raise or return `what`, one of `RAISED` and `RETURNED`, until `mend`."""
         self.seen.unlink(missing_ok=True)
         self.control.write_text(f"{handler} {what}")
 
     def mend(self) -> None:
-        """Everything works again."""
+        """Let all handlers work again."""
         self.control.unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """Unmount and end the daemon, whatever its state."""
+        """Unmount and end the daemon, in whatever state it is."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -131,6 +134,7 @@ class Ruined:
 
 @pytest.fixture(scope="module")
 def ruined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ruined]:
+    """One `Ruined` for the tests of this module; its log directory is audited at the end."""
     need_fuse()
     mount = Ruined(tmp_path_factory.mktemp("guard"))
     yield mount
@@ -185,7 +189,7 @@ def _mkdir_and_rmdir(mount: Ruined) -> None:
     path.rmdir()
 
 
-# How to reach each handler. Those whose answer nobody waits for need not fail, only leave the mount alive.
+# A call that reaches each handler. A call that reaches one of `UNANSWERED` need not fail, but the mount must survive.
 TRIGGERS: dict[str, Callable[[Ruined], object]] = {
     "lookup": lambda m: os.stat(m.topic / "offsets" / "1"),
     "getattr": lambda m: os.stat(m.path),
@@ -215,10 +219,11 @@ TRIGGERS: dict[str, Callable[[Ruined], object]] = {
     "poll": lambda m: _poll(m.topic / "append"),
     "removexattr": lambda m: os.removexattr(m.topic / "append", "user.x"),
 }
+# No caller sees the errno of these handlers.
 UNANSWERED = {"poll", "release", "releasedir"}
-# With default_permissions the kernel decides by itself, and it is told to leave out the flushes; a forget has a test
-# of its own.
+# With default_permissions the kernel checks access itself, and it is told to omit flushes. `forget` has its own test.
 UNREACHABLE = {"access", "flush", "forget"}
+# These handlers return None anyway, so None is not a wrong answer.
 NO_ANSWER_TO_SPOIL = {
     "releasedir", "fsyncdir", "rmdir", "unlink", "rename", "flush", "fsync", "release", "setxattr",
     "removexattr", "readdir",
@@ -233,13 +238,13 @@ def _links(mount: Ruined) -> Iterator[Path]:
 
 
 def handlers() -> list[str]:
-    """The handlers that pyfuse3 knows."""
+    """Return the names of all handlers of pyfuse3."""
     found = inspect.getmembers(pyfuse3.Operations, inspect.iscoroutinefunction)
     return sorted(name for name, _ in found if not name.startswith("_"))
 
 
 def test_every_handler_is_covered_here() -> None:
-    """The list of handlers that are made to fail is that of pyfuse3."""
+    """Every handler of pyfuse3 is in `TRIGGERS` or in `UNREACHABLE`."""
     assert set(handlers()) - set(TRIGGERS) - UNREACHABLE == set()
 
 
@@ -247,7 +252,7 @@ def test_every_handler_is_covered_here() -> None:
 def test_a_failing_handler_answers_an_errno_and_the_mount_lives(
     ruined: Ruined, handler: str
 ) -> None:
-    """Exceptions of all kinds and answers of wrong types become an errno, and the next call works."""
+    """Any exception and any result of a wrong type becomes EIO or ENOMEM, and the next call works."""
     for what in (*RAISED, *RETURNED):
         if what == "none" and handler in NO_ANSWER_TO_SPOIL:
             continue
@@ -255,7 +260,7 @@ def test_a_failing_handler_answers_an_errno_and_the_mount_lives(
         caught: list[BaseException] = []
 
         def reach(what: str = what, caught: list[BaseException] = caught) -> bool:
-            # Within one tick of its clock the kernel may answer from what it was told last.
+            # Within one tick of its clock the kernel may answer from its cache.
             arguments = (TRIGGERS[handler], ruined, caught)
             done = threading.Thread(target=_call, args=arguments, daemon=True)
             done.start()
@@ -286,8 +291,8 @@ def _call(trigger: Callable[[Ruined], object], mount: Ruined, caught: list[BaseE
         caught.append(error)
 
 
-def test_the_reason_is_told_in_the_list_of_errors(ruined: Ruined) -> None:
-    """An internal error is named with its path in `.logfs/errors`."""
+def test_internal_errors_are_listed_with_their_reasons(ruined: Ruined) -> None:
+    """`.logfs/errors` lists an internal error with its path and the exception."""
     ruined.ruin("readlink", "ValueError")
     ruined.mend()
     ruined.ruin("read", "ValueError")
@@ -301,13 +306,13 @@ def test_the_reason_is_told_in_the_list_of_errors(ruined: Ruined) -> None:
 
 
 def guarded_by(handler: Any) -> bool:
-    """Whether a handler is wrapped by the guard."""
+    """Return whether a handler is wrapped by the guard."""
     return "guard" in getattr(handler, "__code__", None).co_filename  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("handler", handlers())
 def test_every_handler_of_pyfuse3_is_guarded(handler: str) -> None:
-    """No handler, defined here or inherited, can let an exception out."""
+    """Every handler of `Operations`, its own or inherited, is wrapped by the guard."""
     from logfs.mount.protocol import Operations
 
     found = getattr(Operations, handler)
@@ -316,7 +321,7 @@ def test_every_handler_of_pyfuse3_is_guarded(handler: str) -> None:
 
 
 def test_a_handler_that_a_later_version_adds_is_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A handler nobody here has heard of is wrapped as well."""
+    """A handler that a later version of pyfuse3 adds is wrapped, and is EIO even if the guard's `failed` raises."""
     import trio
 
     from logfs.mount.handler_guard import guarded
@@ -336,8 +341,10 @@ def test_a_handler_that_a_later_version_adds_is_guarded(monkeypatch: pytest.Monk
     assert caught.value.errno == errno.EIO
 
 
-def test_what_no_call_reaches_is_guarded_too() -> None:
-    """The others answer an errno, and a forget nothing at all: pyfuse3 would not catch even an errno there."""
+def test_unreachable_handlers_are_guarded() -> None:
+    """A failing handler of `UNREACHABLE` raises an errno; a failing `forget` returns None, because pyfuse3 does not
+    catch even a `FUSEError` from it.
+    """
     import trio
 
     from logfs.mount import handler_guard
@@ -353,10 +360,10 @@ def test_what_no_call_reaches_is_guarded_too() -> None:
 
 @pytest.mark.parametrize("what", RAISED + RETURNED)
 def test_a_failing_forget_leaves_the_mount_alive(ruined: Ruined, what: str) -> None:
-    """The kernel's word that it forgot a file is answered by nobody, and cannot end the mount."""
+    """A FORGET request has no answer, and a failure of its handler does not end the mount."""
     ruined.ruin("forget", what)
     topic = ruined.topic
-    # What is removed, the kernel forgets.
+    # The kernel forgets removed files.
     (ruined.path / "forgotten-0").mkdir()
     (ruined.path / "forgotten-0").rmdir()
     wait_for(ruined.seen.exists)

@@ -1,4 +1,4 @@
-"""Reading over a real mount: by offset, by time and by range, sizes, times, attributes and listings."""
+"""Reading over a real mount: by offset, by time and by range; sizes, times, attributes and listings."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ if TYPE_CHECKING:
 
     from logfs.store.store import Store
 
-# The time of the contract's own example: 2021-11-28T11:53:20Z.
+# The time in the example of the README: 2021-11-28T11:53:20Z.
 NOON = 1638100400000
 RECORDS = 3000
 
 
 class Model(NamedTuple):
-    """A partition of several segments, and what is in it: values and timestamps by offset."""
+    """A partition of several segments, and its expected values and timestamps by offset."""
 
     path: Path
     values: list[bytes | None]
     times: list[int]
 
     def text(self, start: int = 0, end: int | None = None) -> bytes:
-        """What a range reads as, a value a line."""
+        """Return the expected text of a range of offsets, one value per line."""
         return b"".join((value or b"") + b"\n" for value in self.values[start:end])
 
     def at(self, timestamp: int) -> int | None:
-        """What offsetsForTimes answers."""
+        """Return the earliest offset at or after a timestamp, as offsetsForTimes does, or None."""
         return next((n for n, time in enumerate(self.times) if time >= timestamp), None)
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
-    """One mount for all tests here."""
+    """One mount for all tests of this module."""
     need_fuse()
     base = tmp_path_factory.mktemp("read")
     mount = Mount(base / "mnt", [base / "log"]).start()
-    # The records are of 2021, and their time is long over.
+    # The records are from 2021, so the default retention would delete them.
     (mount.path / ".logfs/config/log.retention.ms").write_text("-1")
     yield mount
     mount.stop()
@@ -66,7 +66,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
 
 @pytest.fixture(scope="module")
 def model(shared: Mount) -> Model:
-    """A partition that the tests only read: many batches in many segments, times that are not in order."""
+    """A partition that the tests only read: many batches in many segments, with timestamps that are not in order."""
     path = shared.partition("model-3")
     (path / "config/segment.bytes").write_text("40000")
     chance = random.Random(42)
@@ -110,7 +110,7 @@ def append(directory: Path, *values: str) -> None:
 
 
 def append_at(directory: Path, *times: int) -> None:
-    """Append records with these timestamps, whose values are the timestamps."""
+    """Append a record for each timestamp, with the timestamp as its value, too."""
     lines = (b'{"value":"%d","timestamp":%d}\n' % (time, time) for time in times)
     (directory / "append.jsonl").write_bytes(b"".join(lines))
 
@@ -119,12 +119,12 @@ def append_at(directory: Path, *times: int) -> None:
 
 
 def test_records(model: Model) -> None:
-    """`records` is every record's value, one a line, from the log start to the end."""
+    """`records` contains the value of every record, one per line, from the log start to the log end."""
     assert (model.path / "records").read_bytes() == model.text()
 
 
 def test_records_jsonl(model: Model) -> None:
-    """`records.jsonl` is the same as envelopes, with the fields in their order."""
+    """`records.jsonl` contains the envelope of every record, one per line."""
     lines = (model.path / "records.jsonl").read_bytes().splitlines()
     assert len(lines) == len(model.values)
     for offset, line in enumerate(lines):
@@ -142,7 +142,7 @@ def test_records_jsonl(model: Model) -> None:
 
 
 def test_random_access(model: Model) -> None:
-    """Every stretch of `records` and `records.jsonl` can be read, whatever was read before."""
+    """`records` and `records.jsonl` can be read at any position with any size, in any order."""
     chance = random.Random(1)
     for name in ("records", "records.jsonl"):
         whole = (model.path / name).read_bytes()
@@ -172,7 +172,7 @@ def test_mmap(model: Model) -> None:
 
 
 def test_empty_partition(topic: Path) -> None:
-    """An empty partition has empty files, empty listings and no ends."""
+    """An empty partition has empty files and listings, and neither `earliest` nor `latest`."""
     for name in ("records", "records.jsonl", "offsets/0..", "offsets/-10..", "offsets/..10"):
         assert (topic / name).read_bytes() == b""
         assert (topic / name).stat().st_size == 0
@@ -184,7 +184,7 @@ def test_empty_partition(topic: Path) -> None:
 
 
 def test_sizes_are_true(shared: Mount, model: Model) -> None:
-    """st_size of every readable file of the tree, and of every range, is what a read to the end returns."""
+    """st_size of every readable file in the tree, and of ranges, is the number of bytes that a read returns."""
     names = [
         "offsets/0..10",
         "offsets/100..200.jsonl",
@@ -237,7 +237,7 @@ def test_sizes_are_true(shared: Mount, model: Model) -> None:
 
 
 def test_single_records(model: Model) -> None:
-    """`offsets/N` is exactly the value's bytes, `offsets/N.json` the envelope; the mtime is the timestamp."""
+    """`offsets/N` contains exactly the value, `offsets/N.json` the envelope; their mtime is the timestamp."""
     lines = (model.path / "records.jsonl").read_bytes().splitlines(keepends=True)
     for offset in [0, 1, 2, 16, 17, 56, 1000, 1717, RECORDS - 1]:
         path = model.path / f"offsets/{offset}"
@@ -249,8 +249,10 @@ def test_single_records(model: Model) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 131_072, 131_073, 500_000])
-def test_a_record_is_whole_at_the_first_look_and_ever_after(topic: Path, size: int) -> None:
-    """What the kernel is given with the open is what it would have read, in pages, beyond them and by mmap."""
+def test_a_record_reads_the_same_from_every_cache(topic: Path, size: int) -> None:
+    """A record reads the same from the pages that the kernel gets at its first open, by mmap, and after these pages
+    are dropped; also where it ends inside a page, or is too large to be sent at the open.
+    """
     value = bytes(random.Random(size).choices(b"abcdefgh", k=size))
     (topic / "append").write_bytes(b"x\n" + value + b"\n")
     with (topic / "offsets/1").open("rb") as file:
@@ -261,7 +263,7 @@ def test_a_record_is_whole_at_the_first_look_and_ever_after(topic: Path, size: i
     assert (topic / "offsets/1").read_bytes() == value
 
 
-# Reads each record again and again, and has the kernel drop the page in between.
+# Reads each record repeatedly, and makes the kernel drop its page in between.
 _DROPPING_READER = """
 import os, sys
 for number in range(100):
@@ -275,20 +277,20 @@ for number in range(100):
 
 
 def test_readers_of_one_record_never_wait_for_each_other(mount: Mount, orders: Path) -> None:
-    """A page that is being read is locked, and the daemon must not reach for it when somebody else opens the file."""
+    """The kernel locks a page while it is read, so the daemon must not access the page at another process's open."""
     (orders / "append").write_bytes(b"".join(b"value %d\n" % n for n in range(100)))
     command = [sys.executable, "-c", _DROPPING_READER, str(orders / "offsets")]
     readers = [subprocess.Popen(command) for _ in range(4)]
     try:
         assert [reader.wait(60) for reader in readers] == [0] * 4
     except subprocess.TimeoutExpired:
-        # Nothing else ends a daemon that waits for itself.
+        # Only this ends a daemon that waits for itself.
         run("umount", "-f", mount.path)
         raise
 
 
 def test_names_looked_up_long_ago_are_forgotten(topic: Path) -> None:
-    """Beyond 20,000 records the kernel is asked to forget the oldest: their next look-up makes them anew."""
+    """Above 20,000 names of records the kernel is asked to forget the oldest; their next lookup makes a new inode."""
     (topic / "append").write_bytes(b"a line\n" * 20_300)
     directory = os.open(topic / "offsets", os.O_PATH)
     first = os.stat("0", dir_fd=directory).st_ino
@@ -299,8 +301,8 @@ def test_names_looked_up_long_ago_are_forgotten(topic: Path) -> None:
     os.close(directory)
 
 
-def test_ends(model: Model) -> None:
-    """`earliest` and `latest` are links to the first readable and the last record."""
+def test_earliest_and_latest_are_links(model: Model) -> None:
+    """`earliest` and `latest` are links to the first readable record and to the last record."""
     offsets = model.path / "offsets"
     assert os.readlink(offsets / "earliest") == "0"
     assert os.readlink(offsets / "latest") == str(RECORDS - 1)
@@ -330,7 +332,7 @@ def test_ends(model: Model) -> None:
     ],
 )
 def test_ranges(model: Model, name: str, start: int, end: int | None) -> None:
-    """A range A..B is the records A <= offset < B, one a line; with .jsonl they are envelopes."""
+    """A range A..B contains the values of the records A <= offset < B, one per line; with .jsonl their envelopes."""
     assert (model.path / "offsets" / name).read_bytes() == model.text(start, end)
     lines = (model.path / "records.jsonl").read_bytes().splitlines(keepends=True)
     found = (model.path / "offsets" / f"{name}.jsonl").read_bytes()
@@ -338,7 +340,7 @@ def test_ranges(model: Model, name: str, start: int, end: int | None) -> None:
 
 
 def test_random_ranges(model: Model) -> None:
-    """Every range resolves, whatever batches and segments its ends fall into."""
+    """A range is correct at whatever positions in batches and segments it starts and ends."""
     chance = random.Random(3)
     for _ in range(60):
         start = chance.randrange(RECORDS)
@@ -349,7 +351,7 @@ def test_random_ranges(model: Model) -> None:
 
 
 def test_range_beyond_the_end(topic: Path) -> None:
-    """A range beyond the log's end is empty until the records in it are appended, and holds only those."""
+    """A range beyond the log end is empty until its records are appended, and contains only its records."""
     append(topic, "0", "1", "2")
     for name in ("5..", "5..7", "2..7"):
         expected = "2\n" if name.startswith("2") else ""
@@ -404,8 +406,8 @@ def test_range_beyond_the_end(topic: Path) -> None:
         b"\xff\xfe",
     ],
 )
-def test_names_that_mean_nothing(model: Model, name: str | bytes) -> None:
-    """A name under `offsets/` that is no offset, range or end is ENOENT."""
+def test_invalid_names_of_offsets_are_enoent(model: Model, name: str | bytes) -> None:
+    """A name in `offsets/` is ENOENT unless it is an existing offset, a range, `earliest` or `latest`."""
     path = os.fsencode(model.path / "offsets") + b"/" + os.fsencode(name)
     with refuses(errno.ENOENT):
         os.stat(path)
@@ -414,8 +416,8 @@ def test_names_that_mean_nothing(model: Model, name: str | bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["nonsense", "record", "records.json", ".hidden", "0", "offsets2"])
-def test_other_names_that_mean_nothing(shared: Mount, model: Model, name: str) -> None:
-    """What is not in the tree is ENOENT everywhere else, too."""
+def test_unknown_names_are_enoent(shared: Mount, model: Model, name: str) -> None:
+    """A name that is not in the tree is ENOENT in every other directory."""
     for directory in (shared.path, shared.path / ".logfs", model.path, model.path / "segments"):
         with refuses(errno.ENOENT):
             os.stat(directory / name)
@@ -425,7 +427,7 @@ def test_other_names_that_mean_nothing(shared: Mount, model: Model, name: str) -
 
 
 def test_listing_of_offsets(model: Model) -> None:
-    """`ls offsets/` lists the two ends and each segment's first record, once each, and no more."""
+    """`ls offsets/` lists `earliest`, `latest` and the first record of each segment, and nothing else."""
     segments = [int(path.stem) for path in (model.path / "segments").glob("*.log")]
     names = os.listdir(model.path / "offsets")
     assert sorted(names) == sorted(["earliest", "latest", *map(str, segments)])
@@ -439,7 +441,7 @@ def test_listing_of_offsets(model: Model) -> None:
 
 @pytest.mark.parametrize("suffix", ["", ".json"])
 def test_times(model: Model, suffix: str) -> None:
-    """`time/T` links to the earliest offset whose timestamp is at or after T, and `time/T.json` to its envelope."""
+    """`time/T` links to the earliest offset whose timestamp is at or after T, `time/T.json` to its envelope."""
     chance = random.Random(5)
     wanted = [0, 1, NOON - 1, NOON, NOON + 1, max(model.times), min(model.times)]
     wanted += [chance.choice(model.times) + chance.choice([-1, 0, 1, 400]) for _ in range(80)]
@@ -467,13 +469,13 @@ def test_times(model: Model, suffix: str) -> None:
     ],
 )
 def test_times_in_iso(model: Model, name: str) -> None:
-    """A time may be ms since the epoch or ISO 8601, in UTC where it names no zone."""
+    """A time is in ms since the epoch or in ISO 8601, in UTC if it has no zone."""
     assert os.readlink(model.path / "time" / name) == "../offsets/56"
     assert os.readlink(model.path / "time" / f"{name}.json") == "../offsets/56.json"
 
 
-def test_milliseconds_count(topic: Path) -> None:
-    """Times are told apart by the millisecond, in both forms."""
+def test_times_have_millisecond_precision(topic: Path) -> None:
+    """Times in both forms distinguish milliseconds."""
     append_at(topic, NOON, NOON + 1, NOON + 999, NOON + 1000)
     assert os.readlink(topic / f"time/{NOON + 1}") == "../offsets/1"
     assert os.readlink(topic / "time/2021-11-28T11:53:20.001Z") == "../offsets/1"
@@ -487,7 +489,7 @@ def test_milliseconds_count(topic: Path) -> None:
 
 
 def test_times_before_1970(topic: Path) -> None:
-    """A time before all times is a time: the first record is at or after it, and none is before it."""
+    """A time before 1970 is valid: the first record is at or after it, and no record is before it."""
     append_at(topic, 5, 6)
     for name in ("1969-12-31T23:59:59.999Z", "1960-01-01", "0001-01-01T00:00:00"):
         assert os.readlink(topic / "time" / name) == "../offsets/0"
@@ -497,7 +499,7 @@ def test_times_before_1970(topic: Path) -> None:
 
 
 def test_ranges_of_times(model: Model) -> None:
-    """A range of times is from the first record at or after A up to the first at or after B."""
+    """A range of times A..B starts with the first record at or after A, and ends before the first at or after B."""
     chance = random.Random(6)
     for _ in range(30):
         first = chance.choice(model.times) + chance.choice([-1, 0, 1])
@@ -540,8 +542,8 @@ def test_ranges_of_times(model: Model) -> None:
         b"\xff",
     ],
 )
-def test_times_that_mean_nothing(model: Model, name: str | bytes) -> None:
-    """A name under `time/` that is no time is ENOENT."""
+def test_invalid_times_are_enoent(model: Model, name: str | bytes) -> None:
+    """A name in `time/` that is neither a time nor a range of times is ENOENT."""
     if name == "..":
         name = "..jsonl"
     with refuses(errno.ENOENT):
@@ -549,7 +551,7 @@ def test_times_that_mean_nothing(model: Model, name: str | bytes) -> None:
 
 
 def test_listing_of_times(model: Model) -> None:
-    """`ls time/` lists a link for each segment's first record, and each link resolves."""
+    """`ls time/` lists a link for the first record of each segment, and each link resolves."""
     names = os.listdir(model.path / "time")
     segments = sorted(int(path.stem) for path in (model.path / "segments").glob("*.log"))
     assert sorted(map(int, names)) == sorted({model.times[offset] for offset in segments})
@@ -557,8 +559,8 @@ def test_listing_of_times(model: Model) -> None:
         assert os.readlink(model.path / "time" / name) == f"../offsets/{model.at(int(name))}"
 
 
-def test_listings_name_nothing_twice(topic: Path) -> None:
-    """No name is listed twice, even where segments begin with the same time."""
+def test_listings_have_no_duplicate_names(topic: Path) -> None:
+    """No name is listed twice, even if several segments begin with the same timestamp."""
     (topic / "config/segment.bytes").write_text("200")
     append_at(topic, *[NOON] * 3)
     append_at(topic, *[NOON] * 3)
@@ -573,16 +575,16 @@ def test_listings_name_nothing_twice(topic: Path) -> None:
 
 
 def test_mtimes(model: Model) -> None:
-    """`ls -l` tells the time of the last record, for the views and for the partition."""
+    """The mtime of the partition, of its views, of `offsets` and of `time` is the timestamp of the last record."""
     last = model.times[-1] * 1_000_000
-    # What is known of a directory may be a second old.
+    # The kernel may cache the attributes of a directory for a second.
     wait_for(lambda: model.path.stat().st_mtime_ns == last)
     for name in ("records", "records.jsonl", "offsets", "time"):
         assert (model.path / name).stat().st_mtime_ns == last, name
 
 
 def test_attributes(model: Model) -> None:
-    """Extended attributes of a record's file tell offset, timestamp and its type, key, headers and null."""
+    """The extended attributes of a record are offset, timestamp, timestamp type, key, headers and null; read-only."""
     path = model.path / "offsets/56"
     found = {name: os.getxattr(path, name) for name in os.listxattr(path)}
     assert found == {
@@ -604,7 +606,7 @@ def test_attributes(model: Model) -> None:
 
 
 def test_inodes_stay(topic: Path) -> None:
-    """An append changes no inode: tools that follow a file by name follow on."""
+    """An append changes no inode, so that tools that follow a file by name continue with it."""
     append(topic, "a")
     names = ("records", "records.jsonl", "append", "offsets", "time")
     before = [(topic / name).stat().st_ino for name in names]
@@ -614,7 +616,7 @@ def test_inodes_stay(topic: Path) -> None:
 
 
 def test_views_only_grow(topic: Path) -> None:
-    """Under an open handle `records` only grows, and what was read once reads the same again."""
+    """While `records` is open it only grows, and bytes that were read before are unchanged."""
     (topic / "config/segment.bytes").write_text("2000")
     expected = b""
     with (topic / "records").open("rb", buffering=0) as held:
@@ -632,7 +634,7 @@ def test_views_only_grow(topic: Path) -> None:
     "name", ["offsets/0..", "offsets/-1..", "offsets/1..5", "time/1..", "time/1...jsonl"]
 )
 def test_open_ranges_grow(topic: Path, name: str) -> None:
-    """A range that is held open grows with the log, whoever looks the same name up meanwhile."""
+    """A range that is open grows with the log, also while its name is looked up again."""
     append(topic, "zero")
     with (topic / name).open("rb", buffering=0) as held:
         before = held.read()
@@ -646,7 +648,7 @@ def test_open_ranges_grow(topic: Path, name: str) -> None:
 
 
 def test_empty_values_at_the_edges(topic: Path) -> None:
-    """Ranges of records without a byte have their newlines, and nothing else."""
+    """Each empty value in `records` and in a range is an empty line."""
     append(topic, "", "", "x", "")
     assert (topic / "records").read_bytes() == b"\n\nx\n\n"
     assert (topic / "offsets/0..2").read_bytes() == b"\n\n"
@@ -658,7 +660,9 @@ def test_empty_values_at_the_edges(topic: Path) -> None:
 
 
 def test_segments_are_the_real_files(shared: Mount, model: Model, tmp_path: Path) -> None:
-    """`segments/` shows every real file: the sealed ones byte for byte, the active ones up to what is written."""
+    """`segments/` shows every real file: those of sealed segments byte for byte, those of the active segment up to
+    the bytes that are written.
+    """
     real = shared.log_dirs[0] / "model-3"
     shown = model.path / "segments"
     logs = sorted(path.name for path in shown.glob("*.log"))
@@ -675,25 +679,25 @@ def test_segments_are_the_real_files(shared: Mount, model: Model, tmp_path: Path
 
 
 def test_copy_of_segments_is_a_log(model: Model, tmp_path: Path) -> None:
-    """What cp takes out of `segments/` of a living log is a whole partition for anybody who opens it."""
+    """A copy of `segments/`, made by cp while the log is open, is a complete partition that `logfs cat` reads."""
     run("cp", "-r", model.path / "segments", tmp_path / "model-3")
     printed = run(sys.executable, "-m", "logfs", "cat", tmp_path / "model-3")
     assert printed.encode() == model.text()
 
 
 def test_segments_are_read_only(model: Model) -> None:
-    """The real files cannot be written through the mount."""
+    """The files in `segments/` cannot be opened for writing."""
     name = next((model.path / "segments").glob("*.log"))
     for flags in (os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_APPEND):
         with refuses(errno.EPERM):
             os.open(name, flags)
 
 
-# After the log start has moved. Only retention moves it, which is not here yet, so the nodes are asked without FUSE.
+# After the log start has moved. The nodes are called directly, without FUSE.
 
 
 def node(directory: DirectoryNode, path: str) -> FileNode:
-    """The file that a path leads to."""
+    """Return the file node of a path."""
     *parents, name = path.split("/")
     for parent in parents:
         found = directory.lookup(parent)
@@ -705,7 +709,7 @@ def node(directory: DirectoryNode, path: str) -> FileNode:
 
 
 def test_log_start_moves(store: Store) -> None:
-    """After a deletion `records` leads to a new file, while an old handle neither stops nor repeats."""
+    """After a deletion `records` is a new file; an open handle of the old one continues without gap or repetition."""
     store.settings.set_topic("orders", "segment.bytes", "300")
     partition = store.create("orders-0")
     for number in range(50):
@@ -748,11 +752,11 @@ def test_log_start_moves(store: Store) -> None:
     assert all(not name.isdigit() or int(name) >= 20 for name in names)
 
 
-# Tools that look at names.
+# Tools.
 
 
 def test_find_newermt(model: Model) -> None:
-    """find -newermt works on records by their timestamps."""
+    """`find -newermt` compares the timestamps of records."""
     listed = [int(name) for name in os.listdir(model.path / "offsets") if name.isdigit()]
     moment = model.times[sorted(listed)[1]] - 1
     when = f"@{moment // 1000}.{moment % 1000:03d}"
@@ -763,7 +767,7 @@ def test_find_newermt(model: Model) -> None:
 
 
 def test_stat_command(model: Model) -> None:
-    """stat shows the size, the record's own time and a real mode and owner."""
+    """stat(1) shows the size and the timestamp of a record, with mode 444 and the owner of the partition."""
     printed = run("stat", "-c", "%s %Y %F %u %g %a", model.path / "offsets/1717").split(" ")
     value = model.values[1717]
     assert value is not None
@@ -774,7 +778,7 @@ def test_stat_command(model: Model) -> None:
 
 
 def test_getfattr(model: Model) -> None:
-    """getfattr -d prints the attributes of a record."""
+    """`getfattr -d` prints the extended attributes of a record."""
     printed = run("getfattr", "--absolute-names", "-d", model.path / "offsets/56")
     assert 'user.logfs.key="key 56"' in printed
     assert f'user.logfs.timestamp="{NOON}"' in printed
@@ -782,7 +786,7 @@ def test_getfattr(model: Model) -> None:
 
 
 def test_du_and_ls(model: Model) -> None:
-    """du counts what is there, and a plain ls of a partition shows the tree of the contract."""
+    """du reports the size of `records`; ls lists every file of a partition, but in the root not `.logfs`."""
     assert int(run("du", "-s", "--apparent-size", "-B1", model.path / "records").split()[0]) == len(
         model.text()
     )
@@ -808,8 +812,10 @@ def test_du_and_ls(model: Model) -> None:
     assert ".logfs" not in done.stdout
 
 
-def test_a_file_whose_beginning_is_gone_is_looked_up_again(mount: Mount) -> None:
-    """Who opens what was looked up before retention is not given a file that has a size and cannot be read."""
+def test_an_open_after_retention_repeats_the_lookup(mount: Mount) -> None:
+    """An open of `records` as it was looked up before retention fails with ESTALE, so that the kernel repeats the
+    lookup: the old file would have a size, but could not be read from its beginning.
+    """
     folder = mount.partition("orders-0")
     (folder / "config/segment.bytes").write_text("10000")
     line = b"x" * 95 + b"\n"

@@ -107,7 +107,7 @@ class Crowd:
                 assert not found or found[0] >= offset
 
     def keep(self) -> None:
-        """Roll, compact, delete records and segments, repeatedly."""
+        """Roll and compact the log repeatedly, delete records in every third round, and run the other upkeep."""
         while not self.appended.is_set():
             self.store.compact(NAME, roll=True)
             if self.rounds % 3 == 2:
@@ -303,7 +303,7 @@ class MountedCrowd:
             time.sleep(0.02)
 
     def _ranges(self, chosen: random.Random, partition: Path) -> None:
-        """A range has each line at most once, and every line if it was neither compacted nor deleted during the read."""
+        """A range has no line twice, and has every line unless it was compacted or deleted meanwhile."""
         end = self._end(partition)
         first = max(end - chosen.randrange(1, 300), 0)
         done = subprocess.run(
@@ -326,7 +326,7 @@ class MountedCrowd:
         return int(json.loads((partition / "status.json").read_text())["log_end_offset"])
 
     def _copies(self, chosen: random.Random, partition: Path) -> None:
-        """`cp` of the segments copies whole batches; its only errors are files that were deleted or replaced meanwhile."""
+        """`cp` of the segments copies whole batches; its errors only name files that were deleted or replaced."""
         copy = self.scratch / "copy"
         shutil.rmtree(copy, ignore_errors=True)
         done = subprocess.run(
@@ -378,13 +378,13 @@ def test_programs_during_rolls_retention_and_compaction(
         print(f"{name}: {value}")
         record_property(name, str(value))
     assert all(crowd.looks.values()), crowd.looks
-    # A segment has a log and three indexes, each with another descriptor for its map. Open segments of a partition are
-    # those that its follower has just passed, and a few that are in the log, are being created, or are open for a
-    # moment; before the followers have caught up, also those that they have not reached. The segments that 1,000
-    # rounds delete would need 14,000 descriptors.
+    # A segment has a log and three indexes, each with another descriptor for its map. The open segments of a
+    # partition are those that its follower has just passed, and a few that are in the log, are being created, or are
+    # open for a moment; before the followers have caught up, also those that they have not reached. The segments that
+    # 1,000 rounds delete would need 14,000 descriptors.
     each_segment = len(PARTITIONS) * 7
     assert usage[-1].descriptors <= first.descriptors + each_segment * 2 * KEPT_SEGMENTS
     assert max(each.descriptors for each in usage) <= first.descriptors + each_segment * 100
-    # The text cache grows to its limit of 32 MiB, and the looked-up names to their limit of 20,000, which use about as
-    # much memory again.
+    # The text cache grows to its limit of 32 MiB, and the looked-up names to their limit of 20,000, which use about
+    # as much memory again.
     assert usage[-1].memory_mb <= usage[0].memory_mb + 64

@@ -1,4 +1,4 @@
-"""The tools that people have, over a real mount: each must do with a log what it does with a plain file."""
+"""Standard Unix tools over a real mount: each must do the same with a log as with a plain file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LINES = 20_000
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
-    """One mount for all tests here."""
+    """One mount for all tests of this module."""
     need_fuse()
     base = tmp_path_factory.mktemp("tools")
     mount = Mount(base / "mnt", [base / "log"]).start()
@@ -37,7 +37,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A plain file of lines, which tells what the tools must say of the log."""
+    """A plain file of lines. The output of a tool for the log must equal its output for this file."""
     path = tmp_path_factory.mktemp("plain") / "records"
     lines = (
         f"line {n} {'error' if n % 97 == 5 else 'info'} {'ü' * (n % 61)}\n" for n in range(LINES)
@@ -48,7 +48,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def log(shared: Mount, plain: Path) -> Path:
-    """The same lines as a partition of several compressed segments."""
+    """A partition with the lines of `plain`, in several compressed segments."""
     path = shared.partition("orders-0")
     (path / "config/segment.bytes").write_text("100000")
     (path / "config/compression.type").write_text("lz4")
@@ -109,7 +109,7 @@ def log(shared: Mount, plain: Path) -> Path:
     ],
 )
 def test_reads_as_a_plain_file(log: Path, plain: Path, command: str) -> None:
-    """A tool says of `records` what it says of a plain file with the same lines."""
+    """The output of a tool is the same for `records` and for a plain file with the same lines."""
     need_command(command.split()[0])
     printed = [
         subprocess.run(
@@ -125,7 +125,7 @@ def test_reads_as_a_plain_file(log: Path, plain: Path, command: str) -> None:
 
 
 def test_copies(log: Path, plain: Path, tmp_path: Path) -> None:
-    """cp, cp -a, rsync, split, cmp, install and tar make whole copies."""
+    """cp, cp -a, rsync, split, install and tar copy the whole log; cmp finds no difference."""
     records = log / "records"
     run("cp", records, tmp_path / "cp")
     run("cp", "-a", records, tmp_path / "cp-a")
@@ -146,8 +146,8 @@ def test_copies(log: Path, plain: Path, tmp_path: Path) -> None:
     assert run("tar", "-xOf", tmp_path / "tar", "records").encode() == plain.read_bytes()
 
 
-def test_rsync_takes_up_what_was_appended(shared: Mount, tmp_path: Path) -> None:
-    """rsync --append-verify brings a copy up to date with a log that has grown."""
+def test_rsync_appends_new_records_to_a_copy(shared: Mount, tmp_path: Path) -> None:
+    """`rsync --append-verify` adds the new records of a log to an older copy."""
     topic = shared.partition("rsync-0")
     run("sh", "-c", f"seq 1000 >> {topic}/append")
     run("rsync", "-a", topic / "records", tmp_path / "copy")
@@ -157,7 +157,7 @@ def test_rsync_takes_up_what_was_appended(shared: Mount, tmp_path: Path) -> None
 
 
 def test_segments_with_rsync_and_dump(shared: Mount, log: Path, tmp_path: Path) -> None:
-    """rsync of `segments/` gives the real files, and `logfs dump` reads them where they are."""
+    """rsync of `segments/` copies the real files, and `logfs dump` reads them in the mount."""
     run("rsync", "-a", f"{log}/segments/", tmp_path / "copy")
     real = shared.log_dirs[0] / "orders-0"
     sealed = sorted((log / "segments").glob("*.log"))[:-1]
@@ -171,7 +171,7 @@ def test_segments_with_rsync_and_dump(shared: Mount, log: Path, tmp_path: Path) 
 
 
 def test_envelopes_with_line_tools(log: Path) -> None:
-    """The envelope view is one JSON object a line, which grep and tail can cut."""
+    """`records.jsonl` has one JSON object per line, so that grep, tail and wc work on it."""
     records = log / "records.jsonl"
     assert run("tail", "-n", "1", records).startswith(
         '{"topic":"orders","partition":0,"offset":19999,'
@@ -181,7 +181,7 @@ def test_envelopes_with_line_tools(log: Path) -> None:
 
 
 def test_find_newermt(log: Path) -> None:
-    """find -newermt finds by the records' times."""
+    """`find -newermt` uses the timestamps of the records."""
     assert run("find", log / "records", "-newermt", "2021-01-01").strip() == str(log / "records")
     assert run("find", log / "records", "-newermt", "tomorrow") == ""
     found = run("find", log / "offsets", "-newermt", "2021-01-01", "-type", "f").split()
@@ -189,7 +189,7 @@ def test_find_newermt(log: Path) -> None:
 
 
 def read_until(fd: int, pattern: bytes) -> bytes:
-    """What comes out of a terminal up to a pattern."""
+    """Read from a terminal until the data matches a pattern, and return the data."""
     data = b""
     terminal = select.poll()
     terminal.register(fd, select.POLLIN)
@@ -205,7 +205,7 @@ def read_until(fd: int, pattern: bytes) -> bytes:
 
 
 def test_less_on_a_terminal(log: Path) -> None:
-    """less goes to the end, searches backwards and jumps to a line, as in any file."""
+    """less can go to the end, search backwards, and go to a percentage and to a line, as in any file."""
     need_command("less")
     pid, fd = pty.fork()
     if pid == 0:
@@ -227,7 +227,7 @@ def test_less_on_a_terminal(log: Path) -> None:
 
 
 class Follower:
-    """A program that follows a file; it is ended when the test is over."""
+    """A program that follows a file. A context manager, which kills the program at its end."""
 
     def __init__(self, *command: str | Path) -> None:
         self.process = subprocess.Popen(
@@ -245,7 +245,7 @@ class Follower:
         self.process.communicate()
 
     def expect(self, data: bytes) -> None:
-        """Wait until it has printed exactly this since it was started."""
+        """Wait until the program has printed exactly `data` since its start."""
         wait_for(lambda: self._printed() == data)
 
     def _printed(self) -> bytes:
@@ -265,7 +265,7 @@ class Follower:
     ],
 )
 def test_following(shared: Mount, command: str) -> None:
-    """`tail -f` shows each new record, once and in order, while segments roll."""
+    """`tail -f` shows each new record once and in order, while segments roll."""
     need_command(command.split()[0])
     topic = shared.partition(re.sub(r"[^a-zA-Z]", "_", command) + f"{os.urandom(4).hex()}-0")
     (topic / "config/segment.bytes").write_text("300")
@@ -301,7 +301,7 @@ def test_following_envelopes_and_ranges(shared: Mount) -> None:
 
 
 def test_logger_in_a_loop(shared: Mount) -> None:
-    """A shell loop that appends and one that reads the last line see the same lines."""
+    """A shell loop that appends lines reads each one as the last of `records`, as `latest`, and by its offset."""
     topic = shared.partition("loop-0")
     script = f"""
         cd {topic}
@@ -316,8 +316,8 @@ def test_logger_in_a_loop(shared: Mount) -> None:
     run("sh", "-c", script)
 
 
-def test_permissions_of_the_tools(log: Path) -> None:
-    """Editors and in-place tools are refused, and leave the log as it was."""
+def test_tools_that_modify_files_are_refused(log: Path) -> None:
+    """Tools that modify, remove, rename or link a file are refused with EPERM, and the log is unchanged."""
     before = (log / "records").stat()
     for command in (
         "truncate -s 0 {}",

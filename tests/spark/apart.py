@@ -1,7 +1,7 @@
 """A program whose tasks run on a worker that sees other files than the driver: `python -m tests.spark.apart JSON`.
 
-For `test_apart`: a master and one worker in a mount namespace of its own, in which the log directories are covered.
-Each job runs against each of them; what it returned or raised is written to a file as JSON.
+For `test_apart`: a master, and one worker in its own mount namespace, in which the log directories are hidden. Each
+job runs on each of them. The value that it returned or the error that it raised is written to a file as JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SETTINGS = {
 
 
 def start_master(settings: dict[str, str]) -> str:
-    """Start a master in this program's JVM; its address."""
+    """Start a master in this program's JVM, and return its address."""
     SparkContext._ensure_initialized(conf=SparkConf().setAll(list(settings.items())))
     jvm = SparkContext._jvm
     assert jvm is not None
@@ -46,7 +46,7 @@ def start_master(settings: dict[str, str]) -> str:
 
 
 def start_worker(address: str, scratch: Path, mounts: list[list[str]]) -> subprocess.Popen[bytes]:
-    """Start a worker for whose processes alone some commands, which mount, have been run."""
+    """Start a worker after some mount commands, which take effect for the worker's processes only."""
     home = Path(pyspark.__file__).parent
     java = ["java", "-cp", f"{home}/jars/*", "-Xmx256m", "-XX:TieredStopAtLevel=1"]
     worker = ["org.apache.spark.deploy.worker.Worker", "-h", HOST, "-p", "0", "--webui-port", "0"]
@@ -61,7 +61,7 @@ def start_worker(address: str, scratch: Path, mounts: list[list[str]]) -> subpro
 
 
 def outcome(do: Callable[[], Any]) -> dict[str, Any]:
-    """What a job returned, or the error that it raised."""
+    """Return the value that a job returned, or the error that it raised."""
     try:
         return {"returned": do()}
     except Exception as error:
@@ -69,7 +69,7 @@ def outcome(do: Callable[[], Any]) -> dict[str, Any]:
 
 
 def job_functions(spark: SparkSession, log_dir: str, out: Path) -> dict[str, Callable[[], Any]]:
-    """Each job by name."""
+    """Return each job by name."""
 
     def read(**options: str) -> int:
         reading = spark.read.format("logfs").option("subscribe", "orders").options(**options)
@@ -110,7 +110,7 @@ def job_functions(spark: SparkSession, log_dir: str, out: Path) -> dict[str, Cal
 
 
 def command(job: str, address: str, log_dir: str) -> dict[str, Any]:
-    """What `logfs spark JOB` printed, and its exit code."""
+    """Return the output and the exit code of `logfs spark JOB`."""
     words = ["spark", job, "--master", address, "--conf", "spark.executor.memory=600m", log_dir]
     conf = [f"--conf={name}={value}" for name, value in SETTINGS.items()]
     done = subprocess.run(
@@ -123,7 +123,7 @@ def command(job: str, address: str, log_dir: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run all of it, and write down what came of it."""
+    """Run all jobs, and write the outcomes."""
     told = json.loads(sys.argv[1])
     root = Path(told["root"])
     settings = {**told["settings"], **SETTINGS}

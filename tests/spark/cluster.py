@@ -1,8 +1,8 @@
-"""A program with a cluster of its own, whose tasks fail and dawdle: `python -m tests.spark.cluster JSON`.
+"""A program with its own cluster, whose tasks fail and straggle: `python -m tests.spark.cluster JSON`.
 
-For `test_failures`: a master, two workers and an executor of one core for each of them. The workers have loopback
-addresses of their own, since Spark gives a task no speculative twin on the host that has the task. What happened is
-noted as files in a directory: `staged-BATCH-TASK-ATTEMPT`, `failed-…`.
+For `test_failures`: a master, two workers and for each of them an executor with one core. The workers have different
+loopback addresses, because Spark starts no speculative attempt on the host that runs the task. Events are recorded as
+files in a directory: `staged-BATCH-TASK-ATTEMPT`, `failed-…`.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ SETTINGS = {
     "spark.task.maxFailures": "4",
     "spark.speculation": "true",
     "spark.speculation.interval": "100ms",
-    # What is slow because of a busy machine is not to have a twin.
+    # Tasks that are slow because the machine is busy must not get a speculative attempt.
     "spark.speculation.minTaskRuntime": "1s",
     "spark.speculation.quantile": "0.5",
     "spark.speculation.multiplier": "1.5",
     "spark.speculation.efficiency.enabled": "false",
-    # Rows come to the sink in many pieces.
+    # Rows come to the sink in many batches.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "4",
 }
-# What is done to the first attempt at a task, by batch and task; of the others nothing is.
+# The faults of first attempts, by batch and task. Further attempts have none.
 FAULTS = {(0, 1): "exit", (1, 0): "straggle", (1, 3): "exit", (2, 2): "raise"}
-# Between the tasks and the commit of this batch others write.
+# Other writers append between the tasks and the commit of this batch.
 SHARED = 1
 
 
 def note(state: str, what: str) -> None:
-    """Note that something has happened."""
+    """Record an event."""
     (Path(state) / what).touch()
 
 
 def wait(what: Callable[[], bool]) -> None:
-    """Wait for something that another process does."""
+    """Wait until another process has made a condition true."""
     end = time.monotonic() + 120
     while not what():
         if time.monotonic() > end:
@@ -67,7 +67,7 @@ def wait(what: Callable[[], bool]) -> None:
 
 
 def attempt() -> tuple[int, int, int]:
-    """Batch, task and attempt, in a task."""
+    """Return batch, task and attempt, in a task."""
     context = TaskContext.get()
     assert context is not None
     batch = context.getLocalProperty("streaming.sql.batchId")
@@ -76,7 +76,7 @@ def attempt() -> tuple[int, int, int]:
 
 
 class FaultyWriter(StreamWriter):
-    """The sink, in tasks that die with their work done, or wait for their twin to have done it, too."""
+    """The sink, in tasks that die after their work, or wait until a speculative attempt has done the same work."""
 
     def __init__(self, schema: Any, options: Any, state: str) -> None:
         super().__init__(schema, options)
@@ -84,7 +84,7 @@ class FaultyWriter(StreamWriter):
 
     def write(self, iterator: Any) -> Any:
         batch, task, number = attempt()
-        # What comes is staged at once, so that something is when a task dies half-way.
+        # Stage rows at once, so that a task that dies half-way has staged some.
         staging._CHUNK_BYTES = 1
         staged = super().write(iterator)
         note(self.state, f"staged-{batch}-{task}-{number}")
@@ -95,7 +95,7 @@ class FaultyWriter(StreamWriter):
         if fault == "straggle":
             wait(lambda: len(list(Path(self.state).glob(f"staged-{batch}-{task}-*"))) > 1)
         elif fault is not None:
-            # A twin is not to be quicker than what is to fail.
+            # A speculative attempt must not be faster than the attempt that fails.
             wait((Path(self.state) / f"failed-{batch}-{task}-0").exists)
         return staged
 
@@ -107,7 +107,7 @@ class FaultyWriter(StreamWriter):
 
 
 class FaultySource(LogfsDataSource):
-    """The format with that sink."""
+    """The data source with that sink."""
 
     @classmethod
     def name(cls) -> str:
@@ -118,7 +118,7 @@ class FaultySource(LogfsDataSource):
 
 
 def start_cluster(scratch: Path, settings: dict[str, str]) -> str:
-    """Start master and workers in this program's JVM; the master's address."""
+    """Start master and workers in this program's JVM, and return the master's address."""
     SparkContext._ensure_initialized(conf=SparkConf().setAll(list(settings.items())))
     jvm, gateway = SparkContext._jvm, SparkContext._gateway
     assert jvm is not None
@@ -137,7 +137,7 @@ def start_cluster(scratch: Path, settings: dict[str, str]) -> str:
 
 
 def start(spark: SparkSession, told: dict[str, Any], path: str, state: str) -> StreamingQuery:
-    """The query: 60 records a batch, in four tasks."""
+    """Start the query: 60 records per batch, in four tasks."""
 
     @udf("binary", useArrow=False)
     def faulty(value: bytes) -> bytes:
@@ -162,7 +162,7 @@ def start(spark: SparkSession, told: dict[str, Any], path: str, state: str) -> S
 
 
 def write_beside(spark: SparkSession, path: str, mount: str | None) -> None:
-    """What others write between the tasks and the commit: another job, and who appends to each partition."""
+    """Write as others do between the tasks and the commit: by another job, and by appends to each partition."""
     rows = spark.range(0, 30, 1, 2).selectExpr(
         "cast(concat('job ', id) as binary) value", "cast(id % 3 as int) partition"
     )
@@ -177,7 +177,7 @@ def write_beside(spark: SparkSession, path: str, mount: str | None) -> None:
 
 
 def main() -> None:
-    """For each target, run the query to its end."""
+    """Run the query to its end for each target."""
     told = json.loads(sys.argv[1])
     settings = {**told["settings"], **SETTINGS}
     master = start_cluster(Path(told["scratch"]), settings)

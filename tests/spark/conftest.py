@@ -1,4 +1,4 @@
-"""What the tests with Spark share: one session, whose workers are this Python."""
+"""Fixtures of the tests with Spark: one session, whose Python workers use this interpreter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-# The broker that `format("kafka")` reads from, those who write to it, and Kafka's tools.
+# The broker that `format("kafka")` reads from, the clients that write to it, and Kafka's tools.
 from tests.kafka.conftest import connect, helper, kafka, make_broker, tools  # noqa: F401
 from tests.spark.connector import connector
 from tests.support.requirements import need
@@ -25,18 +25,18 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Tests are many short queries: the second compiler, and threads that collect, cost more than they give.
+    # Tests are many short queries: the second compiler and parallel garbage collection cost more time than they save.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 
 
 def spark_settings() -> dict[str, str]:
-    """The settings of the session, for those who add to them (jars) before it is made."""
+    """Return the settings of the session, for tests that add others, such as jars, before a session is created."""
     return dict(SETTINGS)
 
 
 def need_spark() -> None:
-    """The test has a session."""
+    """Require Java and the packages that a session needs."""
     need(shutil.which("java"), "java is not installed")
     for package in ("pyspark", "pyarrow"):
         need(importlib.util.find_spec(package), f"{package} is not installed")
@@ -44,12 +44,12 @@ def need_spark() -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The one Spark session of a run, with `format("logfs")`; skipped without Java or pyspark."""
+    """The only Spark session of a run, with `format("logfs")`. Skipped without Java or pyspark."""
     need_spark()
     import logfs.spark
 
     settings = spark_settings()
-    # `format("kafka")`, where it can be had; the tests that need it ask for `kafka_source`.
+    # `format("kafka")`, where it is available. The tests that need it request `kafka_source`.
     settings["spark.jars"] = ",".join(connector().jars)
     settings["spark.sql.warehouse.dir"] = str(tmp_path_factory.mktemp("warehouse"))
     session = logfs.spark.session("tests", master="local[2]", settings=settings)

@@ -1,4 +1,4 @@
-"""Spark's own Kafka connector, brought in once by Maven: jars for the session, apart from those of the broker."""
+"""Spark's own Kafka connector, downloaded once by Maven: jars for the session, separate from those of the broker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POM = Path(__file__).parent / "pom.xml"
 
 
 class Connector(NamedTuple):
-    """The jars of `format("kafka")`, and why they cannot be had: one of them is empty."""
+    """The jars of `format("kafka")`, or the reason why they are not available. One of the two is empty."""
 
     jars: list[str]
     missing: str
@@ -22,7 +22,7 @@ class Connector(NamedTuple):
 
 @functools.cache
 def connector() -> Connector:
-    """The connector; asked for before there is a session, which must know its jars."""
+    """Return the connector. A session must know the jars when it is created, so call this before."""
     if shutil.which("mvn") is None:
         return Connector([], f"mvn is not installed ({INSTALL})")
     with turn():

@@ -1,7 +1,7 @@
 """A program with a query from log to log, for `test_restarts` to kill: `python -m tests.spark.driver JSON`.
 
-It prints `ready` when it has a session, begins at the first line on its stdin, and at the second goes on until it has
-read everything, and ends.
+It prints `ready` when it has a session, begins at the first line on its stdin, and ends after it has read everything
+that is there at the second line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import logfs.spark
 
 
 def main() -> None:
-    """Run the query that the arguments tell of."""
+    """Run the query that the arguments describe."""
     told = json.loads(sys.argv[1])
     spark = logfs.spark.session("driver", master="local[2]", settings=told["settings"])
     print("ready", flush=True)
@@ -25,11 +25,11 @@ def main() -> None:
         .option("startingOffsets", "earliest")
         .option("includeHeaders", "true")
         .option("maxOffsetsPerTrigger", told["limit"])
-        # So that a batch has more tasks than one.
+        # So that a batch has more than one task.
         .option("maxRecordsPerPartition", told["limit"] // 3)
         .load(told["source"])
     )
-    # Each partition has its copy.
+    # Each partition has its own copy.
     query = (
         rows.selectExpr(
             "concat('copy-', topic) topic", "partition", "key", "value", "headers", "timestamp"

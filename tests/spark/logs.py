@@ -1,4 +1,4 @@
-"""What the tests of the jobs share: a log with everything in it, and what is in a log."""
+"""Helpers of the tests of the jobs: create a log with records of every kind, and read the records of a log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Row = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...
 
 
 def any_record(chosen: random.Random, number: int, days: int) -> Record:
-    """A record with or without each of its fields; of one of so many days, or of none."""
+    """Return a record with or without each of its fields. Its timestamp is on one of `days` days, or missing."""
     stamp = T + chosen.randrange(days) * DAY_MS + number * 1000
     headers = [("h", b"%d" % number), ("null", None), ("empty", b""), ("h", b"\xfe")]
     return Record(
@@ -35,9 +35,9 @@ def any_record(chosen: random.Random, number: int, days: int) -> Record:
 def make_log(
     path: Path, *, days: int = 3, records: int = 400, partitions: int | None = None
 ) -> None:
-    """Five topics, one of each codec, of one to three partitions unless told, in several segments.
+    """Create five topics, one per codec, in several segments, with one to three partitions or with `partitions`.
 
-    Their dates go to and fro; those of the first topic are so many.
+    Their dates go back and forth. Those of the first topic are `days` days.
     """
     chosen = random.Random(days)
     with Store(path) as store:
@@ -55,7 +55,7 @@ def make_log(
 
 
 def contents(path: Path) -> dict[str, list[Row]]:
-    """All records of all partitions that have any."""
+    """Return all records of all partitions that have any."""
     with Store(path, read_only=True) as store:
         found = {
             name: [

@@ -1,4 +1,4 @@
-"""Programs with a Spark session of their own, which tests start, and end with all the processes that belong to it."""
+"""Programs with their own Spark session, which tests start, and end together with all their processes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ ROOT = Path(__file__).parents[2]
 
 
 def unshare() -> list[str]:
-    """The command that gives a process mounts of its own; without root, by a user namespace."""
+    """Return the command that gives a process its own mounts; without root, by a user namespace."""
     return ["unshare", "--mount", *(["--map-root-user"] if os.geteuid() else [])]
 
 
 class Program:
-    """A module of the tests, run in a session of the system: whoever is started by it is known by that."""
+    """A module of the tests that runs in its own operating system session, by which its processes are found."""
 
     def __init__(self, module: str, told: dict[str, object], log: Path) -> None:
-        """Start it with what it is told, as JSON; what it says on stderr goes to `log`."""
+        """Start the module with `told` as its JSON argument. Its stderr goes to `log`."""
         self.log = log
         with log.open("wb") as errors:
             self.process = subprocess.Popen(
@@ -35,29 +35,29 @@ class Program:
                 env={
                     **os.environ,
                     "PYSPARK_PYTHON": sys.executable,
-                    # Nobody but this machine is listened to.
+                    # Listen on the loopback interface only.
                     "SPARK_LOCAL_IP": "127.0.0.1",
                 },
             )
 
     def expect(self, word: str) -> None:
-        """Wait for a word of it."""
+        """Wait until the program prints `word`."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line == word.encode() + b"\n", f"{line!r} instead of {word}: {self.errors()}"
 
     def tell(self) -> None:
-        """Have it go on to the next thing."""
+        """Make the program continue with its next step."""
         assert self.process.stdin is not None
         self.process.stdin.write(b"\n")
         self.process.stdin.flush()
 
     def errors(self) -> str:
-        """The last that it said on stderr."""
+        """Return the end of the program's stderr."""
         return self.log.read_text(errors="replace")[-5000:]
 
     def processes(self) -> list[int]:
-        """Those of its session that live: Python, JVMs, daemons of workers and workers."""
+        """Return the live processes of its session: Python, JVMs, worker daemons and workers."""
         found = []
         for path in Path("/proc").glob("[0-9]*/stat"):
             try:
@@ -69,7 +69,7 @@ class Program:
         return found
 
     def signal(self, number: int) -> None:
-        """Send a signal to all of them."""
+        """Send a signal to all processes."""
         for pid in self.processes():
             try:
                 os.kill(pid, number)
@@ -77,7 +77,7 @@ class Program:
                 pass
 
     def kill_driver(self) -> None:
-        """kill -9 of Python and the JVM; the workers are left to themselves."""
+        """Send SIGKILL to Python and the JVM. The workers keep running."""
         for pid in self.processes():
             if pid == self.process.pid or Path(f"/proc/{pid}/comm").read_text() == "java\n":
                 os.kill(pid, signal.SIGKILL)
@@ -85,7 +85,7 @@ class Program:
         self.process.wait()
 
     def kill(self) -> None:
-        """kill -9 of all of them, until nobody is left."""
+        """Send SIGKILL to all processes until none is left."""
         while self.processes():
             self.signal(signal.SIGKILL)
             time.sleep(0.01)

@@ -1,7 +1,7 @@
-"""A worker that does not see the driver's files: every job says so, with the host and the path, and changes nothing.
+"""A worker that does not see the driver's files: every job reports this with host and path, and changes nothing.
 
-The worker runs in a mount namespace of its own (`tests.spark.apart`), in which one log directory is missing, one is
-empty, one has everything but one segment file, and one is a copy that has less in its last segment.
+The worker runs in its own mount namespace (`tests.spark.apart`), in which one log directory is missing, one is empty,
+one has all but one segment file, and one is a copy that has less data in its last segment.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# What is tried by what is wrong.
+# The jobs that run on each kind of fault.
 JOBS = {
     "lacking": (
         "verify",
@@ -51,7 +51,7 @@ RECORDS = 60
 
 
 def make(log_dir: Path) -> None:
-    """Two partitions of three segments, which may be compacted."""
+    """Create two partitions of three segments, which may be compacted."""
     with Store(log_dir) as store:
         store.settings.set_topic("orders", "cleanup.policy", "compact")
         for number in range(2):
@@ -63,7 +63,7 @@ def make(log_dir: Path) -> None:
 
 
 def state(log_dir: Path) -> dict[str, str]:
-    """Everything below a directory that a job must leave as it was."""
+    """Return the hashes of all files that a job must leave unchanged."""
     return {
         str(path.relative_to(log_dir)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(log_dir.rglob("*"))
@@ -72,7 +72,7 @@ def state(log_dir: Path) -> dict[str, str]:
 
 
 def can_mount(root: Path) -> bool:
-    """Whether a process may have mounts of its own here, overlays too."""
+    """Whether a process can have its own mounts here, including overlays."""
     for name in ("lower", "upper", "scratch", "merged"):
         (root / "try" / name).mkdir(parents=True)
     script = f"cd {root}/try && mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=scratch merged"
@@ -82,7 +82,7 @@ def can_mount(root: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, Any]]]:
-    """What came of each job, by what is wrong and by job."""
+    """The outcome of each job, by fault and by job."""
     need_spark()
     root = tmp_path_factory.mktemp("apart")
     need(shutil.which("unshare"), "unshare is not installed")
@@ -141,10 +141,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[s
 
 
 @pytest.mark.parametrize(("kind", "job"), CASES)
-def test_what_a_worker_lacks_is_an_error(
+def test_files_that_a_worker_lacks_are_an_error(
     found: dict[str, dict[str, Any]], kind: str, job: str
 ) -> None:
-    """It names the worker's host and the path; nothing counts as read, and nothing is changed."""
+    """Files that a worker lacks are an error that names its host and the path.
+
+    Nothing counts as read, and nothing is changed.
+    """
     outcome = found[kind][job]
     texts = outcome.get("returned") or [outcome.get("text")]
     assert outcome.get("raised") or job in ("verify", "reindex", "compact"), outcome
@@ -157,8 +160,10 @@ def test_what_a_worker_lacks_is_an_error(
     ("job", "path"),
     [("import", "sources/text.txt"), ("import, shorter", "shorter.txt"), ("export", "target")],
 )
-def test_sources_and_targets_too(found: dict[str, dict[str, Any]], job: str, path: str) -> None:
-    """Files to import that a worker lacks or has less of, and a folder to export to."""
+def test_sources_and_targets_that_a_worker_lacks_are_an_error(
+    found: dict[str, dict[str, Any]], job: str, path: str
+) -> None:
+    """Files to import that a worker lacks or has less of are an error, and so is a missing folder to export to."""
     outcome = found["apart"][job]
     assert outcome.get("raised") == "JobFailed", outcome
     assert f"host {socket.gethostname()}: " in outcome["text"]
@@ -167,8 +172,10 @@ def test_sources_and_targets_too(found: dict[str, dict[str, Any]], job: str, pat
     assert found["apart"]["stats"] == {"returned": 2 * RECORDS}
 
 
-def test_the_command_fails(found: dict[str, dict[str, Any]]) -> None:
-    """`logfs spark verify` of a directory that is empty on the worker counted nothing, and its exit code was 0."""
+def test_the_command_fails_for_a_directory_that_is_empty_on_a_worker(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    """`logfs spark verify` of a directory that is empty on the worker fails, and names the host and the path."""
     outcome = found["command"]["verify"]
     assert outcome["code"] == 1
     assert f"host {socket.gethostname()}: " in outcome["out"]

@@ -1,4 +1,4 @@
-"""An installed logfs is found by Spark: `format("logfs")` in a session that nobody has told of it."""
+"""Spark finds an installed logfs: `format("logfs")` works in a session without any setup."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from logfs.store.store import Store
 from tests.support.requirements import need
 
 ROOT = Path(__file__).parents[2]
-# The oldest that can build the project (pyproject.toml).
+# The oldest version that can build the project (pyproject.toml).
 SETUPTOOLS = 77
-# A session of Spark's own defaults, but for what keeps it on this machine.
+# A session with Spark's defaults, except for the settings that keep it on this machine.
 PROGRAM = textwrap.dedent("""
     import sys, pyspark_logfs, logfs
     from pyspark.sql import SparkSession
@@ -45,7 +45,7 @@ PROGRAM = textwrap.dedent("""
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory in which a wheel of the project is installed, with nothing else."""
+    """A directory in which only a wheel of the project is installed."""
     for package in ("pip", "pyspark", "pyarrow", "setuptools"):
         need(importlib.util.find_spec(package), f"{package} is not installed")
     found = importlib.metadata.version("setuptools")
@@ -62,8 +62,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_what_is_installed(target: Path) -> None:
-    """The package that Spark looks for lies at the top, once, and not in logfs too."""
+def test_the_wheel_has_every_module_once(target: Path) -> None:
+    """The wheel has every module once. The package that Spark looks for is at the top only, not also in logfs."""
     assert {path.name for path in target.glob("*") if not path.name.endswith(".dist-info")} == {
         "bin", "logfs", "pyspark_logfs",
     }  # fmt: skip
@@ -75,8 +75,8 @@ def test_what_is_installed(target: Path) -> None:
     assert {path for path in sources if "discovery" not in path.parts} == installed
 
 
-def test_spark_finds_it(target: Path, tmp_path: Path) -> None:
-    """In a process of its own, with no word of logfs before `format`, whatever the session says of push-down."""
+def test_spark_finds_the_installed_format(target: Path, tmp_path: Path) -> None:
+    """A separate process finds the format without an import of logfs, with filter push-down enabled or not."""
     need(shutil.which("java"), "java is not installed")
     with Store(tmp_path / "logs") as store:
         store.create("orders-0").append([b"one", b"two", b"three"])

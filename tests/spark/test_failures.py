@@ -1,7 +1,7 @@
-"""Tasks that die with their work done or half-way, speculative twins, and others who write: all is there, and once.
+"""Tasks that die after or during their work, speculative attempts, and other writers: each record is there once.
 
-It is Spark's own retrying and speculation, on a cluster of two executors (`tests.spark.cluster`): local sessions have
-neither. The cluster is started once, and runs the same query into a directory and into a mount.
+Spark itself retries and speculates, on a cluster of two executors (`tests.spark.cluster`): local sessions do neither.
+The cluster is started once, and runs the same query into a directory and into a mount.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ BESIDE = [*(b"job %d" % n for n in range(30)), *[b"plain"] * 3]
 
 
 class Outcome(NamedTuple):
-    """A log directory that was written to, and what happened meanwhile."""
+    """A log directory that the query wrote to, and the events of the run."""
 
     log_dir: Path
     notes: frozenset[str]
 
     def records(self) -> list[list[Record]]:
-        """Those of each partition, whose offsets have no gap."""
+        """Return the records of each partition. Their offsets have no gap."""
         with Store(self.log_dir, read_only=True) as store:
             found = [list(store[f"out-{number}"].read()) for number in range(3)]
         for records in found:
@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Outcome]]:
-    """By "directory" and "mount"; the audit has nothing to say of either."""
+    """The outcomes for "directory" and "mount". The audit finds no error in either."""
     need_spark()
     need_fuse()
     root = tmp_path_factory.mktemp("cluster")
@@ -89,8 +89,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Out
 
 
 @pytest.mark.parametrize("kind", ["directory", "mount"])
-def test_what_dies_or_dawdles_changes_nothing(outcomes: dict[str, Outcome], kind: str) -> None:
-    """Key, value and time of each row once, in the order of its partition; what others wrote, too."""
+def test_tasks_that_die_or_straggle_change_nothing(outcomes: dict[str, Outcome], kind: str) -> None:
+    """Key, value and time of each row are there once, in the order of its partition, beside the others' records."""
     found = outcomes[kind].records()
     own = [[record for record in each if record.value not in BESIDE] for each in found]
     seen = [[(r.key, r.value, r.timestamp) for r in each] for each in own]
@@ -102,8 +102,8 @@ def test_what_dies_or_dawdles_changes_nothing(outcomes: dict[str, Outcome], kind
 
 
 @pytest.mark.parametrize("kind", ["directory", "mount"])
-def test_they_did_die_and_dawdle(outcomes: dict[str, Outcome], kind: str) -> None:
-    """Attempts with their work done, or half of it, whose work counts for nothing; twins that both did it."""
+def test_the_tasks_did_die_and_straggle(outcomes: dict[str, Outcome], kind: str) -> None:
+    """Attempts did fail after all or half of their work, and two attempts at one task did the same work."""
     notes = outcomes[kind].notes
 
     def attempts(what: str, task: str) -> set[int]:
@@ -120,8 +120,8 @@ def test_they_did_die_and_dawdle(outcomes: dict[str, Outcome], kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", ["directory", "mount"])
-def test_what_they_staged_goes(outcomes: dict[str, Outcome], kind: str) -> None:
-    """Of commits that are over, at the next upkeep."""
+def test_leftover_staged_files_are_removed(outcomes: dict[str, Outcome], kind: str) -> None:
+    """The next upkeep removes the staged files of finished commits."""
     log_dir = outcomes[kind].log_dir
     with Store(log_dir) as store:
         store.upkeep()
@@ -130,7 +130,7 @@ def test_what_they_staged_goes(outcomes: dict[str, Outcome], kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["directory", "mount"])
 def test_kafka_agrees(outcomes: dict[str, Outcome], kind: str, tools: Tools) -> None:
-    """kafka-dump-log finds the same offsets, keys and values, and nothing wrong."""
+    """kafka-dump-log finds the same offsets, keys and values, and no invalid batch."""
     outcome = outcomes[kind]
     for number, records in enumerate(outcome.records()):
         logs = sorted((outcome.log_dir / f"out-{number}").glob("*.log"))

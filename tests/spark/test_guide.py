@@ -1,4 +1,4 @@
-"""docs/spark.md: each of its examples runs, in its order."""
+"""docs/spark.md: all of its examples run, in their order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GUIDE = Path(__file__).parents[2] / "docs/spark.md"
 def test_every_example_runs(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the paths of the guide below a directory of the test, over topics that have two partitions."""
+    """Every example of the guide runs, with its paths below a test directory and topics with two partitions."""
     with Store(tmp_path / "logfs") as store:
         for number in range(2):
             partition = store.create(f"orders-{number}")
@@ -52,7 +52,7 @@ def test_every_example_runs(
 
 
 def test_every_option_is_in_the_guide() -> None:
-    """The table names what the code asks for, and nothing else."""
+    """The guide's table has every option that the code reads."""
     code = (Path(__file__).parents[2] / "logfs/spark/options.py").read_text()
     asked = set(
         re.findall(r'"((?:max|min|starting|ending|initial|split|fail|isolation)[A-Z]\w*)"', code)

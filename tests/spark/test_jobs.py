@@ -1,4 +1,4 @@
-"""The jobs, on directories of many partitions: what each finds and does is what one machine finds and does."""
+"""The jobs on log directories of many partitions: their results are those that one machine gets."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def hundred(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fill(store: Store, name: str, clock: Clock) -> None:
-    """Three segments; every key comes in each of them, one of them with null at last."""
+    """Fill three segments. Every key is in each of them, and the last value of one key is null."""
     partition = store.create(name)
     for segment in range(SEGMENTS):
         for batch in range(8):
@@ -74,13 +74,13 @@ def fill(store: Store, name: str, clock: Clock) -> None:
 
 @pytest.fixture
 def copied(hundred: Path, tmp_path: Path) -> list[Path]:
-    """A copy of the hundred, to ruin or to change."""
+    """A copy of the hundred partitions, to damage or change."""
     shutil.copytree(hundred, tmp_path / "copy", symlinks=True)
     return [tmp_path / "copy/a", tmp_path / "copy/b"]
 
 
 def find(log_dirs: list[Path], name: str) -> Path:
-    """The directory of a partition."""
+    """Return the directory of a partition."""
     (found,) = (path / name for path in log_dirs if (path / name).is_dir())
     return found
 
@@ -92,10 +92,10 @@ def flip(path: Path, at: int) -> None:
 
 
 def ruin(log_dirs: list[Path]) -> dict[str, Path]:
-    """Damage of every kind in known places: what is wrong where, by partition."""
+    """Cause damage of every kind, and return the damaged file by partition."""
 
     def path(name: str, suffix: str) -> Path:
-        """A file of a partition's second segment."""
+        """Return a file of a partition's second segment."""
         return sorted(find(log_dirs, name).glob("*.log"))[1].with_suffix(suffix)
 
     ruined = {}
@@ -129,7 +129,7 @@ def ruin(log_dirs: list[Path]) -> dict[str, Path]:
 # verify
 
 
-def test_verify_finds_nothing_where_nothing_is_wrong(spark: SparkSession, hundred: Path) -> None:
+def test_verify_has_no_findings_in_sound_logs(spark: SparkSession, hundred: Path) -> None:
     """A hundred sound partitions have no findings, and every record is counted."""
     told: list[tuple[int, int]] = []
     report = verify(
@@ -146,17 +146,17 @@ def test_verify_finds_nothing_where_nothing_is_wrong(spark: SparkSession, hundre
 
 
 def test_verify_names_all_damage_as_check_does(spark: SparkSession, copied: list[Path]) -> None:
-    """Each seeded damage is named with its file, and what is found is what `logfs check` finds."""
+    """`verify` names each damaged file, and finds what `logfs check` finds."""
     ruined = ruin(copied)
     report = verify(spark, copied)
     assert {finding.path for finding in report.errors} == set(ruined.values())
     assert list(report.findings) == list(check(copied))
-    # The others are not to suffer from it.
+    # The other partitions are audited nevertheless.
     assert report.partitions == 100
 
 
 def test_verify_some_topics(spark: SparkSession, copied: list[Path]) -> None:
-    """Only the topics that are named are looked at; one that is not there is an error."""
+    """`verify` audits only the topics that are named. A topic that does not exist is an error."""
     ruined = ruin(copied)
     report = verify(spark, copied, topics=["t1", "t9"])
     assert {finding.path for finding in report.errors} == {ruined["t1-3"], ruined["t9-8"]}
@@ -165,8 +165,10 @@ def test_verify_some_topics(spark: SparkSession, copied: list[Path]) -> None:
         verify(spark, copied, topics=["t1", "nope"])
 
 
-def test_verify_beside_a_mount(spark: SparkSession, make_mount: Callable[..., Mount]) -> None:
-    """A mountpoint stands for what is mounted there, and may be in use."""
+def test_verify_of_a_mounted_log_directory(
+    spark: SparkSession, make_mount: Callable[..., Mount]
+) -> None:
+    """The mount point of a log directory can be verified in place of the directory, while it is in use."""
     mount = make_mount()
     orders = mount.partition("orders-0")
     for number in range(20):
@@ -178,8 +180,8 @@ def test_verify_beside_a_mount(spark: SparkSession, make_mount: Callable[..., Mo
 # reindex
 
 
-def test_reindex_makes_indexes_right(spark: SparkSession, copied: list[Path]) -> None:
-    """Indexes that are wrong, cut or gone are made anew, and every other file stays as it is."""
+def test_reindex_rebuilds_wrong_indexes(spark: SparkSession, copied: list[Path]) -> None:
+    """`reindex` rebuilds indexes that are wrong, cut or gone, and leaves every other file unchanged."""
     before = {path: path.read_bytes() for log_dir in copied for path in log_dir.glob("*/*index")}
     chosen = random.Random(1).sample(sorted(before), 60)
     for number, path in enumerate(chosen):
@@ -198,14 +200,16 @@ def test_reindex_makes_indexes_right(spark: SparkSession, copied: list[Path]) ->
         (SEGMENTS, 56 * SEGMENTS, 0),
     }
     assert {path: path.read_bytes() for path in logs} == logs
-    # As they were made while the records came: the same entries.
+    # The rebuilt indexes have the same entries as those made during the appends.
     assert {path: path.read_bytes() for path in before} == before
     assert verify(spark, copied).findings == ()
     assert all((log_dir / CLEAN_SHUTDOWN).exists() for log_dir in copied)
 
 
-def test_reindex_goes_on_past_what_it_cannot_do(spark: SparkSession, copied: list[Path]) -> None:
-    """A damaged segment and a partition that cannot be opened are told, and the others are done."""
+def test_reindex_continues_after_a_partition_that_fails(
+    spark: SparkSession, copied: list[Path]
+) -> None:
+    """`reindex` reports a damaged segment and a partition that cannot be opened, and completes the others."""
     log = sorted(find(copied, "t0-0").glob("*.log"))[0]
     flip(log, log.stat().st_size // 2)
     (find(copied, "t0-1") / "leader-epoch-checkpoint").write_text("nonsense\n")
@@ -215,7 +219,7 @@ def test_reindex_goes_on_past_what_it_cannot_do(spark: SparkSession, copied: lis
     assert done["t0-0"].result.damaged == 1
     assert done["t0-1"].result is None
     assert "leader-epoch-checkpoint" in str(done["t0-1"].reason)
-    # Somebody has to look at it first.
+    # The partition needs a repair first.
     assert not all((log_dir / CLEAN_SHUTDOWN).exists() for log_dir in copied)
     (find(copied, "t0-1") / "leader-epoch-checkpoint").write_text("0\n1\n0 0\n")
     flip(log, log.stat().st_size // 2)
@@ -227,7 +231,7 @@ def test_reindex_goes_on_past_what_it_cannot_do(spark: SparkSession, copied: lis
 def test_jobs_that_write_respect_the_lock(
     spark: SparkSession, make_mount: Callable[..., Mount]
 ) -> None:
-    """What a mount holds is its own: the job says who has it, and changes nothing."""
+    """A job that writes refuses a mounted log directory: it names the process that holds it, and changes nothing."""
     mount = make_mount()
     mount.partition("orders-0")
     for job in (reindex, compact):
@@ -236,7 +240,7 @@ def test_jobs_that_write_respect_the_lock(
 
 
 def test_jobs_that_write_make_no_log_directory(spark: SparkSession, tmp_path: Path) -> None:
-    """A name that is misspelt is an error, and nothing of that name is there afterwards."""
+    """A job that writes refuses a log directory that does not exist, and does not create it."""
     for job in (reindex, compact):
         with pytest.raises(InvalidStore, match="does not exist"):
             job(spark, tmp_path / "log")
@@ -254,10 +258,10 @@ def contents(log_dirs: list[Path]) -> dict[str, list[tuple[object, ...]]]:
         }
 
 
-def test_compact_does_what_one_machine_does(
+def test_compact_gives_the_result_of_one_machine(
     spark: SparkSession, copied: list[Path], tmp_path: Path
 ) -> None:
-    """The partitions whose policy says so are compacted, all else stays, and it is known that they were."""
+    """`compact` gives the result of one machine for compacted topics, records it, and leaves the others unchanged."""
     alone = [shutil.copytree(path, tmp_path / f"alone-{path.name}") for path in copied]
     with Store(alone) as store:
         for name in store:
@@ -275,7 +279,7 @@ def test_compact_does_what_one_machine_does(
                 (other / name).read_text().splitlines()
             )
     assert verify(spark, copied).errors == []
-    # Whoever goes on finds nothing odd.
+    # The store can be opened and written to afterwards.
     with Store(copied) as store:
         store["t1-0"].append([Record(b"on", b"key")])
     assert_clean(*copied)
@@ -284,8 +288,8 @@ def test_compact_does_what_one_machine_does(
 # stats
 
 
-def test_stats_count_what_is_there(spark: SparkSession, hundred: Path) -> None:
-    """Records, keys, nulls, bytes, codecs and times are those that reading all of it gives."""
+def test_stats_agree_with_a_read_of_all_records(spark: SparkSession, hundred: Path) -> None:
+    """The numbers of records, keys, nulls, bytes, codecs and times are those that a read of all records gives."""
     log_dirs = [hundred / "a", hundred / "b"]
     found = stats(spark, log_dirs, bucket_ms=600_000)
     assert [each.topic for each in found.topics] == [f"t{n}" for n in range(TOPICS)]
@@ -312,8 +316,8 @@ def test_stats_count_what_is_there(spark: SparkSession, hundred: Path) -> None:
             assert counts.plain_bytes == found.topics[0].counts.plain_bytes or int(each.topic[1:])
 
 
-def test_a_picture_of_stats(spark: SparkSession, hundred: Path, tmp_path: Path) -> None:
-    """The picture's format is that of its name; one that nobody can draw is an error."""
+def test_stats_can_be_plotted(spark: SparkSession, hundred: Path, tmp_path: Path) -> None:
+    """The picture's format follows from its name. An unknown format is an error."""
     found = stats(spark, hundred / "a")
     plot(found, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
@@ -328,7 +332,7 @@ def test_a_picture_of_stats(spark: SparkSession, hundred: Path, tmp_path: Path) 
 
 @pytest.fixture
 def commands() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts commands, which take long to start, side by side."""
+    """A function that starts commands, which take long to start, in parallel."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*words: object) -> subprocess.Popen[str]:
@@ -352,7 +356,7 @@ def test_commands(
     tmp_path: Path,
     commands: Callable[..., subprocess.Popen[str]],
 ) -> None:
-    """Each prints what it found or did, and its exit code tells whether something is wrong."""
+    """Each command prints its result, and its exit code reports errors."""
     one = [shutil.copytree(hundred / "a", tmp_path / "one")]
     ruined = ruin(copied)
     session = ("--master", "local[1]", "--conf", "spark.driver.memory=512m")
@@ -376,8 +380,8 @@ def test_commands(
     assert_clean(*one)
 
 
-def test_a_command_says_what_is_missing(tmp_path: Path) -> None:
-    """Without Java there is no Spark, and one line says what to install."""
+def test_a_command_without_java_says_what_to_install(tmp_path: Path) -> None:
+    """Without Java the command prints one line that says what to install."""
     command = [sys.executable, "-m", "logfs", "spark", "verify", str(tmp_path)]
     done = subprocess.run(
         command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False

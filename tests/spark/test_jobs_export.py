@@ -1,4 +1,4 @@
-"""`logfs.spark.jobs.export`: what is in the log is in the files, where Hive and Spark look for it, or nothing is."""
+"""`logfs.spark.jobs.export`: all records are in files where Hive and Spark look for them, or no files are written."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NO_DATE = "__HIVE_DEFAULT_PARTITION__"
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log with everything in it, of more dates than an export has open at once."""
+    """A log with records of every kind, and of more dates than an export has files open at once."""
     path = tmp_path_factory.mktemp("logs")
     make_log(path, days=70)
     assert_clean(path)
@@ -38,21 +38,21 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def files(target: Path) -> list[str]:
-    """The names of all files, from the target on."""
+    """Return the names of all files, relative to the target."""
     return sorted(
         path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()
     )
 
 
 def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
-    """Its rows in the columns of `format("logfs")`, in the order of the log."""
+    """Return the rows of a frame in the columns of `format("logfs")`, in the order of the log."""
     return [tuple(row) for row in frame.select(*COLUMNS).orderBy(*COLUMNS[:3]).collect()]
 
 
 def test_spark_reads_the_parquet_as_it_reads_the_log(
     spark: SparkSession, log: Path, tmp_path: Path
 ) -> None:
-    """Every column of every record, whatever the codec; the topic and the UTC date from the path."""
+    """Every column of every record can be read, whatever the codec. The path has the topic and the UTC date."""
     target = tmp_path / "out"
     done = export(spark, log, target)
     source = spark.read.format("logfs").option("includeHeaders", "true")
@@ -77,7 +77,7 @@ def test_spark_reads_the_parquet_as_it_reads_the_log(
 def test_json_is_the_envelopes_of_the_log(
     spark: SparkSession, log: Path, tmp_path: Path, compression: str
 ) -> None:
-    """The same bytes as in `records.jsonl`, a line each, in order within each file."""
+    """The lines have the same bytes as in `records.jsonl`, and are in order within each file."""
     topic = f"{CODECS[1]}.log"
     done = export(spark, [log], tmp_path, format="json", topics=[topic], compression=compression)
     found: dict[bytes, list[bytes]] = {}
@@ -101,8 +101,8 @@ def test_json_is_the_envelopes_of_the_log(
     assert done.records == sum(map(len, wanted.values()))
 
 
-def test_the_options_of_a_read_say_what_is_written(spark: SparkSession, log_dir: Path) -> None:
-    """From an offset, up to a time, by isolation level; names of options in any case."""
+def test_read_options_select_the_exported_records(spark: SparkSession, log_dir: Path) -> None:
+    """Start offset, end time and isolation level select the records. Option names are not case-sensitive."""
     with Store(log_dir) as store:
         orders = store.create("orders-0")
         orders.append([Record(b"%d" % n, timestamp=T + n) for n in range(10)])
@@ -126,8 +126,8 @@ def test_the_options_of_a_read_say_what_is_written(spark: SparkSession, log_dir:
     assert exported(3, **limits, endingTimestamp=str(T + 7)) == numbers[3:7]
 
 
-def test_a_record_of_any_time(spark: SparkSession, log_dir: Path) -> None:
-    """Milliseconds beyond what microseconds can tell, and beyond the years that have dates."""
+def test_records_of_any_time_are_exported(spark: SparkSession, log_dir: Path) -> None:
+    """Timestamps in milliseconds beyond the range of microseconds or of dates are exported."""
     with Store(log_dir) as store:
         store.settings.set_topic("t", "message.timestamp.after.max.ms", str(2**63 - 1))
         last = 253_402_300_799_999
@@ -150,8 +150,10 @@ def test_a_record_of_any_time(spark: SparkSession, log_dir: Path) -> None:
     }
 
 
-def test_what_is_there_already(spark: SparkSession, log_dir: Path) -> None:
-    """It is an error, or stays, or is replaced; nothing else in the folder is touched."""
+def test_existing_files_are_an_error_or_kept_or_replaced(
+    spark: SparkSession, log_dir: Path
+) -> None:
+    """Existing files of an export are an error, or kept, or replaced. Other files in the folder are left alone."""
     with Store(log_dir) as store:
         store.create("a-0").append([Record(b"a", timestamp=T)])
         store.create("b-0").append([Record(b"b", timestamp=T)])
@@ -174,7 +176,7 @@ def test_what_is_there_already(spark: SparkSession, log_dir: Path) -> None:
 
 
 def test_a_job_that_fails_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    """Damage in the last of several partitions: it is named, and what an earlier export left stays as it is."""
+    """An export that fails at damage names the file, and leaves the files of an earlier export unchanged."""
     log_dir, target = tmp_path / "log", tmp_path / "out"
     with Store(log_dir) as store:
         for number in range(3):
@@ -208,18 +210,18 @@ def test_a_job_that_fails_leaves_nothing(spark: SparkSession, tmp_path: Path) ->
         ({"target": "s3a://bucket/out"}, "a directory that all machines have"),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_invalid_options_are_refused_with_a_message(
     spark: SparkSession, log: Path, tmp_path: Path, wanted: dict[str, Any], message: str
 ) -> None:
-    """Before anything is made."""
+    """Invalid options are refused before anything is created."""
     target = tmp_path / "out"
     with pytest.raises(InvalidSetting, match=message):
         export(spark, log, **{"target": target, **wanted})
     assert not target.exists()
 
 
-def test_progress_is_told_in_bytes(spark: SparkSession, log: Path, tmp_path: Path) -> None:
-    """Up to all of the bytes of the logs."""
+def test_progress_is_reported_in_bytes(spark: SparkSession, log: Path, tmp_path: Path) -> None:
+    """The progress ascends to the number of bytes of the logs."""
     told: list[tuple[int, int]] = []
     export(spark, log, tmp_path / "out", progress=lambda *each: told.append(each))
     size = sum(path.stat().st_size for path in log.rglob("*.log"))

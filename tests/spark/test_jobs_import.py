@@ -1,4 +1,4 @@
-"""`logfs.spark.jobs.import_`: what is in the files is in the log, all of it and in order, or nothing is."""
+"""`logfs.spark.jobs.import_`: all records of the files are in the log, in order, or none is."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ENVELOPE = '{"topic":"t","partition":0,"offset":%d,"value":"v"}\n'
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log with everything in it; its dates go to and fro."""
+    """A log with records of every kind. Its dates go back and forth."""
     path = tmp_path_factory.mktemp("logs")
     make_log(path)
     assert_clean(path)
@@ -54,7 +54,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def empty(log_dir: Path) -> Path:
-    """A log directory with nothing in it, audited afterwards."""
+    """An empty log directory. It is audited afterwards."""
     log_dir.mkdir()
     return log_dir
 
@@ -64,7 +64,7 @@ def values(log_dir: Path, name: str) -> list[bytes | None]:
 
 
 def assert_untouched(log_dir: Path) -> None:
-    """Nothing was appended, and nothing is left of what was staged."""
+    """Check that nothing was appended, and that no staged file is left."""
     assert contents(log_dir) == {}
     assert not list(log_dir.rglob("*" + STAGED))
 
@@ -75,10 +75,10 @@ def assert_untouched(log_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("format", "compression"), [("parquet", "zstd"), ("json", "none"), ("json", "zstd")]
 )
-def test_what_was_exported_comes_back(
+def test_exported_records_come_back_unchanged(
     spark: SparkSession, log: Path, empty: Path, tmp_path: Path, format: str, compression: str
 ) -> None:
-    """Every field of every record, null or empty, in its partition, with its offset; codecs do not matter."""
+    """Every field of every record comes back, null or empty, in its partition, at its offset, whatever the codec."""
     export(spark, log, tmp_path / "out", format=format, compression=compression)
     done = import_(spark, tmp_path / "out", empty, format=format, partitions=1)
     wanted = contents(log)
@@ -88,7 +88,7 @@ def test_what_was_exported_comes_back(
 
 
 def test_a_hundred_partitions_come_back(spark: SparkSession, empty: Path, tmp_path: Path) -> None:
-    """Into a log that has some of the topics."""
+    """A hundred partitions come back in a log that already has some of the topics."""
     make_log(tmp_path / "source", partitions=20, records=50)
     export(spark, tmp_path / "source", tmp_path / "out")
     with Store(empty) as store:
@@ -103,7 +103,7 @@ def test_a_hundred_partitions_come_back(spark: SparkSession, empty: Path, tmp_pa
 def test_transactions_and_gaps_keep_their_order(
     spark: SparkSession, empty: Path, tmp_path: Path
 ) -> None:
-    """What was aborted is left out; what follows a gap moves up, in order."""
+    """Aborted records are left out. Records after a gap get lower offsets, in the same order."""
     source = tmp_path / "source"
     with Store(source) as store:
         orders = store.create("orders-0")
@@ -129,10 +129,10 @@ def test_transactions_and_gaps_keep_their_order(
 
 
 @pytest.mark.parametrize("folders", [(), ("topic", "partition")])
-def test_what_spark_wrote_as_parquet(
+def test_parquet_that_spark_wrote_comes_back_unchanged(
     spark: SparkSession, log: Path, empty: Path, tmp_path: Path, folders: tuple[str, ...]
 ) -> None:
-    """A frame of `format("logfs")`, in one folder or in one for each partition, comes back the same."""
+    """A frame of `format("logfs")` that Spark wrote to one folder, or to one per partition, comes back unchanged."""
     source = spark.read.format("logfs").option("includeHeaders", "true")
     frame = source.option("subscribePattern", ".").load(str(log))
     frame.coalesce(2).write.partitionBy(*folders).parquet(str(tmp_path / "out"))
@@ -145,8 +145,11 @@ def test_what_spark_wrote_as_parquet(
 # Text.
 
 
-def test_lines_are_values_as_they_are(spark: SparkSession, empty: Path, tmp_path: Path) -> None:
-    """Empty ones, ones without a newline at the end, and what is not UTF-8; packed ones too; in order."""
+def test_lines_become_values_unchanged(spark: SparkSession, empty: Path, tmp_path: Path) -> None:
+    """Lines become values unchanged and in order, also empty ones, a last one without newline, and invalid UTF-8.
+
+    So do the lines of compressed files.
+    """
     (tmp_path / "1.txt").write_bytes(b"one\r\n\n\xff\x00 two\nlast")
     (tmp_path / "2.txt.gz").write_bytes(gzip.compress(b"of 2\n"))
     (tmp_path / "3.txt").write_bytes(b"")
@@ -156,10 +159,10 @@ def test_lines_are_values_as_they_are(spark: SparkSession, empty: Path, tmp_path
     assert (done.files, done.records, done.offsets) == (3, 5, {"t-0": (0, 5)})
 
 
-def test_keys_go_where_kafkas_partitioner_puts_them(
+def test_keys_select_the_partition_as_in_kafka(
     spark: SparkSession, empty: Path, tmp_path: Path
 ) -> None:
-    """Before a separator, as of kcat; a line without it has no key."""
+    """The text before a separator is the key, as in kcat. A line without the separator has no key."""
     (tmp_path / "in.txt").write_text("21::a\nno key\n::empty key\n21::b::c\n")
     import_(
         spark,
@@ -180,8 +183,10 @@ def test_keys_go_where_kafkas_partitioner_puts_them(
     assert others == {(None, b"no key"), (b"", b"empty key")}
 
 
-def test_lines_of_json_by_a_field(spark: SparkSession, empty: Path, tmp_path: Path) -> None:
-    """The value is the line as it is; the key a string as it is, or JSON, or nothing."""
+def test_json_lines_get_their_key_from_a_field(
+    spark: SparkSession, empty: Path, tmp_path: Path
+) -> None:
+    """The value is the whole line. The key is the field's string, or its JSON, or null."""
     lines = ['{"id": "k", "x": 1}', '{"id":7}', '{"id":null}', "{}", '{"id":["a"]}']
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
     import_(spark, tmp_path / "in.jsonl", empty, format="text", topic="t", key="id", partitions=1)
@@ -190,8 +195,10 @@ def test_lines_of_json_by_a_field(spark: SparkSession, empty: Path, tmp_path: Pa
     assert [row[1] for row in rows] == [b"k", b"7", None, None, b'["a"]']
 
 
-def test_envelopes_by_hand(spark: SparkSession, empty: Path, tmp_path: Path) -> None:
-    """What an append of envelopes takes: most fields may be missing, and their order is free."""
+def test_handwritten_envelopes_are_imported(
+    spark: SparkSession, empty: Path, tmp_path: Path
+) -> None:
+    """Envelopes as for an append are imported: most fields may be missing, and their order is free."""
     (tmp_path / "in.jsonl").write_text(
         '{"value":"a","topic":"x","partition":1}\n'
         '{"headers":[["h",null]],"value":{"base64":"/w=="},"key":"k","timestamp":5}\n'
@@ -211,7 +218,7 @@ def test_envelopes_by_hand(spark: SparkSession, empty: Path, tmp_path: Path) -> 
 def test_a_cut_file_has_every_line_once(
     tmp_path_factory: pytest.TempPathFactory, lines: list[str], cut: int, ends: bool
 ) -> None:
-    """Wherever a file is cut: also in a newline, behind one, and several times in one line."""
+    """Each line is read once, wherever the file is cut: within a newline, after one, or repeatedly within a line."""
     text = "\n".join(lines).encode() + (b"\n" if ends else b"")
     path = tmp_path_factory.mktemp("cut") / "in.txt"
     path.write_bytes(text)
@@ -224,10 +231,10 @@ def test_a_cut_file_has_every_line_once(
     assert found == (text if text.endswith(b"\n") or not text else text + b"\n")
 
 
-def test_a_large_file_is_cut_for_many_tasks(
+def test_a_large_file_is_split_among_tasks(
     spark: SparkSession, empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its records keep their order, and an error far behind a cut names its line."""
+    """The records of a large file keep their order, and an error in a later task names the right line."""
     monkeypatch.setattr(import_lines, "TASK_BYTES", 1000)
     lines = [b"%d %s" % (n, b"x" * (n % 50)) for n in range(2000)]
     path = tmp_path / "in.txt"
@@ -240,10 +247,10 @@ def test_a_large_file_is_cut_for_many_tasks(
     assert values(empty, "t-0") == lines
 
 
-def test_a_long_line_hides_no_order(
+def test_a_line_longer_than_a_file_range_keeps_the_order(
     spark: SparkSession, empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A portion that is the inside of one line tells no offsets, and the others are merged all the same."""
+    """A file range inside a single line has no offsets, but the others are merged in order."""
     monkeypatch.setattr(import_lines, "TASK_BYTES", 1000)
     lines = [
         ENVELOPE.replace('"v"', f'"{n}{"x" * (5000 if n == 9 else 9)}"') % n for n in range(80)
@@ -258,8 +265,13 @@ def test_a_long_line_hides_no_order(
 # Parquet.
 
 
-def test_columns_of_ones_own(spark: SparkSession, empty: Path, tmp_path: Path) -> None:
-    """Key and value by their names, numbers as text; times of any unit; files of different columns together."""
+def test_keys_and_values_come_from_named_columns(
+    spark: SparkSession, empty: Path, tmp_path: Path
+) -> None:
+    """Key and value come from the named columns, numbers as text, times in any unit.
+
+    Files with different columns can be imported together.
+    """
     moment = pa.array([T * 1_000_000 + 999_999, None], pa.timestamp("ns"))
     first = pa.table({"id": [1, 2], "body": ["a", None], "timestamp": moment})
     pq.write_table(first, tmp_path / "1.parquet")
@@ -275,8 +287,10 @@ def test_columns_of_ones_own(spark: SparkSession, empty: Path, tmp_path: Path) -
     assert [row[4] for row in rows] == [T, now, T + 1, -1]
 
 
-def test_columns_that_mean_something_else(spark: SparkSession, empty: Path, tmp_path: Path) -> None:
-    """An offset that is no number is left alone; a partition that is none is an error, unless it does not count."""
+def test_columns_with_another_meaning_are_ignored_or_refused(
+    spark: SparkSession, empty: Path, tmp_path: Path
+) -> None:
+    """An `offset` column without numbers is ignored. A `partition` column without numbers is refused, if used."""
     columns = {"value": ["a", "b"], "offset": ["+1h", "-2h"], "partition": ["eu", "us"]}
     pq.write_table(pa.table(columns), tmp_path / "in.parquet")
     with pytest.raises(JobFailed, match=r"in\.parquet: column 'partition'"):
@@ -286,10 +300,10 @@ def test_columns_that_mean_something_else(spark: SparkSession, empty: Path, tmp_
     assert values(empty, "t-0") == [b"a", b"b"]
 
 
-def test_partitions_of_the_files_or_of_the_keys(
+def test_partitions_are_those_of_the_files_or_follow_from_the_keys(
     spark: SparkSession, log: Path, empty: Path, tmp_path: Path
 ) -> None:
-    """Into another topic, with more partitions, by the keys; or by the files, which may name too many."""
+    """With another topic the partitions follow from the keys, or are those of the files, which may be too many."""
     topic = "snappy.log"
     export(spark, log, tmp_path / "out", topics=[topic])
     with Store(empty) as store:
@@ -312,8 +326,11 @@ def test_partitions_of_the_files_or_of_the_keys(
 
 
 @given(seed=st.integers(0, 2**32))
-def test_merging_keeps_both_orders(seed: int) -> None:
-    """By offset over all files; and within a file as it is, even where offsets there do not ascend."""
+def test_merging_keeps_the_order_of_offsets_and_of_files(seed: int) -> None:
+    """Merged rows are in the order of the offsets over all files, and in the order of each file.
+
+    Within a file this holds even where its offsets do not ascend.
+    """
     chosen = random.Random(seed)
     count = chosen.randrange(1, 60)
     sorted_files = chosen.random() < 0.7
@@ -348,7 +365,7 @@ def test_merging_keeps_both_orders(seed: int) -> None:
         assert [offset for offset, _ in found] == list(range(count))
 
 
-# What is wrong.
+# Errors.
 
 
 @pytest.mark.parametrize(
@@ -366,7 +383,7 @@ def test_merging_keeps_both_orders(seed: int) -> None:
         ("a.parquet", "text", {"format": "parquet"}, r"a\.parquet: "),
     ],
 )
-def test_what_is_malformed_is_named(
+def test_malformed_files_are_named(
     spark: SparkSession,
     empty: Path,
     tmp_path: Path,
@@ -375,7 +392,7 @@ def test_what_is_malformed_is_named(
     options: dict[str, Any],
     message: str,
 ) -> None:
-    """The file and the line; nothing is committed of it, nor of the good file beside it."""
+    """An error names the file and the line, and nothing is committed, not even from a good file beside it."""
     with Store(empty) as store:
         store.create("t-0")
     folder = tmp_path / "in"
@@ -407,18 +424,18 @@ def test_what_is_malformed_is_named(
         ({"topic": "t", "key": "id", "partitions": 1}, "has no column 'id' for the key"),
     ],
 )
-def test_what_cannot_be_asked_for(
+def test_invalid_options_are_refused_with_a_message(
     spark: SparkSession, empty: Path, tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
-    """Says what, and what to do; nothing is made."""
+    """Invalid options are refused with an error that says what to do, and nothing is created."""
     pq.write_table(pa.table({"value": ["v"]}), tmp_path / "in.parquet")
     with pytest.raises(LogfsError, match=message):
         import_(spark, tmp_path / "in.parquet", empty, **options)
     assert list(empty.iterdir()) == []
 
 
-def test_files_that_are_not_there(spark: SparkSession, empty: Path, tmp_path: Path) -> None:
-    """Nothing of that name, and nothing in it."""
+def test_missing_files_are_an_error(spark: SparkSession, empty: Path, tmp_path: Path) -> None:
+    """A pattern without files is an error, and so is a directory without files."""
     with pytest.raises(FileNotFoundError, match="nowhere"):
         import_(spark, tmp_path / "nowhere*", empty)
     with pytest.raises(InvalidSetting, match="no files to import"):
@@ -426,7 +443,7 @@ def test_files_that_are_not_there(spark: SparkSession, empty: Path, tmp_path: Pa
 
 
 def test_files_are_found_in_order(tmp_path: Path) -> None:
-    """Directories with all below them, but for what is hidden; each file once."""
+    """A directory stands for all files below it that are not hidden. Each file is found once."""
     for name in ("b/2", "b/1", "a", "_temporary/x", ".y", "b/_SUCCESS"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -436,13 +453,13 @@ def test_files_are_found_in_order(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-# The ways in.
+# Mounts and commands.
 
 
-def test_through_a_mount(
+def test_export_and_import_through_a_mount(
     spark: SparkSession, log: Path, tmp_path: Path, make_mount: Callable[..., Mount]
 ) -> None:
-    """By the path of the mount: partitions are made through it, and the records can be read there at once."""
+    """With the path of a mount, partitions are created through it, and the records can be read there at once."""
     need_fuse()
     mount = make_mount()
     export(spark, log, tmp_path / "out")
@@ -456,8 +473,8 @@ def test_through_a_mount(
     assert contents(tmp_path / "log") == wanted
 
 
-def test_by_the_command_line(log: Path, empty: Path, tmp_path: Path) -> None:
-    """Export and import print what they did."""
+def test_export_and_import_by_the_command_line(log: Path, empty: Path, tmp_path: Path) -> None:
+    """The commands `export` and `import` print what they did."""
 
     def logfs(*words: object) -> str:
         session = ("--master", "local[1]", "--conf", "spark.driver.memory=512m")
@@ -486,9 +503,9 @@ def test_by_the_command_line(log: Path, empty: Path, tmp_path: Path) -> None:
         (("import", "one"), "one: give one source or more, and a log directory"),
     ],
 )
-def test_a_command_says_what_it_needs(
+def test_incomplete_command_lines_are_refused(
     words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In one line, before Spark is started."""
+    """An incomplete command line is refused in one line, before Spark starts."""
     assert main(["spark", *words]) == 1
     assert capsys.readouterr().err == f"logfs: {message}\n"

@@ -1,4 +1,4 @@
-"""What leaves the log between planning and reading: the log says whether it may be gone, or is missing here."""
+"""Files that disappear between planning and reading: the log shows whether they left it or are missing here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOST = f"host {socket.gethostname()}: "
 
 
 def fill(store: Store, *, rolls: bool = True) -> None:
-    """A partition of three segments with 20 records each, in which every key is written three times."""
+    """Fill a partition with three segments of 20 records each, in which every key is written three times."""
     store.settings.set_topic("orders", "cleanup.policy", "compact,delete")
     partition = store.create("orders-0")
     for segment in range(3):
@@ -36,40 +36,40 @@ def fill(store: Store, *, rolls: bool = True) -> None:
 
 
 def retain(store: Store, log_dir: Path) -> None:
-    """The first segment expires."""
+    """Delete the first segment by retention."""
     store.delete_records("orders-0", 20)
     assert store.retain(["orders-0"]) == 1
 
 
 def compact(store: Store, log_dir: Path) -> None:
-    """All segments are compacted into one."""
+    """Compact all segments into one."""
     store.compact("orders-0", roll=True)
 
 
 def truncate(store: Store, log_dir: Path) -> None:
-    """The last two segments lose all their batches."""
+    """Truncate the log, so that the last two segments lose all their batches."""
     store.truncate("orders-0", 30)
 
 
 def delete(store: Store, log_dir: Path) -> None:
-    """The partition is deleted."""
+    """Delete the partition."""
     store.delete("orders-0")
 
 
 def recreate(store: Store, log_dir: Path) -> None:
-    """The partition is deleted, and one of its name has as many records."""
+    """Delete the partition, and create one with the same name and as many records."""
     store.delete("orders-0")
     store.settings.set_topic("orders", "cleanup.policy", "delete")
     fill(store)
 
 
 def remove(store: Store, log_dir: Path) -> None:
-    """A file is lost that the log still has."""
+    """Remove a file that is still part of the log."""
     (log_dir / "orders-0/00000000000000000020.log").unlink()
 
 
 def shorten(store: Store, log_dir: Path) -> None:
-    """A sealed file is cut."""
+    """Truncate a sealed file."""
     path = log_dir / "orders-0/00000000000000000020.log"
     path.write_bytes(b"")
 
@@ -79,7 +79,7 @@ LEGITIMATE = [retain, compact, truncate, delete, recreate]
 
 @pytest.fixture
 def after_planning(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
-    """Has something done between the plan of the next job and its tasks."""
+    """Returns a function that schedules an action between the plan of the next job and its tasks."""
 
     def when(do: Callable[[], object]) -> None:
         def run(*arguments: Any, **options: Any) -> Any:
@@ -87,20 +87,20 @@ def after_planning(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], ob
             return job_runner.run(*arguments, **options)
 
         for module in ("verify", "stats"):
-            # The package has functions of these names.
+            # The package has functions with these names.
             monkeypatch.setattr(importlib.import_module(f"logfs.spark.jobs.{module}"), "run", run)
 
     return when
 
 
 @pytest.mark.parametrize("change", LEGITIMATE)
-def test_jobs_pass_what_the_log_has_left_behind(
+def test_jobs_skip_segments_that_left_the_log(
     spark: SparkSession,
     tmp_path: Path,
     after_planning: Callable[[Callable[[], object]], None],
     change: Callable[[Store, Path], None],
 ) -> None:
-    """`verify` notes it, and `stats` counts the rest."""
+    """`verify` notes segments that left the log after planning, and `stats` counts the remaining records."""
     log_dir = tmp_path / "a"
     with Store(log_dir) as store:
         fill(store)
@@ -117,13 +117,13 @@ def test_jobs_pass_what_the_log_has_left_behind(
 
 
 @pytest.mark.parametrize("change", [remove, shorten])
-def test_jobs_name_what_is_missing(
+def test_jobs_name_missing_files(
     spark: SparkSession,
     tmp_path: Path,
     after_planning: Callable[[Callable[[], object]], None],
     change: Callable[[Store, Path], None],
 ) -> None:
-    """A file that the log still has is an error with the host and the path, beside a writer too."""
+    """A missing file that is still part of the log is an error with the host and the path, even beside a writer."""
     for name in ("a", "b"):
         log_dir = tmp_path / name
         with Store(log_dir) as store:
@@ -144,7 +144,7 @@ def test_jobs_name_what_is_missing(
 
 
 def reader(log_dir: Path, **options: str) -> BatchReader:
-    """What Spark makes of these options."""
+    """Return the reader that Spark creates for these options."""
     from pyspark.sql.datasource import CaseInsensitiveDict
 
     from logfs.spark.source import LogfsDataSource
@@ -155,7 +155,7 @@ def reader(log_dir: Path, **options: str) -> BatchReader:
 
 
 def offsets(found: BatchReader, splits: list[Any]) -> list[int]:
-    """The offsets that the tasks of a plan read."""
+    """Return the offsets that the tasks of a plan read."""
     return [
         offset
         for split in splits
@@ -164,16 +164,19 @@ def offsets(found: BatchReader, splits: list[Any]) -> list[int]:
     ]
 
 
-# What may be read where losses are allowed: from a truncated log what is left of it.
+# The offsets that may be read where losses are allowed: those that a truncation left, for example.
 LOSSES = {retain: range(20, 60), truncate: range(20), delete: range(0), recreate: range(0)}
 
 
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("change", LOSSES)
-def test_a_read_tells_what_the_log_has_lost(
+def test_a_read_reports_what_the_log_has_lost(
     tmp_path: Path, change: Callable[[Store, Path], None]
 ) -> None:
-    """`failOnDataLoss` decides; another partition of the same name is never read for the planned one."""
+    """`failOnDataLoss` decides whether a lost range is an error.
+
+    Another partition of the same name is never read in place of the planned one.
+    """
     from logfs.spark.splits import DataLoss
 
     with Store(tmp_path) as store:
@@ -189,10 +192,10 @@ def test_a_read_tells_what_the_log_has_lost(
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("change", [remove, shorten])
 @pytest.mark.parametrize("fail", ["true", "false"])
-def test_a_read_names_what_is_missing(
+def test_a_read_names_missing_files(
     tmp_path: Path, change: Callable[[Store, Path], None], fail: str
 ) -> None:
-    """A hole that compaction did not make is an error, whatever losses are allowed."""
+    """A gap that compaction did not make is an error, even if losses are allowed."""
     from logfs.spark.workers import NotOnHost
 
     with Store(tmp_path) as store:
@@ -207,7 +210,7 @@ def test_a_read_names_what_is_missing(
 
 @pytest.mark.usefixtures("spark")
 def test_compaction_that_merges_segments_is_no_loss(tmp_path: Path) -> None:
-    """The records of a segment that another one has taken in are read from there, each once."""
+    """The records of a segment that was merged into another one are read from there, each once."""
     with Store(tmp_path) as store:
         fill(store)
         found = reader(tmp_path, splitBytes="1")
@@ -220,7 +223,7 @@ def test_compaction_that_merges_segments_is_no_loss(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("spark")
 def test_a_segment_that_is_swapped_in_is_found(tmp_path: Path) -> None:
-    """Compaction gives a new segment two names: a plan that was made between its renames holds."""
+    """Compaction gives a new segment two names. A plan that was made between its renames stays valid."""
     with Store(tmp_path) as store:
         fill(store)
         log = tmp_path / "orders-0/00000000000000000020.log"
@@ -234,8 +237,8 @@ def test_a_segment_that_is_swapped_in_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_partition_that_moves_is_not_passed_over(tmp_path: Path) -> None:
-    """Its records are there, so the read fails even where losses are allowed, and the next one has all of them."""
+def test_a_partition_that_moves_is_not_skipped(tmp_path: Path) -> None:
+    """A moved partition fails the read even where losses are allowed, and the next read has all its records."""
     from logfs.spark.splits import DataLoss
 
     logs = [tmp_path / "a", tmp_path / "b"]
@@ -253,7 +256,7 @@ def test_a_partition_that_moves_is_not_passed_over(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("spark")
 def test_a_missing_directory_is_not_a_deleted_partition(tmp_path: Path) -> None:
-    """Without the log directory, or with an empty one, nobody knows of losses: it is an error."""
+    """A missing or empty log directory is an error even where losses are allowed: it cannot show what was lost."""
     from logfs.spark.workers import NotOnHost
 
     log_dir = tmp_path / "logs"
@@ -270,7 +273,7 @@ def test_a_missing_directory_is_not_a_deleted_partition(tmp_path: Path) -> None:
     log_dir.rmdir()
     shutil.move(tmp_path / "elsewhere", log_dir)
     assert offsets(found, plan) == list(range(60))
-    # Removed by hand: the checkpoint still names it.
+    # Removed by hand: the checkpoint still names the partition.
     shutil.move(log_dir / "orders-0", tmp_path / "elsewhere")
     with pytest.raises(NotOnHost, match=HOST):
         offsets(found, plan)

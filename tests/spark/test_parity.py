@@ -1,4 +1,4 @@
-"""`format("logfs")` of a broker's log directory is `format("kafka")` of the broker: rows, offsets, errors."""
+"""`format("logfs")` of a log directory is equal to `format("kafka")` of its broker: rows, offsets, errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("kafka", "logfs")
 PARTITIONS = 3
-# Of partition n of `orders`; with an unequal backlog the shares of a trigger differ.
+# The records of each partition of `orders`. With unequal backlogs the shares of a trigger differ.
 COUNTS = (60, 25, 3)
 DAY_MS = 86_400_000
 
@@ -35,7 +35,7 @@ class Sources(NamedTuple):
     broker: Broker
 
     def options(self, source: str, options: dict[str, object]) -> dict[str, str]:
-        """Options of a source, with where it finds the topics; `orders` unless they select."""
+        """Return the options of a source, with the place of the topics. Without a selection, `orders` is selected."""
         place = {"kafka.bootstrap.servers": self.broker.servers}
         if source == "logfs":
             place = {"path": str(self.broker.log_dir)}
@@ -44,11 +44,11 @@ class Sources(NamedTuple):
         return place | {name: str(value) for name, value in options.items()}
 
     def batch(self, source: str, **options: object) -> DataFrame:
-        """A batch read."""
+        """Return a batch read."""
         return self.spark.read.format(source).options(**self.options(source, options)).load()
 
     def stream(self, source: str, **options: object) -> DataFrame:
-        """A streaming read."""
+        """Return a streaming read."""
         reader: DataStreamReader = self.spark.readStream.format(source)
         return reader.options(**self.options(source, options)).load()
 
@@ -59,8 +59,8 @@ def sources(
     make_broker: Callable[..., Broker],
     connect: Callable[[Broker], Client],
 ) -> Sources:
-    """All topics of the oracle's, and `orders` with three partitions, as Kafka's clients wrote them."""
-    # The files say where a log starts as soon as the broker does, and not only a minute later.
+    """All topics of `tests.kafka.topics`, and `orders` with three partitions, as Kafka's clients wrote them."""
+    # The broker writes the checkpoint of log start offsets at once, rather than after a minute.
     broker = make_broker(
         log_initial_task_delay_ms=0, log_flush_start_offset_checkpoint_interval_ms=100
     )
@@ -77,13 +77,13 @@ def sources(
 
 
 def rows(frame: DataFrame) -> list[tuple[object, ...]]:
-    """The rows in the order of the log."""
+    """Return the rows in the order of the log."""
     found = [tuple(row) for row in frame.collect()]
     return sorted(found, key=lambda row: row[2:5])
 
 
 def assert_equal(frames: list[DataFrame]) -> list[tuple[object, ...]]:
-    """Both have the same schema and rows; these."""
+    """Check that both frames have the same schema and rows, and return the rows."""
     kafka, logfs = frames
     assert logfs.schema == kafka.schema
     expected = rows(kafka)
@@ -94,7 +94,7 @@ def assert_equal(frames: list[DataFrame]) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
 @pytest.mark.parametrize("headers", ["true", "false"])
 def test_every_topic(sources: Sources, isolation: str, headers: str) -> None:
-    """All codecs, headers, null keys and values, transactions, compacted and trimmed topics."""
+    """All codecs, headers, null keys and values, transactions, compacted and trimmed topics give the same rows."""
     options = {
         "subscribe": ",".join(topics.CONFIGS),
         "kafka.isolation.level": isolation,
@@ -105,18 +105,18 @@ def test_every_topic(sources: Sources, isolation: str, headers: str) -> None:
 
 
 def each(offset: object, *others: object) -> str:
-    """JSON for the partitions of `orders`."""
+    """Return JSON for the partitions of `orders`."""
     found = [offset, *others] if others else [offset] * PARTITIONS
     return json.dumps({"orders": {str(n): value for n, value in enumerate(found)}})
 
 
 def with_id(offsets: str) -> str:
-    """The same offsets with a topic's id, as a checkpoint of logfs has them."""
+    """Return the same offsets with a topic id, as a checkpoint of logfs has them."""
     return json.dumps({**json.loads(offsets), "orders#ABEiM0RVZneImaq7zN3u_w": {}})
 
 
 def without_ids(offsets: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """The offsets of a checkpoint of logfs as Kafka's source has them."""
+    """Return the offsets of a logfs checkpoint as Kafka's source has them."""
     return {topic: each for topic, each in offsets.items() if each}
 
 
@@ -148,12 +148,12 @@ LIMITS: list[dict[str, object]] = [
 
 @pytest.mark.parametrize("options", LIMITS, ids=str)
 def test_where_a_batch_starts_and_ends(sources: Sources, options: dict[str, object]) -> None:
-    """Every option of where to begin and to end, and the precedence among them."""
+    """Every option for the start and the end of a batch gives the same rows, with the same precedence."""
     assert_equal([sources.batch(source, **options) for source in FORMATS])
 
 
 def run(sources: Sources, source: str, checkpoint: Path, **options: object) -> tuple[object, ...]:
-    """A stream up to the end of the log: its rows, and the offsets of its batches as the checkpoint has them."""
+    """Run a stream up to the log end. Return its schema, its rows, and its batches' offsets in the checkpoint."""
     stream = sources.stream(source, **options)
     name = f"of_{source}"
     writer = stream.writeStream.format("memory").queryName(name)
@@ -170,7 +170,7 @@ STREAMS: list[dict[str, object]] = [
     {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 20},
     {"startingOffsets": each(10, -1, -2), "maxOffsetsPerTrigger": 13},
     {"startingTimestamp": T + 1500, "maxOffsetsPerTrigger": 40},
-    # The first batch does not wait for more, and a last one that is too small is left for the next run.
+    # The first batch does not wait for more records, and a last batch that is too small is left for the next run.
     {"startingOffsets": "earliest", "minOffsetsPerTrigger": 1000},
     {"startingOffsets": "earliest", "minOffsetsPerTrigger": 15, "maxOffsetsPerTrigger": 20},
     {
@@ -195,15 +195,15 @@ STREAMS: list[dict[str, object]] = [
 
 @pytest.mark.parametrize("options", STREAMS, ids=str)
 def test_streams(sources: Sources, tmp_path: Path, options: dict[str, object]) -> None:
-    """The same rows in the same batches, by the offsets that the checkpoint has for each."""
+    """Streams give the same rows in the same batches, by the offsets of each batch in the checkpoint."""
     kafka, logfs = (run(sources, source, tmp_path / source, **options) for source in FORMATS)
     assert logfs == kafka
 
 
-def test_partitions_that_appear_under_a_query(
+def test_partitions_that_appear_during_a_query(
     sources: Sources, connect: Callable[[Broker], Client], tmp_path: Path
 ) -> None:
-    """Read from their beginning, in the same batches."""
+    """Partitions that appear during a query are read from their beginning, in the same batches."""
     client = connect(sources.broker)
     client.create_topic("growing", 1)
     client.produce("growing", [Record(b"first", timestamp=T)])
@@ -296,8 +296,10 @@ ERRORS: list[tuple[dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("options", "sentence"), ERRORS, ids=str)
-def test_errors_say_the_same(sources: Sources, options: dict[str, object], sentence: str) -> None:
-    """The sentence that users search for is in both."""
+def test_errors_have_the_same_text(
+    sources: Sources, options: dict[str, object], sentence: str
+) -> None:
+    """Both sources give an error with the same sentence, which users search for."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -350,10 +352,10 @@ WRITE_ERRORS: list[tuple[str, dict[str, str], str]] = [
 
 
 @pytest.mark.parametrize(("schema", "options", "sentence"), WRITE_ERRORS, ids=str)
-def test_errors_of_a_write_say_the_same(
+def test_errors_of_a_write_have_the_same_text(
     sources: Sources, schema: str, options: dict[str, str], sentence: str
 ) -> None:
-    """Of columns that are missing or of another type, and of a topic that is null."""
+    """Both sinks give the same error for columns that are missing or of another type, and for a null topic."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 

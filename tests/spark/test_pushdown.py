@@ -1,4 +1,4 @@
-"""Filters that reach the log: the same rows as without, and what no filter wants is not read."""
+"""Filters that Spark pushes down: the rows are the same as without them, and other ranges of the log are not read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Row(NamedTuple):
-    """What filters are about."""
+    """The columns that logfs can filter by."""
 
     topic: str
     partition: int
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
 
 def timestamp(partition: int, n: int) -> int:
-    """Of a record, in ms: rising, in falling blocks, or as if drawn by lot; each segment holds a few seconds."""
+    """Return the timestamp of record `n` in ms: rising, in falling blocks, or scattered; few seconds per segment."""
     if partition == 0:
         return T + n * 1000
     if partition == 1:
@@ -58,7 +58,7 @@ def timestamp(partition: int, n: int) -> int:
 
 
 def write(store: Store) -> None:
-    """Three partitions of `orders` in segments of 20 to 40 records, and one of `other`."""
+    """Create three partitions of `orders` in segments of 20 to 40 records, and one of `other`."""
     store.settings.set_topic("orders", "segment.bytes", "1500")
     store.settings.set_topic("orders", "index.interval.bytes", "200")
     for number in range(3):
@@ -75,18 +75,18 @@ def write(store: Store) -> None:
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Those partitions, closed as they should be."""
+    """These partitions, closed cleanly."""
     path = tmp_path_factory.mktemp("logs")
     with Store(path) as store:
         write(store)
     return path
 
 
-# What Spark asks of the reader, asked directly.
+# Calls that Spark makes on the reader, made directly.
 
 
 def reader(log_dir: Path, **options: str) -> FilteredReader:
-    """What Spark makes of these options, as it comes to a task."""
+    """Return the reader that Spark creates for these options."""
     wanted = {"subscribe": "orders,other", "path": str(log_dir), **options}
     source = LogfsDataSource(CaseInsensitiveDict({"pushDownPredicate": "true", **wanted}))
     found = source.reader(source.schema())
@@ -95,7 +95,7 @@ def reader(log_dir: Path, **options: str) -> FilteredReader:
 
 
 def planned(found: FilteredReader) -> int:
-    """How many offsets the tasks are to look at."""
+    """Return how many offsets the tasks will scan."""
     return sum(
         part.piece.end_offset - part.piece.first_offset
         for split in found.partitions()
@@ -104,9 +104,9 @@ def planned(found: FilteredReader) -> int:
 
 
 def read(found: FilteredReader) -> list[Row]:
-    """The rows of all splits."""
+    """Return the rows of all splits."""
     splits = found.partitions()
-    # As it comes to a task.
+    # Pickled, as it is when it comes to a task.
     found = cloudpickle.loads(cloudpickle.dumps(found))
     rows = []
     for split in splits:
@@ -117,7 +117,7 @@ def read(found: FilteredReader) -> list[Row]:
 
 
 def pushed(log_dir: Path, *filters: Filter, **options: str) -> tuple[FilteredReader, list[Filter]]:
-    """A reader with these filters, and those that Spark is to look at again."""
+    """Return a reader with these filters, and the filters that Spark must apply again."""
     found = reader(log_dir, **options)
     return found, list(found.pushFilters([*filters]))
 
@@ -135,7 +135,7 @@ COMPARISONS = {
 
 
 def passes(each: Filter, row: Row) -> bool | None:
-    """What SQL says of a row: None where it is unknown, and then the row does not pass."""
+    """Return the value of a filter for a row as in SQL: None where it is unknown, and then the row does not pass."""
     if isinstance(each, Not):
         found = passes(each.child, row)
         return None if found is None else not found
@@ -170,7 +170,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 
 @st.composite
 def filters(draw: st.DrawFn) -> Filter:
-    """Of every kind that Spark sends, about each of the columns."""
+    """Draw a filter of any kind that Spark sends, on any of the columns."""
     column = draw(st.sampled_from(sorted(VALUES)))
     value = VALUES[column] | st.none() if draw(st.integers(0, 9)) == 0 else VALUES[column]
     kinds: list[Any] = [*COMPARISONS, api.EqualNullSafe, In, api.IsNull, IsNotNull]
@@ -191,7 +191,7 @@ def filters(draw: st.DrawFn) -> Filter:
 def test_any_filters_leave_the_rows_that_pass(
     logs: Path, everything: list[Row], wanted: list[Filter]
 ) -> None:
-    """What is read, and passes the filters that came back, is what passes all of them."""
+    """The rows that are read and pass the returned filters are those that pass all filters."""
     found, again = pushed(logs, *wanted)
     assert all(any(each is other for other in wanted) for each in again)
     assert [row for row in read(found) if all(passes(each, row) for each in again)] == [
@@ -200,7 +200,7 @@ def test_any_filters_leave_the_rows_that_pass(
 
 
 def at(ms: int) -> datetime:
-    """A time of the records, by milliseconds behind the first."""
+    """Return a time of the records, in milliseconds after the first."""
     return EPOCH + timedelta(milliseconds=T + ms)
 
 
@@ -221,10 +221,10 @@ ANSWERED: list[tuple[int, list[Filter]]] = [
 
 
 @pytest.mark.parametrize(("count", "wanted"), ANSWERED, ids=str)
-def test_what_is_answered_is_not_looked_at_again(
+def test_filters_that_logfs_applies_exactly_are_not_returned(
     logs: Path, count: int, wanted: list[Filter]
 ) -> None:
-    """By topic, partition and offset: what passes is planned, and nothing else, at either isolation level."""
+    """Filters on topic, partition and offset are exact: only passing rows are planned, at either isolation level."""
     for isolation in ("read_uncommitted", "read_committed"):
         found, again = pushed(logs, *wanted, isolationLevel=isolation)
         assert again == []
@@ -232,7 +232,7 @@ def test_what_is_answered_is_not_looked_at_again(
 
 
 def test_a_long_list_of_offsets_is_read_as_one_range(logs: Path) -> None:
-    """So that a plan does not grow with it; Spark picks the rows."""
+    """A long list of offsets is read as one range, so that the plan does not grow with it. Spark selects the rows."""
     several = In(("offset",), [*range(0, 100, 2), 150])
     found, again = pushed(logs, several, EqualTo(("partition",), 1))
     assert (planned(found), again) == (51, [])
@@ -241,8 +241,8 @@ def test_a_long_list_of_offsets_is_read_as_one_range(logs: Path) -> None:
     assert (planned(found), again) == (279, [many])
 
 
-def test_what_cannot_be_answered_comes_back(logs: Path) -> None:
-    """By identity, as Spark wants it; nulls and columns that the log cannot look up among them."""
+def test_filters_that_logfs_cannot_apply_are_returned(logs: Path) -> None:
+    """Filters on other columns or with nulls are returned as the same objects, as Spark requires, and unused."""
     for each in (
         EqualTo(("value",), b"value 1"),
         EqualTo(("timestampType",), 0),
@@ -260,14 +260,14 @@ def test_what_cannot_be_answered_comes_back(logs: Path) -> None:
         assert planned(found) == 3 * COUNT + 10
 
 
-def test_time_leaves_out_segments_and_what_lies_before(logs: Path) -> None:
-    """Where timestamps rise, little is left to read; where they do not, more, and no record is missed."""
+def test_a_filter_on_time_skips_segments_and_earlier_batches(logs: Path) -> None:
+    """A filter on time reads little where timestamps rise and more where they do not, and misses no record."""
     late = api.GreaterThanOrEqual(("timestamp",), at((COUNT - 10) * 1000))
     for partition, most in ((0, 20), (1, 60), (2, 290)):
         found, _ = pushed(logs, late, EqualTo(("partition",), partition), subscribe="orders")
         assert planned(found) <= most
         assert len(read(found)) == 10 + 20 * (partition == 1)
-    # What the index cannot tell, each batch and each record does.
+    # Where the index is not precise enough, batches and records are compared.
     found, _ = pushed(logs, EqualTo(("timestamp",), at(5000)))
     assert {row.timestamp for row in read(found)} == {at(5000)}
     none = api.GreaterThan(("timestamp",), at(COUNT * 2000))
@@ -279,7 +279,7 @@ def test_time_leaves_out_segments_and_what_lies_before(logs: Path) -> None:
 def test_a_time_index_that_is_wrong_hides_nothing(
     logs: Path, everything: list[Row], tmp_path: Path, spoil: Callable[[bytes], bytes]
 ) -> None:
-    """Zeros behind the entries, as of an index that was never trimmed, or no entries at all."""
+    """Zeros after the entries, as in an index that was never trimmed, or missing entries hide no record."""
     shutil.copytree(logs, tmp_path, dirs_exist_ok=True)
     for index in tmp_path.glob("*/*.timeindex"):
         index.write_bytes(spoil(index.read_bytes()))
@@ -288,8 +288,8 @@ def test_a_time_index_that_is_wrong_hides_nothing(
         assert read(found) == [row for row in everything if row.timestamp > at(ms)]
 
 
-def test_filters_while_somebody_writes(tmp_path: Path) -> None:
-    """The last segment grows, and its index is not believed; what was appended since is found."""
+def test_filters_while_a_writer_appends(tmp_path: Path) -> None:
+    """The index of the growing last segment is not used, so records that were appended later are found."""
     with Store(tmp_path) as store:
         write(store)
         last = [row for row in read(reader(tmp_path)) if row.timestamp >= at(250_500)]
@@ -300,14 +300,14 @@ def test_filters_while_somebody_writes(tmp_path: Path) -> None:
         store["orders-0"].append([Record(b"late", timestamp=T + 251_000)])
         store["orders-0"].append([Record(b"early", timestamp=T)])
         assert len(read(found)) == len(last) + 1
-        # Later than the index knows.
+        # Later than any time in the index.
         store["orders-0"].append([Record(b"latest", timestamp=T + 500_000)])
         (row,) = read(pushed(tmp_path, api.GreaterThan(("timestamp",), at(400_000)))[0])
         assert row.timestamp == at(500_000)
 
 
 def test_a_filter_hides_no_loss(tmp_path: Path) -> None:
-    """What is an error without a filter is one with it, whatever the filter wants."""
+    """A loss that is an error without a filter is one with any filter."""
     with Store(tmp_path) as store:
         write(store)
         store.delete_records("orders-0", 10)
@@ -319,7 +319,7 @@ def test_a_filter_hides_no_loss(tmp_path: Path) -> None:
         found.partitions()
 
 
-# The whole way through Spark.
+# Filters that Spark pushes down itself.
 
 PREDICATES = [
     "topic = 'orders' and partition = 1 and offset = 17",
@@ -347,7 +347,7 @@ def load(spark: SparkSession, logs: Path, *, push_down: bool) -> DataFrame:
 
 @pytest.fixture
 def pushing(spark: SparkSession) -> Iterator[SparkSession]:
-    """The session with the setting that has Spark push filters down."""
+    """The session with the setting that makes Spark push filters down."""
     spark.conf.set(ENABLED, "true")
     yield spark
     spark.conf.unset(ENABLED)
@@ -358,15 +358,15 @@ def in_order(frame: DataFrame) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("predicate", PREDICATES)
-def test_the_rows_are_those_that_spark_picks(
+def test_pushed_filters_give_the_rows_that_spark_selects(
     pushing: SparkSession, logs: Path, predicate: str
 ) -> None:
-    """All columns of them."""
+    """With and without push-down, the rows are equal in all columns."""
     expected = in_order(load(pushing, logs, push_down=False).where(predicate))
     assert in_order(load(pushing, logs, push_down=True).where(predicate)) == expected
 
 
-def test_less_is_read(pushing: SparkSession, logs: Path) -> None:
+def test_pushed_filters_reduce_the_number_of_tasks(pushing: SparkSession, logs: Path) -> None:
     """Filters reach the plan: there are fewer tasks."""
     where = "offset >= 280 and partition = 1"
     options = {"subscribe": "orders,other", "maxRecordsPerPartition": "10"}
@@ -376,24 +376,30 @@ def test_less_is_read(pushing: SparkSession, logs: Path) -> None:
         assert least <= tasks <= most
 
 
-def test_a_frame_may_be_filtered_in_many_ways(pushing: SparkSession, logs: Path) -> None:
-    """Spark 4.3 gives what the last filter left to all who read the same `load`: not unless it is asked for."""
+def test_a_frame_can_be_filtered_in_several_ways(pushing: SparkSession, logs: Path) -> None:
+    """Without push-down a frame can be filtered in several ways.
+
+    With it, Spark 4.3 gives the rows that the last filters left to every use of the same `load`, so it is not the
+    default.
+    """
     frame = load(pushing, logs, push_down=False)
     one, two = frame.where("topic = 'other'"), frame.where("partition = 1")
     assert [one.count(), two.count(), frame.count(), one.count()] == [10, 300, 910, 10]
     assert one.union(two).union(frame).count() == 10 + 300 + 910
 
 
-def test_without_the_setting_spark_says_what_to_set(spark: SparkSession, logs: Path) -> None:
-    """The option alone is an error; without either, everything works."""
+def test_push_down_without_sparks_setting_is_an_error_that_names_it(
+    spark: SparkSession, logs: Path
+) -> None:
+    """The option without Spark's setting is an error. Without both, filters still work."""
     spark.conf.unset(ENABLED)
     with pytest.raises(PySparkException, match=re.escape(ENABLED)):
         load(spark, logs, push_down=True).count()
     assert load(spark, logs, push_down=False).where("offset = 3").count() == 4
 
 
-def test_settings_of_ones_own_win(spark: SparkSession) -> None:
-    """`session` leaves them as they were given; `register` sets what it needs."""
+def test_settings_given_by_the_user_take_precedence(spark: SparkSession) -> None:
+    """`session` keeps settings given by the user, and `register` sets the ones that logfs needs."""
     name = "spark.sql.execution.arrow.maxBytesPerBatch"
     try:
         assert logfs.spark.session(settings={name: "1000000"}).conf.get(name) == "1000000"

@@ -1,4 +1,4 @@
-"""`spark.read.format("logfs")`: the records that are in the files, in the columns of Spark's Kafka source."""
+"""`spark.read.format("logfs")`: the records in the files, in the columns of Spark's Kafka source."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CODECS = ["uncompressed", "gzip", "snappy", "lz4", "zstd"]
 
 
 def records(count: int, first: int = 0) -> list[Record]:
-    """Records with and without keys, values and headers; stamped a second apart."""
+    """Return records with and without keys, values and headers, with timestamps one second apart."""
     return [
         Record(
             None if n % 7 == 3 else b"value %d" % n,
@@ -49,7 +49,7 @@ def log_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(spark: SparkSession, path: Path | str, **options: object) -> DataFrame:
-    """A read with these options."""
+    """Return a batch read with these options."""
     options = {"subscribe": "orders", **options}
     if "assign" in options or "subscribePattern" in options:
         del options["subscribe"]
@@ -58,7 +58,7 @@ def load(spark: SparkSession, path: Path | str, **options: object) -> DataFrame:
 
 
 def offsets(frame: DataFrame) -> dict[tuple[str, int], list[int]]:
-    """The offsets of each partition, in the order of the frame's rows, which is that of the log."""
+    """Return the offsets of each partition, in the order of the frame's rows, which is that of the log."""
     found: dict[tuple[str, int], list[int]] = {}
     for row in frame.select("topic", "partition", "offset").collect():
         found.setdefault((row.topic, row.partition), []).append(row.offset)
@@ -66,7 +66,7 @@ def offsets(frame: DataFrame) -> dict[tuple[str, int], list[int]]:
 
 
 def error_of(frame: Any) -> str:
-    """What a query that cannot work says."""
+    """Return the text of the error of a query that must fail."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -76,7 +76,10 @@ def error_of(frame: Any) -> str:
 
 
 def test_the_columns_are_those_of_the_kafka_source(spark: SparkSession, log_dir: Path) -> None:
-    """Names, types and values; headers only where they are asked for, null where there are none."""
+    """Names, types and values are those of the Kafka source.
+
+    The column of headers is there only on request, and null for a record without headers.
+    """
     assert load(spark, log_dir).columns == COLUMNS
     frame = load(spark, log_dir, includeHeaders="true")
     assert frame.dtypes[-1] == ("headers", "array<struct<key:string,value:binary>>")
@@ -99,7 +102,7 @@ def test_the_columns_are_those_of_the_kafka_source(spark: SparkSession, log_dir:
 def test_every_codec_and_timestamp_type(
     spark: SparkSession, tmp_path: Path, codec: str, kind: str
 ) -> None:
-    """What a batch is packed with and stamped by makes no difference to the rows."""
+    """Codec and timestamp type of a batch make no difference to the rows."""
     with Store(tmp_path) as store:
         store.settings.set_topic("orders", "compression.type", codec)
         store.settings.set_topic("orders", "message.timestamp.type", kind)
@@ -113,8 +116,8 @@ def test_every_codec_and_timestamp_type(
     assert {row.timestampType for row in rows} == {int(kind == "LogAppendTime")}
 
 
-def test_a_schema_of_ones_own_is_a_projection(spark: SparkSession, log_dir: Path) -> None:
-    """Only the columns that it names are made, in its order; a column that there is not is refused."""
+def test_a_schema_given_by_the_user_is_a_projection(spark: SparkSession, log_dir: Path) -> None:
+    """A schema given by the user selects columns in its order. A column that does not exist is refused."""
     reader = spark.read.format("logfs").option("assign", '{"orders":[2]}')
     rows = reader.schema("offset long, value binary").load(str(log_dir)).collect()
     assert [tuple(row) for row in rows][:2] == [(0, b"value 0"), (1, b"value 1")]
@@ -123,8 +126,10 @@ def test_a_schema_of_ones_own_is_a_projection(spark: SparkSession, log_dir: Path
     )
 
 
-def test_what_is_selected(spark: SparkSession, log_dir: Path) -> None:
-    """By topic, by pattern, by partition; nothing else is read."""
+def test_topics_patterns_and_partitions_select_what_is_read(
+    spark: SparkSession, log_dir: Path
+) -> None:
+    """A read returns exactly the topics, patterns or partitions that are selected."""
     assert set(offsets(load(spark, log_dir))) == {("orders", n) for n in range(3)}
     assert set(offsets(load(spark, log_dir, subscribe="orders,other"))) == {
         *(("orders", n) for n in range(3)),
@@ -152,7 +157,7 @@ def test_what_is_selected(spark: SparkSession, log_dir: Path) -> None:
         ({"endingTimestamp": START_MS + 10**9}, (0, 300)),
         ({"startingOffsetsByTimestamp": f'{{"orders":{{"1":{START_MS + 20_000}}}}}'}, (20, 300)),
         (
-            # One timestamp is before timestamps, and those before offsets.
+            # A single timestamp takes precedence over timestamps by partition, and these over offsets.
             {
                 "startingTimestamp": START_MS + 50_000,
                 "startingOffsetsByTimestamp": f'{{"orders":{{"1":{START_MS + 20_000}}}}}',
@@ -174,7 +179,7 @@ def test_what_is_selected(spark: SparkSession, log_dir: Path) -> None:
 def test_where_reading_starts_and_ends(
     spark: SparkSession, log_dir: Path, options: dict[str, str], expected: tuple[int, int] | None
 ) -> None:
-    """Every option of Kafka's source, with its precedence."""
+    """Every option of Kafka's source for the start and end works, with its precedence."""
     found = offsets(load(spark, log_dir, assign='{"orders":[1]}', **options))
     assert found == ({("orders", 1): list(range(*expected))} if expected else {})
 
@@ -202,17 +207,17 @@ def test_where_reading_starts_and_ends(
         ({"failOnDataLoss": "maybe"}, "failOnDataLoss must be true or false"),
     ],
 )
-def test_wrong_options_are_refused_in_words(
+def test_wrong_options_are_refused_with_a_message(
     spark: SparkSession, log_dir: Path, options: dict[str, str], message: str
 ) -> None:
-    """What is wrong, and where; nothing is read."""
+    """Wrong options are refused with an error that names them, and nothing is read."""
     wanted = {"assign": '{"orders":[1]}', **options}
     reader = spark.read.format("logfs").options(**wanted)
     assert message in error_of(lambda: reader.load(str(log_dir)))
 
 
-def test_without_a_path_or_a_topic(spark: SparkSession, log_dir: Path) -> None:
-    """Both are told by name."""
+def test_a_missing_path_or_topic_is_named(spark: SparkSession, log_dir: Path) -> None:
+    """A missing path, topic option or topic is an error that names it."""
     reader = spark.read.format("logfs")
     assert "needs a path" in error_of(lambda: reader.option("subscribe", "orders").load())
     assert "One of the following options must be specified" in error_of(
@@ -223,14 +228,14 @@ def test_without_a_path_or_a_topic(spark: SparkSession, log_dir: Path) -> None:
 
 @pytest.mark.parametrize("many", [1, 7, 50])
 def test_min_partitions(spark: SparkSession, log_dir: Path, many: int) -> None:
-    """At least as many tasks as asked for, and the same rows."""
+    """There are at least as many tasks as `minPartitions`, with the same rows."""
     frame = load(spark, log_dir, minPartitions=many)
     assert frame.rdd.getNumPartitions() >= many
     assert offsets(frame) == {("orders", n): list(range(300)) for n in range(3)}
 
 
 def test_max_records_per_partition(spark: SparkSession, log_dir: Path) -> None:
-    """No task has more, wherever batches end."""
+    """No task has more rows than `maxRecordsPerPartition`, wherever batches end."""
     frame = load(spark, log_dir, maxRecordsPerPartition=13)
     sizes = frame.rdd.mapPartitions(lambda rows: [sum(1 for _ in rows)]).collect()
     assert max(sizes) <= 13
@@ -239,7 +244,7 @@ def test_max_records_per_partition(spark: SparkSession, log_dir: Path) -> None:
 
 
 def test_splits_are_cut_at_the_index_and_packed(spark: SparkSession, log_dir: Path) -> None:
-    """Small segments of several partitions go into one task; large ones into several, cut between batches."""
+    """Small segments of several partitions share a task. Large ones are split between batches into several tasks."""
     assert load(spark, log_dir).rdd.getNumPartitions() == 1
     frame = load(spark, log_dir, splitBytes=1500)
     assert frame.rdd.getNumPartitions() >= 10
@@ -247,7 +252,7 @@ def test_splits_are_cut_at_the_index_and_packed(spark: SparkSession, log_dir: Pa
 
 
 def test_several_log_dirs(spark: SparkSession, tmp_path: Path) -> None:
-    """A list of paths is Kafka's log.dirs."""
+    """A list of paths is used like Kafka's log.dirs."""
     for number in range(2):
         with Store(tmp_path / str(number)) as store:
             store.create(f"orders-{number}").append([b"x"] * (number + 1))
@@ -257,7 +262,7 @@ def test_several_log_dirs(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_isolation_levels(spark: SparkSession, tmp_path: Path) -> None:
-    """Aborted and open transactions are hidden from read_committed, and control records from everybody."""
+    """read_committed hides aborted and open transactions, and both isolation levels hide control records."""
     with Store(tmp_path) as store:
         partition = store.create("orders-0")
         partition.append([b"plain"])
@@ -278,7 +283,7 @@ def test_isolation_levels(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_data_loss_names_the_range(spark: SparkSession, tmp_path: Path) -> None:
-    """What retention took is a loss, and told; compaction's gaps are none."""
+    """Records that retention deleted are a loss, named by offsets. With failOnDataLoss=false the rest is read."""
     with Store(tmp_path) as store:
         partition = store.create("orders-0")
         partition.append([Record(b"%d" % n, b"k") for n in range(30)])
@@ -292,7 +297,7 @@ def test_data_loss_names_the_range(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("strategy", ["error", "latest"])
 def test_a_time_before_the_log_start(spark: SparkSession, tmp_path: Path, strategy: str) -> None:
-    """Segments wholly below the log start that are still on the disk do not hide the records after them."""
+    """Segments wholly below the log start offset that are still on disk do not hide the records after them."""
     with Store(tmp_path) as store:
         store.settings.set_topic("orders", "segment.bytes", "600")
         partition = store.create("orders-0")
@@ -301,7 +306,7 @@ def test_a_time_before_the_log_start(spark: SparkSession, tmp_path: Path, strate
                 [Record(b"%d" % n, timestamp=START_MS + n) for n in range(first, first + 9)]
             )
         store.delete_records("orders-0", 100)
-    # Retention has not run: only the checkpoint tells of the new start.
+    # Retention has not run: only the checkpoint has the new log start offset.
     assert len([*(tmp_path / "orders-0").glob("*.log")]) > 10
     for first, time in (
         (100, 0),
@@ -320,7 +325,7 @@ def test_a_time_before_the_log_start(spark: SparkSession, tmp_path: Path, strate
 
 
 def test_the_gaps_of_compaction_are_no_loss(spark: SparkSession, tmp_path: Path) -> None:
-    """Of each key the newest record is there, and the query does not fail."""
+    """The gaps of compaction do not fail the query, and the newest record of each key is there."""
     with Store(tmp_path) as store:
         store.settings.set_topic("orders", "cleanup.policy", "compact")
         partition = store.create("orders-0")
@@ -329,8 +334,8 @@ def test_the_gaps_of_compaction_are_no_loss(spark: SparkSession, tmp_path: Path)
     assert offsets(load(spark, tmp_path)) == {("orders", 0): [27, 28, 29]}
 
 
-def test_damage_is_told_and_passed_on_request(spark: SparkSession, tmp_path: Path) -> None:
-    """A flipped bit fails the query and names the offsets; without failOnDataLoss the rest is read."""
+def test_damage_is_an_error_or_skipped_on_request(spark: SparkSession, tmp_path: Path) -> None:
+    """A flipped bit fails the query, and the error names the offsets. With failOnDataLoss=false the rest is read."""
     with Store(tmp_path) as store:
         partition = store.create("orders-0")
         positions = []
@@ -347,23 +352,23 @@ def test_damage_is_told_and_passed_on_request(spark: SparkSession, tmp_path: Pat
 
 
 def test_a_file_that_leaves_the_log_after_the_plan(spark: SparkSession, tmp_path: Path) -> None:
-    """Compaction between planning and reading: what is left of the records is read from the new file."""
+    """After a compaction between planning and reading, the remaining records are read from the new file."""
     with Store(tmp_path) as store:
         store.settings.set_topic("orders", "cleanup.policy", "compact")
         partition = store.create("orders-0")
         partition.append([Record(b"%d" % n, b"k%d" % (n % 3)) for n in range(30)])
         frame = load(spark, tmp_path)
-        # Makes the plan, with the file that is there now.
+        # Make the plan, with the present file.
         assert frame.rdd.getNumPartitions() == 1
         store.compact("orders-0", roll=True)
         partition.append([Record(b"later", b"k")])
         assert offsets(frame) == {("orders", 0): [27, 28, 29]}
 
 
-def test_it_may_leave_again_while_it_is_looked_for(
+def test_a_file_may_leave_the_log_again_during_the_search(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compaction that is quicker than the reader twice: what is left of the records is read, and each once."""
+    """If compaction replaces the files twice before the reader opens them, the remaining records are read once."""
     from pyspark.sql.datasource import CaseInsensitiveDict
 
     from logfs.spark import splits

@@ -1,7 +1,7 @@
-"""A query that is killed with all its processes, again and again: every record is in the sink once, and in its order.
+"""A query that is killed repeatedly with all its processes: every record is in the sink once, and in order.
 
-It reads a mount that is appended to, rolled, expired and compacted meanwhile, and writes into a directory that has a
-mount at one time and none at another. LOGFS_SPARK_KILLS sets how often it is killed: twice in the suite, 10 times in
+The query reads a mount that is appended to, rolled, expired and compacted at the same time, and writes to a directory
+that is mounted at some times and not at others. LOGFS_SPARK_KILLS is the number of kills: 2 in the suite, 10 in
 scripts/crash.
 """
 
@@ -40,7 +40,7 @@ KEYS = 40
 
 
 class At(NamedTuple):
-    """How far a query is: the newest batch that is planned, and that is done by its checkpoint and by the sink's."""
+    """The progress of a query: the newest planned and done batch, and the sink's commits and staged files."""
 
     planned: int
     done: int
@@ -56,7 +56,7 @@ class At(NamedTuple):
         return max((writer.sequence for writer in self.log.writers.values()), default=-1)
 
 
-# When a query is killed. Inside a batch but for the last.
+# The moments at which a query is killed. All but the last are inside a batch.
 MOMENTS: dict[str, Callable[[At], bool]] = {
     "staged": lambda at: at.is_inside and at.committed < at.planned and bool(at.staged),
     "decided": lambda at: at.log.pending is not None,
@@ -67,14 +67,14 @@ MOMENTS: dict[str, Callable[[At], bool]] = {
 
 
 def newest(directory: Path) -> int:
-    """The newest batch that has a file in a directory of a checkpoint."""
+    """Return the newest batch that has a file in a directory of a checkpoint."""
     if not directory.is_dir():
         return -1
     return max((int(path.name) for path in directory.iterdir() if path.name.isdigit()), default=-1)
 
 
 class Pipeline:
-    """A log that lives, and the queries that copy it, one after the other."""
+    """A log that changes, and the queries that copy it, one after the other."""
 
     def __init__(self, mount: Mount, target: Path, state: Path) -> None:
         self.mount = mount
@@ -85,7 +85,7 @@ class Pipeline:
         self.over = threading.Event()
         self.errors: list[BaseException] = []
         self.expected: dict[str, list[tuple[bytes | None, bytes, tuple[object, ...]]]] = {}
-        # How many events the sink has.
+        # The number of events that the sink has.
         self.taken = 0
         self.started = 0
         for name in PARTITIONS:
@@ -100,10 +100,10 @@ class Pipeline:
             for name in PARTITIONS:
                 store.create(f"copy-{name}")
 
-    # What goes on beside the queries.
+    # The work beside the queries.
 
     def begin(self) -> None:
-        """Have the log written and kept up."""
+        """Start the threads that write to the log and maintain it."""
 
         def guarded(work: Callable[[], None]) -> None:
             try:
@@ -116,13 +116,13 @@ class Pipeline:
             self.threads[-1].start()
 
     def end(self) -> None:
-        """Have all that end."""
+        """End these threads."""
         self.over.set()
         for thread in self.threads:
             thread.join()
 
     def write(self) -> None:
-        """Lines, and envelopes with keys and headers; of the states a few keys, again and again."""
+        """Write lines, and envelopes with keys and headers. The states use a few keys repeatedly."""
         paths = [self.mount.path / name for name in PARTITIONS]
         with (
             (paths[0] / "append").open("ab", buffering=0) as plain,
@@ -144,11 +144,11 @@ class Pipeline:
                 number += 6
                 written = len(self.expected["events-0"]) + len(self.expected["events-1"])
                 while not self.over.wait(0.006) and written > self.taken + 6 * LIMIT:
-                    # Where a query is slow or dead, its backlog is not to grow for ever.
+                    # The backlog of a slow or dead query must not grow without bound.
                     pass
 
     def keep(self) -> None:
-        """Rolls; compaction of the states; of the events, an end to all that the sink has."""
+        """Roll and compact the states, and delete the events that the sink has."""
         states = self.mount.path / "states-0"
         while not self.over.wait(0.2):
             (states / "ctl").write_text("roll")
@@ -166,7 +166,7 @@ class Pipeline:
     # The queries.
 
     def program(self) -> Program:
-        """A session that waits to be told to begin."""
+        """Start a session that waits until it is told to begin."""
         self.started += 1
         told: dict[str, object] = {
             "settings": spark_settings() | {"spark.sql.warehouse.dir": str(self.state / "none")},
@@ -179,20 +179,20 @@ class Pipeline:
         return Program("tests.spark.driver", told, self.state / f"driver-{self.started}.log")
 
     def staged(self) -> frozenset[Path]:
-        """What is staged in the sink."""
+        """Return the staged files in the sink."""
         return frozenset(self.target.glob("*/*" + STAGED))
 
     def at(self, before: frozenset[Path]) -> At:
-        """How far the query is now; `before` is what those before it have left staged."""
+        """Return the query's progress. `before` are the staged files that earlier queries left behind."""
         done = newest(self.checkpoint / "commits")
         staged = self.staged() - before
         log = read_commits(Disk(), self.target)
         return At(newest(self.checkpoint / "offsets"), done, log, staged)
 
     def kill(self, program: Program, moment: str, batches: int, *, workers: bool) -> At:
-        """Let a query begin and do some batches, and kill it at a moment of one; how far it was then.
+        """Let a query begin and complete some batches, kill it at a moment of the next, and return its progress.
 
-        Without `workers` these, who have lost their driver, are still there when the next query begins.
+        Without `workers`, the workers lose their driver, but still run when the next query begins.
         """
         before = self.staged()
         program.tell()
@@ -205,7 +205,7 @@ class Pipeline:
             at = self.at(before)
             assert time.monotonic() < end, f"{moment}: {at}"
             if at.done >= first + batches and MOMENTS[moment](at):
-                # It may have gone on until everything stood still.
+                # The query may have continued until all processes stopped.
                 program.signal(signal.SIGSTOP)
                 at = self.at(before)
                 if MOMENTS[moment](at):
@@ -216,7 +216,7 @@ class Pipeline:
 
 
 def copied(target: Path, name: str) -> list[Record]:
-    """What the sink has of a partition, without a gap."""
+    """Return the sink's records of a partition, which must have no gap."""
     with Store(target, read_only=True) as store:
         found = list(store[f"copy-{name}"].read())
     assert [record.offset for record in found] == list(range(len(found)))
@@ -225,7 +225,7 @@ def copied(target: Path, name: str) -> list[Record]:
 
 @pytest.fixture
 def pipeline(make_mount: Callable[..., Mount], log_dir: Path, tmp_path: Path) -> Iterator[Pipeline]:
-    """With those at work beside the queries, who end whatever happens."""
+    """A pipeline and its threads, which are always stopped at the end."""
     need_fuse()
     need_spark()
     state = tmp_path / "state"
@@ -237,22 +237,22 @@ def pipeline(make_mount: Callable[..., Mount], log_dir: Path, tmp_path: Path) ->
     pipeline.end()
 
 
-def test_a_query_is_killed_again_and_again(
+def test_a_query_that_is_killed_repeatedly_copies_each_record_once(
     pipeline: Pipeline, make_mount: Callable[..., Mount]
 ) -> None:
-    """At moments inside a batch, and once in three times its mount, too: the copies are what was written."""
+    """The copies are equal to the log after kills at moments inside a batch, some of them together with the mount."""
     target = make_mount(name="target", log_dirs=[pipeline.target])
     programs = [pipeline.program()]
     killed: list[At] = []
     try:
         for number, moment in enumerate(islice(cycle(MOMENTS), KILLS)):
             programs[-1].expect("ready")
-            # A mount makes a commit whose driver is dead: without one it stays as it is.
+            # A mount would finish a commit whose driver is dead. Without a mount the commit stays as it is.
             if moment == "decided":
                 target.stop()
             elif target.process is None:
                 target.start()
-            # The next one gets ready while this is at work.
+            # The next program starts its session while this one works.
             programs.append(pipeline.program())
             workers = number % 3 < 2
             killed.append(pipeline.kill(programs[-2], moment, 1 + number % 3, workers=workers))
@@ -281,7 +281,7 @@ def test_a_query_is_killed_again_and_again(
 
 
 def hold(pipeline: Pipeline) -> None:
-    """Each record of the events once and in its order; of the states, the newest of each key, and none twice."""
+    """Check that the sink has each event once and in order, and the newest state of each key, none of them twice."""
     starts = {}
     with Store(pipeline.target) as store:
         store.upkeep()

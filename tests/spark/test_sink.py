@@ -1,4 +1,4 @@
-"""Writing with Spark: every column arrives, and each record of a batch once, whoever dies at whatever step."""
+"""Writing with Spark: every column arrives, and each record of a batch once, wherever a process dies."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
     from tests.support.mounts import Mount
 
 T = 1_700_000_000_000
-# Where a driver dies: it has told nobody, decided, written, shown, noted, or done it all.
+# The steps after which a driver dies: before the commit, after it is decided, written, shown, noted, or done.
 STEPS = ("begin", "decided", "written", "shown", "noted", "done")
 
 
 class DyingWriter(StreamWriter):
-    """Dies, as a process does, at the steps that a file names, one after the other."""
+    """Dies as a process would at the steps that a file names, one after the other."""
 
     def __init__(self, schema: Any, options: Any, flag: str) -> None:
         super().__init__(schema, options)
         self.flag = flag
 
     def _is_next(self, *steps: str) -> str:
-        """The next step to die at, if it is one of these."""
+        """Return the next step to die at if it is one of `steps`, else an empty string."""
         wanted = Path(self.flag).read_text().split() if Path(self.flag).exists() else []
         if not wanted or wanted[0] not in steps:
             return ""
@@ -80,7 +80,7 @@ class DyingWriter(StreamWriter):
 
 
 class DyingSource(LogfsDataSource):
-    """The sink with that writer."""
+    """The data source with that writer."""
 
     @classmethod
     def name(cls) -> str:
@@ -94,7 +94,7 @@ class DyingSource(LogfsDataSource):
 
 @pytest.fixture(scope="module")
 def session(spark: SparkSession) -> Iterator[SparkSession]:
-    """The session, which knows the sink that dies, too."""
+    """The session, with the data source whose writers die."""
     module = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(module)
     spark.dataSource.register(DyingSource)
@@ -106,7 +106,7 @@ Seen = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...], i
 
 
 def read(log_dir: Path, name: str) -> list[Seen]:
-    """Key, value, headers and time of all records of a partition, whose offsets have no gap."""
+    """Return key, value, headers and time of all records of a partition. Their offsets have no gap."""
     with Store(log_dir, read_only=True) as store:
         found = list(store[name].read())
     assert [record.offset for record in found] == list(range(len(found)))
@@ -130,7 +130,7 @@ ALL = (
 
 
 def test_every_column_arrives(session: SparkSession, log_dir: Path) -> None:
-    """Nulls and empty ones too; the partition's own word, or Kafka's hash of the key."""
+    """Null and empty fields arrive, too. The partition is that of the column, or Kafka's hash of the key."""
     make(log_dir, "a-0", "a-1", "a-2", "b-0")
     when = datetime.datetime.fromtimestamp(T / 1000, datetime.UTC)
     rows = [
@@ -151,7 +151,10 @@ def test_every_column_arrives(session: SparkSession, log_dir: Path) -> None:
 
 
 def test_strings_many_batches_and_codecs(session: SparkSession, log_dir: Path) -> None:
-    """Strings as their UTF-8; the option's topic before any column; null keys go round; the topic's codec."""
+    """Strings are written as UTF-8, the topic option precedes the column, and the topic's codec is used.
+
+    Null keys are distributed over all partitions.
+    """
     make(log_dir, *(f"a-{number}" for number in range(4)))
     with Store(log_dir) as store:
         store.settings.set_topic("a", "compression.type", "zstd")
@@ -182,7 +185,7 @@ def test_strings_many_batches_and_codecs(session: SparkSession, log_dir: Path) -
         ([("v",)], "value string", {"topic": "a", "txnAppId": "x"}, "go together"),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_invalid_writes_are_refused_with_a_message(
     session: SparkSession,
     log_dir: Path,
     rows: list[tuple[Any, ...]],
@@ -190,7 +193,7 @@ def test_what_is_wrong_is_said(
     options: dict[str, str],
     message: str,
 ) -> None:
-    """In the words of Kafka's sink where it has them; nothing is written."""
+    """An invalid write is refused, with the text of Kafka's sink where it has one, and nothing is written."""
     make(log_dir, "a-0")
     writing = frame(session, rows, schema).write.format("logfs").options(**options).mode("append")
     with pytest.raises(PySparkException, match=message):
@@ -200,7 +203,7 @@ def test_what_is_wrong_is_said(
 
 
 def test_overwriting_is_refused(session: SparkSession, log_dir: Path) -> None:
-    """With the reason."""
+    """The mode `overwrite` is refused, and the error gives the reason."""
     make(log_dir, "a-0")
     with pytest.raises(PySparkException, match="append-only"):
         frame(session, [("v", "a")], "value string, topic string").write.format("logfs").mode(
@@ -232,7 +235,7 @@ class Pipeline:
         self.checkpoint = state / "checkpoint"
 
     def run(self, kind: str = "dying") -> bool:
-        """Run until everything is written, or somebody dies; whether that was the end."""
+        """Run until everything is written or a process dies. Return whether everything was written."""
         reading = self.session.readStream.format("logfs").option("subscribe", "in")
         reading = reading.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", 30)
         rows = reading.option("includeHeaders", "true").load(str(self.source))
@@ -262,7 +265,7 @@ def pipeline(session: SparkSession, source: Path, log_dir: Path, tmp_path: Path)
 
 
 def assert_exact(results: list[list[Seen]], others: frozenset[bytes] = frozenset()) -> None:
-    """All of the input, each once, and in each partition in its order."""
+    """Check that each record of the input is there once, in each partition in order."""
     own = [[seen for seen in each if seen[1] not in others] for each in results]
     assert sorted(seen[1] or b"" for each in own for seen in each) == [v for _, v, _, _ in INPUT]
     for each in own:
@@ -270,7 +273,7 @@ def assert_exact(results: list[list[Seen]], others: frozenset[bytes] = frozenset
 
 
 def test_a_stream_is_written_exactly_once(pipeline: Pipeline) -> None:
-    """Drivers and a task die, one at each step, and somebody else appends in between: contents are exact."""
+    """Drivers and a task die, one at each step, and another writer appends in between: each record is there once."""
     steps = ["task", *STEPS]
     pipeline.flag.write_text("\n".join(steps))
     deaths = 0
@@ -278,15 +281,16 @@ def test_a_stream_is_written_exactly_once(pipeline: Pipeline) -> None:
         deaths += 1
         assert deaths <= len(steps)
         if deaths % 2:
-            # Who opens the log for anything else does what is decided; at the other times the replay does.
+            # Opening the log for any other purpose finishes a decided commit; at the other times the replay finishes
+            # it.
             with Store(pipeline.target) as store:
                 for name in store:
                     store[name].append([b"other"])
     assert not pipeline.flag.read_text()
-    # A step that a replay found done took nobody's life.
+    # No driver dies at a step that its replay finds done.
     assert deaths >= len(steps) - 2
     assert_exact(pipeline.results(), frozenset([b"other"]))
-    # What was staged by those who died is of commits that are over.
+    # The processes that died left staged files of finished commits.
     with Store(pipeline.target) as store:
         store.upkeep()
     assert not list(pipeline.target.rglob("*" + STAGED))
@@ -295,7 +299,10 @@ def test_a_stream_is_written_exactly_once(pipeline: Pipeline) -> None:
 def test_a_stream_into_a_mount(
     pipeline: Pipeline, make_mount: Callable[..., Mount], session: SparkSession
 ) -> None:
-    """By the path of the mount or of what it holds; its driver dies after the commit; the daemon, between two."""
+    """A stream into a mount writes each record once, although a driver dies after a commit, and later the daemon.
+
+    The path may be that of the mount or of the log directory behind it.
+    """
     need_fuse()
     mount = make_mount(log_dirs=[pipeline.target])
     pipeline.flag.write_text("done")
@@ -313,7 +320,7 @@ def test_a_stream_into_a_mount(
 def test_for_each_batch_writes_once_by_its_transaction(
     session: SparkSession, source: Path, log_dir: Path, tmp_path: Path
 ) -> None:
-    """A batch that is given to the function again, with the same txnAppId and txnVersion, is not written again."""
+    """A batch given to the function again, with the same txnAppId and txnVersion, is not written again."""
     make(log_dir, "out-0")
     given: list[int] = []
 

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def read(spark: SparkSession, log_dir: Path, **options: object) -> DataFrame:
-    """A stream of `orders` from the beginning."""
+    """Return a stream of `orders` from the beginning."""
     wanted = {"subscribe": "orders", "startingOffsets": "earliest", **options}
     texts = {name: str(value) for name, value in wanted.items()}
     return spark.readStream.format("logfs").options(**texts).load(str(log_dir))
 
 
 def drain(frame: DataFrame, tmp_path: Path, name: str = "sink") -> list[dict[str, Any]]:
-    """Run the stream until it has all there is, into Parquet files; the progress of its batches."""
+    """Run the stream into Parquet files until it has all records, and return the progress of its batches."""
     writer = frame.writeStream.format("parquet").option("path", str(tmp_path / name))
     query = (
         writer.option("checkpointLocation", str(tmp_path / f"{name}-checkpoint"))
@@ -40,13 +40,13 @@ def drain(frame: DataFrame, tmp_path: Path, name: str = "sink") -> list[dict[str
 
 
 def sunk(spark: SparkSession, tmp_path: Path, name: str = "sink") -> list[tuple[int, int]]:
-    """What has arrived: (partition, offset), in order, with whatever came twice."""
+    """Return what has arrived, as sorted pairs (partition, offset), including duplicates."""
     rows = spark.read.parquet(str(tmp_path / name)).select("partition", "offset").collect()
     return sorted((row.partition, row.offset) for row in rows)
 
 
 def fill(store: Store, count: int, partitions: int = 2) -> None:
-    """So many more records in each partition."""
+    """Append `count` records to each partition."""
     for number in range(partitions):
         name = f"orders-{number}"
         partition = store[name] if name in store else store.create(name)
@@ -54,22 +54,22 @@ def fill(store: Store, count: int, partitions: int = 2) -> None:
 
 
 def everything(counts: dict[int, int]) -> list[tuple[int, int]]:
-    """Each offset of each partition once."""
+    """Return each offset of each partition once."""
     return [(number, offset) for number, count in counts.items() for offset in range(count)]
 
 
 def plain(offsets: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """Offsets without the topic ids, which are topics without partitions."""
+    """Return the offsets without the topic ids, which have the form of topics without partitions."""
     return {topic: each for topic, each in offsets.items() if each}
 
 
 def topic_id(log_dir: Path, partition: str = "orders-0") -> str:
-    """The id of a topic, as the file of a partition has it."""
+    """Return the id of a topic from the file of a partition."""
     return (log_dir / partition / "partition.metadata").read_text().rpartition(" ")[2]
 
 
 def test_offsets_are_in_the_shape_of_the_kafka_source(spark: SparkSession, tmp_path: Path) -> None:
-    """A checkpoint reads {"orders":{"0":…}} and the topic's id, and progress tells how far behind the query is."""
+    """A checkpoint has {"orders":{"0":…}} and the topic's id, and the progress shows how far the query is behind."""
     with Store(tmp_path / "logs") as store:
         fill(store, 50)
         progress = drain(read(spark, tmp_path / "logs"), tmp_path)
@@ -81,8 +81,8 @@ def test_offsets_are_in_the_shape_of_the_kafka_source(spark: SparkSession, tmp_p
     assert sunk(spark, tmp_path) == everything({0: 50, 1: 50})
 
 
-def test_a_query_goes_on_where_it_stopped(spark: SparkSession, tmp_path: Path) -> None:
-    """Ten runs from one checkpoint over a log that grows, rolls, expires and gains a partition: each record once."""
+def test_a_query_resumes_where_it_stopped(spark: SparkSession, tmp_path: Path) -> None:
+    """Ten runs from one checkpoint read each record once, while the log grows, rolls, expires, gains a partition."""
     logs = tmp_path / "logs"
     counts = {0: 0, 1: 0, 2: 0}
     with Store(logs) as store:
@@ -93,15 +93,15 @@ def test_a_query_goes_on_where_it_stopped(spark: SparkSession, tmp_path: Path) -
             for number in range(partitions):
                 counts[number] += 30
             drain(read(spark, logs, maxOffsetsPerTrigger=50), tmp_path)
-            # All of it has been read: the log may forget it.
+            # All records have been read, so the log may delete them.
             if turn % 3 == 2:
                 store.delete_records("orders-0", counts[0] - 10)
                 store.retain(["orders-0"])
     assert sunk(spark, tmp_path) == everything(counts)
 
 
-def test_compaction_under_a_query(spark: SparkSession, tmp_path: Path) -> None:
-    """What compaction takes before it was read is no loss, and nothing comes twice."""
+def test_compaction_during_a_query(spark: SparkSession, tmp_path: Path) -> None:
+    """Records that compaction removes before they are read are no loss, and no record comes twice."""
     logs = tmp_path / "logs"
     with Store(logs) as store:
         store.settings.set_topic("orders", "cleanup.policy", "compact")
@@ -114,8 +114,10 @@ def test_compaction_under_a_query(spark: SparkSession, tmp_path: Path) -> None:
     assert sunk(spark, tmp_path) == [(0, offset) for offset in (*range(40), *range(80, 120))]
 
 
-def test_what_retention_took_unread_is_a_loss(spark: SparkSession, tmp_path: Path) -> None:
-    """The query fails and names the offsets; failOnDataLoss=false goes on behind them."""
+def test_unread_records_that_retention_deleted_are_a_loss(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Unread records that retention deleted fail the query with their offsets. failOnDataLoss=false skips them."""
     from pyspark.errors import StreamingQueryException
 
     logs = tmp_path / "logs"
@@ -130,28 +132,29 @@ def test_what_retention_took_unread_is_a_loss(spark: SparkSession, tmp_path: Pat
     assert sunk(spark, tmp_path) == [(0, offset) for offset in (*range(40), *range(60, 80))]
 
 
-# Topics and partitions that are deleted under a query.
+# Topics and partitions that are deleted during a query.
 
 
 def recreate(store: Store, count: int, partitions: int = 1) -> None:
-    """Delete the topic, and make one of its name that has so many records in each partition."""
+    """Delete the topic, and create one of the same name with `count` records in each partition."""
     for name in list(store):
         store.delete(name)
     fill(store, count, partitions)
 
 
 def run(frame: DataFrame, tmp_path: Path) -> StreamingQuery:
-    """A query that goes on and on."""
+    """Start a query that does not end by itself."""
     writer = frame.writeStream.format("parquet").option("path", str(tmp_path / "sink"))
     writer = writer.option("checkpointLocation", str(tmp_path / "sink-checkpoint"))
     return writer.trigger(processingTime="100 milliseconds").start()
 
 
 @pytest.mark.parametrize("count", [20, 300])
-def test_a_topic_that_is_made_again_is_a_loss(
-    spark: SparkSession, tmp_path: Path, count: int
-) -> None:
-    """Found by its id at the next run, with more records than before, too; without failOnDataLoss all are read."""
+def test_a_recreated_topic_is_a_loss(spark: SparkSession, tmp_path: Path, count: int) -> None:
+    """The next run detects a recreated topic by its id, even if it has more records than before.
+
+    With failOnDataLoss=false all its records are read.
+    """
     from pyspark.errors import StreamingQueryException
 
     logs = tmp_path / "logs"
@@ -169,15 +172,17 @@ def test_a_topic_that_is_made_again_is_a_loss(
         assert "failOnDataLoss to false to begin at the earliest offset of the new topic" in said
         assert sunk(spark, tmp_path) == everything({0: 50})
         drain(read(spark, logs, failOnDataLoss="false", maxOffsetsPerTrigger=100), tmp_path)
-        # From here on the checkpoint is of the new topic.
+        # From now on the checkpoint belongs to the new topic.
         fill(store, 10, 2)
         drain(read(spark, logs), tmp_path)
     expected = everything({0: count + 10, 1: count + 10}) + everything({0: 50})
     assert sunk(spark, tmp_path) == sorted(expected)
 
 
-def test_a_checkpoint_without_topic_ids_goes_on(spark: SparkSession, tmp_path: Path) -> None:
-    """As logfs 0.1 wrote it: nothing comes twice or is missed, and the ids are known from then on."""
+def test_a_checkpoint_without_topic_ids_can_be_continued(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A checkpoint as logfs 0.1 wrote it is continued without duplicates or gaps, and gets the ids."""
     logs = tmp_path / "logs"
     with Store(logs) as store:
         fill(store, 50)
@@ -195,10 +200,10 @@ def test_a_checkpoint_without_topic_ids_goes_on(spark: SparkSession, tmp_path: P
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_partition_that_is_deleted_under_an_idle_query(
+def test_a_partition_that_is_deleted_during_an_idle_query(
     spark: SparkSession, tmp_path: Path, whole: bool
 ) -> None:
-    """The query fails though nothing new comes, and names the partition."""
+    """A query fails and names the deleted partition, even if no new records come."""
     from pyspark.errors import StreamingQueryException
 
     logs = tmp_path / "logs"
@@ -219,8 +224,11 @@ def test_a_partition_that_is_deleted_under_an_idle_query(
     assert sunk(spark, tmp_path) == everything({0: 10, 1: 10})
 
 
-def test_a_query_that_allows_losses_goes_on(spark: SparkSession, tmp_path: Path) -> None:
-    """Without the partition, and without the topic; what is made again is read from its beginning."""
+def test_a_query_that_allows_losses_continues(spark: SparkSession, tmp_path: Path) -> None:
+    """With failOnDataLoss=false a query continues without a deleted partition or topic.
+
+    A recreated one is read from its beginning.
+    """
     logs = tmp_path / "logs"
     with Store(logs) as store:
         fill(store, 10)
@@ -241,7 +249,7 @@ def test_a_query_that_allows_losses_goes_on(spark: SparkSession, tmp_path: Path)
             query.processAllAvailable()
         finally:
             query.stop()
-        # The checkpoint knows the new topic, so that a query that allows no losses goes on.
+        # The checkpoint has the new topic, so a query that allows no losses continues.
         fill(store, 5, 1)
         drain(read(spark, logs), tmp_path)
     assert sunk(spark, tmp_path) == sorted(
@@ -250,7 +258,7 @@ def test_a_query_that_allows_losses_goes_on(spark: SparkSession, tmp_path: Path)
 
 
 def test_a_partition_that_moves_is_no_loss(spark: SparkSession, tmp_path: Path) -> None:
-    """To another log directory and back, under a query."""
+    """A partition may move to another log directory and back during a query."""
     logs = [tmp_path / "a", tmp_path / "b"]
     with Store(logs) as store:
         fill(store, 10)
@@ -274,7 +282,7 @@ def test_a_partition_that_moves_is_no_loss(spark: SparkSession, tmp_path: Path) 
 
 
 def test_max_offsets_per_trigger_is_shared_by_backlog(spark: SparkSession, tmp_path: Path) -> None:
-    """No batch is larger, and a large backlog gets the larger share."""
+    """No batch is larger than the limit, and a larger backlog gets a larger share."""
     with Store(tmp_path / "logs") as store:
         store.create("orders-0").append([b"x"] * 900)
         store.create("orders-1").append([b"x"] * 100)
@@ -286,7 +294,7 @@ def test_max_offsets_per_trigger_is_shared_by_backlog(spark: SparkSession, tmp_p
 
 
 def test_max_bytes_per_trigger(spark: SparkSession, tmp_path: Path) -> None:
-    """A trigger takes about so many bytes of the log, at least a batch, and gets everywhere."""
+    """A trigger takes about `maxBytesPerTrigger` bytes of the log, at least one batch, and reaches the log end."""
     with Store(tmp_path / "logs") as store:
         store.settings.set_topic("orders", "index.interval.bytes", "0")
         partition = store.create("orders-0")
@@ -300,11 +308,11 @@ def test_max_bytes_per_trigger(spark: SparkSession, tmp_path: Path) -> None:
     assert sunk(spark, tmp_path) == everything({0: 200})
 
 
-# What Spark asks of the reader, asked directly: states that a query passes through only in bad moments.
+# Calls that Spark makes on the reader, made directly, for states that a query is in only briefly.
 
 
 def reader(log_dir: Path, **options: str) -> StreamReader:
-    """What Spark makes of these options."""
+    """Return the reader that Spark creates for these options."""
     from pyspark.sql.datasource import CaseInsensitiveDict
 
     from logfs.spark.source import LogfsDataSource
@@ -316,7 +324,7 @@ def reader(log_dir: Path, **options: str) -> StreamReader:
 
 @pytest.mark.usefixtures("spark")
 def test_a_first_latest_can_be_made_stable(tmp_path: Path) -> None:
-    """Asked again after the log has grown, the answer is the first one; without the option it moves."""
+    """With `initialOffsetsPath` the first offsets stay the same after the log has grown. Without it they move."""
     with Store(tmp_path / "logs") as store:
         fill(store, 10, 1)
         kept = str(tmp_path / "initial.json")
@@ -330,8 +338,8 @@ def test_a_first_latest_can_be_made_stable(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_batch_that_begins_behind_its_end_is_told(tmp_path: Path) -> None:
-    """As after a truncation: nothing is read twice in silence."""
+def test_a_batch_that_begins_after_its_end_is_an_error(tmp_path: Path) -> None:
+    """A batch that begins after its end, as after a truncation, is an error: nothing is read twice without one."""
     from logfs.spark.splits import DataLoss
 
     with Store(tmp_path / "logs") as store:
@@ -346,7 +354,7 @@ def test_a_batch_that_begins_behind_its_end_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("spark")
 def test_a_new_partition_without_its_beginning_is_a_loss(tmp_path: Path) -> None:
-    """As in Kafka's source: retention may have been quicker than the query, or than its second attempt."""
+    """As in Kafka's source, a new partition whose first records were deleted before they were read is a loss."""
     from logfs.spark.splits import DataLoss
 
     with Store(tmp_path / "logs") as store:
@@ -368,7 +376,7 @@ def test_a_new_partition_without_its_beginning_is_a_loss(tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("spark")
 def test_a_log_directory_that_is_replaced_is_an_error(tmp_path: Path) -> None:
-    """As one that is unmounted under a query: nobody knows of losses, so none is allowed."""
+    """A replaced log directory, for example one unmounted during a query, is an error even if losses are allowed."""
     from logfs.errors import InvalidStore
 
     logs = tmp_path / "logs"
@@ -389,8 +397,8 @@ def test_a_log_directory_that_is_replaced_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_topic_made_again_after_its_batch_was_planned(tmp_path: Path) -> None:
-    """The offsets of the batch are not the new topic's: they are lost, and the next batch begins with it."""
+def test_a_topic_recreated_after_its_batch_was_planned(tmp_path: Path) -> None:
+    """The offsets of a batch planned before its topic was recreated are lost. The next batch has the new topic."""
     from logfs.spark.splits import DataLoss
 
     logs = tmp_path / "logs"
@@ -415,8 +423,8 @@ def test_a_topic_made_again_after_its_batch_was_planned(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_single_partition_made_again_between_two_looks(tmp_path: Path) -> None:
-    """Beside others it keeps the topic's id; a query that runs knows the directory."""
+def test_a_single_partition_recreated_between_two_triggers(tmp_path: Path) -> None:
+    """A recreated partition beside others keeps the topic's id, but a running query detects the new directory."""
     from logfs.spark.splits import DataLoss
 
     logs = tmp_path / "logs"
@@ -442,7 +450,7 @@ def test_a_single_partition_made_again_between_two_looks(tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("spark")
 def test_min_offsets_per_trigger_waits(tmp_path: Path) -> None:
-    """After the first batch, fewer records make none until maxTriggerDelay is over, unless all are asked for."""
+    """After the first batch, too few records make no batch before maxTriggerDelay, unless all are asked for."""
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMinRows
 
     with Store(tmp_path / "logs") as store:
@@ -466,7 +474,7 @@ def test_min_offsets_per_trigger_waits(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("spark")
 def test_ending_options_have_no_meaning_in_a_stream(tmp_path: Path) -> None:
-    """As in Kafka's source."""
+    """As in Kafka's source, ending options are an error in a stream."""
     Store(tmp_path / "logs").close()
     with pytest.raises(ValueError, match="ending offset not valid in streaming queries"):
         reader(tmp_path / "logs", endingOffsets="latest")
@@ -474,7 +482,7 @@ def test_ending_options_have_no_meaning_in_a_stream(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("spark")
 def test_shares_are_in_proportion() -> None:
-    """No partition starves, and none gets more than it has."""
+    """Each partition with a backlog gets a share, and none gets more than its backlog."""
     from logfs.spark.stream import share
 
     names = [TopicPartition("orders", number) for number in range(3)]

@@ -1,4 +1,4 @@
-"""Spark's Python processes: what a task costs beyond its work."""
+"""Spark's Python processes: the costs of a task besides its work."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def frozen(_: int) -> int:
-    """How many objects the collector does not look at in a worker."""
+    """Return how many objects the garbage collector of a worker ignores."""
     return gc.get_freeze_count()
 
 
-def test_what_a_worker_has_loaded_is_no_garbage_to_look_for(spark: SparkSession) -> None:
-    """Spark collects garbage after each task: from the second on, all that is loaded is left alone."""
+def test_loaded_objects_are_exempt_from_garbage_collection(spark: SparkSession) -> None:
+    """Spark collects garbage after each task. After a worker's first task, its loaded objects are exempt."""
     works = [WorkItem(number, TASK_BYTES) for number in range(4)]
     run(spark, "first tasks", works, frozen)
     assert max(run(spark, "later tasks", works, frozen)) > 10_000

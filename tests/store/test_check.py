@@ -1,4 +1,4 @@
-"""The audit finds what is wrong, and nothing where nothing is (kafka-storage 14.9 item 134)."""
+"""The audit finds what is wrong, and nothing in a sound store (kafka-storage 14.9 item 134)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAME = "orders-0"
 
 @pytest.fixture
 def closed(tmp_path: Path, clock: Clock) -> Path:
-    """A cleanly closed store with one partition of three segments, an index entry a batch."""
+    """A cleanly closed store with one partition of three segments, and an index entry for each batch."""
     path = tmp_path / "store"
     with Store(path, clock=clock) as store:
         store.settings.set_topic("orders", "index.interval.bytes", "0")
@@ -43,27 +43,30 @@ def closed(tmp_path: Path, clock: Clock) -> Path:
 
 
 def errors(path: Path) -> list[Finding]:
+    """Return the findings that are errors."""
     return [finding for finding in check(path) if finding.severity is Severity.ERROR]
 
 
 def edit(path: Path, position: int, data: bytes) -> None:
+    """Overwrite bytes of a file."""
     with path.open("r+b") as file:
         file.seek(position)
         file.write(data)
 
 
 def segment(path: Path, base: int, suffix: str) -> Path:
+    """Return the path of a file of a segment."""
     return path / NAME / f"{base:020}{suffix}"
 
 
 def test_a_sound_store_has_no_findings(closed: Path) -> None:
-    """Nothing at all is found in a store that was filled, rolled and closed."""
+    """A store that was filled, rolled and closed has no findings at all."""
     assert list(check(closed)) == []
     assert list(check([closed])) == []
 
 
 def test_an_open_store_has_no_errors(closed: Path, clock: Clock) -> None:
-    """The audit may run beside a writer."""
+    """The audit may run beside a writer, and reports no error."""
     with Store(closed, clock=clock) as store:
         store[NAME].append([b"more"])
         assert errors(closed) == []
@@ -71,7 +74,7 @@ def test_an_open_store_has_no_errors(closed: Path, clock: Clock) -> None:
 
 @pytest.mark.parametrize("base", [0, 10, 20])
 def test_a_damaged_record_is_an_error(closed: Path, base: int) -> None:
-    """A flipped byte in any segment is told with its file and offsets."""
+    """A flipped byte in any segment is reported with its file and offsets."""
     path = segment(closed, base, ".log")
     edit(path, path.stat().st_size // 2, b"\xee")
     (found, *_) = errors(closed)
@@ -81,7 +84,7 @@ def test_a_damaged_record_is_an_error(closed: Path, base: int) -> None:
 
 
 def test_a_shifted_offset_entry_is_an_error(closed: Path) -> None:
-    """An entry that points beside its batch is reported (kafka-storage 14.9: testDumpIndexMismatches)."""
+    """An entry that does not point at its batch is reported (kafka-storage 14.9: testDumpIndexMismatches)."""
     path = segment(closed, 0, ".index")
     offset, position = struct.unpack(">ii", path.read_bytes()[16:24])
     edit(path, 16, struct.pack(">ii", offset, position + 1))
@@ -110,7 +113,7 @@ def test_a_text_entry_that_miscounts_is_an_error(closed: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".index", ".timeindex", ".textindex"])
 def test_an_index_of_broken_length_is_an_error(closed: Path, suffix: str) -> None:
-    """Bytes that are no whole entry are reported (kafka-storage 3.8)."""
+    """Bytes that are not a whole entry are reported (kafka-storage 3.8)."""
     path = segment(closed, 10, suffix)
     with path.open("ab") as file:
         file.write(b"abc")
@@ -120,7 +123,10 @@ def test_an_index_of_broken_length_is_an_error(closed: Path, suffix: str) -> Non
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
 @pytest.mark.parametrize("entries", [1, 5])
 def test_entries_of_zeros_are_an_error(closed: Path, suffix: str, entries: int) -> None:
-    """Those of an index that was never trimmed, or that a disk has lost: the first batch, too, has no such entry."""
+    """Entries of zeros are reported: the index was never trimmed, or a disk has lost it.
+
+    No valid entry is of zeros, not even that of the first batch.
+    """
     path = segment(closed, 10, suffix)
     path.write_bytes(bytes(entries * (8 if suffix == ".index" else 12)))
     assert {found.path for found in errors(closed)} == {path}
@@ -131,13 +137,13 @@ def test_entries_of_zeros_are_an_error(closed: Path, suffix: str, entries: int) 
 
 @pytest.mark.parametrize("suffix", [".index", ".timeindex", ".textindex"])
 def test_a_missing_index_of_a_sealed_segment_is_no_error(closed: Path, suffix: str) -> None:
-    """Indexes are caches: a missing one is a note at the most (rule 3)."""
+    """Indexes are caches: a missing index is at most a note (rule 3)."""
     segment(closed, 10, suffix).unlink()
     assert errors(closed) == []
 
 
 def test_missing_segments_are_an_error(closed: Path) -> None:
-    """A hole between segments is told, which Kafka does not see (kafka-storage 5.3)."""
+    """A gap between segments is reported; Kafka does not see it (kafka-storage 5.3)."""
     for suffix in (".log", ".index", ".timeindex", ".textindex"):
         segment(closed, 10, suffix).unlink()
     (found,) = errors(closed)
@@ -145,14 +151,14 @@ def test_missing_segments_are_an_error(closed: Path) -> None:
 
 
 def test_a_missing_end_is_an_error(closed: Path) -> None:
-    """A log that ends below its recovery point has lost what was durable."""
+    """A log that ends below its recovery point is reported, because it has lost durable records."""
     for suffix in (".log", ".index", ".timeindex", ".textindex"):
         segment(closed, 20, suffix).unlink()
     assert any("was durable up to offset 30" in found.text for found in errors(closed))
 
 
 def test_a_wrong_leader_epoch_is_an_error(closed: Path) -> None:
-    """An epoch outside the CRC is held against the epoch file."""
+    """The leader epoch of a batch, which its CRC does not cover, is compared with the epoch file."""
     path = segment(closed, 10, ".log")
     data = bytearray(path.read_bytes())
     batch = next(iter(Batches(bytes(data))))
@@ -167,13 +173,13 @@ def test_a_wrong_leader_epoch_is_an_error(closed: Path) -> None:
     ["recovery-point-offset-checkpoint", "log-start-offset-checkpoint", "meta.properties"],
 )
 def test_damaged_small_files_are_errors(closed: Path, name: str) -> None:
-    """A checkpoint that cannot be read is tolerated by the store, and told by the audit."""
+    """A checkpoint that cannot be read is tolerated by the store, and reported by the audit."""
     (closed / name).write_bytes(b"\xff\xfe")
     assert closed / name in [found.path for found in errors(closed)]
 
 
 def test_bad_partition_metadata_is_an_error_and_missing_a_note(closed: Path) -> None:
-    """Without metadata a broker takes a partition for a stray one (kafka-storage 1.10)."""
+    """Missing metadata is only noted: a broker treats the partition as a stray one (kafka-storage 1.10)."""
     path = closed / NAME / "partition.metadata"
     path.write_bytes(b"nonsense")
     assert [found.path for found in errors(closed)] == [path]
@@ -183,7 +189,7 @@ def test_bad_partition_metadata_is_an_error_and_missing_a_note(closed: Path) -> 
 
 
 def test_an_offline_partition_is_an_error(closed: Path) -> None:
-    """What cannot be loaded is told with the reason."""
+    """A partition that cannot be loaded is reported with the reason."""
     (closed / NAME / "leader-epoch-checkpoint").write_bytes(b"x")
     (found,) = errors(closed)
     assert found.path == closed / NAME
@@ -191,7 +197,7 @@ def test_an_offline_partition_is_an_error(closed: Path) -> None:
 
 
 def test_kept_tails_are_a_note(closed: Path, clock: Clock) -> None:
-    """A `.torn` file is worth knowing, and no error."""
+    """A `.torn` file is reported, but is no error."""
     (closed / ".kafka_cleanshutdown").unlink()
     with segment(closed, 20, ".log").open("ab") as file:
         file.write(b"half a batch")
@@ -201,7 +207,7 @@ def test_kept_tails_are_a_note(closed: Path, clock: Clock) -> None:
     assert found.path.suffix == ".torn"
 
 
-def test_the_audit_tells_its_progress_and_changes_nothing(closed: Path) -> None:
+def test_the_audit_reports_its_progress_and_changes_nothing(closed: Path) -> None:
     """Every byte of every log is read, and nothing is written."""
     before = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in closed.rglob("*") if p.is_file()}
     total = 0
@@ -217,14 +223,14 @@ def test_the_audit_tells_its_progress_and_changes_nothing(closed: Path) -> None:
     assert after == before
 
 
-def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    """The audit makes no directory."""
+def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
+    """The audit of a missing directory is `InvalidStore`, and does not create it."""
     with pytest.raises(InvalidStore):
         list(check(tmp_path / "none"))
     assert not (tmp_path / "none").exists()
 
 
-def test_what_was_found_before_an_audit_is_cut_short_is_told(
+def test_damage_before_an_unreadable_segment_is_reported(
     closed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A segment that cannot be read ends the audit of its partition; the damage before it is reported."""
@@ -243,7 +249,7 @@ def test_what_was_found_before_an_audit_is_cut_short_is_told(
 
 
 def test_a_control_batch_that_cannot_be_read_is_an_error(closed: Path) -> None:
-    """Its records are shown by nobody, so only the audit can tell, also where its CRC is right."""
+    """An unreadable control batch is reported, also with a right CRC: readers do not show it, only the audit can."""
     path = segment(closed, 0, ".log")
     data = bytearray(path.read_bytes())
     size = 12 + int.from_bytes(data[8:12], "big")
@@ -256,8 +262,8 @@ def test_a_control_batch_that_cannot_be_read_is_an_error(closed: Path) -> None:
     assert "a control batch that cannot be read: " in found.text
 
 
-def test_access_that_cannot_be_read_is_an_error(closed: Path) -> None:
-    """A mount answers EIO for such a partition."""
+def test_an_unreadable_file_of_modes_is_an_error(closed: Path) -> None:
+    """An unreadable `logfs.modes` is reported, because a mount answers EIO for such a partition."""
     path = closed / NAME / "logfs.modes"
     path.write_bytes(b"\xff")
     (found,) = errors(closed)

@@ -1,4 +1,4 @@
-"""Commits of staged batches into several partitions: all or none, once, and in one piece for every reader."""
+"""Commits of staged batches to several partitions: all or none, once, and atomic for every reader."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 
 def records(values: Sequence[bytes]) -> list[Record]:
+    """Return a record with a key, a header and a timestamp for each value."""
     return [
         Record(value, b"key of " + value, [("h", value)], 1_700_000_000_000) for value in values
     ]
@@ -49,7 +50,7 @@ def records(values: Sequence[bytes]) -> list[Record]:
 def staging(
     store: Store, writer: str, sequence: int, wanted: dict[str, list[bytes]], **more: int
 ) -> list[StagedFile]:
-    """One staged file for each partition."""
+    """Stage values, and return one staged file for each partition."""
     return [
         stage(
             store[name].directory,
@@ -65,7 +66,7 @@ def staging(
 
 
 def values(store: Store, name: str) -> list[bytes | None]:
-    """What is in a partition, read in two ways that must agree."""
+    """Return the values of a partition, read in two ways that must agree."""
     partition = store[name]
     found = list(partition.read())
     assert [record.offset for record in found] == list(range(partition.log_end_offset))
@@ -75,19 +76,20 @@ def values(store: Store, name: str) -> list[bytes | None]:
 
 
 def leftovers(log_dir: Path) -> list[Path]:
+    """Return the staged files that exist."""
     return sorted(log_dir.rglob("*" + commit_file.STAGED))
 
 
 @pytest.fixture
 def two(store: Store) -> Store:
-    """A store with partitions a-0 and b-0, where something is already."""
+    """A store with the partitions a-0 and b-0, each with a record."""
     for name in ("a-0", "b-0"):
         store.create(name).append([b"before"])
     return store
 
 
 def test_a_commit_is_in_all_its_partitions(two: Store, log_dir: Path) -> None:
-    """Key, value, headers and timestamp arrive; offsets follow without a gap; nothing is left over."""
+    """Keys, values, headers and timestamps are kept, offsets have no gap, and no staged file is left."""
     staged = staging(two, "query", 0, {"a-0": [b"1", b"2", b"3"], "b-0": [b"4"]})
     done = two.commit("query", 0, staged)
     assert done.offsets == {"a-0": (1, 4), "b-0": (1, 2)}
@@ -105,7 +107,7 @@ def test_a_commit_is_in_all_its_partitions(two: Store, log_dir: Path) -> None:
 
 
 def test_a_commit_that_is_sent_again_changes_nothing(two: Store, log_dir: Path) -> None:
-    """With other files, of the same or an earlier sequence; what was staged for it goes."""
+    """The repetition may have other files and the same or an earlier sequence; its staged files are removed."""
     for sequence in (3, 4):
         assert not two.commit("q", sequence, staging(two, "q", sequence, {"a-0": [b"x"]})).already
     for sequence in (4, 3, 0):
@@ -117,8 +119,8 @@ def test_a_commit_that_is_sent_again_changes_nothing(two: Store, log_dir: Path) 
     assert not leftovers(log_dir)
 
 
-def test_it_is_remembered_over_a_restart(log_dir: Path, clock: Clock) -> None:
-    """A replay after a clean end, or a week less a second later, finds its commit made."""
+def test_a_commit_is_remembered_over_a_restart(log_dir: Path, clock: Clock) -> None:
+    """A commit is known to be made after a restart, up to a week after it was made."""
     with Store(log_dir, clock=clock) as store:
         store.create("a-0")
         store.commit("q", 7, staging(store, "q", 7, {"a-0": [b"x"]}))
@@ -132,8 +134,8 @@ def test_it_is_remembered_over_a_restart(log_dir: Path, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("before", [0, 1, 9])
-def test_what_does_not_fit_goes_into_new_segments(two: Store, before: int) -> None:
-    """As many as it takes, with indexes that lead to every record, by offset and by time."""
+def test_a_commit_that_does_not_fit_goes_into_new_segments(two: Store, before: int) -> None:
+    """A commit fills as many new segments as it needs; their indexes lead to every record by offset and by time."""
     two.settings.set_topic("a", "segment.bytes", "600")
     two.settings.set_topic("a", "index.interval.bytes", "100")
     two.create("a-1").append([b"m" * 40] * before) if before else two.create("a-1")
@@ -155,7 +157,7 @@ def test_what_does_not_fit_goes_into_new_segments(two: Store, before: int) -> No
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
 def test_compressed_batches(two: Store, codec: str) -> None:
-    """They stay as they are; one with another codec than the topic's is refused before anything is done."""
+    """Compressed batches are committed unchanged; one with another codec than the topic's is refused beforehand."""
     plain = staging(two, "q", 0, {"b-0": [b"p"], "a-0": [b"q"]})
     two.settings.set_topic("a", "compression.type", codec)
     with pytest.raises(InvalidRecord, match="stage the batch again"):
@@ -165,8 +167,8 @@ def test_compressed_batches(two: Store, codec: str) -> None:
     assert values(two, "a-0") == [b"before", b"x" * 900, b"y" * 900]
 
 
-def test_log_append_time_is_the_commits(two: Store, clock: Clock) -> None:
-    """Every record of a commit has the one time at which it was decided."""
+def test_log_append_time_is_the_time_of_the_commit(two: Store, clock: Clock) -> None:
+    """Every record of a commit has the time at which the commit was decided."""
     two.settings.set_topic("a", "message.timestamp.type", "LogAppendTime")
     staged = staging(two, "q", 0, {"a-0": [b"x", b"y", b"z"]})
     clock.now_ms += 5000
@@ -178,10 +180,12 @@ def test_log_append_time_is_the_commits(two: Store, clock: Clock) -> None:
     assert len(view.read(0, view.size)) == view.size
 
 
-def test_what_a_topic_does_not_take_is_refused_before_the_decision(
-    two: Store, log_dir: Path
-) -> None:
-    """Too large, without a key, out of time, damaged, of no partition: nothing is done anywhere, and files stay."""
+def test_invalid_batches_are_refused_before_the_decision(two: Store, log_dir: Path) -> None:
+    """The commit changes no partition, and its staged files stay.
+
+    A batch is too large, has no key, has a timestamp out of range, is damaged or missing, or has an unknown
+    partition.
+    """
     staged = staging(two, "q", 0, {"b-0": [b"b"], "a-0": [b"x" * 300]})
     two.settings.set_topic("a", "max.message.bytes", "200")
     with pytest.raises(RecordTooLarge):
@@ -211,12 +215,12 @@ def test_what_a_topic_does_not_take_is_refused_before_the_decision(
     assert not two.commit("q", 0, staged[:1]).already
 
 
-def test_readers_see_all_of_a_partition_or_nothing(log_dir: Path, clock: Clock) -> None:
-    """At every write of a commit, this process and one that follows the files see it whole or not at all."""
+def test_readers_see_all_of_a_commit_to_a_partition_or_nothing(log_dir: Path, clock: Clock) -> None:
+    """At every write of a commit, this process and a read-only store see all of its records or none."""
     seen: list[tuple[int, int]] = []
 
     class Looker(Disk):
-        """Looks at the log at every write."""
+        """A disk that reads the log at every write."""
 
         def write(self, file: File, position: int, data: Buffer) -> None:
             super().write(file, position, data)
@@ -238,7 +242,7 @@ def test_readers_see_all_of_a_partition_or_nothing(log_dir: Path, clock: Clock) 
 
 
 class Full(Disk):
-    """Has, while `full`, no room for one more write to the .log of b-0."""
+    """A disk that has no room for another write to the .log of b-0 while `full` is set."""
 
     full = False
 
@@ -250,7 +254,10 @@ class Full(Disk):
 
 
 def test_a_full_disk_after_the_decision_loses_nothing(log_dir: Path, clock: Clock) -> None:
-    """The commit waits, others go on, and upkeep makes it as soon as there is room, behind what came meanwhile."""
+    """The commit is pending, and other appends go on.
+
+    Upkeep makes the commit as soon as there is room, after the records that were appended since.
+    """
     with Store(log_dir, clock=clock, disk=(disk := Full())) as store:
         for name in ("a-0", "b-0"):
             store.create(name).append([b"before"])
@@ -282,10 +289,10 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_commit_that_waits_outlives_what_is_done_to_its_log(
+def test_a_pending_commit_survives_changes_to_its_log(
     log_dir: Path, clock: Clock, change: str
 ) -> None:
-    """What lies where it was to begin leaves the log, and the process dies: the commit is made all the same, once."""
+    """The commit is made once, although the records at its planned offset leave the log and the process dies."""
     store = Store(log_dir, clock=clock, disk=(disk := Full()))
     store.settings.set_topic("a", "cleanup.policy", "compact,delete")
     store.settings.set_topic("a", "segment.bytes", "300")
@@ -307,13 +314,11 @@ def test_a_commit_that_waits_outlives_what_is_done_to_its_log(
     assert not leftovers(log_dir)
 
 
-def test_what_was_shown_beside_a_partition_that_failed_is_not_made_again(
-    log_dir: Path, clock: Clock
-) -> None:
-    """One partition's part is there and durable; the other's fails, and its partition is deleted."""
+def test_a_visible_part_of_a_pending_commit_is_not_made_again(log_dir: Path, clock: Clock) -> None:
+    """The part in one partition is visible and durable; the other part fails, and its partition is deleted."""
 
     class Broken(Disk):
-        """Cannot write the header of a batch in b-0."""
+        """A disk that cannot write the header of a batch in b-0."""
 
         def write(self, file: File, position: int, data: Buffer) -> None:
             if broken and file.path.parent.name == "b-0" and len(bytes(data)) == HEADER_SIZE:
@@ -339,11 +344,14 @@ def test_what_was_shown_beside_a_partition_that_failed_is_not_made_again(
 
 
 def test_a_commit_over_two_directories_waits_for_both(tmp_path: Path, clock: Clock) -> None:
-    """A store with one of them serves what it has, and says what is missing; with both, it is finished."""
+    """A store with one of the directories serves its partitions, and refuses commits with the reason.
+
+    A store with both directories completes the commit.
+    """
     dirs = [tmp_path / "one", tmp_path / "two"]
 
     class Full(Disk):
-        """No room in b-0."""
+        """A disk that has no room in b-0."""
 
         def write(self, file: File, position: int, data: Buffer) -> None:
             if file.path.suffix == ".log" and file.path.parent.name == "b-0":
@@ -372,8 +380,8 @@ def test_a_commit_over_two_directories_waits_for_both(tmp_path: Path, clock: Clo
     assert not [str(f) for f in check(dirs) if "error" in str(f)]
 
 
-def test_what_is_left_over_goes(two: Store, log_dir: Path, clock: Clock) -> None:
-    """Staged files of a commit that was made, and those that nobody has asked for in a day; never others."""
+def test_left_over_staged_files_are_removed(two: Store, log_dir: Path, clock: Clock) -> None:
+    """Staged files of commits that were made are removed, and those older than a day; other ones stay."""
     twin = staging(two, "q", 0, {"a-0": [b"twin"]})[0]
     two.commit("q", 0, staging(two, "q", 0, {"a-0": [b"x"]}))
     ahead = staging(two, "q", 1, {"a-0": [b"y"]})[0]
@@ -398,7 +406,7 @@ _PENDING = commit_file.Pending(
 )
 
 
-# Where an integer may begin: those of a writer may be any.
+# The least valid value of each integer; those of a writer may have any value.
 _LEAST = {"sequence": -(2**63), "time_ms": -(2**63), 0: -(2**63), 1: -(2**63)} | dict.fromkeys(
     ("base_offset", "leader_epoch", "append_time"), -1
 )
@@ -408,8 +416,8 @@ _LEAST = {"sequence": -(2**63), "time_ms": -(2**63), 0: -(2**63), 1: -(2**63)} |
     "value",
     [None, True, 1, 0, -1, -2, -(2**63), -(2**63) - 1, 2**64 - 1, 2**31, 1.5, "text", [], {}],
 )
-def test_a_file_of_commits_is_of_the_types_that_it_should_be(value: object) -> None:
-    """Its checksum may be right, and what it says of another kind, or out of range: it is damaged then."""
+def test_a_commit_file_with_wrong_types_is_corrupt(value: object) -> None:
+    """A file with a right checksum is corrupt if a value has a wrong type or is out of range."""
     text = commit_file.format_commits(
         commit_file.CommitLog({"q": commit_file.Writer(0, 1)}, _PENDING)
     )
@@ -432,13 +440,13 @@ def test_a_file_of_commits_is_of_the_types_that_it_should_be(value: object) -> N
 
 
 def sealed(told: object) -> bytes:
-    """A file of commits with a right checksum, whatever it says."""
+    """Return a commit file with this content and a right checksum."""
     body = json.dumps(told).encode()
     return b"%b\ncrc32c %08x\n" % (body, crc32c(body))
 
 
-def test_a_file_of_commits_that_is_damaged_stops_commits_alone(log_dir: Path, clock: Clock) -> None:
-    """The logs are served; the audit names the file; a commit says what to do."""
+def test_a_damaged_commit_file_stops_only_commits(log_dir: Path, clock: Clock) -> None:
+    """The logs are served, the audit names the file, and a commit fails with what to do."""
     with Store(log_dir, clock=clock) as store:
         store.create("a-0")
         store.commit("q", 0, staging(store, "q", 0, {"a-0": [b"x"]}))

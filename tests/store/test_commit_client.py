@@ -1,4 +1,4 @@
-"""Commits from outside: under Kafka's lock, or through whatever mount holds the directories at that moment."""
+"""Commits by other processes: under Kafka's lock, or through the mount that has the log directories at the time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def put(
     log_dir: Path, writer: str, sequence: int, wanted: dict[str, list[bytes]]
 ) -> list[StagedFile]:
-    """Stage values as a task of another process does."""
+    """Stage values as a task of another process does, and return the staged files."""
     settings = Settings([(Disk(), log_dir)])
     return [
         stage(
@@ -48,12 +48,16 @@ def put(
 
 
 def read(log_dir: Path, name: str) -> list[bytes | None]:
+    """Return the values of a partition's records."""
     with Store(log_dir, read_only=True) as store:
         return [record.value for record in store[name].read()]
 
 
-def test_without_a_mount_the_directories_are_opened_for_it(log_dir: Path) -> None:
-    """Only the partitions that it concerns; clean before is clean after; what was left over goes."""
+def test_without_a_mount_a_commit_opens_the_directories(log_dir: Path) -> None:
+    """Without a mount, only the partitions of the commit are opened.
+
+    A store that was clean before is clean afterwards, and left-over staged files are removed.
+    """
     with Store(log_dir) as store:
         for name in ("a-0", "b-0", "c-0"):
             store.create(name)
@@ -73,7 +77,7 @@ def test_without_a_mount_the_directories_are_opened_for_it(log_dir: Path) -> Non
 
 
 def test_a_mount_takes_commits(mount: Mount) -> None:
-    """Through `.logfs/commit`: seen at once in the files, also by who has had their sizes, and made once."""
+    """A commit through `.logfs/commit` is seen at once, also by readers that have cached sizes, and is made once."""
     log_dir = mount.log_dirs[0]
     for name in ("a-0", "b-0"):
         mount.partition(name)
@@ -97,8 +101,11 @@ def test_a_mount_takes_commits(mount: Mount) -> None:
     assert not list(log_dir.rglob("*" + STAGED))
 
 
-def test_the_answer_is_read_where_the_request_ends_or_from_the_start(mount: Mount) -> None:
-    """By read, which goes on behind what was written, and by pread; also of a refused or a second request."""
+def test_the_answer_is_read_after_the_request_or_from_the_start(mount: Mount) -> None:
+    """The answer follows the request for read, and begins at 0 for pread.
+
+    Refused and repeated requests are answered in the same way.
+    """
     fd = os.open(mount.path / ".logfs/commit", os.O_RDWR)
     try:
         for sequence in (3, 4):
@@ -116,8 +123,11 @@ def test_the_answer_is_read_where_the_request_ends_or_from_the_start(mount: Moun
         os.close(fd)
 
 
-def test_partitions_are_made_by_whoever_has_the_directories(mount: Mount) -> None:
-    """By the mount, which shows them at once; then without it. Those that are there stay; a bad name makes none."""
+def test_partitions_are_created_through_the_mount_or_directly(mount: Mount) -> None:
+    """A mount creates partitions and shows them at once; without a mount the client creates them.
+
+    Existing partitions stay as they are. If one name is invalid, no partition is created.
+    """
     log_dir = mount.log_dirs[0]
     mount.partition("a-0")
     staged = put(log_dir, "q", 0, {"a-0": [b"kept"]})
@@ -135,8 +145,8 @@ def test_partitions_are_made_by_whoever_has_the_directories(mount: Mount) -> Non
         commit_client.create(log_dir, ["a-3"], seconds=0.1)
 
 
-def test_a_log_directory_that_is_missing_is_not_made(log_dir: Path) -> None:
-    """As by `logfs create`: it may be a misspelt path. An empty one becomes a store by its first partition."""
+def test_a_missing_log_directory_is_not_created(log_dir: Path) -> None:
+    """A missing path may be misspelt, as for `logfs create`. A first partition makes an empty directory a store."""
     for ask in (
         lambda: commit_client.commit(log_dir, "q", 0, []),
         lambda: commit_client.create(log_dir, ["a-0"]),
@@ -152,8 +162,11 @@ def test_a_log_directory_that_is_missing_is_not_made(log_dir: Path) -> None:
         assert list(store) == ["a-0"]
 
 
-def test_what_a_mount_refuses_is_told_with_its_reason(mount: Mount) -> None:
-    """The same error as without a mount; an errno and a line in `.logfs/errors` for who writes the file himself."""
+def test_a_mount_refuses_invalid_commits_with_the_reason(mount: Mount) -> None:
+    """A refused commit is the same error as without a mount.
+
+    A process that writes the file itself gets an errno, and `.logfs/errors` gets a line.
+    """
     log_dir = mount.log_dirs[0]
     mount.partition("a-0")
     (mount.path / "a-0/config/cleanup.policy").write_text("compact")
@@ -178,14 +191,14 @@ def test_what_a_mount_refuses_is_told_with_its_reason(mount: Mount) -> None:
         with pytest.raises(OSError, match="Invalid argument"):
             (mount.path / ".logfs/commit").write_bytes(json.dumps(request).encode() + b"\n")
     assert "internal error" not in mount.errors()
-    # A large request comes in many writes.
+    # A large request arrives in many writes.
     many = [StagedFile("d-0", f"{number:0100}", 1, 1) for number in range(20_000)]
     with pytest.raises(UnknownPartition):
         commit_client.commit(log_dir, "q", 0, many)
 
 
 def test_mounts_come_and_go_between_commits(make_mount: Callable[..., Mount]) -> None:
-    """While one is killed and mounted again and again, each commit is made once."""
+    """Each commit is made once while the mount is stopped, killed and mounted again."""
     mount = make_mount()
     mount.partition("a-0")
     log_dir = mount.log_dirs[0]
@@ -206,7 +219,7 @@ def test_mounts_come_and_go_between_commits(make_mount: Callable[..., Mount]) ->
     for number in range(3):
         mount.kill() if number % 2 else mount.stop()
         if number % 2:
-            # A dead mount stays, and so does what it told of itself.
+            # A dead mount stays, and so does its announcement in the log directory.
             assert (log_dir / commit_client.MOUNT_FILE).exists()
         _restart(mount)
     sender.join(100)
@@ -219,7 +232,7 @@ def test_mounts_come_and_go_between_commits(make_mount: Callable[..., Mount]) ->
 def test_an_answer_counts_if_the_mount_goes_away_after_it(
     make_mount: Callable[..., Mount], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A daemon that is killed before its client closes the file has made the commit all the same."""
+    """A commit that was answered is made, even if the daemon is killed before its client closes the file."""
     mount = make_mount()
     mount.partition("a-0")
     log_dir = mount.log_dirs[0]
@@ -239,7 +252,7 @@ def test_an_answer_counts_if_the_mount_goes_away_after_it(
 
 
 def _restart(mount: Mount) -> None:
-    """Mount again; a commit may have the lock at that moment."""
+    """Mount again; retry while a commit has the lock."""
     for _ in range(50):
         try:
             mount.start()
@@ -264,7 +277,7 @@ with logfs.open(sys.argv[1]):
 
 
 def test_another_process_that_holds_the_directory_is_named(log_dir: Path) -> None:
-    """It is waited for, and then the error says who it is, and that a broker takes no commits."""
+    """The client waits; then the error names the other process, and says that a broker accepts no commits."""
     with Store(log_dir) as store:
         store.create("a-0")
     (log_dir / commit_client.MOUNT_FILE).write_text('{"pid": 1, "mountpoint": "/"}')

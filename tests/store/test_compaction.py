@@ -1,4 +1,4 @@
-"""Which log is compacted, when and up to where, and what a store does about it (kafka-storage 8.1, 8.9, 14.8)."""
+"""Compaction by a store: its plans, its rounds, and the loading of compacted logs (kafka-storage 8.1, 8.9, 14.8)."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ BACKOFF = 15_000
 
 @pytest.fixture(autouse=True)
 def _compacted(request: pytest.FixtureRequest) -> None:
+    """Set the policy of the topic `orders` to compact in the tests that have a store."""
     if "store" in request.fixturenames:
         set_topic(request.getfixturevalue("store"), "orders", cleanup_policy="compact")
 
 
 def fill(partition: Partition, clock: Clock, segments: int, keys: int = 5, rounds: int = 4) -> None:
-    """Segments in which each of some keys is written several times."""
+    """Append `segments` sealed segments, in each of which `keys` keys are written `rounds` times."""
     for _ in range(segments):
         for number in range(keys * rounds):
             key = b"%d" % (number % keys)
@@ -48,10 +49,12 @@ def fill(partition: Partition, clock: Clock, segments: int, keys: int = 5, round
 
 
 def checkpoint(log_dir: Path) -> str:
+    """Return the text of the file with the cleaner offsets."""
     return (log_dir / CLEANER_OFFSETS).read_text()
 
 
 def keys_of(partition: Partition) -> list[tuple[int, bytes | None]]:
+    """Return the offset and the key of each record."""
     return [(record.offset, record.key) for record in partition.read()]
 
 
@@ -59,7 +62,7 @@ def keys_of(partition: Partition) -> list[tuple[int, bytes | None]]:
 
 
 def test_cleanable_offsets_for_none(store: Store, clock: Clock) -> None:
-    """With no lag everything below the active segment may be cleaned (14.8, 129)."""
+    """Without a lag, everything below the active segment may be cleaned (14.8, 129)."""
     orders = store.create("orders-0")
     assert store.compactor.plan("orders-0").dirty == Dirty(0, 0)
     fill(orders, clock, 2)
@@ -87,7 +90,7 @@ def test_cleanable_offsets_active_segment(store: Store, clock: Clock) -> None:
 
 
 def test_cleanable_offsets_for_time(store: Store, clock: Clock) -> None:
-    """A segment with a record younger than min.compaction.lag.ms stays, and so do those behind it (14.8, 129)."""
+    """A segment with a record younger than min.compaction.lag.ms stays, and so do those after it (14.8, 129)."""
     set_topic(store, "orders", min_compaction_lag_ms="3600000")
     orders = store.create("orders-0")
     fill(orders, clock, 2)
@@ -99,7 +102,7 @@ def test_cleanable_offsets_for_time(store: Store, clock: Clock) -> None:
 
 
 def test_cleanable_offsets_for_short_time(store: Store, clock: Clock) -> None:
-    """With all of it younger than the lag, nothing may be cleaned (14.8, 129)."""
+    """If all segments are younger than min.compaction.lag.ms, nothing may be cleaned (14.8, 129)."""
     set_topic(store, "orders", min_compaction_lag_ms="3600000")
     orders = store.create("orders-0")
     fill(orders, clock, 3)
@@ -107,7 +110,7 @@ def test_cleanable_offsets_for_short_time(store: Store, clock: Clock) -> None:
 
 
 def test_dirty_offset_reset_if_larger_than_end_offset(store: Store, clock: Clock) -> None:
-    """A checkpoint beyond the log end means nothing (14.8, 128)."""
+    """A checkpoint beyond the log end is ignored, and cleaning begins at the log start (14.8, 128)."""
     orders = store.create("orders-0")
     fill(orders, clock, 1)
     store.checkpoints.set_cleaner_offset(orders, 21)
@@ -117,7 +120,7 @@ def test_dirty_offset_reset_if_larger_than_end_offset(store: Store, clock: Clock
 
 
 def test_dirty_offset_reset_if_smaller_than_start_offset(store: Store, clock: Clock) -> None:
-    """A checkpoint below the log start is raised to it (14.8, 128)."""
+    """A checkpoint below the log start offset is raised to it (14.8, 128)."""
     set_topic(store, "orders", cleanup_policy="compact,delete")
     orders = store.create("orders-0")
     fill(orders, clock, 3)
@@ -126,10 +129,10 @@ def test_dirty_offset_reset_if_smaller_than_start_offset(store: Store, clock: Cl
     assert store.compactor.plan("orders-0").dirty == Dirty(20, 60)
 
 
-def test_a_segment_that_the_log_starts_in_is_cleaned_as_a_whole_or_not_at_all(
+def test_a_segment_with_the_log_start_inside_is_cleaned_whole_or_not_at_all(
     store: Store, clock: Clock
 ) -> None:
-    """With the log start in the midst of a segment, and an open transaction behind it, nothing may be cleaned."""
+    """If the log starts within a segment, and an open transaction follows in that segment, nothing may be cleaned."""
     from tests.support.batches import Producer
 
     set_topic(store, "orders", cleanup_policy="compact,delete")
@@ -148,7 +151,7 @@ def test_a_segment_that_the_log_starts_in_is_cleaned_as_a_whole_or_not_at_all(
 def test_grab_filthiest_compacted_log_returns_log_with_dirtiest_ratio(
     store: Store, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The greatest ratio first; those that cannot be cleaned and those that wait are left out (14.8, 127)."""
+    """The log with the highest ratio is cleaned first; uncleanable and paused logs are left out (14.8, 127)."""
     for name, dirty in (("orders-0", 2), ("orders-1", 4), ("orders-2", 6), ("orders-3", 9)):
         partition = store.create(name)
         fill(partition, clock, 2, keys=20, rounds=1)
@@ -161,12 +164,12 @@ def test_grab_filthiest_compacted_log_returns_log_with_dirtiest_ratio(
     with caplog.at_level(logging.INFO, "logfs.store.maintenance.compaction"):
         store.compactor.run_due()
     done = [message.partition(":")[0] for message in caplog.messages]
-    # Four fifths, and then two thirds.
+    # Their dirty ratios are four fifths and two thirds.
     assert done == ["orders-1", "orders-0"]
 
 
 def test_max_compaction_lag_makes_a_log_due(store: Store, clock: Clock) -> None:
-    """However little of it is dirty, once its oldest dirty batch has waited for max.compaction.lag.ms."""
+    """A log is due once its oldest dirty batch exceeds max.compaction.lag.ms, however low its dirty ratio is."""
     set_topic(store, "orders", max_compaction_lag_ms=str(DAY), min_cleanable_dirty_ratio="1.0")
     orders = store.create("orders-0")
     fill(orders, clock, 1)
@@ -178,7 +181,7 @@ def test_max_compaction_lag_makes_a_log_due(store: Store, clock: Clock) -> None:
     assert len(keys_of(orders)) == 5
 
 
-# What the store does.
+# Rounds of a store.
 
 
 def test_upkeep_compacts_what_is_due(store: Store, clock: Clock, log_dir: Path) -> None:
@@ -215,7 +218,7 @@ def test_a_log_of_another_policy_is_not_compacted(store: Store) -> None:
 def test_a_small_map_takes_several_rounds(
     store: Store, clock: Clock, log_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All keys are compacted however few go into the map at a time."""
+    """All keys are compacted, even if the map of keys has room for only a few at a time."""
     from logfs.log.compaction import cleaner
 
     taken: list[int] = []
@@ -245,10 +248,10 @@ def test_compact_and_delete_go_together(store: Store, clock: Clock) -> None:
     assert keys_of(orders) == [(40, b"k")]
 
 
-def test_an_error_takes_one_log_out_and_the_others_go_on(
+def test_an_error_makes_one_log_uncleanable_and_the_others_go_on(
     store: Store, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is said in the log and in the status, and a round that works takes it back."""
+    """The error is logged and shown in the status and the metrics, and the next round that succeeds clears it."""
     from logfs.store.observe.metrics import metrics
     from logfs.store.observe.status import partition_status
 
@@ -275,7 +278,7 @@ def test_an_error_takes_one_log_out_and_the_others_go_on(
     assert bad.uncleanable is None
 
 
-def test_a_full_disk_is_tried_again(
+def test_compaction_is_retried_after_a_full_disk(
     store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import errno
@@ -316,8 +319,8 @@ def test_a_round_ends_when_the_store_is_stopped_or_the_policy_changes(
     assert len(keys_of(orders)) == 40
 
 
-def test_the_throttle_waits_for_what_is_spent() -> None:
-    """Bytes over the rate are waited for, small ones together."""
+def test_the_throttle_limits_the_rate() -> None:
+    """The throttle waits for bytes beyond the rate, and combines the waits for small numbers of bytes."""
     now = 0.0
     waits: list[float] = []
 
@@ -341,7 +344,7 @@ def test_the_throttle_waits_for_what_is_spent() -> None:
 def test_truncating_below_the_checkpoint_lowers_it(
     store: Store, clock: Clock, log_dir: Path
 ) -> None:
-    """To the base of the segment that is active then (8.9)."""
+    """The checkpoint is lowered to the base offset of the segment that is active after the truncation (8.9)."""
     orders = store.create("orders-0")
     fill(orders, clock, 3)
     store.compact("orders-0")
@@ -369,7 +372,10 @@ def test_a_deleted_partition_leaves_no_checkpoint(
 def test_gaps_are_no_damage_after_the_policy_has_changed(
     log_dir: Path, clock: Clock, *, clean: bool, lost: bool
 ) -> None:
-    """A log that was compacted once has gaps for good: the checkpoint tells, and without it nobody knows."""
+    """The gaps of a log that was once compacted are never damage.
+
+    The cleaner checkpoint shows that the log was compacted. If the checkpoint cannot be read, any log may have gaps.
+    """
     store = Store(log_dir, clock=clock)
     set_topic(store, "orders", cleanup_policy="compact")
     orders = store.create("orders-0")
@@ -393,7 +399,7 @@ def test_gaps_are_no_damage_after_the_policy_has_changed(
         assert store["orders-0"].log_end_offset == 61
     if lost:
         assert any(CLEANER_OFFSETS in str(finding) for finding in check(log_dir))
-        # As it was, for the audit at the end.
+        # Restored for the audit at the end.
         (log_dir / CLEANER_OFFSETS).write_text("0\n1\norders 0 60\n")
 
 
@@ -429,10 +435,13 @@ def test_logfs_compact(log_dir: Path, clock: Clock, capsys: pytest.CaptureFixtur
     assert "no partition" in capsys.readouterr().err
 
 
-def test_who_has_a_segment_open_reads_the_file_that_he_opened(
+def test_an_open_segment_file_keeps_its_bytes_after_compaction(
     make_mount: Callable[..., Mount],
 ) -> None:
-    """Compaction puts another file in its place, and under the same name: it has another inode, and other bytes."""
+    """A segment file that is open keeps its bytes after compaction.
+
+    Compaction puts another file in its place under the same name, with another inode and other bytes.
+    """
     need_fuse()
     orders = make_mount().partition("orders-0")
     (orders / "config/cleanup.policy").write_text("compact")
@@ -453,7 +462,7 @@ def test_who_has_a_segment_open_reads_the_file_that_he_opened(
 
 
 def test_ctl(make_mount: Callable[..., Mount]) -> None:
-    """Writing a command does it, reading tells what is going on, and an old handle of the text lives on."""
+    """Writing a command executes it, reading shows the state, and an open text view keeps its old text."""
     need_fuse()
     mount = make_mount()
     orders = mount.partition("orders-0")

@@ -1,4 +1,4 @@
-"""Consumer groups: the committed offsets of a store, as files, and at a prompt."""
+"""Consumer groups: the committed offsets of a store in Python, as files of a mount, and on the command line."""
 
 from __future__ import annotations
 
@@ -56,27 +56,27 @@ def topic(store: Store) -> Partition:
 
 
 def offsets(store: Store, name: str = "orders-0") -> dict[str, int]:
-    """The committed offset of each group."""
+    """Return the committed offset of each group."""
     return {group: commit.offset for group, commit in store.groups.of(name).items()}
 
 
 def key(group: str, name: str = "orders", number: int = 0) -> bytes:
-    """The key of an offset commit."""
+    """Return the key of an offset commit."""
     return OffsetKey(group, name, number).encode()
 
 
 def value(offset: int, version: int = 3) -> bytes:
-    """The value of an offset commit."""
+    """Return the value of an offset commit."""
     return OffsetCommit(offset, "", T).encode(version)
 
 
 # The engine.
 
 
-def test_a_commit_is_kafkas_record_where_kafka_looks_for_it(
+def test_a_commit_is_kafkas_record_in_kafkas_partition(
     store: Store, topic: Partition, clock: Clock
 ) -> None:
-    """Key type 1, value version 3, in the partition that the hash picks, at the store's time."""
+    """A commit has key type 1, value version 3 and the store's time, in the partition that the hash selects."""
     assert store.groups.committed("my-group", "orders-0") is None
     clock.now_ms += 5
     commit = store.groups.commit("my-group", "orders-0", 12, "half")
@@ -94,7 +94,7 @@ def test_a_commit_is_kafkas_record_where_kafka_looks_for_it(
 
 
 def test_the_topic_has_kafkas_settings(store: Store, topic: Partition, log_dir: Path) -> None:
-    """It is compacted, in segments of `offsets.topic.segment.bytes`, and all that is kept in plain files."""
+    """The topic is compacted, in segments of `offsets.topic.segment.bytes`, and its settings are in plain files."""
     store.settings.set_broker("offsets.topic.segment.bytes", "1000000")
     store.groups.commit("g1", "orders-0", 1)
     assert (log_dir / f"{TOPIC}@p").read_text().splitlines()[1:] == [
@@ -103,12 +103,12 @@ def test_the_topic_has_kafkas_settings(store: Store, topic: Partition, log_dir: 
         "segment.bytes=1000000",
     ]
     assert store[f"{TOPIC}-42"].config.is_compacted
-    # Where the groups are must not change with a default.
+    # A new default must not move the groups to other partitions.
     assert store.settings.broker_overrides["offsets.topic.num.partitions"] == "50"
 
 
 def test_commits_outlive_the_store(log_dir: Path) -> None:
-    """The last commit of each group and partition counts, and is there after a reopening."""
+    """The last commit of each group and partition counts, and is kept over a reopening."""
     with logfs.open(log_dir, create=True) as store:
         for name in ("orders-0", "orders-1", "pay-0"):
             store.create(name).append([b"x"] * 9)
@@ -124,7 +124,7 @@ def test_commits_outlive_the_store(log_dir: Path) -> None:
 
 
 def test_forgetting_is_a_tombstone(store: Store, topic: Partition) -> None:
-    """A forgotten group is gone for that partition only, and can commit again."""
+    """Forgetting a group deletes its offset of that partition only, and the group can commit again."""
     store.create("orders-1")
     store.groups.commit("g1", "orders-0", 7)
     store.groups.commit("g1", "orders-1", 0)
@@ -140,7 +140,7 @@ def test_forgetting_is_a_tombstone(store: Store, topic: Partition) -> None:
 
 
 def test_a_deleted_partition_is_forgotten(store: Store, topic: Partition) -> None:
-    """What groups have committed goes with the partition, and a new one of its name starts afresh."""
+    """The committed offsets are deleted with the partition, and a new partition of its name has none."""
     store.create("orders-1")
     for group in ("a", "b"):
         store.groups.commit(group, "orders-0", 7)
@@ -153,7 +153,7 @@ def test_a_deleted_partition_is_forgotten(store: Store, topic: Partition) -> Non
 
 @pytest.mark.parametrize("offset", [-1, 4, 21])
 def test_offsets_outside_the_log_are_refused(store: Store, topic: Partition, offset: int) -> None:
-    """Only what lies between the log's ends, both included, can be committed."""
+    """Only an offset from the log start to the log end, both included, can be committed."""
     topic.advance_log_start(5)
     with pytest.raises(OffsetOutOfRange, match=r"not in \[5, 20\]"):
         store.groups.commit("g1", "orders-0", offset)
@@ -163,8 +163,8 @@ def test_offsets_outside_the_log_are_refused(store: Store, topic: Partition, off
         assert offsets(store) == {"g1": end}
 
 
-def test_what_cannot_be_committed(store: Store, topic: Partition) -> None:
-    """No such partition, no group's name, metadata that is too long: each says what is wrong."""
+def test_invalid_commits_are_refused(store: Store, topic: Partition) -> None:
+    """An unknown partition, an invalid group name and metadata that is too long are refused with the reason."""
     with pytest.raises(UnknownPartition):
         store.groups.commit("g1", "nothing-0", 0)
     with pytest.raises(InvalidName, match="needs a name"):
@@ -179,8 +179,8 @@ def test_what_cannot_be_committed(store: Store, topic: Partition) -> None:
     assert sorted(offsets(store).values()) == [0, 1]
 
 
-def test_a_read_only_store_only_reads(log_dir: Path) -> None:
-    """Groups are seen, and cannot be changed."""
+def test_a_read_only_store_refuses_commits(log_dir: Path) -> None:
+    """The groups of a read-only store can be read, and not changed."""
     with logfs.open(log_dir, create=True) as store:
         store.create("orders-0")
         store.groups.commit("g1", "orders-0", 0)
@@ -192,10 +192,10 @@ def test_a_read_only_store_only_reads(log_dir: Path) -> None:
             store.groups.forget("g1", "orders-0")
 
 
-def test_every_version_is_read_and_what_is_no_commit_is_skipped(
+def test_every_version_is_read_and_other_records_are_skipped(
     store: Store, topic: Partition, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Commits of all versions and both key types count; groups' metadata, later kinds and nonsense do not."""
+    """Commits of all versions and both key types count; group metadata, later kinds and invalid records do not."""
     log = store.groups.log_of("g1")
     for version in range(5):
         log.append([logfs.Record(value(version, version), key(f"v{version}"))])
@@ -215,13 +215,13 @@ def test_every_version_is_read_and_what_is_no_commit_is_skipped(
 
 
 class Coordinator:
-    """Commits offsets in transactions, as a broker's group coordinator does."""
+    """A group coordinator that commits offsets in transactions, as a broker's does."""
 
     def __init__(self, log: Partition) -> None:
         self.log = log
 
     def commit(self, producer: int, *offsets: tuple[str, int]) -> None:
-        """Commit offsets, as part of a producer's transaction."""
+        """Commit offsets as part of a producer's transaction."""
         records = [logfs.Record(value(at), key(group)) for group, at in offsets]
         (built,) = build_records(records, BatchFormat(Codec.NONE, None, 10**6), T).batches
         batch = bytearray(built.data)
@@ -232,12 +232,12 @@ class Coordinator:
         self.log.append_batch(batch, coordinator=True)
 
     def end(self, producer: int, *, commit: bool) -> None:
-        """Commit or abort it."""
+        """Commit or abort a producer's transaction."""
         self.log.end_transaction(producer, 0, commit=commit)
 
 
 def test_transactions_commit_abort_and_stay_open(store: Store, topic: Partition) -> None:
-    """A transaction's commits count from its COMMIT on, never after an ABORT, and not before either."""
+    """The commits of a transaction count from its COMMIT marker on, and never after an ABORT marker."""
     log = store.groups.log_of("g1")
     for group in ("both", "done", "failed", "open"):
         log.append([logfs.Record(value(1), key(group))])
@@ -252,15 +252,17 @@ def test_transactions_commit_abort_and_stay_open(store: Store, topic: Partition)
     assert offsets(store) == ones
     coordinator.end(7, commit=True)
     assert offsets(store) == {"both": 2, "done": 2, "failed": 1, "open": 1}
-    # A producer's next transaction has nothing of its last one.
+    # A producer's next transaction contains nothing of the one before.
     coordinator.commit(8, ("done", 5))
     coordinator.end(8, commit=True)
     coordinator.end(7, commit=True)
     assert offsets(store) == {"both": 2, "done": 5, "failed": 1, "open": 1}
 
 
-def test_a_later_commit_and_a_tombstone_beat_a_transaction(store: Store, topic: Partition) -> None:
-    """COMMIT takes over only what no later record told otherwise; a tombstone empties open transactions."""
+def test_a_later_commit_and_a_tombstone_override_a_transaction(
+    store: Store, topic: Partition
+) -> None:
+    """COMMIT applies only offsets that no later record has replaced; a tombstone also removes them."""
     log = store.groups.log_of("g1")
     coordinator = Coordinator(log)
     coordinator.commit(7, ("later", 2), ("forgotten", 2), ("kept", 2))
@@ -270,8 +272,8 @@ def test_a_later_commit_and_a_tombstone_beat_a_transaction(store: Store, topic: 
     assert offsets(store) == {"kept": 2, "later": 9}
 
 
-def test_transactions_are_the_same_read_at_once(log_dir: Path) -> None:
-    """Whether they are followed or read from the beginning makes no difference."""
+def test_transactions_read_the_same_followed_or_from_the_beginning(log_dir: Path) -> None:
+    """Following the log and reading it from the beginning give the same offsets."""
     with logfs.open(log_dir, create=True) as store:
         store.create("orders-0").append([b"x"] * 20)
         coordinator = Coordinator(store.groups.log_of("g1"))
@@ -300,8 +302,8 @@ STEPS = st.one_of(
 
 @given(st.lists(STEPS, max_size=25))
 @settings(max_examples=15)
-def test_following_is_reading_from_the_beginning(steps: list[tuple[str, str, int]]) -> None:
-    """Whatever happens, and whenever somebody looks: he sees what a new reader sees, and what a model says."""
+def test_following_equals_reading_from_the_beginning(steps: list[tuple[str, str, int]]) -> None:
+    """After any steps and reads, a follower has the offsets that a new reader has, and those of a model."""
     with TemporaryDirectory() as directory, Store(directory, clock=lambda: T) as store:
         store.create("orders-0").append([b"x"] * 20)
         store.settings.set_broker("offsets.topic.num.partitions", "1")
@@ -312,7 +314,7 @@ def test_following_is_reading_from_the_beginning(steps: list[tuple[str, str, int
             _, committed, pending = (dict(c) if isinstance(c, dict) else c for c in model[-1])
             if step == "commit":
                 store.groups.commit(group, "orders-0", number)
-                # What a transaction has told before counts less than what is told now.
+                # A commit takes precedence over an earlier one in an open transaction.
                 committed[group] = number
                 pending.pop(group, None)
             elif step == "forget":
@@ -339,11 +341,11 @@ def test_following_is_reading_from_the_beginning(steps: list[tuple[str, str, int
         assert Groups(store, store.create).of("orders-0") == store.groups.of("orders-0")
 
 
-# What happens to the log meanwhile.
+# Changes to the log while it is followed.
 
 
-def test_new_records_are_followed_and_rolls_survived(store: Store, topic: Partition) -> None:
-    """What is appended, by whomever, is seen at the next look, in however many segments."""
+def test_new_records_are_seen_across_rolls(store: Store, topic: Partition) -> None:
+    """Records that any writer has appended are seen by the next read, in any number of segments."""
     log = store.groups.log_of("g1")
     for n in range(6):
         log.append([logfs.Record(value(n), key("g1"))])
@@ -354,7 +356,7 @@ def test_new_records_are_followed_and_rolls_survived(store: Store, topic: Partit
 
 
 def test_a_truncation_takes_commits_back(store: Store, topic: Partition) -> None:
-    """After a truncation, older commits count again, even if the log is as long as before."""
+    """After a truncation older commits count again, even if the log has its old length again."""
     log = store.groups.log_of("g1")
     for n in range(4):
         log.append([logfs.Record(value(n), key("g1"))])
@@ -368,10 +370,8 @@ def test_a_truncation_takes_commits_back(store: Store, topic: Partition) -> None
     assert offsets(store) == {"g1": 0, "g2": 8}
 
 
-def test_a_partition_that_was_deleted_and_made_again_starts_over(
-    store: Store, topic: Partition
-) -> None:
-    """Nothing of an old partition is left in a new one of its name."""
+def test_a_recreated_offsets_partition_starts_empty(store: Store, topic: Partition) -> None:
+    """A new offsets partition has no commits of a deleted partition of its name."""
     store.groups.commit("g1", "orders-0", 1)
     name = store.groups.log_of("g1").name.directory
     store.delete(name)
@@ -381,15 +381,17 @@ def test_a_partition_that_was_deleted_and_made_again_starts_over(
     assert store[name].config.is_compacted
 
 
-def test_a_tombstone_that_was_compacted_away_unseen(store: Store, topic: Partition) -> None:
-    """A commit and its tombstone that both went before anybody looked again leave nothing."""
+def test_a_tombstone_that_was_compacted_away_before_the_next_read(
+    store: Store, topic: Partition
+) -> None:
+    """A commit and its tombstone leave no offset if compaction removes both before the next read."""
     log = store.groups.log_of("g1")
     log.append([logfs.Record(value(1), key("g1")), logfs.Record(value(2), key("g2"))])
     assert offsets(store) == {"g1": 1, "g2": 2}
     log.append([logfs.Record(None, key("g1"))])
     log.append([logfs.Record(value(3), key("g2"))])
     log.roll(T)
-    # What the cleaner leaves of the sealed segment, with no tombstones kept.
+    # The sealed segment after a compaction that keeps no tombstones.
     store.log_dirs[0].write_cleaner_offsets({log.name: 4})
     sealed = log.segments[0]
     data = sealed.path.read_bytes()
@@ -404,8 +406,8 @@ def test_a_tombstone_that_was_compacted_away_unseen(store: Store, topic: Partiti
     assert offsets(store) == {"g2": 3}
 
 
-def test_damage_is_stepped_over(log_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Of a damaged log, what can be read counts, and a warning names what cannot."""
+def test_damage_is_skipped(log_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The readable commits of a damaged log count, and a warning names the damage."""
     with logfs.open(log_dir, create=True) as store:
         store.create("orders-0").append([b"x"] * 9)
         for offset in range(3):
@@ -422,8 +424,10 @@ def test_damage_is_stepped_over(log_dir: Path, caplog: pytest.LogCaptureFixture)
     path.write_bytes(data)
 
 
-def test_a_batch_of_nonsense_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A batch whose CRC is right and whose records are none hides nothing but itself."""
+def test_a_batch_with_malformed_records_is_skipped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A batch with a right CRC and malformed records hides nothing but itself."""
     with logfs.open(tmp_path, create=True) as store:
         store.create("orders-0").append([b"x"] * 9)
         store.groups.commit("g1", "orders-0", 3)
@@ -445,11 +449,11 @@ def test_a_batch_of_nonsense_is_left_out(tmp_path: Path, caplog: pytest.LogCaptu
     assert any("groups: " in record.message for record in caplog.records)
 
 
-# How many partitions there are.
+# The number of partitions.
 
 
-def test_a_brokers_number_of_partitions_is_told_by_its_partitions(log_dir: Path) -> None:
-    """Where partitions 0 to 3 are all there are, groups are spread over four of them."""
+def test_the_number_of_partitions_follows_a_brokers_partitions(log_dir: Path) -> None:
+    """If exactly the partitions 0 to 3 exist, the groups are spread over these four."""
     with logfs.open(log_dir, create=True) as store:
         store.create("orders-0").append([b"x"] * 9)
         for number in range(4):
@@ -460,8 +464,8 @@ def test_a_brokers_number_of_partitions_is_told_by_its_partitions(log_dir: Path)
         assert len(store) == 5
 
 
-def test_some_of_a_brokers_partitions(log_dir: Path) -> None:
-    """Where some are missing, the setting counts, and the one that the hash picks is made."""
+def test_the_setting_counts_if_partitions_of_a_broker_are_missing(log_dir: Path) -> None:
+    """If some partitions are missing, the setting counts, and the partition that the hash selects is created."""
     with logfs.open(log_dir, create=True) as store:
         store.create("orders-0").append([b"x"] * 9)
         for number in (1, 3):
@@ -477,8 +481,8 @@ def test_some_of_a_brokers_partitions(log_dir: Path) -> None:
         assert len(ids) == 1
 
 
-def test_another_number_of_partitions(store: Store, topic: Partition) -> None:
-    """Old commits are found after the number was changed, new ones count more, and forgetting gets both."""
+def test_the_number_of_partitions_can_change(store: Store, topic: Partition) -> None:
+    """Old commits are found after the number has changed, new ones take precedence, and forgetting deletes both."""
     store.groups.commit("g1", "orders-0", 5)
     store.groups.commit("g2", "orders-0", 6)
     store.settings.set_broker("offsets.topic.num.partitions", "7")
@@ -491,7 +495,7 @@ def test_another_number_of_partitions(store: Store, topic: Partition) -> None:
 
 
 def test_an_offline_partition_is_named(log_dir: Path) -> None:
-    """A partition that could not be loaded is not made a second time."""
+    """A commit names the damage of an offsets partition that is offline, and does not create it a second time."""
     with logfs.open(log_dir, create=True) as store:
         store.create("orders-0")
         store.groups.commit("g1", "orders-0", 0)
@@ -523,7 +527,7 @@ def test_an_offline_partition_is_named(log_dir: Path) -> None:
     ],
 )
 def test_offsets_in_words(topic: Partition, words: str, offset: int) -> None:
-    """A number, an end, or a time: the first record at or after it, or else the log's end."""
+    """A number, an end, or a time is accepted; a time is the first record at or after it, or else the log end."""
     topic.advance_log_start(3)
     assert resolve_offset(topic, words) == offset
 
@@ -532,7 +536,7 @@ def test_offsets_in_words(topic: Partition, words: str, offset: int) -> None:
     "words", ["", "-1", "01", "1_0", "1.5", "newest", "@", "@noon", "1\n2", "9" * 20]
 )
 def test_words_that_are_no_offset(topic: Partition, words: str) -> None:
-    """Everything else is refused, and the message says what to give."""
+    """Any other text is refused, and the error says what to give."""
     with pytest.raises(InvalidName, match="give a number, earliest, latest, or a time"):
         resolve_offset(topic, words)
 
@@ -542,8 +546,8 @@ def test_words_that_are_no_offset(topic: Partition, words: str) -> None:
 
 @pytest.fixture
 def groups(orders: Path) -> Path:
-    """`orders-0/groups` of a mounted partition of twenty records, a second apart from noon on."""
-    # Noon was long ago: retention would take the records while a slow test runs.
+    """The directory `orders-0/groups` of a mounted partition of twenty records, a second apart from noon on."""
+    # The records are years old: retention would delete them during a slow test.
     (orders / "config/retention.ms").write_text("-1")
     lines = [orjson.dumps({"value": f"{n}", "timestamp": NOON + n * 1000}) for n in range(20)]
     (orders / "append.jsonl").write_bytes(b"\n".join(lines) + b"\n")
@@ -551,7 +555,7 @@ def groups(orders: Path) -> Path:
 
 
 def test_files_of_groups(mount: Mount, groups: Path) -> None:
-    """`echo 5 > groups/new` commits, cat and ls tell of it, rm forgets it."""
+    """`echo 5 > groups/new` commits, cat and ls show the offsets, and rm deletes one."""
     assert os.listdir(groups) == []
     before = time.time()
     run("sh", "-c", "echo 5 > new; echo 12 >> billing; echo 13 > billing", cwd=groups)
@@ -575,7 +579,7 @@ def test_files_of_groups(mount: Mount, groups: Path) -> None:
 
 
 def test_the_lag_grows_with_the_log(groups: Path) -> None:
-    """It is the log's end less what is committed, at every look, whoever has the file open."""
+    """The lag is the log end less the committed offset at every read, even while another handle is open."""
     (groups / "g").write_text("latest")
     lag = groups / "g.lag"
     with lag.open() as held:
@@ -588,7 +592,7 @@ def test_the_lag_grows_with_the_log(groups: Path) -> None:
 
 
 def test_writing_commits(groups: Path) -> None:
-    """Each way to say an offset, on a group that is there and on a new one."""
+    """Each way to write an offset commits it, for an existing group and for a new one."""
     ways = {
         "7": 7,
         "7\n": 7,
@@ -607,8 +611,8 @@ def test_writing_commits(groups: Path) -> None:
     assert len(os.listdir(groups)) == len(ways) + 1
 
 
-def test_what_is_refused_changes_nothing(mount: Mount, groups: Path) -> None:
-    """The writer gets an errno, `.logfs/errors` the reason, and the old offset stays; nothing new appears."""
+def test_a_refused_commit_changes_nothing(mount: Mount, groups: Path) -> None:
+    """The writer gets an errno, `.logfs/errors` the reason; the old offset stays, and no new file appears."""
     (groups / "old").write_text("3")
     for words, number, reason in (
         (b"21\n", errno.ERANGE, "orders-0: offset 21 is not in [0, 20]; nothing is committed"),
@@ -626,7 +630,7 @@ def test_what_is_refused_changes_nothing(mount: Mount, groups: Path) -> None:
 
 
 def test_a_lag_can_only_be_read(mount: Mount, groups: Path) -> None:
-    """Writing to a lag, making one, removing one: EPERM, with a reason."""
+    """Writing to, creating or removing a lag file is EPERM, with a reason in `.logfs/errors`."""
     (groups / "g").write_text("3")
     for name in ("g.lag", "new.lag"):
         with pytest.raises(PermissionError):
@@ -637,8 +641,8 @@ def test_a_lag_can_only_be_read(mount: Mount, groups: Path) -> None:
     assert (groups / "g").read_text() == "3\n"
 
 
-def test_a_group_is_there_when_an_offset_is(groups: Path) -> None:
-    """`touch` makes nothing that stays; while the file is open and empty, it has size 0."""
+def test_a_group_exists_once_it_has_an_offset(groups: Path) -> None:
+    """`touch` creates nothing that stays; a file that is open and empty has size 0."""
     run("touch", groups / "g")
     assert not (groups / "g").exists()
     with (groups / "g").open("w") as file:
@@ -658,8 +662,8 @@ def test_a_group_is_there_when_an_offset_is(groups: Path) -> None:
     assert (groups / "h").read_text() == "6\n"
 
 
-def test_removed_while_open(groups: Path) -> None:
-    """Who has a removed group's file open keeps what he read; the name is free for a new one."""
+def test_a_group_can_be_removed_while_its_file_is_open(groups: Path) -> None:
+    """An open file of a removed group keeps its text, and the name is free for a new group."""
     (groups / "g").write_text("4")
     with (groups / "g").open() as held:
         (groups / "g").unlink()
@@ -670,7 +674,7 @@ def test_removed_while_open(groups: Path) -> None:
 
 
 def test_names_of_groups(mount: Mount, groups: Path) -> None:
-    """A group that cannot be a file's name is percent-encoded; Kafka's records have its true name."""
+    """A group name that cannot be a file name is percent-encoded; Kafka's records have the original name."""
     files = {
         "a/b": "a%2Fb",
         ".hidden": "%2Ehidden",
@@ -691,8 +695,8 @@ def test_names_of_groups(mount: Mount, groups: Path) -> None:
         assert offsets(store) == dict.fromkeys(files, 3)
 
 
-def test_names_that_no_group_has(mount: Mount, groups: Path) -> None:
-    """They are refused, and the reason tells the name that would do."""
+def test_invalid_file_names_of_groups_are_refused(mount: Mount, groups: Path) -> None:
+    """A file name that encodes no group is refused, and the reason suggests the right name."""
     for name, right in ((".swp", "%2Eswp"), ("50%", "50%25"), ("%41", "%2541"), ("%2f", "%252f")):
         with pytest.raises(OSError, match="Invalid argument"):
             (groups / name).write_text("3")
@@ -701,7 +705,7 @@ def test_names_that_no_group_has(mount: Mount, groups: Path) -> None:
 
 
 def test_attributes(groups: Path) -> None:
-    """A group's file has the commit's metadata and leader epoch."""
+    """A group's file has the commit's metadata and leader epoch as extended attributes."""
     (groups / "g").write_text("4")
     names = os.listxattr(groups / "g")
     assert sorted(names) == ["user.logfs.leader_epoch", "user.logfs.metadata"]
@@ -710,7 +714,7 @@ def test_attributes(groups: Path) -> None:
 
 
 def test_commits_survive_the_daemon(mount: Mount, groups: Path) -> None:
-    """After fsync, or O_SYNC, or a clean end, a commit is there for good; kill -9 takes nothing written."""
+    """A commit is permanent after fsync, with O_SYNC or after a clean end; kill -9 loses nothing that was written."""
     (groups / "g").write_text("4")
     with (groups / "synced").open("w") as file:
         file.write("5")
@@ -729,7 +733,7 @@ def test_commits_survive_the_daemon(mount: Mount, groups: Path) -> None:
 
 
 def test_fsync_flushes_the_partition_of_the_commit(mount: Mount, groups: Path) -> None:
-    """The number of flushes that `.logfs/metrics` counts rises with an fsync that has something to do."""
+    """fsync of a group's file raises the recovery point of the offsets partition that has the commit."""
 
     def recovery_point() -> int:
         status = orjson.loads((mount.path / f"{TOPIC}-42/status.json").read_bytes())
@@ -743,10 +747,10 @@ def test_fsync_flushes_the_partition_of_the_commit(mount: Mount, groups: Path) -
         assert recovery_point() == 1
 
 
-def test_modes_say_who_may_commit(
+def test_the_mode_of_the_directory_decides_who_may_commit(
     mount: Mount, groups: Path, make_mount: Callable[..., Mount]
 ) -> None:
-    """The directory's bits are what its files follow, and they persist."""
+    """The modes of the files follow the mode of the directory, which is kept over a remount."""
     (groups / "g").write_text("4")
     assert groups.stat().st_mode & 0o777 == 0o755
     assert (groups / "g").stat().st_mode & 0o777 == 0o644
@@ -759,10 +763,10 @@ def test_modes_say_who_may_commit(
         (groups / "g").chmod(0o600)
 
 
-def test_others_may_look_and_not_commit(
+def test_other_users_may_read_and_not_commit(
     make_mount: Callable[..., Mount],
 ) -> None:
-    """Without w on the directory another user reads offsets, and neither commits nor forgets."""
+    """Without w on the directory another user can read offsets, but neither commit nor forget them."""
     need_root()
     setpriv = need_command("setpriv")
     mount = make_mount("-o", "allow_other")
@@ -776,7 +780,7 @@ def test_others_may_look_and_not_commit(
 
 
 def test_a_read_only_mount(mount: Mount, groups: Path, make_mount: Callable[..., Mount]) -> None:
-    """Offsets are read; writing, making and removing are EROFS."""
+    """On a read-only mount offsets can be read; writing, creating and removing are EROFS."""
     (groups / "g").write_text("4")
     mount.stop()
     folder = make_mount("--read-only", name="ro", log_dirs=mount.log_dirs).path / "orders-0/groups"
@@ -794,14 +798,14 @@ def test_a_read_only_mount(mount: Mount, groups: Path, make_mount: Callable[...,
 
 
 def test_rmdir_forgets(mount: Mount, groups: Path) -> None:
-    """A partition that is made anew has no groups."""
+    """A partition that is created again after its removal has no groups."""
     (groups / "g").write_text("4")
     groups.parent.rmdir()
     assert os.listdir(mount.partition("orders-0") / "groups") == []
 
 
 def test_the_commits_are_records_of_a_partition(mount: Mount, groups: Path) -> None:
-    """`__consumer_offsets-42` is a partition like any other; `records` of it is never stale."""
+    """`__consumer_offsets-42` is a partition like any other, and its `records.jsonl` is never stale."""
     (groups / "g1").write_text("4")
     folder = mount.path / f"{TOPIC}-42"
     records = folder / "records.jsonl"
@@ -817,7 +821,7 @@ def test_the_commits_are_records_of_a_partition(mount: Mount, groups: Path) -> N
 
 
 def test_many_writers(mount: Mount, groups: Path) -> None:
-    """Commits of many groups at once, each the last of its writer; others are served meanwhile."""
+    """Eight writers commit at once, the last commit of each counts, and appends are served at the same time."""
     script = "for n in $(seq 0 20); do echo $n > $0; done"
     writers = [
         subprocess.Popen(["sh", "-c", script, f"group{number}"], cwd=groups) for number in range(8)
@@ -832,7 +836,7 @@ def test_many_writers(mount: Mount, groups: Path) -> None:
 
 
 def test_logfs_groups(log_dir: Path) -> None:
-    """A table as kafka-consumer-groups has it, and the same as JSON; commit and forget."""
+    """`logfs groups` prints the table of kafka-consumer-groups, or the same as JSON; it also commits and forgets."""
     with logfs.open(log_dir, create=True) as store:
         for name in ("orders-0", "orders-1", "pay-0"):
             store.create(name).append([b"x"] * 9)
@@ -872,7 +876,7 @@ def test_logfs_groups(log_dir: Path) -> None:
 
 
 def test_logfs_groups_of_partitions_that_are_elsewhere(log_dir: Path) -> None:
-    """A broker's directory tells of groups of partitions that it does not hold."""
+    """A broker's log directory has commits of groups for partitions that it does not hold."""
     with logfs.open(log_dir, create=True) as store:
         store.create("orders-0")
         store.groups.log_of("g").append([logfs.Record(value(4), key("g", "far", 7))])
@@ -882,7 +886,7 @@ def test_logfs_groups_of_partitions_that_are_elsewhere(log_dir: Path) -> None:
 
 
 def test_logfs_groups_errors(log_dir: Path, tmp_path: Path) -> None:
-    """One line each: what, where, what to do."""
+    """An error is one line with what failed, where, and what to do."""
     with logfs.open(log_dir, create=True) as store:
         store.create("orders-0").append([b"x"] * 9)
     assert "none does not exist" in fails("groups", tmp_path / "none")
@@ -903,7 +907,7 @@ def test_logfs_groups_errors(log_dir: Path, tmp_path: Path) -> None:
 
 
 def test_logfs_delete_forgets(log_dir: Path) -> None:
-    """`logfs delete` also forgets what groups have committed for the partition."""
+    """`logfs delete` also deletes the offsets that groups have committed for the partition."""
     with logfs.open(log_dir, create=True) as store:
         store.create("orders-0")
         store.groups.commit("g", "orders-0", 0)
@@ -911,8 +915,8 @@ def test_logfs_delete_forgets(log_dir: Path) -> None:
     assert len(ok("groups", log_dir).splitlines()) == 1
 
 
-def test_a_commit_that_nobody_can_see_is_an_error_and_not_missing(log_dir: Path) -> None:
-    """A consumer that took it for missing would begin anew."""
+def test_a_commit_in_an_offline_partition_is_an_error_and_not_missing(log_dir: Path) -> None:
+    """If the commit were reported as missing, a consumer would begin at the start again."""
     with Store(log_dir) as store:
         store.create("orders-0").append([b"one"])
         store.groups.commit("billing", "orders-0", 1)

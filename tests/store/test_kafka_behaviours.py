@@ -1,7 +1,7 @@
-"""What Kafka's own tests demand of rolling, retention, deletion and cleaning, and where here each is held.
+"""The behaviours that Kafka's own tests pin for rolling, retention, deletion and cleaning, and their tests here.
 
-The numbers are those of kafka-storage 14. A test names its number in its docstring; those without another home are
-here, and the last test sees that none is forgotten.
+The numbers are those of kafka-storage 14. A test cites its number in its docstring. Tests of behaviours that belong
+nowhere else are here, and the last test checks that no number is missing.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ DAY = 86_400_000
 
 
 def append(orders: Partition, count: int, key: bytes | None = None) -> None:
-    """So many records, each a batch of the same size."""
+    """Append `count` records, each in a batch of the same size."""
     for _ in range(count):
         orders.append([Record(b"%04d" % orders.log_end_offset, key)])
 
 
 def fill(orders: Partition, clock: Clock, segments: int, records: int) -> None:
-    """Sealed segments of so many records, and an empty one."""
+    """Append `segments` sealed segments of `records` records each, and an empty active segment."""
     for _ in range(segments):
         append(orders, records)
         orders.roll(clock())
@@ -55,8 +55,9 @@ def orders(store: Store) -> Partition:
 def test_filter_to_empty_batch_retention_and_deletion(
     store: Store, orders: Partition, clock: Clock
 ) -> None:
-    """A retained header still tells the last offset and the greatest time of what it held, and the segment's time
-    follows from it; a round that has no need of it takes it away (14.3, 40).
+    """The header that stays of an empty batch has the last offset and the greatest timestamp of the batch (14.3, 40).
+
+    The time of the segment follows from the header. A later round that does not need the header removes it.
     """
     set_topic(store, "orders", cleanup_policy="compact", message_timestamp_after_max_ms=2 * DAY)
     producer = Producer(orders, 1, transactional=False)
@@ -79,7 +80,7 @@ def test_filter_to_empty_batch_retention_and_deletion(
 
 
 def test_skip_snapshot_if_offset_unchanged(store: Store, orders: Partition, clock: Clock) -> None:
-    """No second snapshot at the same offset, and none at 0 (14.5, 63)."""
+    """A roll takes no second snapshot at the same offset, and none at 0 (14.5, 63)."""
     orders.roll(clock())
     assert snapshots(orders) == []
     append(orders, 2)
@@ -96,7 +97,7 @@ def test_skip_snapshot_if_offset_unchanged(store: Store, orders: Partition, cloc
 def test_loading_log_keeps_largest_stray_producer_state_snapshot(
     log_dir: Path, clock: Clock, *, clean: bool
 ) -> None:
-    """Segments 0, 1 and 2, a log end of 4, and snapshots 1, 2, 3 and 4: of them 3 goes (14.7, 110)."""
+    """With segments 0, 1 and 2, a log end of 4 and snapshots 1, 2, 3 and 4, loading removes 3 (14.7, 110)."""
     store = Store(log_dir, clock=clock)
     orders = store.create(NAME)
     producer = Producer(orders, 1, transactional=False)
@@ -119,7 +120,7 @@ def test_loading_log_keeps_largest_stray_producer_state_snapshot(
 def reloaded_after(
     store: Store, orders: Partition, log_dir: Path, clock: Clock, start: int
 ) -> tuple[set[int], set[int]]:
-    """The producers before and after records below an offset were deleted and the log was loaded from its files."""
+    """Delete the records below `start`, and return the producer ids before and after the log is loaded again."""
     store.delete_records(NAME, start)
     store.retain()
     before = {entry.producer_id for entry in orders.producers.entries()}
@@ -133,7 +134,7 @@ def reloaded_after(
 
 
 def test_load_producers_after_delete_records_mid_segment(log_dir: Path, clock: Clock) -> None:
-    """A producer of a segment that is still there is known after a reload, too (14.7, 111)."""
+    """A producer of a segment that still exists is known after a reload, too (14.7, 111)."""
     store = Store(log_dir, clock=clock)
     orders = store.create(NAME)
     for number in (1, 2):
@@ -143,7 +144,7 @@ def test_load_producers_after_delete_records_mid_segment(log_dir: Path, clock: C
 
 
 def test_load_producers_after_delete_records_on_segment(log_dir: Path, clock: Clock) -> None:
-    """Moving the start drops no producer; one whose only segment is gone is not known after a reload (14.7, 111)."""
+    """Moving the log start drops no producer; a reload drops one whose only segment is gone (14.7, 111)."""
     store = Store(log_dir, clock=clock)
     orders = store.create(NAME)
     for number in (1, 2):
@@ -157,7 +158,7 @@ def test_load_producers_after_delete_records_on_segment(log_dir: Path, clock: Cl
 def test_rebuild_producer_id_map_with_compacted_data(
     log_dir: Path, clock: Clock, *, clean: bool
 ) -> None:
-    """The last sequence is that of the last offset of the batch, though its record is gone (14.6, 76)."""
+    """The last sequence is that of the batch's last offset, even if the record at that offset is gone (14.6, 76)."""
     store = Store(log_dir, clock=clock)
     set_topic(store, "orders", cleanup_policy="compact")
     orders = store.create(NAME)
@@ -185,7 +186,7 @@ def test_rebuild_producer_id_map_with_compacted_data(
 def test_retention_deletes_producer_state_snapshots(
     store: Store, orders: Partition, clock: Clock
 ) -> None:
-    """A snapshot disappears with its segment, at once from its name and later from the disk (14.6, 77)."""
+    """A snapshot is renamed with its segment at once, and removed from the disk later (14.6, 77)."""
     fill(orders, clock, 3, 5)
     assert snapshots(orders) == [5, 10, 15]
     store.delete_records(NAME, 10)
@@ -198,7 +199,7 @@ def test_retention_deletes_producer_state_snapshots(
 
 
 def test_should_delete_size_based_segments(store: Store, orders: Partition, clock: Clock) -> None:
-    """15 records, 5 a segment, and the bytes of 10 as the limit: 2 segments are left (14.6, 89)."""
+    """With 15 records, 5 in a segment, a limit of the bytes of 10 records leaves 2 segments (14.6, 89)."""
     append(orders, 1)
     each = orders.size_bytes
     set_topic(store, "orders", segment_bytes=5 * each, retention_bytes=10 * each)
@@ -212,7 +213,7 @@ def test_should_delete_size_based_segments(store: Store, orders: Partition, cloc
 def test_should_not_delete_segments_when_policy_does_not_include_delete(
     store: Store, orders: Partition, clock: Clock
 ) -> None:
-    """Neither by age nor by size (14.6, 91)."""
+    """Without `delete` in the policy, segments are deleted neither by age nor by size (14.6, 91)."""
     set_topic(store, "orders", cleanup_policy="compact", retention_ms=1, retention_bytes=1)
     append(orders, 5, b"k")
     orders.roll(clock())
@@ -225,7 +226,7 @@ def test_should_not_delete_segments_when_policy_does_not_include_delete(
 def test_should_delete_start_offset_breached_segments_when_policy_does_not_include_delete(
     store: Store, orders: Partition, clock: Clock
 ) -> None:
-    """What lies wholly below the log start goes whatever the policy (14.6, 91)."""
+    """A segment that lies wholly below the log start is deleted, whatever the policy (14.6, 91)."""
     fill(orders, clock, 3, 5)
     store.delete_records(NAME, 12)
     set_topic(store, "orders", cleanup_policy="compact")
@@ -234,7 +235,7 @@ def test_should_delete_start_offset_breached_segments_when_policy_does_not_inclu
 
 
 def test_delete_old_segments(store: Store, orders: Partition, clock: Clock) -> None:
-    """After all expired at a log end of 100 and in epoch 1, the epochs are just (1, 100) (14.6, 92)."""
+    """After all has expired at a log end of 100 in epoch 1, the only epoch entry is (1, 100) (14.6, 92)."""
     append(orders, 50)
     orders.roll(clock())
     orders.epochs.assign(1, 50)
@@ -252,7 +253,7 @@ def test_delete_old_segments(store: Store, orders: Partition, clock: Clock) -> N
 def test_cannot_increment_log_start_offset_past_high_watermark(
     store: Store, orders: Partition, clock: Clock
 ) -> None:
-    """Which is the log end, where there are no replicas (14.6, 94)."""
+    """The log start cannot pass the high watermark, which is the log end without replicas (14.6, 94)."""
     fill(orders, clock, 2, 5)
     with pytest.raises(errors.OffsetOutOfRange):
         store.delete_records(NAME, 11)
@@ -263,7 +264,7 @@ def test_cannot_increment_log_start_offset_past_high_watermark(
 def test_cannot_delete_segments_at_or_above_high_watermark(
     store: Store, orders: Partition, clock: Clock
 ) -> None:
-    """The segment at the log end stays, and so does what was appended since (14.6, 94)."""
+    """The empty segment at the log end stays; once it has records, it is deleted and a new one follows (14.6, 94)."""
     fill(orders, clock, 2, 5)
     set_topic(store, "orders", retention_bytes=0)
     assert store.retain() == 2
@@ -274,7 +275,7 @@ def test_cannot_delete_segments_at_or_above_high_watermark(
 
 
 def test_async_delete(store: Store, orders: Partition, clock: Clock) -> None:
-    """Files carry `.deleted` at once, and vanish only after the delay, and after who reads them (14.6, 87)."""
+    """Files get `.deleted` at once, and are removed after the delay and after their readers have ended (14.6, 87)."""
     fill(orders, clock, 2, 5)
     reading = orders.read()
     next(reading)
@@ -295,7 +296,7 @@ def test_async_delete(store: Store, orders: Partition, clock: Clock) -> None:
 
 
 def test_cleanup_expired_segments(store: Store, orders: Partition, clock: Clock) -> None:
-    """Upkeep drops what has expired of all logs, and appends go on (14.7, 112)."""
+    """Upkeep drops the expired segments of all logs, and appends go on (14.7, 112)."""
     others = [store.create(f"orders-{number}") for number in (1, 2)]
     for partition in (orders, *others):
         fill(partition, clock, 3, 5)
@@ -313,7 +314,7 @@ def test_cleanup_expired_segments(store: Store, orders: Partition, clock: Clock)
 
 @pytest.mark.parametrize("clean", [True, False])
 def test_over_compacted_log_recovery(log_dir: Path, clock: Clock, *, clean: bool) -> None:
-    """Segments whose offsets are further apart than 2^31 are loaded as they are, and stay two (14.7, 104)."""
+    """Segments whose offsets are more than 2^31 apart are loaded as they are, and are not merged (14.7, 104)."""
     far = 2**31 + 5
     batches = {0: [Record(b"a", b"a")], far: [Record(b"b", b"b")], far + 1: [Record(b"c", b"b")]}
     files = {base: raw_batch(records, base) for base, records in batches.items()}
@@ -332,7 +333,7 @@ def test_over_compacted_log_recovery(log_dir: Path, clock: Clock, *, clean: bool
     assert_clean(log_dir)
 
 
-# That none is forgotten.
+# Completeness.
 
 # Rolling, retention, deletion, cleaning and the cleaner's manager, by section.
 WANTED = {
@@ -344,7 +345,7 @@ WANTED = {
     7: (101, 104, 107, 108, 110, 111, 112),
     8: tuple(range(113, 131)),
 }
-# Those that are otherwise here, and why.
+# The behaviours that differ here, and why.
 OTHERWISE = {
     108: "damage does not cut a log here (docs/durability.md), so no snapshot goes for it",
 }
@@ -352,7 +353,7 @@ _CITED = re.compile(r"14\.(\d)(?:,| items?) (\d+(?:, \d+)*)")
 
 
 def cited() -> dict[int, set[tuple[int, str]]]:
-    """The numbers that docstrings of tests cite, each with its section and the tests."""
+    """Return the numbers that docstrings of tests cite, each with its sections and tests."""
     found: dict[int, set[tuple[int, str]]] = {}
     for path in Path(__file__).parents[1].rglob("test_*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -366,7 +367,7 @@ def cited() -> dict[int, set[tuple[int, str]]]:
 
 
 def test_every_behaviour_has_its_test() -> None:
-    """Each number is cited by a test, or said to be otherwise here; and cited under its own section."""
+    """Each number is cited by a test or listed in `OTHERWISE`, and is cited under its own section."""
     found = cited()
     wanted = {number: section for section, numbers in WANTED.items() for number in numbers}
     assert sorted(wanted.keys() - found.keys()) == sorted(OTHERWISE)

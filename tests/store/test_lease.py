@@ -1,4 +1,4 @@
-"""A partition that one process works on while another holds the lock: what comes back, and what a crash leaves."""
+"""A leased partition: what comes back to the holder of the lock, and what a crash leaves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ USERS = names.parse_directory("users-0")
 
 @pytest.fixture
 def closed(log_dir: Path, clock: Clock) -> Path:
-    """A log directory with a compacted partition of several segments, and one beside it; closed cleanly."""
+    """A cleanly closed log directory with a compacted partition of several segments, and another partition."""
     with Store(log_dir, clock=clock) as store:
         store.settings.set_topic("users", "cleanup.policy", "compact")
         users = store.create("users-0")
@@ -41,7 +41,7 @@ def closed(log_dir: Path, clock: Clock) -> Path:
 
 
 def files_of(log_dir: Path) -> dict[str, tuple[int, bytes]]:
-    """The directory's own files."""
+    """Return the inode and the content of each file of the directory itself."""
     return {
         path.name: (path.stat().st_ino, path.read_bytes())
         for path in log_dir.iterdir()
@@ -50,11 +50,12 @@ def files_of(log_dir: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def newest(store: Store) -> list[tuple[int, bytes | None]]:
+    """Return the offset and the key of each record of users-0."""
     return [(record.offset, record.key) for record in store["users-0"].read()]
 
 
 def test_only_the_holder_writes_the_files_of_the_directory(closed: Path, clock: Clock) -> None:
-    """A store by lease compacts its partition, and what the checkpoints are to say comes back."""
+    """A leased store compacts its partition, and returns the new entries of the checkpoints to the holder."""
     with Store(closed, clock=clock, only="") as holder:
         before = files_of(closed)
         lease = pickle.loads(pickle.dumps(Lease.of(holder.log_dirs[0], USERS)))
@@ -75,15 +76,15 @@ def test_only_the_holder_writes_the_files_of_the_directory(closed: Path, clock: 
         holder.log_dirs[0].write_cleaner_offsets({USERS: 60})
 
 
-def test_a_holder_that_dies_leaves_what_any_crash_leaves(closed: Path, clock: Clock) -> None:
-    """If it said beforehand that offsets may be missing, nothing is taken for damage afterwards."""
+def test_the_death_of_the_holder_is_like_any_crash(closed: Path, clock: Clock) -> None:
+    """If the holder noted before that offsets may be missing, the gaps are not treated as damage afterwards."""
     holder = Store(closed, clock=clock, only="")
     log_dir = holder.log_dirs[0]
     log_dir.write_cleaner_offsets({USERS: 0})
     with Store(Lease.of(log_dir, USERS), clock=clock, only="users-0") as store:
         store.compact("users-0")
         left = newest(store)
-    # Nothing is noted, and nothing is closed: as if it were killed now.
+    # Nothing is written, and nothing is closed, as if the holder were killed now.
     log_dir.close()
     assert not (closed / CLEAN_SHUTDOWN).exists()
     with Store(closed, clock=clock) as store:
@@ -92,10 +93,10 @@ def test_a_holder_that_dies_leaves_what_any_crash_leaves(closed: Path, clock: Cl
     assert_clean(closed)
 
 
-def test_two_attempts_take_turns_and_the_second_recovers_after_a_first_that_died(
+def test_two_attempts_take_turns_and_the_second_recovers_after_a_kill(
     closed: Path, clock: Clock
 ) -> None:
-    """Of two processes with the same lease one waits; after one that was killed, what it left is recovered."""
+    """Of two processes with the same lease one waits; if the first is killed, the second recovers the partition."""
     with Store(closed, clock=clock, only="") as holder:
         lease = Lease.of(holder.log_dirs[0], USERS)
         code = (

@@ -1,4 +1,4 @@
-"""Several log directories: one that fails takes its own partitions offline, at once, and no other."""
+"""Several log directories: one that fails takes its own partitions offline, at once, and no others."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ COUNT = b"kafka_log_logmanager_offlinelogdirectorycount "
 
 
 class BrokenDisk(Disk):
-    """Whose calls of one kind fail below one directory, once it is told so."""
+    """A disk whose calls of one kind fail below one directory, after `break_down`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.broken: tuple[str, str, int] | None = None
 
     def break_down(self, kind: str, below: Path, number: int = errno.EIO) -> None:
+        """Let calls of this name fail below a directory from now on."""
         self.broken = (kind, str(below), number)
 
     def __getattribute__(self, name: str) -> object:
@@ -69,7 +70,7 @@ def log_dirs(tmp_path: Path) -> Iterator[list[Path]]:
 
 
 def fill(store: Store) -> None:
-    """Four partitions, two in each log directory, with a flushed record each."""
+    """Create four partitions, two in each log directory, with one flushed record each."""
     for number in range(4):
         partition = store.create(f"a-{number}")
         partition.append([b"durable"])
@@ -90,7 +91,7 @@ TRIGGERS: dict[str, Callable[[Store, str], object]] = {
 def test_a_storage_error_of_any_kind_takes_one_log_dir_offline(
     kind: str, log_dirs: list[Path], clock: Clock
 ) -> None:
-    """EIO at a call in one of two directories: all of its partitions refuse, the others go on."""
+    """After EIO at a call in one of two directories, all of its partitions refuse all calls, and the others go on."""
     disk = BrokenDisk()
     with Store(log_dirs, clock=clock, disk=disk) as store:
         fill(store)
@@ -139,7 +140,7 @@ def test_a_storage_error_of_any_kind_takes_one_log_dir_offline(
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_no_failed_log_dir(number: int, log_dirs: list[Path], clock: Clock) -> None:
-    """What passes by itself takes nothing offline."""
+    """ENOSPC and EDQUOT can pass by themselves, and take nothing offline."""
     disk = BrokenDisk()
     with Store(log_dirs, clock=clock, disk=disk) as store:
         fill(store)
@@ -157,7 +158,7 @@ def test_a_full_disk_is_no_failed_log_dir(number: int, log_dirs: list[Path], clo
 def test_settings_are_refused_while_a_copy_of_them_cannot_be_written(
     log_dirs: list[Path], clock: Clock
 ) -> None:
-    """Else the old copy would decide when its directory is back."""
+    """A change of settings is refused, because the old copy would decide once its directory is back."""
     disk = BrokenDisk()
     with Store(log_dirs, clock=clock, disk=disk) as store:
         fill(store)
@@ -172,7 +173,10 @@ def test_settings_are_refused_while_a_copy_of_them_cannot_be_written(
 def test_a_log_dir_that_cannot_be_opened_leaves_the_others(
     log_dirs: list[Path], clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The others open; with none left it is an error. Nothing is made that may be in what was not read."""
+    """The other log directories are opened; if there are none, it is an error.
+
+    A partition that may be in a directory that was not read is not created.
+    """
     with Store(log_dirs, clock=clock) as store:
         fill(store)
         good = {name for name in store if store.home(name) == log_dirs[1]}
@@ -192,7 +196,7 @@ def test_a_log_dir_that_cannot_be_opened_leaves_the_others(
 
 
 def test_a_log_dir_that_is_replaced_is_not_written_to(log_dirs: list[Path], clock: Clock) -> None:
-    """Another directory of that name is not the one that was opened: nothing lands in it."""
+    """Another directory of the same name is not the one that was opened, and no file is written to it."""
     with Store(log_dirs, clock=clock) as store:
         fill(store)
         mine = {name for name in store if store.home(name) == log_dirs[0]}
@@ -225,7 +229,7 @@ def disks(tmp_path: Path) -> Iterator[list[Path]]:
 
 
 def test_a_disk_that_is_unmounted_under_the_daemon(disks: list[Path], tmp_path: Path) -> None:
-    """Its partitions answer EIO and are still shown; those of the other disk go on; status tells."""
+    """Its partitions answer EIO and stay listed, those of the other disk go on, and the status names the failure."""
     need_fuse()
     mount = Mount(tmp_path / "mnt", disks).start()
     try:

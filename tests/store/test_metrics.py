@@ -1,4 +1,4 @@
-"""`.logfs/metrics`: the text format by Prometheus' own parser, and that each number tells what happened."""
+"""`.logfs/metrics`: its text format, read by Prometheus' own parser, and the value of each metric."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DAY = 86_400_000
 
 
 class Scrape:
-    """What a scrape reads, by sample name."""
+    """The samples of a scrape, by name."""
 
     def __init__(self, text: bytes | str) -> None:
         self.text = text if isinstance(text, str) else text.decode()
@@ -41,7 +41,7 @@ class Scrape:
         self.samples = [sample for family in self.families for sample in family.samples]
 
     def __call__(self, name: str, /, **labels: str) -> float:
-        """The one value of that name with these labels."""
+        """Return the one value of that name with these labels."""
         found = [
             sample.value
             for sample in self.samples
@@ -56,11 +56,16 @@ class Scrape:
 
 
 def scrape(store: Store) -> Scrape:
+    """Return the metrics of a store."""
     return Scrape(metrics(store))
 
 
 def check_format(text: str) -> None:
-    """HELP and TYPE once, before the samples of a family; families whole; no series twice; counters are totals."""
+    """Assert the text format.
+
+    HELP and TYPE come once and before the samples of a family, families are in one piece, no series comes twice, and
+    counters are totals.
+    """
     seen: list[str] = []
     series: set[str] = set()
     kind = ""
@@ -84,7 +89,7 @@ def check_format(text: str) -> None:
 
 
 def check_histograms(found: Scrape) -> None:
-    """Buckets rise to the count, the last has no bound, and the sum fits."""
+    """Assert that the buckets of each histogram rise to its count, and that the last one has no bound."""
     for family in found.families:
         if family.type != "histogram":
             continue
@@ -106,7 +111,7 @@ def check_histograms(found: Scrape) -> None:
 
 
 def test_labels_and_help_are_escaped() -> None:
-    """Backslashes, quotes and newlines come back as they were; a path that is no UTF-8 stays text."""
+    """Backslashes, quotes and newlines are parsed as they were; a path that is not UTF-8 is valid text."""
     hostile = 'a\\b"c\nd{}, =é'
     text = render(
         [
@@ -121,8 +126,8 @@ def test_labels_and_help_are_escaped() -> None:
     assert (first.samples[0].value, second.samples[0].value) == (1.5, math.inf)
 
 
-def test_durations_are_counted_in_their_classes() -> None:
-    """A time is in every bucket whose bound is above it, down to nothing and up to hours."""
+def test_durations_are_counted_in_their_buckets() -> None:
+    """A duration is in every bucket whose bound is above it, from 0 up to hours."""
     times = LatencyHistogram()
     for ns in (0, 5_000, 8_191, 8_192, 1_000_000, 3_600_000_000_000):
         times.note(ns)
@@ -139,7 +144,7 @@ def test_durations_are_counted_in_their_classes() -> None:
 
 @pytest.fixture
 def busy(store: Store, clock: Clock) -> Store:
-    """A store with one partition of each kind of trouble and work."""
+    """A store with a compacted partition that is dirty, and one of two segments that is flushed."""
     store.settings.set_topic("keys", "cleanup.policy", "compact")
     keys, orders = store.create("keys-0"), store.create("orders-0")
     for number in range(20):
@@ -194,7 +199,7 @@ def test_the_cleaner(busy: Store, clock: Clock) -> None:
     assert "orders" not in {s.labels.get("topic") for s in after.samples if "dirty" in s.name}
 
 
-def test_a_late_compaction_and_one_that_cannot_be_done(busy: Store, clock: Clock) -> None:
+def test_an_overdue_compaction_and_an_uncleanable_log(busy: Store, clock: Clock) -> None:
     busy.settings.set_topic("keys", "max.compaction.lag.ms", "1000")
     clock.now_ms += 61_000
     busy["keys-0"].uncleanable = Corrupt("of old")
@@ -206,7 +211,7 @@ def test_a_late_compaction_and_one_that_cannot_be_done(busy: Store, clock: Clock
     assert found(f"{prefix}bytes", logdirectory=path) == busy["keys-0"].size_bytes
 
 
-def test_an_error_that_ends_the_cleaner_is_told(
+def test_an_error_that_ends_the_cleaner_is_counted(
     busy: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(busy.compactor, "_dirtiest", lambda _: 1 / 0)
@@ -218,7 +223,7 @@ def test_an_error_that_ends_the_cleaner_is_told(
     assert scrape(busy)("kafka_log_logcleaner_deadthreadcount") == 0
 
 
-def test_retention_by_its_reasons(busy: Store, clock: Clock) -> None:
+def test_retention_is_counted_by_reason(busy: Store, clock: Clock) -> None:
     sizes = [segment.size_bytes for segment in busy["orders-0"].segments]
     busy.delete_records("orders-0", 2)
     busy.retain()
@@ -231,7 +236,7 @@ def test_retention_by_its_reasons(busy: Store, clock: Clock) -> None:
     assert found("logfs_retention_segments_total", reason="retention.bytes") == 0
 
 
-def test_what_is_paused_failed_or_offline(busy: Store, log_dir: Path) -> None:
+def test_paused_and_offline_partitions(busy: Store, log_dir: Path) -> None:
     busy["orders-0"].is_paused = True
     busy.is_paused = True
     busy.upkeep()
@@ -255,7 +260,7 @@ def test_the_lag_of_groups(busy: Store) -> None:
     assert scrape(busy)("logfs_group_lag", group="billing", topic="orders", partition="0") == 2
 
 
-def test_recovery_is_told_by_its_totals(busy: Store, log_dir: Path, clock: Clock) -> None:
+def test_the_totals_of_a_recovery(busy: Store, log_dir: Path, clock: Clock) -> None:
     size = sum(partition.size_bytes for partition in busy.partitions.values())
     busy.close()
     with Store(log_dir, clock=clock, recover=True) as again:
@@ -265,7 +270,7 @@ def test_recovery_is_told_by_its_totals(busy: Store, log_dir: Path, clock: Clock
         assert found("kafka_log_logmanager_remaininglogstorecover", logdirectory=str(log_dir)) == 0
 
 
-def test_work_in_the_background_shows_how_far_it_is(busy: Store) -> None:
+def test_the_progress_of_background_operations(busy: Store) -> None:
     with busy.doing("compacting", "keys-0", 200) as work:
         work.done_bytes = 50
         found = scrape(busy)
@@ -278,7 +283,7 @@ def test_work_in_the_background_shows_how_far_it_is(busy: Store) -> None:
 
 
 def test_requests_and_their_errors(mount: Mount) -> None:
-    """Operations are counted with their times and errnos, reads and failures with their partition."""
+    """Requests are counted with their durations and errnos, reads and failures also with their partition."""
     orders = mount.partition("orders-0")
     path = mount.path / ".logfs/metrics"
     for _ in range(5):
@@ -290,7 +295,7 @@ def test_requests_and_their_errors(mount: Mount) -> None:
         (orders / "append.jsonl").write_bytes(b"oops\n")
     kept = (orders / "records").open("rb")
     found = Scrape(path.read_text())
-    # The kernel says when a file is closed, but waits for nobody to hear it.
+    # The kernel reports that a file was closed, but does not wait until the daemon has handled it.
     wait_for(lambda: Scrape(path.read_text())("logfs_open_handles") == 1)
     kept.close()
     wait_for(lambda: Scrape(path.read_text())("logfs_open_handles") == 0)
@@ -309,7 +314,7 @@ def test_requests_and_their_errors(mount: Mount) -> None:
     assert found("kafka_log_log_size", **labels) == log.stat().st_size
 
 
-def test_a_read_that_fails_counts(mount: Mount) -> None:
+def test_a_failed_read_is_counted(mount: Mount) -> None:
     orders = mount.partition("orders-0")
     (orders / "append").write_bytes(b"hello\n")
     log = next((mount.log_dirs[0] / "orders-0").glob("*.log"))
@@ -352,7 +357,7 @@ def everything(mount: Mount) -> Scrape:
 
 
 def expressions(found: object) -> list[str]:
-    """All that stands under `expr`, `query` or `definition` in a document."""
+    """Return all texts under `expr` or `definition` in a document."""
     if isinstance(found, dict):
         texts = [str(found[key]) for key in ("expr", "definition") if key in found]
         return texts + [text for value in found.values() for text in expressions(value)]
@@ -361,8 +366,11 @@ def expressions(found: object) -> list[str]:
     return []
 
 
-def test_the_documents_name_what_is_given(everything: Scrape) -> None:
-    """Each metric of dashboard and alerts is given, with the labels that they ask for; the table has them all."""
+def test_the_documents_name_the_existing_metrics(everything: Scrape) -> None:
+    """Each metric of the dashboard and of the alerts exists, with the labels that they use.
+
+    The table in docs/monitoring.md lists all metrics.
+    """
     board = json.loads((DOCS / "grafana/logfs.json").read_text())
     alerts = yaml.safe_load((DOCS / "alerts.yml").read_text())
     labels: dict[str, set[str]] = {}
@@ -391,8 +399,8 @@ def test_the_documents_name_what_is_given(everything: Scrape) -> None:
         assert {*filter(None, told.split(", "))} | {"instance", "job"} == labels[sample], name
 
 
-def test_the_dashboard_is_whole() -> None:
-    """Panels have ids and places of their own, and every one asks the data source that is chosen."""
+def test_the_dashboard_is_consistent() -> None:
+    """Panels have ids of their own, do not overlap, and use the data source that is selected."""
     board = json.loads((DOCS / "grafana/logfs.json").read_text())
     panels = board["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
@@ -430,7 +438,7 @@ def test_every_alert_is_explained() -> None:
 
 
 def test_a_server_on_the_loopback_device_serves_the_file(mount: Mount) -> None:
-    """As docs/monitoring.md has it: all that a scrape needs."""
+    """The server that docs/monitoring.md starts is all that a scrape needs."""
     mount.partition("orders-0")
     words = ["-m", "http.server", "--bind", "127.0.0.1", "--directory", str(mount.path / ".logfs")]
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""A partition moves to another log directory while it is used, and nothing is lost (kafka-storage 1.2, 13.3)."""
+"""A partition moves to another log directory while it is in use, and nothing is lost (kafka-storage 1.2, 13.3)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def log_dirs(tmp_path: Path) -> Iterator[list[Path]]:
 
 
 def fill(store: Store, count: int = 60) -> Partition:
-    """A partition of several segments with a settings change, a gap at its start, producers' and keyed records."""
+    """Return a partition of several segments with a changed setting, keyed records and a log start offset of 13."""
     partition = store.create(NAME)
     store.settings.set_topic("a", "segment.bytes", "1500")
     for number in range(count):
@@ -57,11 +57,12 @@ def fill(store: Store, count: int = 60) -> Partition:
 
 
 def content(partition: Partition) -> list[Record]:
+    """Return all records of a partition."""
     return list(partition.read())
 
 
 def directories(log_dirs: list[Path]) -> set[str]:
-    """The kinds of partition directories that there are, by log directory."""
+    """Return the existing directories of the partition as `log directory/name`, without their unique parts."""
     return {
         f"{path.parent.name}/" + re.sub(r"\..*-", "-", path.name)
         for log_dir in log_dirs
@@ -69,8 +70,8 @@ def directories(log_dirs: list[Path]) -> set[str]:
     }
 
 
-def test_all_that_a_partition_is_moves(log_dirs: list[Path], clock: Clock) -> None:
-    """Records, offsets, the log start, segments and views of who reads are the same, and it goes on there."""
+def test_a_move_keeps_records_offsets_and_views(log_dirs: list[Path], clock: Clock) -> None:
+    """Records, offsets, log start, segments and open views are the same after a move, and appends go on."""
     with Store(log_dirs, clock=clock) as store:
         partition = fill(store)
         before, bases = content(partition), [s.base_offset for s in partition.segments]
@@ -93,7 +94,7 @@ def test_all_that_a_partition_is_moves(log_dirs: list[Path], clock: Clock) -> No
         clock.now_ms += 10**6
         store.upkeep()
         assert text.read(0, text.size) == shown + b"behind\n"
-        # A text goes on with the copy; who is in the middle of a read, with what he has begun.
+        # A text view continues with the copy; a reader that has begun continues with the old files.
         assert directories(log_dirs) == {"one/a-0-delete", "two/a-0"}
         assert list(reading) == before[1:]
         store.upkeep()
@@ -106,7 +107,7 @@ def test_all_that_a_partition_is_moves(log_dirs: list[Path], clock: Clock) -> No
 
 
 def test_large_files_beside_the_segments_move_too(log_dirs: list[Path], clock: Clock) -> None:
-    """Staged batches and the bytes of a torn tail may be as large as a segment."""
+    """Staged batches and the bytes of a torn tail are moved, even if their files are as large as a segment."""
     size = 65 << 20
     with Store(log_dirs, clock=clock) as store:
         partition = fill(store)
@@ -131,10 +132,8 @@ def test_large_files_beside_the_segments_move_too(log_dirs: list[Path], clock: C
             assert (len(data), data[:5], data[-3:]) == (size, b"begin", b"end")
 
 
-def test_a_move_there_and_back_again_and_an_empty_partition(
-    log_dirs: list[Path], clock: Clock
-) -> None:
-    """Without a record, and with a name that was here before."""
+def test_an_empty_partition_moves_there_and_back(log_dirs: list[Path], clock: Clock) -> None:
+    """A partition without records is moved, and moved to a log directory where it was before."""
     with Store(log_dirs, clock=clock) as store:
         partition = store.create(NAME)
         text = partition.text(View.LINES)
@@ -148,10 +147,8 @@ def test_a_move_there_and_back_again_and_an_empty_partition(
         assert store.create(NAME).log_end_offset == 0
 
 
-def test_who_appends_and_reads_meanwhile_notices_nothing(
-    log_dirs: list[Path], clock: Clock
-) -> None:
-    """No append fails or is lost, and a reader sees each record once, in its order, across several moves."""
+def test_appends_and_reads_go_on_during_moves(log_dirs: list[Path], clock: Clock) -> None:
+    """No append fails or is lost, and a reader sees each record once and in order, during several moves."""
     with Store(log_dirs, clock=clock) as store:
         partition = fill(store)
         store.settings.set_topic("a", "segment.bytes", "20000")
@@ -179,7 +176,7 @@ def test_who_appends_and_reads_meanwhile_notices_nothing(
         def follow() -> None:
             while not ended.is_set():
                 seen.extend(r.offset for r in partition.read(60 + len(seen)))
-                # A thread that asks without a pause hardly lets the others of a Python process go on.
+                # A thread that polls without a pause leaves hardly any time to the other threads.
                 time.sleep(0.001)
 
         threads = [guarded(append), guarded(follow)]
@@ -200,7 +197,7 @@ def test_who_appends_and_reads_meanwhile_notices_nothing(
 
 
 class InterferingDisk(Disk):
-    """Does something when the next write goes below a directory, to a name with an ending; or fails there."""
+    """A disk that calls `act`, which may fail, before the next write to a path with a given beginning and ending."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,7 +213,7 @@ class InterferingDisk(Disk):
 
 
 def small_files(partition: Partition) -> dict[str, bytes]:
-    """What lies beside the segments of a partition."""
+    """Return the content of the files beside the segments of a partition."""
     kinds = "*.snapshot", "leader-epoch-checkpoint", "partition.metadata", "logfs.modes"
     found = [path for kind in kinds for path in partition.directory.glob(kind)]
     return {path.name: path.read_bytes() for path in found}
@@ -224,10 +221,10 @@ def small_files(partition: Partition) -> dict[str, bytes]:
 
 # The first file that is copied, and one of the last.
 @pytest.mark.parametrize("ending", [".log", "logfs.modes"])
-def test_what_happens_to_the_log_meanwhile_happens_to_the_copy(
+def test_changes_of_the_log_during_a_move_reach_the_copy(
     ending: str, log_dirs: list[Path], clock: Clock
 ) -> None:
-    """Retention, a truncation and a compaction while segments are copied, or when they have been."""
+    """Retention, a truncation and a compaction reach the copy, while segments are copied and after that."""
     disk = InterferingDisk()
     with Store(log_dirs, clock=clock, disk=disk) as store:
         partition = fill(store)
@@ -254,7 +251,7 @@ def test_what_happens_to_the_log_meanwhile_happens_to_the_copy(
         assert not disk.below
         assert content(partition) == after
         assert before - files.keys()
-        # The copy begins a segment of its own at the end, with a snapshot.
+        # The copy begins a new segment at the log end, with a snapshot.
         own = f"{partition.log_end_offset:020}.snapshot"
         assert small_files(partition) == {**files, own: ANY}
         assert after[-1].offset == 50
@@ -264,10 +261,10 @@ def test_what_happens_to_the_log_meanwhile_happens_to_the_copy(
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-def test_an_error_in_the_middle_leaves_the_partition_where_it_is(
+def test_an_error_during_a_move_leaves_the_partition_in_place(
     number: int, log_dirs: list[Path], clock: Clock
 ) -> None:
-    """The copy goes, and the partition takes appends as before."""
+    """The copy is removed, at the latest by the next opening, and the partition takes appends as before."""
     disk = InterferingDisk()
 
     def fail() -> None:
@@ -292,12 +289,12 @@ def test_an_error_in_the_middle_leaves_the_partition_where_it_is(
 
 @pytest.mark.parametrize("end", [abandon, Store.close])
 @pytest.mark.parametrize("is_renamed", [False, True])
-def test_an_error_in_the_swap_is_mended_by_the_next_opening(
+def test_the_next_opening_completes_a_move_whose_renames_failed(
     log_dirs: list[Path], clock: Clock, end: Callable[[Store], None], is_renamed: bool
 ) -> None:
-    """Where the second of the two renames fails, nothing is taken any more, and nothing is lost.
+    """If the second of the two renames fails, the partition refuses appends, and nothing is lost.
 
-    No marker vouches for the copy, which was never closed.
+    No clean-shutdown marker covers the copy, which was never closed.
     """
 
     class FailingDisk(Disk):
@@ -326,8 +323,8 @@ def test_an_error_in_the_swap_is_mended_by_the_next_opening(
     assert directories(log_dirs) == {"one/a-0-delete", "two/a-0"}
 
 
-def test_a_deletion_meanwhile_ends_the_move(log_dirs: list[Path], clock: Clock) -> None:
-    """Nothing comes back from the dead."""
+def test_a_deletion_during_a_move_aborts_it(log_dirs: list[Path], clock: Clock) -> None:
+    """A partition that is deleted during its move does not reappear. A stopped mover aborts a move, too."""
     disk = InterferingDisk()
     with Store(log_dirs, clock=clock, disk=disk) as store:
         fill(store)
@@ -343,8 +340,8 @@ def test_a_deletion_meanwhile_ends_the_move(log_dirs: list[Path], clock: Clock) 
             store.move(NAME, log_dirs[0 if store.home(NAME) == log_dirs[1] else 1])
 
 
-def test_what_cannot_be_moved_is_refused(log_dirs: list[Path], clock: Clock) -> None:
-    """The same directory, one that is not the store's, one without room, and a store that only reads."""
+def test_impossible_moves_are_refused(log_dirs: list[Path], clock: Clock) -> None:
+    """A move is refused to the same directory, to one outside the store, without room, and by a read-only store."""
     disk = Disk()
     with Store(log_dirs, clock=clock, disk=disk) as store:
         fill(store)
@@ -361,8 +358,8 @@ def test_what_cannot_be_moved_is_refused(log_dirs: list[Path], clock: Clock) -> 
         reader.move(NAME, log_dirs[1])
 
 
-def test_the_settings_that_a_log_lives_by_go_with_it(log_dirs: list[Path], clock: Clock) -> None:
-    """The new log directory may be opened alone: retention there must not go by the defaults."""
+def test_a_move_takes_the_settings_in_force_along(log_dirs: list[Path], clock: Clock) -> None:
+    """The settings are copied, because retention must not use the defaults if the new directory is opened alone."""
     one, two = log_dirs
     with Store(one, clock=clock) as store:
         store.settings.set_topic("a", "retention.ms", "-1")
@@ -378,7 +375,7 @@ def test_the_settings_that_a_log_lives_by_go_with_it(log_dirs: list[Path], clock
         store.retain()
         assert content(store[NAME]) == before
     with Store(log_dirs, clock=clock) as store:
-        # A partition that is made is in the emptier directory, and has its settings beside it, too.
+        # A new partition is created in the emptier directory, which must have its settings, too.
         store.settings.set_topic("b", "retention.ms", "-1")
     (two / "b@p").unlink()
     with Store(log_dirs, clock=clock) as store:
@@ -391,7 +388,7 @@ def test_the_settings_that_a_log_lives_by_go_with_it(log_dirs: list[Path], clock
 def test_a_log_directory_with_other_settings_of_the_topic_is_refused(
     log_dirs: list[Path], clock: Clock
 ) -> None:
-    """What is there lives by them, and what comes lives by its own: nobody could say which are meant."""
+    """The move to a directory with other settings of the topic is refused, because it is unknown which are meant."""
     one, two = log_dirs
     with Store(two, clock=clock) as store:
         store.create("a-1")
@@ -406,10 +403,14 @@ def test_a_log_directory_with_other_settings_of_the_topic_is_refused(
         store.move(NAME, two)
 
 
-def test_what_a_crash_left_is_finished_or_undone_or_said(
+def test_a_move_that_a_crash_interrupted_is_completed_or_undone(
     log_dirs: list[Path], clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A copy beside its original goes; one whose original has left takes over; alone it waits for the other."""
+    """The next opening completes or undoes a move that a crash interrupted.
+
+    A copy beside its original is removed. A copy whose original has been renamed takes over; while the other log
+    directory is not open, it is offline.
+    """
     one, two = log_dirs
     with Store(log_dirs, clock=clock) as store:
         before = content(fill(store))
@@ -418,7 +419,7 @@ def test_what_a_crash_left_is_finished_or_undone_or_said(
     gone = next(one.glob("*-delete"))
     unique = gone.name.rpartition(".")[2].removesuffix("-delete")
     future, stray = two / f"{NAME}.{unique}-future", one / f"{NAME}.{unique}-stray"
-    # As between the two renames.
+    # The state between the two renames.
     gone.rename(stray)
     (two / NAME).rename(future)
     (future / "logfs.moved").write_text(unique)
@@ -433,7 +434,7 @@ def test_what_a_crash_left_is_finished_or_undone_or_said(
         assert store[NAME].log_start_offset == 13
         assert "a move is finished" in caplog.text
     assert directories(log_dirs) == {"one/a-0-delete", "two/a-0"}
-    # As before them.
+    # The state before the renames.
     leftover = one / f"{NAME}.{'0' * 32}-future"
     leftover.mkdir()
     (leftover / "00000000000000000000.log").write_bytes(b"half of")
@@ -443,10 +444,10 @@ def test_what_a_crash_left_is_finished_or_undone_or_said(
     assert directories(log_dirs) == {"one/a-0-delete", "two/a-0"}
 
 
-def test_the_command_moves_and_describe_tells(
+def test_the_move_command_and_the_copy_in_describe(
     log_dirs: list[Path], clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`logfs move`, what it refuses, and the copy in `logfs describe --json` while there is one."""
+    """`logfs move` moves or refuses, and `logfs describe --json` shows the copy while there is one."""
     one, two = map(str, log_dirs)
     with Store(log_dirs, clock=clock) as store:
         before = content(fill(store))
@@ -470,7 +471,7 @@ def test_the_command_moves_and_describe_tells(
 def test_a_mount_moves_in_the_background(
     make_mount: Callable[..., Mount], log_dirs: list[Path]
 ) -> None:
-    """`move` in `ctl`: `tail -f` and an open writer go on, and what cannot be done is refused at once."""
+    """`move` in `ctl`: `tail -f` and an open writer go on, and an impossible move is refused at once."""
     mount = make_mount(log_dirs=log_dirs)
     folder = mount.partition(NAME)
     (folder / "append").write_bytes(b"one\n")
@@ -505,7 +506,7 @@ def test_a_mount_moves_in_the_background(
 
 
 def asks(folder: Path, log_dir: Path) -> bool:
-    """Ask for a move; whether it is taken: for a moment the one before is not over."""
+    """Ask for a move, and return whether it is accepted: it is refused while the previous move has not ended."""
     try:
         (folder / "ctl").write_text(f"move {log_dir}\n")
     except OSError:
@@ -513,13 +514,13 @@ def asks(folder: Path, log_dir: Path) -> bool:
     return True
 
 
-def test_commands_read_on_beside_moves(
+def test_cat_and_tail_work_during_moves(
     make_mount: Callable[..., Mount],
     log_dirs: list[Path],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """`logfs cat` and `tail` find a partition wherever it is by now; `tail -f` repeats and leaves out nothing."""
+    """`logfs cat` and `tail` find a partition wherever it is at the time; `tail -f` repeats and omits nothing."""
     with Store(log_dirs) as store:
         store.settings.set_topic("a", "segment.bytes", "400")
     mount = make_mount(log_dirs=log_dirs)

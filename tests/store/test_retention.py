@@ -1,4 +1,4 @@
-"""Retention: which segments go, which stay, and what is left of those that went (kafka-storage 7, 14.6)."""
+"""Retention: which segments are deleted, which stay, and what is left of the deleted ones (kafka-storage 7, 14.6)."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def log_dir(tmp_path: Path) -> Iterator[Path]:
+    """A log directory, audited at the end."""
     path = tmp_path / "log"
     yield path
     assert not list(check(path))
@@ -64,13 +65,14 @@ def store(log_dir: Path, clock: Clock) -> Iterator[Store]:
 
 @pytest.fixture
 def orders(store: Store, clock: Clock) -> Partition:
-    """Four segments, 0..10, 10..20, 20..30 and the active 30..35, a day apart."""
+    """A partition of four segments, 0..10, 10..20, 20..30 and the active 30..35, a day apart."""
     orders = store.create(NAME)
     fill(orders, clock, 4)
     return orders
 
 
 def fill(orders: Partition, clock: Clock, segments: int) -> None:
+    """Append `segments` segments, a day apart, of 10 records each, and of 5 in the last one."""
     for number in range(segments):
         if number:
             clock.now += DAY
@@ -80,16 +82,17 @@ def fill(orders: Partition, clock: Clock, segments: int) -> None:
 
 
 def logs(orders: Partition) -> list[str]:
+    """Return the names of the .log files, also of deleted ones, without their leading zeros."""
     return sorted(path.name.removeprefix("0" * 18) for path in orders.directory.glob("*.log*"))
 
 
-# Which segments go.
+# Which segments are deleted.
 
 
 def test_time_based_segments_ready_to_be_deleted(
     store: Store, orders: Partition, clock: Clock
 ) -> None:
-    """A segment goes when its newest record is older than retention.ms, and not a moment before."""
+    """A segment is deleted once its newest record is older than retention.ms, and not earlier."""
     clock.now = NOW + WEEK
     assert store.retain() == 0
     clock.now += 1
@@ -99,7 +102,7 @@ def test_time_based_segments_ready_to_be_deleted(
 
 
 def test_none_ready_to_be_deleted(store: Store, orders: Partition) -> None:
-    """With nothing older than retention.ms nothing goes (14.6, 90)."""
+    """If no record is older than retention.ms, no segment is deleted (14.6, 90)."""
     assert store.retain() == 0
     assert bases(orders) == [0, 10, 20, 30]
 
@@ -107,7 +110,7 @@ def test_none_ready_to_be_deleted(store: Store, orders: Partition) -> None:
 def test_when_all_has_expired_one_new_empty_segment_is_left(
     store: Store, orders: Partition, clock: Clock
 ) -> None:
-    """The active segment goes with the others, and offsets go on (14.6, 90)."""
+    """The active segment is deleted with the others, and offsets go on (14.6, 90)."""
     clock.now += 2 * WEEK
     assert store.retain() == 4
     assert bases(orders) == [35]
@@ -116,10 +119,10 @@ def test_when_all_has_expired_one_new_empty_segment_is_left(
     assert orders.epochs.entries == [(0, 35)]
 
 
-def test_what_is_appended_meanwhile_stays(
+def test_records_appended_during_retention_stay(
     store: Store, orders: Partition, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All has expired; before the segments go, somebody appends to the last of them."""
+    """All segments have expired, and a record is appended to the last of them before they are deleted."""
     set_topic(store, "orders", segment_ms=str(100 * WEEK))
     clock.now += 2 * WEEK
     write = store.checkpoints.write
@@ -137,10 +140,10 @@ def test_what_is_appended_meanwhile_stays(
     assert bases(orders) == [36]
 
 
-def test_what_compaction_merged_meanwhile_stays(
+def test_segments_that_compaction_merges_during_retention_stay(
     store: Store, orders: Partition, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two segments are to go; before they do, they become one with others, and it has records that stay."""
+    """Two expired segments are merged with others before they are deleted, and records of the result stay."""
     set_topic(store, "orders", cleanup_policy="compact,delete")
     orders.append([Record(b"%d" % number, b"%d" % number) for number in range(35, 50)])
     orders.roll(clock.now)
@@ -184,7 +187,7 @@ def test_a_newer_record_protects_all_that_follow(store: Store, clock: Clock) -> 
 
 
 def test_size_based_segments(store: Store, orders: Partition) -> None:
-    """As many go as leave at least retention.bytes."""
+    """As many segments are deleted as leave at least retention.bytes."""
     sizes = [segment.size_bytes for segment in orders.segments]
     set_topic(store, "orders", retention_bytes=str(sum(sizes[1:]) + 1))
     assert store.retain() == 0
@@ -196,7 +199,7 @@ def test_size_based_segments(store: Store, orders: Partition) -> None:
 
 
 def test_log_deletion_after_delete_records(store: Store, orders: Partition) -> None:
-    """Moving the log start into a segment frees exactly those wholly below it (14.6, 93)."""
+    """Moving the log start into a segment frees exactly the segments wholly below it (14.6, 93)."""
     assert store.delete_records(NAME, 15) == 15
     assert store.retain() == 1
     assert bases(orders) == [10, 20, 30]
@@ -230,10 +233,10 @@ def test_compact_delete_does_both(store: Store, orders: Partition, clock: Clock)
     assert orders.log_start_offset == 35
 
 
-def test_where_a_broker_keeps_the_settings_nothing_goes_by_age(
+def test_a_brokers_log_is_not_deleted_by_age_without_a_setting(
     log_dir: Path, store: Store, orders: Partition, clock: Clock
 ) -> None:
-    """The topic may be compacted there, or be kept for ever: logfs deletes only what it is told to."""
+    """The broker may compact the topic or keep it for ever, so logfs deletes only what it is told to delete."""
     (log_dir / "meta.properties").write_text("version=1\ncluster.id=x\nnode.id=1\n")
     store.close()
     clock.now += 2 * WEEK
@@ -246,7 +249,7 @@ def test_where_a_broker_keeps_the_settings_nothing_goes_by_age(
         assert store.retain() == 3
 
 
-# What happens to them.
+# Their files.
 
 
 def test_files_are_renamed_at_once_and_removed_later(
@@ -265,7 +268,7 @@ def test_files_are_renamed_at_once_and_removed_later(
     assert not list(orders.directory.glob("*.deleted"))
 
 
-def test_old_views_live_on_and_new_ones_begin_later(
+def test_old_views_keep_deleted_records_and_new_ones_begin_later(
     store: Store, orders: Partition, clock: Clock
 ) -> None:
     text = orders.text(View.LINES)
@@ -282,7 +285,7 @@ def test_old_views_live_on_and_new_ones_begin_later(
     orders.append([b"new"])
     assert text.read(0, 1000) == whole + b"new\n"
     assert orders.text(View.LINES).read(0, 1000).startswith(b"30\n")
-    # Their files stay for them, and no longer.
+    # The files stay until these views release them.
     assert logs(orders) == ["00.log.deleted", "10.log.deleted", "20.log.deleted", "30.log"]
     untouched.release_before(NO_READER)
     text.release_before(NO_READER)
@@ -291,7 +294,7 @@ def test_old_views_live_on_and_new_ones_begin_later(
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_what_went_does_not_come_back(
+def test_deleted_records_do_not_come_back(
     log_dir: Path, store: Store, orders: Partition, clock: Clock, clean: bool
 ) -> None:
     store.delete_records(NAME, 15)
@@ -305,7 +308,7 @@ def test_what_went_does_not_come_back(
         assert not list(orders.directory.glob("*.deleted"))
 
 
-def test_upkeep_retains_when_its_time_has_come_and_when_a_setting_changes(
+def test_upkeep_runs_retention_when_due_and_when_a_setting_changes(
     store: Store, orders: Partition, clock: Clock
 ) -> None:
     clock.now += 29_999 - 3 * DAY
@@ -321,10 +324,10 @@ def test_upkeep_retains_when_its_time_has_come_and_when_a_setting_changes(
     assert bases(orders) == [50]
 
 
-# Telling why.
+# Reasons and commands.
 
 
-def test_a_dry_run_tells_what_would_go_and_why_the_next_stays(
+def test_a_dry_run_reports_what_would_be_deleted_and_why_the_next_stays(
     log_dir: Path, store: Store, orders: Partition, clock: Clock
 ) -> None:
     store.close()
@@ -386,7 +389,7 @@ def test_log_start_offset_is_a_file(make_mount: Callable[..., object]) -> None:
 
 
 class FullDisk(Disk):
-    """One without room for some names."""
+    """A disk without room for files whose names end with `lacking`."""
 
     lacking = ""
 
@@ -408,7 +411,7 @@ class FullDisk(Disk):
 def test_a_full_disk_brings_nothing_back(
     lacking: str, has_room_again: bool, log_dir: Path, clock: Clock
 ) -> None:
-    """Whatever retention finds no room for: the log goes on, and what was durably gone stays gone."""
+    """The log goes on whichever file has no room, and what was durably deleted stays deleted."""
 
     def drop(store: Store) -> None:
         store.delete_records(NAME, 25)

@@ -11,7 +11,7 @@ from logfs.store.settings import Settings
 
 
 class CountingDisk(Disk):
-    """A disk that remembers what it read, and fails to replace files in one directory."""
+    """A disk that records the names of the files that it reads, and cannot replace files in one directory."""
 
     def __init__(self, broken=None):
         super().__init__()
@@ -30,6 +30,7 @@ class CountingDisk(Disk):
 
 @pytest.fixture
 def log_dirs(tmp_path):
+    """Two empty log directories."""
     dirs = [tmp_path / "a", tmp_path / "b"]
     for path in dirs:
         path.mkdir()
@@ -37,15 +38,17 @@ def log_dirs(tmp_path):
 
 
 def settings_of(disk, log_dirs):
+    """Return the settings of these log directories."""
     return Settings([(disk, path) for path in log_dirs])
 
 
 def contents(log_dir):
+    """Return the content of each file of a log directory."""
     return {path.name: path.read_bytes() for path in log_dir.iterdir()}
 
 
 def test_an_empty_store_has_the_defaults_and_no_files(log_dirs):
-    """Reading settings, of any topic, writes nothing."""
+    """Reading the settings of any topic writes nothing."""
     settings = settings_of(Disk(), log_dirs)
     assert settings.log_config("orders") == LogConfig()
     assert settings.broker_config == BrokerConfig()
@@ -54,12 +57,12 @@ def test_an_empty_store_has_the_defaults_and_no_files(log_dirs):
 
 
 def test_log_dirs_need_not_exist_to_be_read(tmp_path):
-    """A log directory that is yet to be made holds no overrides."""
+    """A log directory that does not exist yet has no overrides."""
     assert settings_of(Disk(), [tmp_path / "new"]).log_config("orders") == LogConfig()
 
 
 def test_a_change_is_in_force_at_once_and_after_reopening(log_dirs):
-    """What was set, in canonical text, is what this and every later opening see."""
+    """This and every later opening have the value that was set, as canonical text."""
     settings = settings_of(Disk(), log_dirs)
     assert settings.log_config("orders").segment_bytes == 1 << 30
     settings.set_topic("orders", "segment.bytes", " 4096\n")
@@ -79,7 +82,7 @@ def test_a_change_is_in_force_at_once_and_after_reopening(log_dirs):
 
 @pytest.mark.parametrize("nothing", [None, "", "\n"])
 def test_undoing_a_change_brings_the_default_back(log_dirs, nothing):
-    """None or a blank text removes an override, and with the last one the files."""
+    """None or a blank text removes an override, and the last removal also removes the files."""
     settings = settings_of(Disk(), log_dirs)
     settings.set_topic("orders", "retention.ms", "1")
     settings.set_topic("orders", "segment.bytes", "100")
@@ -95,7 +98,7 @@ def test_undoing_a_change_brings_the_default_back(log_dirs, nothing):
 
 
 def test_a_removed_topic_starts_again_from_the_defaults(log_dirs):
-    """Nothing of a deleted topic's settings is left for a later topic of its name."""
+    """A later topic of the same name has none of the settings of a deleted topic."""
     settings = settings_of(Disk(), log_dirs)
     settings.set_topic("orders", "retention.ms", "1")
     settings.set_topic("others", "retention.ms", "2")
@@ -110,7 +113,7 @@ def test_a_removed_topic_starts_again_from_the_defaults(log_dirs):
 
 
 def test_the_files_are_plain_and_equal_in_every_log_dir(log_dirs):
-    """Kafka ignores plain files in a log directory; each directory has the same ones."""
+    """Each log directory has the same files, which Kafka ignores because they are plain files."""
     settings = settings_of(Disk(), log_dirs)
     settings.set_topic("orders", "segment.bytes", "100")
     settings.set_topic("orders", "cleanup.policy", "compact")
@@ -128,7 +131,7 @@ def test_the_files_are_plain_and_equal_in_every_log_dir(log_dirs):
     ["logfs", "logfs.properties", "p", ".lock", "meta.properties", "orders.tmp", "x" * 249, "..."],
 )
 def test_no_topic_name_can_collide(log_dirs, topic):
-    """Topics named like a file, a temporary, or as long as can be, keep settings of their own."""
+    """A topic named like a file or a temporary file, or with the longest name, has settings of its own."""
     settings = settings_of(Disk(), log_dirs)
     settings.set_broker("log.segment.bytes", "50")
     settings.set_topic(topic, "segment.bytes", "100")
@@ -142,7 +145,7 @@ def test_no_topic_name_can_collide(log_dirs, topic):
 
 @pytest.mark.parametrize("topic", ["", "..", "a/b", "../a", "x" * 250, "a@p"])
 def test_a_name_that_no_topic_can_have_is_refused(log_dirs, topic):
-    """No name leads to a file outside the log directories, or to another topic's."""
+    """No name leads to a file outside the log directories, or to another topic's file."""
     settings = settings_of(Disk(), log_dirs)
     with pytest.raises(InvalidName):
         settings.topic_overrides(topic)
@@ -164,8 +167,8 @@ def test_the_first_log_dir_that_has_a_file_decides(log_dirs):
     assert contents(first) == contents(second)
 
 
-def test_a_change_that_fails_half_way_has_not_happened(log_dirs):
-    """When the deciding log directory cannot be written, the old value stays, now and later."""
+def test_a_change_that_fails_half_way_has_no_effect(log_dirs):
+    """If the deciding log directory cannot be written, the old value stays in force, now and later."""
     disk = CountingDisk()
     settings = settings_of(disk, log_dirs)
     settings.set_topic("orders", "segment.bytes", "100")
@@ -191,7 +194,7 @@ def test_a_change_that_fails_half_way_has_not_happened(log_dirs):
     ],
 )
 def test_a_refused_topic_change_changes_nothing(log_dirs, name, text, reason):
-    """A refusal says what is allowed, and leaves the value in force and the files as they were."""
+    """The error says what is allowed, and the value in force and the files stay as they were."""
     settings = settings_of(Disk(), log_dirs)
     settings.set_broker("log.cleaner.max.compaction.lag.ms", "1000")
     settings.set_topic("orders", "min.compaction.lag.ms", "10")
@@ -213,7 +216,7 @@ def test_a_refused_topic_change_changes_nothing(log_dirs, name, text, reason):
     ],
 )
 def test_a_refused_broker_change_changes_nothing(log_dirs, name, text, reason):
-    """A change that would break a topic, even one not yet read, is refused like any other."""
+    """A change that would make a topic's settings invalid is refused, even if the topic has not been read yet."""
     settings = settings_of(Disk(), log_dirs)
     settings.set_topic("orders", "min.compaction.lag.ms", "10")
     settings.set_topic("short", "max.compaction.lag.ms", "5")
@@ -227,7 +230,7 @@ def test_a_refused_broker_change_changes_nothing(log_dirs, name, text, reason):
 
 
 def test_a_read_only_store_refuses_changes(log_dirs):
-    """Read-only, settings can be read and not changed."""
+    """The settings of a read-only store can be read, and not changed."""
     settings_of(Disk(), log_dirs).set_topic("orders", "segment.bytes", "100")
     before = [contents(path) for path in log_dirs]
     settings = settings_of(ReadOnlyDisk(), log_dirs)
@@ -247,7 +250,7 @@ def test_a_read_only_store_refuses_changes(log_dirs):
 
 
 def test_a_damaged_file_is_named_with_its_line(log_dirs):
-    """Bytes that are no properties are Corrupt, with the path and the line."""
+    """Bytes that are not in the properties format are `Corrupt`, with the path and the line."""
     damaged = log_dirs[0] / "orders@p"
     damaged.write_bytes(b"segment.bytes=100\nretention.ms=\xff\n")
     settings = settings_of(Disk(), log_dirs)
@@ -257,8 +260,8 @@ def test_a_damaged_file_is_named_with_its_line(log_dirs):
 
 
 @pytest.mark.parametrize("line", [b"segment.byt", b"segment.bytes=", b"segment.bytes=13"])
-def test_a_file_that_says_what_cannot_be_is_named(log_dirs, line):
-    """A setting that is unknown or not valid in a file is refused with the file's path."""
+def test_a_file_with_an_invalid_setting_is_named(log_dirs, line):
+    """A setting in a file that is unknown or invalid is refused with the path of the file."""
     edited = log_dirs[0] / "orders@p"
     edited.write_bytes(line + b"\n")
     settings = settings_of(Disk(), log_dirs)
@@ -267,14 +270,14 @@ def test_a_file_that_says_what_cannot_be_is_named(log_dirs, line):
 
 
 def test_a_damaged_broker_file_is_found_at_once(log_dirs):
-    """A store does not open on half of its broker-level settings."""
+    """A store whose broker-level settings are damaged does not open."""
     (log_dirs[1] / "logfs.properties").write_bytes(b"log.segment.bytes=\\u00\n")
     with pytest.raises(Corrupt, match=r"logfs\.properties: line 1: "):
         settings_of(Disk(), log_dirs)
 
 
-def test_one_broken_topic_does_not_hold_up_the_others(log_dirs):
-    """The broker level and other topics can be changed beside files that are damaged."""
+def test_one_broken_topic_does_not_block_the_others(log_dirs):
+    """The broker level and other topics can be changed while the files of some topics are damaged."""
     (log_dirs[0] / "damaged@p").write_bytes(b"\xff")
     (log_dirs[0] / "no topic@p").write_bytes(b"")
     (log_dirs[0] / "contrary@p").write_bytes(b"min.compaction.lag.ms=2\nmax.compaction.lag.ms=1\n")
@@ -292,7 +295,7 @@ def test_one_broken_topic_does_not_hold_up_the_others(log_dirs):
 
 
 def test_settings_are_read_once(log_dirs):
-    """A config is made once and then handed out, until something it depends on changes."""
+    """A config is built once and then returned again, until a setting that it depends on changes."""
     disk = CountingDisk()
     settings = settings_of(disk, log_dirs)
     config = settings.log_config("orders")
@@ -305,8 +308,8 @@ def test_settings_are_read_once(log_dirs):
     assert disk.reads.count("orders@p") == reads.count("orders@p")
 
 
-def test_mappings_once_handed_out_never_change(log_dirs):
-    """A reader keeps a whole and unchanging picture while the writer goes on."""
+def test_mappings_never_change_once_they_are_returned(log_dirs):
+    """A reader keeps a complete and constant mapping while the writer goes on."""
     settings = settings_of(Disk(), log_dirs)
     settings.set_topic("orders", "retention.ms", "1")
     topic, broker = settings.topic_overrides("orders"), settings.broker_overrides
@@ -318,7 +321,7 @@ def test_mappings_once_handed_out_never_change(log_dirs):
 
 
 def test_a_slow_reader_does_not_bring_old_settings_back(log_dirs):
-    """A file that was read before a change, and noted after it, does not undo the change."""
+    """A file that was read before a change, and cached after it, does not undo the change."""
 
     class SlowDisk(Disk):
         def read_file(self, path):

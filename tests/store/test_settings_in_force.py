@@ -1,4 +1,4 @@
-"""Every topic-level setting does what it says, at once and after a restart; a value out of range is refused."""
+"""Every topic-level setting takes effect, at once and after a restart; a value out of range is refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COMPACT = {"cleanup.policy": "compact"}
 
 @dataclass(frozen=True)
 class World:
-    """A store with one partition, and the clock that both go by."""
+    """A store with one partition, and the clock of both."""
 
     store: Store
     clock: Clock
@@ -44,12 +44,12 @@ class World:
         return self.store[NAME]
 
     def fresh(self) -> Partition:
-        """The log with an empty active segment."""
+        """Return the log with an empty active segment."""
         self.log.roll(self.clock())
         return self.log
 
     def sealed(self) -> Partition:
-        """The log with one more sealed segment of two records of one key."""
+        """Return the log with one more sealed segment of two records with the same key."""
         log = self.fresh()
         for _ in range(2):
             log.append([Record(b"x", b"key")])
@@ -59,7 +59,7 @@ class World:
 
 @dataclass(frozen=True)
 class Case:
-    """A value, what is seen of a log by default and under it, and the settings that this takes beside it."""
+    """A value of a setting, what is seen of a log by default and with it, and the other settings that this needs."""
 
     value: str
     see: Callable[[World], object]
@@ -69,7 +69,7 @@ class Case:
 
 
 def refuses(record: Callable[[World], Record], error: type[Exception]) -> Callable[[World], bool]:
-    """Whether an append of this record is refused."""
+    """Return a function that tells whether an append of this record is refused."""
 
     def see(world: World) -> bool:
         try:
@@ -82,18 +82,19 @@ def refuses(record: Callable[[World], Record], error: type[Exception]) -> Callab
 
 
 def at(shift_ms: int) -> Callable[[World], bool]:
-    """Whether a record of so many ms from now is refused."""
+    """Return a function that tells whether a record with a timestamp `shift_ms` from now is refused."""
     return refuses(lambda world: Record(b"x", timestamp=world.clock() + shift_ms), InvalidRecord)
 
 
 def codec(world: World) -> str:
+    """Return the codec of a new batch."""
     offset = world.log.append([b"x" * 1000])
     (batch,) = world.log.batches(offset)
     return batch.header.codec.name.lower()
 
 
 def smaller_than(level: str) -> Callable[[World], bool]:
-    """Whether a batch of text is smaller than what the codec makes of it at another level."""
+    """Return a function that tells whether a batch is smaller than the codec makes it at another level."""
 
     def see(world: World) -> bool:
         sizes = []
@@ -113,6 +114,7 @@ def smaller_than(level: str) -> Callable[[World], bool]:
 
 
 def tombstone_stays(world: World) -> bool:
+    """Whether a tombstone is still in the log after two rounds of compaction."""
     key = b"%d" % world.log.log_end_offset
     offset = world.log.append([Record(None, key)])
     for _ in range(2):
@@ -123,7 +125,7 @@ def tombstone_stays(world: World) -> bool:
 
 
 def deleted_files(world: World) -> bool:
-    """Whether any are left when a segment was dropped; those of before are gone."""
+    """Whether the files of a dropped segment still exist; those of earlier ones are removed before."""
     world.clock.now_ms += 60_000
     world.store.upkeep()
     log = world.fresh()
@@ -136,18 +138,21 @@ def deleted_files(world: World) -> bool:
 
 
 def unflushed(world: World) -> int:
+    """Return the number of unflushed messages after an append."""
     world.log.flush()
     world.log.append([b"x"])
     return world.log.unflushed_messages
 
 
 def unflushed_after_upkeep(world: World) -> int:
+    """Return the number of unflushed messages after an append and upkeep."""
     unflushed(world)
     world.store.upkeep()
     return world.log.unflushed_messages
 
 
 def index_entries(world: World) -> int:
+    """Return the number of entries in the offset index of four batches."""
     log = world.fresh()
     for _ in range(4):
         log.append([b"x"])
@@ -155,22 +160,26 @@ def index_entries(world: World) -> int:
 
 
 def is_due(world: World) -> bool:
+    """Whether compaction is due 10 s after a segment was sealed."""
     world.sealed()
     world.clock.now_ms += 10_000
     return world.store.compactor.plan(NAME).is_due(world.log.config)
 
 
 def cleanable(world: World) -> bool:
+    """Whether any bytes may be cleaned."""
     world.sealed()
     return world.store.compactor.plan(NAME).cleanable_bytes > 0
 
 
 def file_size(world: World) -> int:
+    """Return the size of the file of a new active segment."""
     world.log.append([b"x"])
     return int(world.fresh().active.path.stat().st_size)
 
 
 def timestamp(world: World) -> int:
+    """Return the timestamp of a record from 5 ms ago, relative to the clock."""
     offset = world.log.append([Record(b"x", timestamp=world.clock() - 5)])
     record = world.log.record(offset)
     assert record is not None
@@ -178,6 +187,7 @@ def timestamp(world: World) -> int:
 
 
 def retained(world: World) -> bool:
+    """Whether retention deletes a segment a second after its record."""
     log = world.fresh()
     log.append([b"x"])
     log.roll(world.clock())
@@ -186,7 +196,7 @@ def retained(world: World) -> bool:
 
 
 def rolls(count: int, each_ms: int = 0) -> Callable[[World], bool]:
-    """Whether so many appends, so many ms apart, take more than one segment."""
+    """Return a function that tells whether `count` appends, `each_ms` apart, take more than one segment."""
 
     def see(world: World) -> bool:
         log = world.fresh()
@@ -199,11 +209,12 @@ def rolls(count: int, each_ms: int = 0) -> Callable[[World], bool]:
 
 
 def rolls_early(world: World) -> bool:
-    """Of forty segments, each at half its age."""
+    """Whether any of forty segments rolls at half its age."""
     return any(rolls(2, 500)(world) for _ in range(40))
 
 
 def rolled_when_quiet(world: World) -> bool:
+    """Whether upkeep rolls a segment ten minutes after its last append."""
     log = world.fresh()
     log.append([b"x"])
     world.clock.now_ms += 600_000
@@ -217,7 +228,7 @@ CASES = {
     "compression.gzip.level": Case(
         "1", smaller_than("1"), True, False, {"compression.type": "gzip"}
     ),
-    # Nine is the fast one, all others are the high compression.
+    # Level 9 is the fast compressor, all other levels are the high-compression one.
     "compression.lz4.level": Case(
         "17", smaller_than("9"), False, True, {"compression.type": "lz4"}
     ),
@@ -250,7 +261,7 @@ CASES = {
     "segment.ms": Case("1000", rolls(2, 2000), False, True),
     "logfs.roll.quiet": Case("never", rolled_when_quiet, True, False, {"segment.ms": "1000"}),
 }
-# A broker's own affairs, which one machine's log has nothing of: kept and shown, for the broker they are written for.
+# Settings without an effect on the log of one machine: they are kept and shown for a broker.
 NOT_HERE = {
     "follower.replication.throttled.replicas": "replication",
     "leader.replication.throttled.replicas": "replication",
@@ -267,16 +278,16 @@ NOT_HERE = {
 
 
 def test_every_setting_has_a_case() -> None:
-    """Who adds a setting tells here what can be seen of it."""
+    """A new setting needs a case, which shows its effect, or an entry in `NOT_HERE`."""
     assert {*CASES} | {*NOT_HERE} == {*TOPIC_SETTINGS}
     assert not {*CASES} & {*NOT_HERE}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_setting_is_at_work_at_once_and_after_a_restart(
+def test_a_setting_takes_effect_at_once_and_after_a_restart(
     name: str, log_dir: Path, clock: Clock
 ) -> None:
-    """The same log, open all the time, behaves otherwise as soon as the setting is written."""
+    """A log that stays open changes its behaviour as soon as the setting is written."""
     case = CASES[name]
     with Store(log_dir, clock=clock) as store:
         for other, value in case.beside.items():
@@ -293,7 +304,7 @@ def test_a_setting_is_at_work_at_once_and_after_a_restart(
 
 
 def out_of_range(setting: Setting) -> list[str]:
-    """Texts that a setting must refuse."""
+    """Return texts that a setting must refuse."""
     bad = ["no such thing!"]
     if isinstance(setting.valid, Range):
         edges = (setting.valid.low - 1, setting.valid.high + 1)
@@ -302,7 +313,7 @@ def out_of_range(setting: Setting) -> list[str]:
 
 
 def other_value(setting: Setting) -> str:
-    """A valid text that is not the default."""
+    """Return a valid text that is not the default."""
     if setting.name in CASES:
         return CASES[setting.name].value
     if setting.type is BOOLEAN:
@@ -312,8 +323,8 @@ def other_value(setting: Setting) -> str:
     return "*" if "throttled" in setting.name else "2.8"
 
 
-def test_files_of_settings_are_written_kept_and_refused(mount: Mount) -> None:
-    """On the mount, for each: what is written is in force, now and after a restart; a bad text is EINVAL."""
+def test_the_files_of_settings_on_a_mount(mount: Mount) -> None:
+    """A text that is written to a setting's file is in force, also after a restart; a bad text is EINVAL."""
     for number, (name, setting) in enumerate(TOPIC_SETTINGS.items()):
         path = mount.partition(f"topic{number}-0") / "config" / name
         assert path.read_text() == f"{value_in_force(name, {}, {})}\n"

@@ -51,10 +51,12 @@ ORDERS = TopicPartition("orders", 0)
 
 
 def points(log_dir: Path, name: str = RECOVERY_POINTS) -> dict[TopicPartition, int]:
+    """Return the offsets in a checkpoint file."""
     return checkpoint.parse_offsets((log_dir / name).read_bytes())
 
 
 def values(store: Store, name: str = NAME) -> list[bytes | None]:
+    """Return the values of a partition's records."""
     return [record.value for record in store[name].read()]
 
 
@@ -62,13 +64,13 @@ def values(store: Store, name: str = NAME) -> list[bytes | None]:
 
 
 def test_a_new_partition_is_a_kafka_directory(store: Store, log_dir: Path) -> None:
-    """Its log, indexes, epoch file and topic id are there before the first record (kafka-storage 1.1, 1.5)."""
+    """The log, epoch file and topic id of a partition exist before its first record (kafka-storage 1.1, 1.5)."""
     orders = store.create(NAME)
     assert orders.directory == log_dir / NAME
     names = {path.name for path in orders.directory.iterdir()}
     stem = "0" * 20
     assert {f"{stem}.log", "leader-epoch-checkpoint", "partition.metadata"} <= names
-    # A leader notes its epoch before any record (kafka-storage 10.1).
+    # A leader writes its epoch before any record (kafka-storage 10.1).
     assert (orders.directory / "leader-epoch-checkpoint").read_bytes() == b"0\n1\n0 0\n"
     text = (orders.directory / "partition.metadata").read_bytes()
     assert text.startswith(b"version: 0\ntopic_id: ")
@@ -81,7 +83,7 @@ def test_a_new_partition_is_a_kafka_directory(store: Store, log_dir: Path) -> No
 
 
 def test_partitions_of_a_topic_share_its_id(store: Store) -> None:
-    """The topic id is one a topic, and another for another (kafka-storage 1.5)."""
+    """All partitions of a topic have the same topic id, and another topic has another one (kafka-storage 1.5)."""
     for name in ("orders-0", "orders-7", "payments-0"):
         store.create(name)
     ids = {name: (store[name].directory / "partition.metadata").read_bytes() for name in store}
@@ -93,7 +95,7 @@ def test_partitions_of_a_topic_share_its_id(store: Store) -> None:
     ["", "orders", "orders-", "-0", "orders-x", "or/ders-0", ".-0", "..-0", "orders-01", "ö-0"],
 )
 def test_names_that_kafka_refuses_are_refused(store: Store, log_dir: Path, name: str) -> None:
-    """A bad partition name is `InvalidName`, and no directory is made (kafka-storage 1.2, 1.9)."""
+    """A bad partition name is `InvalidName`, and no directory is created (kafka-storage 1.2, 1.9)."""
     before = fingerprint(log_dir)
     with pytest.raises(InvalidName):
         store.create(name)
@@ -103,7 +105,7 @@ def test_names_that_kafka_refuses_are_refused(store: Store, log_dir: Path, name:
 def test_an_overly_long_topic_is_made_and_deleted(
     store: Store, log_dir: Path, clock: Clock
 ) -> None:
-    """249 characters fit, also in the name of the doomed directory (kafka-storage 14.7 item 112)."""
+    """A topic of 249 characters fits, also into the name of a deleted directory (kafka-storage 14.7 item 112)."""
     name = "x" * 249 + "-0"
     store.create(name).append([b"v"])
     store.delete(name)
@@ -117,15 +119,15 @@ def test_an_overly_long_topic_is_made_and_deleted(
 
 
 def test_a_partition_is_made_once(store: Store) -> None:
-    """A second one of a name is refused, and the first is not touched."""
+    """A second partition of the same name is refused, and the first one is unchanged."""
     store.create(NAME).append([b"v"])
     with pytest.raises(PartitionExists):
         store.create(NAME)
     assert values(store) == [b"v"]
 
 
-def test_an_unknown_partition_is_told(store: Store) -> None:
-    """Asking for or deleting what is not there is `UnknownPartition`, a `KeyError`."""
+def test_an_unknown_partition_is_an_error(store: Store) -> None:
+    """Looking up or deleting a partition that does not exist is `UnknownPartition`, a `KeyError`."""
     with pytest.raises(UnknownPartition, match="no such partition"):
         store["orders-9"]
     with pytest.raises(KeyError):
@@ -139,7 +141,7 @@ def test_an_unknown_partition_is_told(store: Store) -> None:
 def test_deletion_renames_at_once_and_removes_later(
     store: Store, log_dir: Path, clock: Clock
 ) -> None:
-    """The directory gets `-delete`, and goes after file.delete.delay.ms (kafka-storage 1.2, 14.6 item 87)."""
+    """A directory is renamed to `-delete`, removed after file.delete.delay.ms (kafka-storage 1.2, 14.6 item 87)."""
     store.settings.set_topic("orders", "file.delete.delay.ms", "1000")
     store.create(NAME).append([b"v"])
     store.create("other-0")
@@ -158,10 +160,10 @@ def test_deletion_renames_at_once_and_removes_later(
     assert list(store) == ["other-0"]
 
 
-def test_a_deletion_that_was_not_finished_is_at_the_next_opening(
+def test_an_unfinished_deletion_is_completed_after_the_next_opening(
     log_dir: Path, clock: Clock
 ) -> None:
-    """A `-delete` directory is no partition, and upkeep removes it (kafka-storage 5.1)."""
+    """A `-delete` directory is no partition, and upkeep of a writable store removes it (kafka-storage 5.1)."""
     with Store(log_dir, clock=clock) as store:
         store.create(NAME).append([b"v"])
         store.delete(NAME)
@@ -177,7 +179,7 @@ def test_a_deletion_that_was_not_finished_is_at_the_next_opening(
 
 
 def test_a_name_can_be_used_again(store: Store, log_dir: Path, clock: Clock) -> None:
-    """A new partition of a deleted one's name starts empty, with the defaults."""
+    """A new partition with the name of a deleted one starts empty, with the default settings."""
     store.settings.set_topic("orders", "segment.bytes", "200")
     first = store.create(NAME)
     first.append([b"old"])
@@ -191,10 +193,10 @@ def test_a_name_can_be_used_again(store: Store, log_dir: Path, clock: Clock) -> 
     assert values(store) == [b"new"]
 
 
-def test_an_unfinished_deletion_leaves_nothing_to_a_new_partition(
+def test_a_new_partition_takes_nothing_from_an_unfinished_deletion(
     log_dir: Path, tmp_path: Path, clock: Clock
 ) -> None:
-    """Where a crash came between the rename and the checkpoints, a new partition of the name begins at 0."""
+    """After a crash between the rename and the checkpoints, a new partition of the name begins at offset 0."""
     with Store(log_dir, clock=clock) as store:
         store.create(NAME).append([b"old"] * 30)
         store[NAME].advance_log_start(20)
@@ -209,7 +211,7 @@ def test_an_unfinished_deletion_leaves_nothing_to_a_new_partition(
 
 
 def test_readers_outlive_a_deletion(store: Store, clock: Clock) -> None:
-    """Who began to read before goes on reading the open files (rule 4)."""
+    """A reader that began before the deletion goes on reading the open files (rule 4)."""
     orders = store.create(NAME)
     orders.append([b"a", b"b"])
     reading = orders.read()
@@ -220,10 +222,10 @@ def test_readers_outlive_a_deletion(store: Store, clock: Clock) -> None:
     assert next(reading).value == b"b"
 
 
-def test_who_still_reads_a_log_that_was_deleted_does_not_read_the_new_one(
+def test_readers_of_a_deleted_log_do_not_read_a_new_log_of_its_name(
     store: Store, clock: Clock
 ) -> None:
-    """Files that have to be opened again are those of the deleted log, until they are removed."""
+    """A reader that opens files again gets those of the deleted log, until they are removed."""
     store.settings.set_topic("orders", "file.delete.delay.ms", "60000")
     old = store.create(NAME)
     for value in (b"a", b"b"):
@@ -251,14 +253,15 @@ def test_who_still_reads_a_log_that_was_deleted_does_not_read_the_new_one(
 
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[list[Path]]:
+    """Two log directories, audited at the end if both exist."""
     paths = [tmp_path / "a", tmp_path / "b"]
     yield paths
     if all(path.is_dir() for path in paths):
         assert_clean(*paths)
 
 
-def test_a_new_partition_goes_where_the_fewest_are(two: list[Path], clock: Clock) -> None:
-    """With several log directories they fill evenly (product.md 5; kafka-storage 11.2)."""
+def test_a_new_partition_goes_to_the_log_dir_with_the_fewest(two: list[Path], clock: Clock) -> None:
+    """Several log directories are filled evenly (product.md 5; kafka-storage 11.2)."""
     with Store(two, clock=clock) as store:
         for n in range(5):
             store.create(f"t-{n}")
@@ -272,7 +275,7 @@ def test_a_new_partition_goes_where_the_fewest_are(two: list[Path], clock: Clock
 
 
 def test_a_partition_in_two_directories_is_refused(two: list[Path], clock: Clock) -> None:
-    """Two directories that claim one partition are a fatal error that names both (kafka-storage 5.1)."""
+    """Two directories of one partition are a fatal error that names both log directories (kafka-storage 5.1)."""
     for path in two:
         with Store(path, clock=clock) as store:
             store.create(NAME)
@@ -284,7 +287,7 @@ def test_a_partition_in_two_directories_is_refused(two: list[Path], clock: Clock
 
 
 def test_a_log_directory_cannot_be_named_twice(tmp_path: Path) -> None:
-    """The same directory by two names is refused before anything is opened."""
+    """The same directory under two names is refused before anything is opened; so is an empty list."""
     (tmp_path / "a").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "a")
     with pytest.raises(InvalidStore, match="twice"):
@@ -293,8 +296,11 @@ def test_a_log_directory_cannot_be_named_twice(tmp_path: Path) -> None:
         Store([])
 
 
-def test_a_log_directory_must_be_one(tmp_path: Path) -> None:
-    """A file is no log directory. A missing one is made, but never by a reader, nor where its parent is missing."""
+def test_a_log_directory_must_be_a_directory(tmp_path: Path) -> None:
+    """A file is refused as a log directory.
+
+    A missing directory is created, but not by a reader, with `create=False`, or where its parent is missing.
+    """
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(InvalidStore, match="is a file, not a log directory"):
         Store(tmp_path / "file")
@@ -309,8 +315,8 @@ def test_a_log_directory_must_be_one(tmp_path: Path) -> None:
     assert (tmp_path / "new").is_dir()
 
 
-def test_what_is_no_partition_is_left_alone(log_dir: Path, clock: Clock) -> None:
-    """lost+found, plain files, `-stray` and the metadata log stay, and are no partitions."""
+def test_other_files_and_directories_are_left_alone(log_dir: Path, clock: Clock) -> None:
+    """lost+found, plain files, `-stray` directories and the metadata log are kept, and are not partitions."""
     others = ["lost+found", "orders-0.0123-stray", "__cluster_metadata-0"]
     Store(log_dir, clock=clock).close()
     for name in others:
@@ -324,8 +330,8 @@ def test_what_is_no_partition_is_left_alone(log_dir: Path, clock: Clock) -> None
     assert all((log_dir / name).is_dir() for name in others)
 
 
-def test_a_lookup_beyond_the_end_says_where_that_is(store: Store) -> None:
-    """Of an empty log, of one whose records are gone, and of others."""
+def test_a_lookup_beyond_the_end_reports_the_end(store: Store) -> None:
+    """The error gives the last offset, or the next offset of a log that is empty or has lost all of its records."""
     log = store.create(NAME)
     with pytest.raises(
         OffsetOutOfRange, match="no offset 0 yet: the log is empty, and its next offset is 0"
@@ -370,9 +376,7 @@ def holder(log_dir: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_locked_directory_names_its_holder(
     log_dir: Path, holder: subprocess.Popen[str], clock: Clock
 ) -> None:
-    """A POSIX lock of another process keeps us out, and the message has its pid (kafka-storage 1.8,
-    14.7 item 112).
-    """
+    """A POSIX lock of another process prevents opening; the error has its pid (kafka-storage 1.8, 14.7 item 112)."""
     with pytest.raises(StoreLocked, match=rf"process {holder.pid} \("):
         Store(log_dir, clock=clock)
     assert lock.holder(Disk(), log_dir) == holder.pid
@@ -380,10 +384,10 @@ def test_a_locked_directory_names_its_holder(
     assert (log_dir / ".lock").exists()
 
 
-def test_a_failed_opening_gives_back_what_it_took(
+def test_a_failed_opening_releases_its_locks(
     tmp_path: Path, log_dir: Path, holder: subprocess.Popen[str], clock: Clock
 ) -> None:
-    """If one of two directories is locked, the other is free again."""
+    """If one of two log directories is locked, the lock of the other is released."""
     other = tmp_path / "other"
     with pytest.raises(StoreLocked):
         Store([other, log_dir], clock=clock)
@@ -392,8 +396,8 @@ def test_a_failed_opening_gives_back_what_it_took(
     Store(other, clock=clock).close()
 
 
-def test_we_exclude_others_as_a_broker_does(log_dir: Path, clock: Clock) -> None:
-    """While a store is open, lockf of others fails; then the file goes (kafka-storage 1.8, 14.7 item 112)."""
+def test_an_open_store_excludes_others_as_a_broker_does(log_dir: Path, clock: Clock) -> None:
+    """While a store is open, lockf of others fails; closing removes the file (kafka-storage 1.8, 14.7 item 112)."""
     command = [sys.executable, "-c", HOLDER, str(log_dir / ".lock")]
     with Store(log_dir, clock=clock):
         done = subprocess.run(command, input="", capture_output=True, text=True, check=False)
@@ -406,10 +410,10 @@ def test_we_exclude_others_as_a_broker_does(log_dir: Path, clock: Clock) -> None
 # Clean shutdown and checkpoints.
 
 
-def test_a_reader_in_the_same_process_does_not_give_the_lock_away(
+def test_a_reader_in_the_same_process_does_not_release_the_lock(
     log_dir: Path, clock: Clock
 ) -> None:
-    """The system drops a process's lock with the first descriptor of the file that it closes."""
+    """The lock persists, although the kernel drops a process's lock on a file when it closes any descriptor of it."""
     with Store(log_dir, clock=clock) as store:
         store.create(NAME)
         for _ in range(2):
@@ -424,8 +428,10 @@ def test_a_reader_in_the_same_process_does_not_give_the_lock_away(
         assert b"StoreLocked" in done.stderr
 
 
-def test_the_clean_marker_is_there_only_when_it_is_true(log_dir: Path, clock: Clock) -> None:
-    """Removed when a store opens, written last when it closes (kafka-storage 1.7, 14.7 item 106)."""
+def test_the_clean_marker_exists_only_while_the_store_is_closed(
+    log_dir: Path, clock: Clock
+) -> None:
+    """The marker is removed when a store opens, and written last on closing (kafka-storage 1.7, 14.7 item 106)."""
     marker = log_dir / CLEAN_SHUTDOWN
     with Store(log_dir, clock=clock) as store:
         assert not marker.exists()
@@ -439,7 +445,7 @@ def test_the_clean_marker_is_there_only_when_it_is_true(log_dir: Path, clock: Cl
 
 
 def test_an_offline_partition_leaves_no_clean_marker(log_dir: Path, clock: Clock) -> None:
-    """What could not be loaded was not closed either (kafka-storage 1.7)."""
+    """The marker is not written, because a partition that was not loaded is not closed either (kafka-storage 1.7)."""
     with Store(log_dir, clock=clock) as store:
         store.create(NAME).append([b"v"])
         store.create("good-0").append([b"w"])
@@ -465,7 +471,7 @@ def test_an_offline_partition_leaves_no_clean_marker(log_dir: Path, clock: Clock
 
 
 def test_a_failed_flush_leaves_no_clean_marker(log_dir: Path, clock: Clock) -> None:
-    """If the last flush fails, the files may not be trusted without recovery (kafka-storage 1.7)."""
+    """The marker is not written if the last flush fails, because recovery is needed then (kafka-storage 1.7)."""
 
     class Failing(Disk):
         fails = False
@@ -487,7 +493,7 @@ def test_a_failed_flush_leaves_no_clean_marker(log_dir: Path, clock: Clock) -> N
 
 
 def test_closing_twice_is_harmless(log_dir: Path, clock: Clock) -> None:
-    """A second close does nothing."""
+    """A second close changes nothing."""
     store = Store(log_dir, clock=clock)
     store.close()
     before = fingerprint(log_dir)
@@ -495,8 +501,8 @@ def test_closing_twice_is_harmless(log_dir: Path, clock: Clock) -> None:
     assert fingerprint(log_dir) == before
 
 
-def test_a_clean_close_leaves_trimmed_files_and_true_points(log_dir: Path, clock: Clock) -> None:
-    """Closing flushes, trims every file to its content and checkpoints the ends (kafka-storage 5.7)."""
+def test_a_clean_close_trims_files_and_checkpoints_the_ends(log_dir: Path, clock: Clock) -> None:
+    """Closing flushes, trims every file to its content, and checkpoints the log end offsets (kafka-storage 5.7)."""
     with Store(log_dir, clock=clock) as store:
         store.settings.set_topic("orders", "preallocate", "true")
         store.settings.set_topic("orders", "segment.bytes", "100000")
@@ -518,7 +524,7 @@ def test_a_clean_close_leaves_trimmed_files_and_true_points(log_dir: Path, clock
 def test_checkpoints_are_written_on_their_interval(
     store: Store, log_dir: Path, clock: Clock
 ) -> None:
-    """First after 30 s, then every 60 s, and only what is durable (kafka-storage 6)."""
+    """Checkpoints are written after 30 s, then every 60 s, and contain only durable offsets (kafka-storage 6)."""
     orders = store.create(NAME)
     orders.append([b"a"])
     orders.flush()
@@ -540,8 +546,8 @@ def test_checkpoints_are_written_on_their_interval(
     assert orders.unflushed_messages == 1, "a checkpoint does not itself flush"
 
 
-def test_only_moved_starts_are_checkpointed(log_dir: Path, clock: Clock) -> None:
-    """A log start is listed where it lies beyond the first segment's base (kafka-storage 1.3, 14.7 item 112)."""
+def test_only_log_starts_that_moved_are_checkpointed(log_dir: Path, clock: Clock) -> None:
+    """A log start is listed only above the first segment's base offset (kafka-storage 1.3, 14.7 item 112)."""
     with Store(log_dir, clock=clock) as store:
         store.create(NAME).append([b"a", b"b", b"c"])
         store.create("other-0").append([b"a"])
@@ -554,7 +560,7 @@ def test_only_moved_starts_are_checkpointed(log_dir: Path, clock: Clock) -> None
 
 
 def test_truncation_lowers_the_checkpoint_at_once(store: Store, log_dir: Path) -> None:
-    """The recovery point follows a truncation to the disk (kafka-storage 6)."""
+    """A truncation also lowers the recovery point on the disk (kafka-storage 6)."""
     orders = store.create(NAME)
     for value in (b"a", b"b", b"c"):
         orders.append([value])
@@ -567,7 +573,7 @@ def test_truncation_lowers_the_checkpoint_at_once(store: Store, log_dir: Path) -
 
 @pytest.mark.parametrize("name", [RECOVERY_POINTS, LOG_STARTS])
 def test_a_damaged_checkpoint_is_tolerated(log_dir: Path, clock: Clock, name: str) -> None:
-    """A corrupt checkpoint reads as empty, and recovery reads everything instead (kafka-storage 1.4)."""
+    """A corrupt checkpoint is treated as empty, and recovery reads all segments (kafka-storage 1.4)."""
     with Store(log_dir, clock=clock) as store:
         store.create(NAME).append([b"a", b"b"])
     (log_dir / name).write_bytes(b"\xff nonsense")
@@ -577,11 +583,12 @@ def test_a_damaged_checkpoint_is_tolerated(log_dir: Path, clock: Clock, name: st
     points(log_dir, name)
 
 
-def test_only_what_ends_at_the_recovery_point_or_later_is_recovered(
+def test_only_segments_that_end_at_or_after_the_recovery_point_are_recovered(
     log_dir: Path, tmp_path: Path, clock: Clock
 ) -> None:
-    """Older segments are not read; the one that ends at the point may lack its closing entries
-    (kafka-storage 14.7 item 106).
+    """Older segments are not read (kafka-storage 14.7 item 106).
+
+    The segment that ends at the recovery point is read, because its indexes may lack their closing entries.
     """
     copy = tmp_path / "copy"
     with Store(log_dir, clock=clock) as store:
@@ -600,8 +607,8 @@ def test_only_what_ends_at_the_recovery_point_or_later_is_recovered(
         assert len(values(store)) == 4
 
 
-def test_progress_tells_what_recovery_reads(log_dir: Path, clock: Clock) -> None:
-    """The callback hears the partition, the bytes so far and the bytes in all."""
+def test_progress_reports_the_bytes_that_recovery_reads(log_dir: Path, clock: Clock) -> None:
+    """The callback gets the partition, the bytes read so far and the total bytes."""
     with Store(log_dir, clock=clock) as store:
         orders = store.create(NAME)
         for n in range(20):
@@ -617,7 +624,7 @@ def test_progress_tells_what_recovery_reads(log_dir: Path, clock: Clock) -> None
 
 
 def test_one_partition_can_be_opened_alone(log_dir: Path, clock: Clock) -> None:
-    """`only` loads one, leaves the others' files and checkpoints as they are."""
+    """`only` loads one partition, and leaves the files and checkpoints of the others as they are."""
     with Store(log_dir, clock=clock) as store:
         for name in ("a-0", "b-0"):
             store.create(name).append([b"v", b"w"])
@@ -640,7 +647,7 @@ def test_one_partition_can_be_opened_alone(log_dir: Path, clock: Clock) -> None:
 
 @pytest.mark.parametrize("state", ["clean", "unclean", "torn", "leftovers", "no indexes"])
 def test_reading_touches_nothing(log_dir: Path, tmp_path: Path, clock: Clock, state: str) -> None:
-    """A read-only store leaves every byte, name and time below as it was, whatever it finds (product.md 5)."""
+    """A read-only store changes no byte, name or time in its directory, whatever its state (product.md 5)."""
     copy = tmp_path / "copy"
     with Store(log_dir, clock=clock) as store:
         store.settings.set_topic("orders", "index.interval.bytes", "0")
@@ -682,8 +689,8 @@ def test_reading_touches_nothing(log_dir: Path, tmp_path: Path, clock: Clock, st
     shutil.rmtree(copy)
 
 
-def test_a_reader_beside_a_writer_sees_what_is_there(log_dir: Path, clock: Clock) -> None:
-    """A read-only store opens while another has the lock, and reads what was written by then."""
+def test_a_reader_beside_a_writer_sees_all_written_records(log_dir: Path, clock: Clock) -> None:
+    """A read-only store opens while another store has the lock, and reads all that was written before."""
     with Store(log_dir, clock=clock) as writer:
         writer.create(NAME).append([b"a", b"b"])
         with Store(log_dir, clock=clock, read_only=True) as reader:
@@ -696,8 +703,8 @@ def test_a_reader_beside_a_writer_sees_what_is_there(log_dir: Path, clock: Clock
 # Settings.
 
 
-def test_settings_are_kept_and_at_work_after_reopening(log_dir: Path, clock: Clock) -> None:
-    """A topic's settings are in force for its partitions at once and for good (product.md 1)."""
+def test_settings_are_in_force_at_once_and_after_reopening(log_dir: Path, clock: Clock) -> None:
+    """The settings of a topic are in force for its partitions at once, and after reopening (product.md 1)."""
     with Store(log_dir, clock=clock) as store:
         orders = store.create(NAME)
         store.settings.set_topic("orders", "segment.bytes", "1000")
@@ -707,7 +714,7 @@ def test_settings_are_kept_and_at_work_after_reopening(log_dir: Path, clock: Clo
 
 
 def test_a_damaged_settings_file_takes_its_topic_offline(log_dir: Path, clock: Clock) -> None:
-    """One broken topic leaves the others working."""
+    """A topic with a damaged settings file goes offline, and other topics keep working."""
     with Store(log_dir, clock=clock) as store:
         for name in (NAME, "good-0"):
             store.create(name).append([b"v"])
@@ -722,7 +729,7 @@ def test_a_damaged_settings_file_takes_its_topic_offline(log_dir: Path, clock: C
 
 
 def test_many_partitions_keep_few_descriptors(log_dir: Path, clock: Clock) -> None:
-    """Opening 300 partitions leaves next to no file open, for files open at their first use."""
+    """Opening 300 partitions leaves almost no file open, because files are opened at their first use."""
     with Store(log_dir, clock=clock) as store:
         for n in range(300):
             store.create(f"t-{n}")
@@ -736,7 +743,7 @@ def test_many_partitions_keep_few_descriptors(log_dir: Path, clock: Clock) -> No
 
 
 def test_appends_of_many_threads_are_whole(store: Store) -> None:
-    """Eight threads append at once: every batch is there once, and each thread's records are in its order."""
+    """Eight threads append at once: every batch is in the log once, and the records of a thread are in its order."""
     orders = store.create(NAME)
 
     def write(number: int) -> None:
@@ -758,7 +765,7 @@ def test_appends_of_many_threads_are_whole(store: Store) -> None:
 
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_closed_store_holds_no_descriptor(log_dir: Path, *, read_only: bool) -> None:
-    """Closing gives back every file, without waiting for the garbage collector, however much was read."""
+    """Closing closes every file without waiting for the garbage collector, however much was read."""
     with Store(log_dir) as store:
         store.create("orders-0").append([b"x"] * 100)
     gc.disable()
@@ -774,8 +781,8 @@ def test_a_closed_store_holds_no_descriptor(log_dir: Path, *, read_only: bool) -
         gc.enable()
 
 
-def test_an_interrupted_store_vouches_for_nothing(log_dir: Path, clock: Clock) -> None:
-    """Ctrl-C may come in the middle of a roll: the next opening recovers, as after a kill."""
+def test_an_interrupted_store_leaves_no_clean_marker(log_dir: Path, clock: Clock) -> None:
+    """Ctrl-C may come in the middle of a roll, so the next opening recovers the log, as after a kill."""
 
     def interrupted() -> None:
         with Store(log_dir, clock=clock) as store:
@@ -792,7 +799,7 @@ def test_an_interrupted_store_vouches_for_nothing(log_dir: Path, clock: Clock) -
 
 
 def refused_in_a_child(store: Store, log_dir: Path) -> int:
-    """How many of six attempts a forked child is refused; -SIGALRM if it hangs."""
+    """Return how many of six attempts a forked child is refused, or -SIGALRM if it hangs."""
     orders = store[NAME]
     child = os.fork()
     if not child:
@@ -815,8 +822,8 @@ def refused_in_a_child(store: Store, log_dir: Path) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_a_forked_child_has_no_part_in_the_store(log_dir: Path, clock: Clock) -> None:
-    """It has the parent's descriptors and not its lock: whatever it tries is an error, and changes nothing."""
+def test_a_forked_child_cannot_use_the_store(log_dir: Path, clock: Clock) -> None:
+    """A forked child has the parent's descriptors but not its lock: its calls are errors, and change nothing."""
     with Store(log_dir, clock=clock) as store:
         orders = store.create(NAME)
         orders.append([b"before"])
@@ -830,7 +837,7 @@ def test_a_forked_child_has_no_part_in_the_store(log_dir: Path, clock: Clock) ->
 
 
 def test_a_forked_child_waits_for_no_thread_of_its_parent(log_dir: Path, clock: Clock) -> None:
-    """Of threads that append, one holds the partition at most forks."""
+    """A child does not wait for the partition's lock, which one of the appending threads holds at most forks."""
     over = threading.Event()
     with Store(log_dir, clock=clock) as store:
         orders = store.create(NAME)
@@ -852,7 +859,7 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent(log_dir: Path, clock: 
     assert_clean(log_dir)
 
 
-def test_offsets_below_all_are_refused_and_change_nothing(store: Store, log_dir: Path) -> None:
+def test_negative_offsets_are_refused_and_change_nothing(store: Store, log_dir: Path) -> None:
     store.create(NAME).append([b"a", b"b"])
     store.checkpoints.write()
     before = points(log_dir)
@@ -868,7 +875,7 @@ def test_offsets_below_all_are_refused_and_change_nothing(store: Store, log_dir:
 def test_a_file_that_is_longer_than_a_segment_is_refused_unread(
     log_dir: Path, clock: Clock, suffix: str
 ) -> None:
-    """A sparse file of a terabyte takes hours to read."""
+    """The partition goes offline at once: reading a sparse file of a terabyte would take hours."""
     with Store(log_dir, clock=clock) as store:
         store.create(NAME).append([b"a"])
     path = log_dir / NAME / f"{0:020}{suffix}"
@@ -886,10 +893,10 @@ def test_a_file_that_is_longer_than_a_segment_is_refused_unread(
 
 
 @pytest.mark.parametrize(("marker", "epoch"), [('{"version":0,"brokerEpoch":77}', 77), ("", -1)])
-def test_the_epoch_of_the_broker_that_closed_it_is_kept(
+def test_the_epoch_of_the_broker_that_closed_a_log_directory_is_kept(
     log_dir: Path, marker: str, epoch: int
 ) -> None:
-    """Its controller asks it for that epoch, and takes another answer for an unclean shutdown."""
+    """A clean close keeps the epoch, because the controller treats another one as an unclean shutdown."""
     with Store(log_dir) as store:
         store.create(NAME)
     (log_dir / ".kafka_cleanshutdown").write_text(marker)

@@ -1,4 +1,4 @@
-"""Upkeep: what is due and when, errors that hold up nothing else, pauses, and quiet segments that are rolled."""
+"""Upkeep: which tasks are due, errors that delay no other task, pauses, and the rolling of quiet segments."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BROKER = BrokerConfig(log_retention_check_interval_ms=1000)
 
 
 def old_segment(store: Store, clock: Clock, name: str) -> Partition:
-    """A partition with a segment whose time is over, and one whose time is not."""
+    """Return a partition with a segment that has expired, and one that has not."""
     partition = store.create(name)
     partition.append([b"old"])
     partition.roll(clock())
@@ -52,11 +52,11 @@ def old_segment(store: Store, clock: Clock, name: str) -> Partition:
         (Timer(0, 30_000), 1000, False),
         (Timer(0, 30_000), 30_000, True),
         (Timer(0, 0), 0, True),
-        (Timer(5000), 4999, True),  # the clock was put back
+        (Timer(5000), 4999, True),  # the clock was set back
     ],
 )
-def test_what_is_due(timer: Timer, now_ms: int, is_due: bool) -> None:
-    """A task is due when its interval, or the wait it was given, is over; a clock put back stops nothing."""
+def test_the_tasks_that_are_due(timer: Timer, now_ms: int, is_due: bool) -> None:
+    """A task is due when its interval, or a given wait, is over; a clock that was set back stops no task."""
     timers = {MaintenanceTask.RETENTION: timer}
     assert due(timers, BROKER, now_ms, is_paused=False) == [MaintenanceTask.RETENTION] * is_due
     assert due(timers, BROKER, now_ms, is_paused=True) == []
@@ -64,7 +64,7 @@ def test_what_is_due(timer: Timer, now_ms: int, is_due: bool) -> None:
 
 
 def test_durability_is_not_paused() -> None:
-    """A pause holds up what changes the log; flushes and checkpoints go on."""
+    """A pause stops the tasks that change the log; flushes and checkpoints go on."""
     timers = {task: Timer(0, 0) for task in MaintenanceTask}
     assert due(timers, BROKER, 1, is_paused=True) == [
         MaintenanceTask.FLUSH,
@@ -73,7 +73,7 @@ def test_durability_is_not_paused() -> None:
     ]
 
 
-def test_backoff_doubles_up_to_a_minute_for_each_piece() -> None:
+def test_backoff_doubles_up_to_a_minute_for_each_task_and_partition() -> None:
     backoff = Backoff()
     waits = [backoff.failed(MaintenanceTask.RETENTION, "orders-0", 0) for _ in range(8)]
     assert waits == [1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000]
@@ -89,10 +89,13 @@ def test_backoff_doubles_up_to_a_minute_for_each_piece() -> None:
 # The loop.
 
 
-def test_a_partition_that_fails_holds_up_nobody(
+def test_a_partition_that_fails_delays_no_other(
     store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its error is one line, the others are retained, deletions go on, and it is tried again after a wait."""
+    """The error is one line of the log, and the task is tried again after a wait.
+
+    Retention of the other partitions and deletions go on.
+    """
     for name in ("orders-0", "orders-1", "orders-2"):
         old_segment(store, clock, name)
     store.create("gone-0")
@@ -103,7 +106,7 @@ def test_a_partition_that_fails_holds_up_nobody(
     )
     clock.now_ms += 8 * 24 * HOUR
     store.upkeep()
-    # The quiet segment is rolled, and of the bad partition nothing goes.
+    # The quiet segments are rolled, and nothing of the bad partition is deleted.
     assert [len(store[name].segments) for name in store] == [1, 3, 1]
     assert not list(store.log_dirs[0].path.glob("gone*"))
     failed = [message for message in caplog.messages if "failed" in message]
@@ -126,7 +129,7 @@ def test_a_partition_that_fails_holds_up_nobody(
 def test_a_task_that_fails_as_a_whole_backs_off_and_the_rest_is_done(
     store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Checkpoints that cannot be written hold up no removal, and an error nobody thought of is no other case."""
+    """Checkpoints that cannot be written delay no removal, and an unexpected error is treated like any other."""
     store.create("gone-0")
     store.delete("gone-0")
     calls = []
@@ -142,7 +145,7 @@ def test_a_task_that_fails_as_a_whole_backs_off_and_the_rest_is_done(
     assert len(calls) == 6
 
 
-def test_what_was_deleted_waits_for_nothing(
+def test_a_deleted_partition_has_no_backoff(
     store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders = old_segment(store, clock, "orders-0")
@@ -155,7 +158,7 @@ def test_what_was_deleted_waits_for_nothing(
     assert not [*store.scheduler.backoff]
 
 
-def test_each_action_is_one_line(
+def test_each_action_is_logged_in_one_line(
     store: Store, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     orders = store.create("orders-0")
@@ -173,8 +176,8 @@ def test_each_action_is_one_line(
     ]
 
 
-def test_a_pause_holds_up_everything_but_durability(store: Store, clock: Clock) -> None:
-    """Of the whole store; resuming lets go on what was due meanwhile."""
+def test_a_pause_stops_everything_but_durability(store: Store, clock: Clock) -> None:
+    """A pause applies to the whole store; after it, the tasks that became due are done."""
     orders = old_segment(store, clock, "orders-0")
     set_topic(store, "keys", cleanup_policy="compact", flush_ms=1)
     keys = store.create("keys-0")
@@ -201,7 +204,7 @@ def test_a_pause_holds_up_everything_but_durability(store: Store, clock: Clock) 
 
 
 def test_a_paused_partition_is_left_alone(store: Store, clock: Clock) -> None:
-    """Dropped files stay, too: who makes a copy is not to lose them on the way."""
+    """Files of dropped segments stay, too, so that a copy that is being made does not lose them."""
     one, other = (old_segment(store, clock, name) for name in ("orders-0", "orders-1"))
     clock.now_ms += HOUR
     store.upkeep()
@@ -221,7 +224,7 @@ def test_a_paused_partition_is_left_alone(store: Store, clock: Clock) -> None:
         ((0, 400), 100, 499, True),
         ((0, 400), 100, 500, False),  # strict, as Kafka's (4.1)
         ((0,), 500, 499, True),
-        ((0, 400), -900, 399, True),  # the clock was put back
+        ((0, 400), -900, 399, True),  # the clock was set back
         ((400, 0), 100, 99, True),  # the first batch counts, and the newest timestamp
         ((), 10**9, 1, False),  # an empty segment never rolls
     ],
@@ -229,7 +232,7 @@ def test_a_paused_partition_is_left_alone(store: Store, clock: Clock) -> None:
 def test_the_age_of_a_quiet_segment(
     store: Store, clock: Clock, times: tuple[int, ...], idle_ms: int, limit_ms: int, rolls: bool
 ) -> None:
-    """Its newest timestamp less its first batch's, and the time since the last append."""
+    """The age is the newest timestamp less that of the first batch, plus the time since the last append."""
     orders = store.create("orders-0")
     for time in times:
         orders.append([Record(b"x", timestamp=clock() + time)])
@@ -254,7 +257,7 @@ def test_max_compaction_lag_bounds_a_compacted_segment_and_jitter_lets_it_roll_e
 def test_a_quiet_partition_is_rolled_in_time_for_retention_and_compaction(
     store: Store, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Kafka's famous surprise: without this the newest values would stay uncompacted for ever."""
+    """Otherwise the newest values would stay uncompacted for ever, a well-known surprise in Kafka."""
     set_topic(store, "keys", cleanup_policy="compact", segment_ms=HOUR)
     keys = store.create("keys-0")
     for value in (b"1", b"2"):
@@ -271,8 +274,8 @@ def test_a_quiet_partition_is_rolled_in_time_for_retention_and_compaction(
     assert len(keys.segments) == 2, "an empty one stays"
 
 
-def test_an_import_of_old_records_is_not_rolled_at_each_look(store: Store, clock: Clock) -> None:
-    """The clock of the records counts: those of years ago come in one after the other."""
+def test_an_import_of_old_records_is_not_rolled_at_each_upkeep(store: Store, clock: Clock) -> None:
+    """The age counts by the records' own timestamps, also for records that are years old."""
     set_topic(store, "orders", segment_ms=HOUR, retention_ms=-1)
     orders = store.create("orders-0")
     for minute in range(5):
@@ -285,8 +288,8 @@ def test_an_import_of_old_records_is_not_rolled_at_each_look(store: Store, clock
     assert len(orders.segments) == 2
 
 
-def test_age_goes_on_over_a_restart(log_dir: Path, clock: Clock) -> None:
-    """The file's mtime tells when the last record came."""
+def test_the_age_of_a_segment_continues_after_a_restart(log_dir: Path, clock: Clock) -> None:
+    """After a restart the mtime of the segment's file is the time of the last append."""
     with Store(log_dir, clock=clock) as store:
         set_topic(store, "orders", segment_ms=HOUR)
         path = store.create("orders-0").directory
@@ -311,10 +314,10 @@ def test_age_goes_on_over_a_restart(log_dir: Path, clock: Clock) -> None:
         ("never", False, False),
     ],
 )
-def test_who_rolls_quiet_segments(
+def test_the_setting_for_rolling_quiet_segments(
     log_dir: Path, clock: Clock, setting: str, brokers: bool, rolls: bool
 ) -> None:
-    """By default as Kafka where a broker also uses the directory, and in time elsewhere."""
+    """By default, quiet segments roll in time; where a broker also uses the directory, they roll as in Kafka."""
     log_dir.mkdir()
     if brokers:
         (log_dir / "meta.properties").write_text("version=1\n")
@@ -332,7 +335,7 @@ def test_who_rolls_quiet_segments(
 
 
 def test_ctl_of_the_whole_store(make_mount: Callable[..., Mount]) -> None:
-    """Reading tells what upkeep does and what is due next; commands concern every partition."""
+    """Reading shows what upkeep does and what is due next; commands apply to every partition."""
     mount = make_mount()
     own = mount.path / ".logfs"
     ctl = own / "ctl"
