@@ -82,7 +82,7 @@ class LoadStart(NamedTuple):
 class Loaded:
     """The valid files of a partition, after recovery if it was needed.
 
-    `producers` are those at the log end. A read-only store has None here and loads them on demand. The files of the
+    `producers` are those at the log end; a read-only store has None here and loads them on demand. The files of the
     segments in `unsynced` were changed: flush them before relying on their durability.
     """
 
@@ -92,11 +92,9 @@ class Loaded:
     epochs: LeaderEpochs
     snapshots: ProducerSnapshots
     producers: Producers | None
-    """The producers at the log end; None in a read-only store, which loads them on demand."""
     last_timestamp: int = -1
     torn: list[str] = field(default_factory=list)
     unsynced: list[Segment] = field(default_factory=list)
-    """The segments whose files were changed: flush them before relying on their durability."""
 
 
 def _is_whole(segment: Segment, position: int) -> bool:

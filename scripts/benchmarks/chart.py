@@ -1,4 +1,4 @@
-"""The ratios as horizontal bars in an SVG, by hand: a plot library is no part of the project."""
+"""The ratios as horizontal bars in an SVG, written by hand: the project does not depend on a plot library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _TOP = 56
 
 
 def bars(results: list[Result]) -> str:
-    """Each row's share of its limit: a full bar is as good as the peer (or the allowance), the line is the floor."""
+    """Return an SVG with a bar for each row.
+
+    A full bar is as good as the peer (or the allowance). The line is the floor, or the target if there is no floor.
+    """
     shown = [result for result in results if result.ratio is not None]
     height = _TOP + _ROW * len(shown) + 16
     parts = [

@@ -1,4 +1,4 @@
-"""What the rows share: scratch space, daemons, lines, logs, the A B A B of a comparison, and the table."""
+"""Helpers of all rows: scratch space, daemons, lines, logs, comparisons in alternating order, and the table."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ MIB = 1 << 20
 GIB = 1 << 30
 HERE = Path(__file__).parent
 PARTITION = "bench-0"
-# The first timestamp of the logs that are built here, and how far the clock goes with each append.
+# The first timestamp of the logs that are built here, and the time between two appends.
 FIRST_MS = 1_700_000_000_000
 STEP_MS = 1000
 
 
 @dataclass
 class Result:
-    """One line of the table. `floor` is what must be reached, `target` what should be; `at_most` turns both."""
+    """One line of the table.
+
+    The ratio must be at least `floor` and should be at least `target`; with `at_most` both are upper limits instead.
+    """
 
     name: str
     what: str
@@ -43,7 +46,7 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """What the ratio says of floor and target."""
+        """Whether the ratio reaches floor and target; in capitals if it is below the floor."""
         if self.ratio is None or (self.floor is None and self.target is None):
             return "-"
         if self.floor is not None and not self._reaches(self.floor):
@@ -58,11 +61,11 @@ class Result:
 
 
 class Failed(Exception):
-    """A row that moved something else than it should have."""
+    """The failure of a row, such as data other than expected."""
 
 
 def expect(what: str, found: object, wanted: object) -> None:
-    """A benchmark that does not check what it moved measures nothing."""
+    """Raise `Failed` if `found` is not `wanted`: a benchmark must check the data that it moved."""
     if found != wanted:
         raise Failed(f"{what}: {found!r} instead of {wanted!r}")
 
@@ -71,7 +74,7 @@ def expect(what: str, found: object, wanted: object) -> None:
 
 
 def in_rounds(repeats: int, *sides: Callable[[], float]) -> list[list[float]]:
-    """Seconds of each side, in turns, so that what disturbs the machine disturbs all of them."""
+    """Return the seconds of each side, measured in turns, so that a disturbance of the machine affects all sides."""
     rounds = []
     for number in range(repeats):
         say(f"  {number + 1}/{repeats}")
@@ -82,42 +85,42 @@ def in_rounds(repeats: int, *sides: Callable[[], float]) -> list[list[float]]:
 def alternate(
     repeats: int, ours: Callable[[], float], peer: Callable[[], float]
 ) -> tuple[list[float], list[float]]:
-    """The same of two sides."""
+    """Return the seconds of two sides, measured in turns."""
     first, second = in_rounds(repeats, ours, peer)
     return first, second
 
 
 def faster(ours: list[float], peer: list[float]) -> tuple[float, tuple[float, float]]:
-    """How many times the peer's speed we have, by the medians, and the least and the most of the pairs."""
+    """Return our speed as a multiple of the peer's, by the medians, and the least and greatest ratio of the pairs."""
     pairs = [b / a for a, b in zip(ours, peer, strict=True)]
     return statistics.median(peer) / statistics.median(ours), (min(pairs), max(pairs))
 
 
 def timed(work: Callable[[], object]) -> float:
-    """The seconds that something takes."""
+    """Return the seconds that a call of `work` takes."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The value that this share of all values does not exceed."""
+    """Return the value that this share of all values does not exceed."""
     return sorted(values)[min(int(len(values) * share), len(values) - 1)]
 
 
 def speed(size: int, seconds: list[float]) -> str:
-    """The median as MB/s."""
+    """Return the speed at the median time, in MB/s."""
     return f"{size / statistics.median(seconds) / 1e6:,.0f} MB/s"
 
 
 def shell(command: str, *arguments: object) -> str:
-    """Run a shell command that must succeed; $1, $2 … are the arguments."""
+    """Run a shell command that must succeed, and return its output; $1, $2 … are the arguments."""
     words = ["sh", "-c", command, "sh", *map(str, arguments)]
     return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
 def settle() -> None:
-    """Wait until the disk has what was written, so that nobody pays for what was before."""
+    """Wait until all writes are on the disk, so that no measurement includes earlier ones."""
     os.sync()
 
 
@@ -125,7 +128,7 @@ def settle() -> None:
 
 
 def say(text: str) -> None:
-    """One line of progress, replaced by the next; nothing where nobody watches."""
+    """Show a line of progress, which the next one replaces; print nothing if standard error is not a terminal."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
@@ -134,7 +137,7 @@ def say(text: str) -> None:
 
 
 class Lines:
-    """Numbered lines of one length, printable and about as compressible as a service's log; the same every time."""
+    """Numbered lines of one length, printable and about as compressible as a service's log; the same in each run."""
 
     def __init__(self, line_bytes: int) -> None:
         import numpy as np
@@ -157,12 +160,12 @@ class Lines:
         self.block = rows.tobytes()
 
     def value(self, number: int) -> bytes:
-        """The line of a number, without its newline."""
+        """Return the line of a number, without its newline."""
         at = number % self.per_block * self.line_bytes
         return self.block[at : at + self.line_bytes - 1]
 
     def buffers(self, count: int, buffer_bytes: int) -> Iterator[bytes]:
-        """The first `count` lines in buffers of whole lines."""
+        """Yield the first `count` lines in buffers of whole lines."""
         each = max(buffer_bytes // self.line_bytes, 1)
         at = 0
         while at < count:
@@ -172,7 +175,7 @@ class Lines:
             at += many
 
     def file(self, path: Path, size: int) -> int:
-        """Write a file of about that size; how many lines it has."""
+        """Write a file of about that size; return the number of its lines."""
         count = size // self.line_bytes
         with path.open("wb") as file:
             for buffer in self.buffers(count, self.per_block * self.line_bytes):
@@ -181,7 +184,7 @@ class Lines:
 
 
 class Ticking:
-    """A clock that goes on a little with every look."""
+    """A clock that advances by STEP_MS with every call."""
 
     def __init__(self) -> None:
         self.now_ms = FIRST_MS
@@ -192,7 +195,7 @@ class Ticking:
 
 
 def build(log_dir: Path, name: str, lines: Lines, count: int, buffer_bytes: int) -> None:
-    """A partition of so many lines, through the engine; each buffer becomes a batch with a time of its own."""
+    """Make a partition of `count` lines with the engine; each buffer becomes a batch with a timestamp of its own."""
     from logfs.store.store import Store
 
     clock = Ticking()
@@ -209,7 +212,7 @@ def build(log_dir: Path, name: str, lines: Lines, count: int, buffer_bytes: int)
 
 
 class Daemon:
-    """A mount by a process of its own; a context manager that unmounts whatever happens."""
+    """A mount with a process of its own; as a context manager it always unmounts at the end."""
 
     def __init__(self, command: list[str], mountpoint: Path) -> None:
         mountpoint.mkdir(exist_ok=True)
@@ -241,14 +244,14 @@ class Daemon:
             pipe.close()
 
     def memory(self, field_name: str = "VmRSS") -> float:
-        """Resident memory now, or with VmHWM the most there was; MB."""
+        """Return the resident memory of the process now, or its maximum so far with VmHWM, in MB."""
         for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
             if line.startswith(field_name + ":"):
                 return int(line.split()[1]) * 1024 / 1e6
         raise Failed(f"no {field_name}")
 
     def read_ahead_knob(self) -> Path:
-        """Where the kernel keeps how far it reads ahead on this mount."""
+        """Return the path of the kernel's read-ahead setting of this mount."""
         device = os.stat(self.path).st_dev
         return Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
 
@@ -261,7 +264,7 @@ def logfs(scratch: Path, log_dir: Path, name: str = "mnt") -> Daemon:
 
 
 def nullfs(scratch: Path, size: int = 0) -> Daemon:
-    """Mount the empty filesystem, with the read-ahead that logfs gives itself where it may."""
+    """Mount the empty filesystem, with the read-ahead that logfs sets for itself if it is allowed to."""
     mountpoint = scratch / "null"
     daemon = Daemon(
         [sys.executable, str(HERE / "nullfs.py"), str(size), str(mountpoint)], mountpoint
@@ -277,7 +280,7 @@ def nullfs(scratch: Path, size: int = 0) -> Daemon:
 
 
 class Bench:
-    """What a row is given: how large it may be, and where it may write."""
+    """The argument of a row: the sizes to use, and the directory to write to."""
 
     def __init__(self, scratch: Path, *, quick: bool) -> None:
         self.quick = quick
@@ -285,18 +288,21 @@ class Bench:
         self._logs: dict[tuple[object, ...], Path] = {}
 
     def pick(self, full: int, quick: int) -> int:
-        """A size, by how long the run may take."""
+        """Return the size for a full or a quick run."""
         return quick if self.quick else full
 
     def directory(self, name: str) -> Path:
-        """An empty directory."""
+        """Make an empty directory and return it."""
         path = self.root / name
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
         return path
 
     def log(self, count: int, buffer_bytes: int) -> tuple[Path, Lines]:
-        """A log directory with `count` records of 99 bytes in bench-0; built once for all rows."""
+        """Return a log directory with `count` records of 99 bytes in bench-0, and the lines.
+
+        The log is built once for all rows.
+        """
         lines = Lines(100)
         key = (count, buffer_bytes)
         if key not in self._logs:
@@ -312,7 +318,7 @@ class Bench:
 
 
 def machine(scratch: Path) -> dict[str, object]:
-    """What the figures were measured on, without names or places."""
+    """Describe the machine of the measurements, without host names or paths."""
     import numba
     import numpy as np
     import pyfuse3
@@ -334,7 +340,7 @@ def machine(scratch: Path) -> dict[str, object]:
 
 
 def table(results: list[Result]) -> str:
-    """The results as a Markdown table."""
+    """Return the results as a Markdown table."""
     lines = [
         "| row | ratio | spread | floor | target | verdict | logfs | peer |",
         "|---|---|---|---|---|---|---|---|",
@@ -362,6 +368,6 @@ def table(results: list[Result]) -> str:
 def as_json(
     results: list[Result], described: dict[str, object], *, quick: bool
 ) -> dict[str, object]:
-    """The whole run, for a file."""
+    """Return the whole run, to be written as JSON."""
     rows = [{**asdict(result), "verdict": result.verdict} for result in results]
     return {"machine": described, "quick": quick, "results": rows}

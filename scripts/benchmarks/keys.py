@@ -1,4 +1,4 @@
-"""The rows of `keys/`: what it costs to come from a key to its newest record."""
+"""The rows of `keys/`: the cost of finding the newest record of a key."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-# So many lines go into a write.
+# The number of lines in each write.
 LINES_AT_ONCE = 1000
 
 
 def value_of(number: int) -> bytes:
-    """The value of the key of that number."""
+    """Return the value of the key with that number."""
     return b"status=200 path=/orders/%08d" % number
 
 
 def fill(partition: Path, count: int) -> None:
-    """So many records by `append.jsonl`, each with a key of its own: the number of its offset."""
+    """Append `count` records by `append.jsonl`; the key of each is the number of its offset."""
     partition.mkdir()
     with (partition / "append.jsonl").open("ab", buffering=0) as file:
         for first in range(0, count, LINES_AT_ONCE):
@@ -56,7 +56,7 @@ def keys(bench: Bench) -> list[Result]:
             return once
 
         sides = [by("keys/%08d", size) for size in sizes]
-        # Other records than those that the keys have just led to, which the kernel still has.
+        # Records other than those just found by key, which the kernel still has in its caches.
         sides.append(by("offsets/%d", sizes[-1], sizes[-1] // 2))
         chunks = numbers_below(bench.pick(20_000, 4_000), 10**9)
         small, large, offset = (percentile(each, 0.5) for each in in_turns(chunks, *sides))

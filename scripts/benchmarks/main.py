@@ -26,7 +26,7 @@ QUICK_ROOM_GIB = 3
 
 
 def main() -> int:
-    """Parse, run, print; 1 if a row is below its floor, 2 if one failed."""
+    """Parse the arguments, run the rows, print the table; return 1 if a row is below its floor, 2 if one failed."""
     arguments = _parser().parse_args()
     if arguments.list:
         for name, function in ROWS.items():

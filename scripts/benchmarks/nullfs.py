@@ -1,9 +1,9 @@
-"""An empty filesystem with the tree of a logfs mount, that answers at once: the floor that FUSE itself sets.
+"""An empty filesystem that has the tree of a logfs mount and answers at once: it shows the cost of FUSE itself.
 
     python nullfs.py SIZE MOUNTPOINT
 
-`bench-0/append` takes whatever is written (direct_io), `bench-0/records` has SIZE bytes (cached), each `offsets/N`
-is a record of 99 bytes, and each `time/T` links to one. Inodes are made of the names, so nothing is kept.
+`bench-0/append` accepts and drops all writes (direct_io), `bench-0/records` has SIZE bytes (cached), each `offsets/N`
+is a record of 99 bytes, and each `time/T` is a link to one. Inodes are computed from the names, so there is no state.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BLOCK = (b"x" * 99 + b"\n") * 20_000
 
 
 class Nothing(pyfuse3.Operations):
-    """Every answer is ready before the question."""
+    """The operations of the filesystem, each with a fixed answer."""
 
     enable_writeback_cache = False
     supports_dot_lookup = False

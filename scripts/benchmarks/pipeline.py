@@ -1,6 +1,6 @@
-"""The rows of the pipeline on Spark, against its Kafka source and sink on a real broker, Parquet and text.
+"""The rows of Spark, against its Kafka source and sink with a real broker, Parquet and text.
 
-One session, with all compilers of its JVM, for all sides of a row; the logs are the broker's own where there is one.
+All sides of a row share one session, whose JVM has all its compilers. With a broker, the logs are the broker's own.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 
 PARTITIONS = 2
 MASTER = f"local[{PARTITIONS}]"
-# Records in a full run and in a quick one, and the bytes of a value; each has a key of 8 bytes.
+# The number of records in a full run and in a quick one, and the bytes of a value; each has a key of 8 bytes.
 SIZES = ((5_000_000, 500_000, 100), (500_000, 50_000, 1024))
 ROWS_A_TRIGGER = 200
-# What a query has to learn before its triggers are like all the others.
+# The first triggers of a query, which are slower than the others and are not measured.
 FIRST_TRIGGERS = 15
 
 
@@ -59,7 +59,7 @@ FIRST_TRIGGERS = 15
 
 @dataclass
 class Pipeline:
-    """A session, and a broker with its clients, or why there is none: `missing`."""
+    """A session, and a broker with its client; `missing` is the reason if there is no broker."""
 
     spark: SparkSession
     directory: Path
@@ -68,7 +68,7 @@ class Pipeline:
     client: Client | None = None
 
     def new_topic(self, topic: str, partitions: int = PARTITIONS) -> Path:
-        """Make a topic, the broker's where there is one; the log directory that it is in."""
+        """Create a topic, on the broker if there is one; return the log directory that holds it."""
         from logfs.store.store import Store
 
         if self.broker is not None and self.client is not None:
@@ -81,7 +81,7 @@ class Pipeline:
         return log_dir
 
     def remove(self, topic: str) -> None:
-        """Remove all that there is of a topic."""
+        """Remove a topic and everything that was written for it."""
         from logfs.store.store import Store
 
         shutil.rmtree(self.directory / topic, ignore_errors=True)
@@ -94,16 +94,16 @@ class Pipeline:
         shutil.rmtree(self.directory / "log")
 
     def logfs(self, log_dir: Path, topic: str) -> DataFrame:
-        """All of a topic by `format("logfs")`."""
+        """Return all records of a topic by `format("logfs")`."""
         return self.spark.read.format("logfs").option("subscribe", topic).load(str(log_dir))
 
     def kafka(self, topic: str) -> DataFrame:
-        """All of a topic by Spark's Kafka source."""
+        """Return all records of a topic by Spark's Kafka source."""
         return self.spark.read.format("kafka").options(**self.servers, subscribe=topic).load()
 
     @property
     def servers(self) -> dict[str, str]:
-        """The option that leads to the broker."""
+        """The option with the addresses of the broker."""
         assert self.broker is not None
         return {"kafka.bootstrap.servers": self.broker.servers}
 
@@ -111,7 +111,7 @@ class Pipeline:
 def pipeline_row(
     function: Callable[[Bench, Pipeline], list[Result]],
 ) -> Callable[[Bench], list[Result]]:
-    """Make a function a row that is given a `Pipeline`; it is skipped, and says so, without Spark."""
+    """Register a function that takes a `Pipeline` as a row; without Spark it is skipped, with the reason."""
 
     @functools.wraps(function)
     def measured(bench: Bench) -> list[Result]:
@@ -148,7 +148,7 @@ def _pipeline(bench: Bench) -> Iterator[Pipeline]:
 
 
 def _kafka_parts() -> tuple[Distribution, list[str]] | str:
-    """Kafka and the jars of Spark's connector, or the reason why they cannot be had."""
+    """Return Kafka and the jars of Spark's connector, or the reason why they are not available."""
     import pytest
 
     from tests.kafka.distribution import distribution
@@ -177,7 +177,7 @@ def _add_broker(pipeline: Pipeline, kafka: Distribution, stack: ExitStack) -> No
 
 @contextmanager
 def _session(directory: Path, jars: list[str]) -> Iterator[SparkSession]:
-    """A session as `logfs.spark.session` makes it, whose JVM ends with it."""
+    """Start a session by `logfs.spark.session`, and end it with its JVM."""
     from pyspark import SparkContext
 
     import logfs.spark
@@ -205,14 +205,14 @@ def _session(directory: Path, jars: list[str]) -> Iterator[SparkSession]:
             gateway.shutdown()
         finally:
             SparkContext._gateway = SparkContext._jvm = None
-            # It waits for the end of this.
+            # The JVM waits for the end of its standard input.
             gateway.proc.stdin.close()
             gateway.proc.wait(60)
 
 
 @contextmanager
 def _errors_to(path: Path) -> Iterator[None]:
-    """The standard error of processes that begin meanwhile is a file: a JVM says much there that is no error."""
+    """Redirect the standard error of processes that start meanwhile to a file: a JVM prints much that is no error."""
     ours = os.dup(2)
     try:
         with path.open("wb") as file:
@@ -227,7 +227,7 @@ def _errors_to(path: Path) -> Iterator[None]:
 
 
 def write_source(path: Path, count: int, value_bytes: int) -> None:
-    """Records as a Parquet file of keys and values, to be sent to all sides."""
+    """Write records to a Parquet file of keys and values, which are sent to all sides."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -250,7 +250,7 @@ def write_source(path: Path, count: int, value_bytes: int) -> None:
 
 
 def fingerprint(frame: DataFrame, *columns: str) -> tuple[int, int]:
-    """How many rows there are, and the hashes of these columns added up, whatever order they come in."""
+    """Return the number of rows, and the sum of the hashes of these columns, which any order of the rows gives."""
     from pyspark.sql import functions as F
 
     hashed = F.shiftrightunsigned(F.xxhash64(*columns), 32)
@@ -259,13 +259,13 @@ def fingerprint(frame: DataFrame, *columns: str) -> tuple[int, int]:
 
 
 def named(count: int, value_bytes: int) -> str:
-    """Words for so many records."""
+    """Return a description of `count` records of this size."""
     size = f"{value_bytes} B" if value_bytes < 1024 else f"{value_bytes // 1024} KiB"
     return f"{count / 1e6:g} M records of {size}"
 
 
 def rate(count: int, seconds: list[float]) -> str:
-    """The median as records/s."""
+    """Return the rate at the median time, in records/s."""
     return f"{count / statistics.median(seconds) / 1e6:.2f} M records/s"
 
 
@@ -273,13 +273,13 @@ def rate(count: int, seconds: list[float]) -> str:
 
 
 def scan(frame: DataFrame) -> float:
-    """The seconds of reading every column of every row."""
+    """Return the seconds of reading every column of every row."""
     return timed(lambda: frame.write.format("noop").mode("overwrite").save())
 
 
 @pipeline_row
 def spark_read(bench: Bench, pipeline: Pipeline) -> list[Result]:
-    """Spark batch reads, all columns into nothing, against its Kafka source, Parquet and text of the same records."""
+    """Spark batch reads, all columns to noop, against its Kafka source, Parquet and text of the same records."""
     results = []
     for full, quick, value_bytes in SIZES:
         results += _read(bench, pipeline, bench.pick(full, quick), value_bytes)
@@ -289,7 +289,7 @@ def spark_read(bench: Bench, pipeline: Pipeline) -> list[Result]:
 def _everywhere(
     pipeline: Pipeline, count: int, value_bytes: int, topic: str
 ) -> dict[str, DataFrame]:
-    """The same records in a log, in Parquet with all columns, and as lines of text; by the name of who reads them."""
+    """Write the same records to a log, to Parquet with all columns, and as text; return DataFrames by reader."""
     spark, directory = pipeline.spark, pipeline.directory / topic
     directory.mkdir()
     source = directory / "source.parquet"
@@ -312,7 +312,7 @@ def _everywhere(
 
 
 def append(frame: DataFrame, kind: str, **options: str) -> None:
-    """Write a batch."""
+    """Append a DataFrame by a batch write."""
     frame.write.format(kind).mode("append").options(**options).save()
 
 
@@ -371,7 +371,7 @@ def spark_write(bench: Bench, pipeline: Pipeline) -> list[Result]:
 
 
 class Sinks:
-    """Where the records of one Parquet file are written, each time into a new topic that is gone afterwards."""
+    """The sinks for the records of a Parquet file; each write is to a new topic, which is removed afterwards."""
 
     def __init__(self, pipeline: Pipeline, mount: Daemon, source: Path, count: int) -> None:
         self.pipeline = pipeline
@@ -390,7 +390,7 @@ class Sinks:
         return seconds
 
     def plain(self) -> float:
-        """Into a log directory that nobody holds."""
+        """Return the seconds of a write into a log directory that no process holds."""
         from logfs.store.store import Store
 
         topic, log_dir = next(self._topics), self.pipeline.directory / "plain"
@@ -402,7 +402,7 @@ class Sinks:
         return seconds
 
     def through_mount(self) -> float:
-        """Into a log directory that is mounted."""
+        """Return the seconds of a write into a log directory that is mounted."""
         topic = next(self._topics)
         partitions = [self.mount.path / f"{topic}-{number}" for number in range(PARTITIONS)]
         for partition in partitions:
@@ -414,7 +414,7 @@ class Sinks:
         return seconds
 
     def kafka(self) -> float:
-        """By Spark's Kafka sink."""
+        """Return the seconds of a write by Spark's Kafka sink."""
         topic = next(self._topics)
         log_dir = self.pipeline.new_topic(topic)
         seconds = self._timed("kafka", log_dir, topic, **self.pipeline.servers)
@@ -500,7 +500,7 @@ def spark_stream(bench: Bench, pipeline: Pipeline) -> list[Result]:
 def _triggers(
     pipeline: Pipeline, kind: str, options: dict[str, str], topic: str, count: int
 ) -> list[dict[str, int]]:
-    """What the parts of so many triggers took, in ms; the records come one batch after the other, by a producer."""
+    """Return the durations of the parts of `count` triggers, in ms; a producer sends the records of each trigger."""
     from logfs.format.batches.record import Record
 
     assert pipeline.client is not None
@@ -572,7 +572,7 @@ def spark_verify(bench: Bench, pipeline: Pipeline) -> list[Result]:
 
 
 def _fill(bench: Bench, pipeline: Pipeline, log_dir: Path) -> int:
-    """Both kinds of records in a log directory of its own; how many they are."""
+    """Write records of both sizes to a log directory of its own; return their number."""
     from logfs.store.store import Store
 
     counts = []

@@ -1,4 +1,4 @@
-"""The rows: each a function that measures one kind of work and gives the lines of the table that come of it."""
+"""The rows: functions that each measure one kind of work and return lines of the table."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
 
 ROWS: dict[str, Callable[[Bench], list[Result]]] = {}
 
-# `cat` writes 128 KiB at a time, so this is what a log that was filled with it is made of.
+# `cat` writes 128 KiB at a time, so a batch of a log that was filled with it holds this many bytes of lines.
 CAT_BYTES = 128 * 1024
 
 
 def row(function: Callable[[Bench], list[Result]]) -> Callable[[Bench], list[Result]]:
-    """Make a function a row, by its name."""
+    """Register a function as a row, under its name with dashes."""
     ROWS[function.__name__.replace("_", "-")] = function
     return function
 
 
 def crc_of(path: Path) -> int:
-    """The CRC-32C of a file's bytes."""
+    """Return the CRC-32C of a file's bytes."""
     from crc32c import crc32c
 
     value = 0
@@ -70,7 +70,7 @@ def crc_of(path: Path) -> int:
 def append_in_bulk(
     bench: Bench, name: str, line_bytes: int, codec: str | None = None
 ) -> list[Result]:
-    """`cat f >> append` against `cat f > file`, and for plain lines the same by `dd bs=1M`."""
+    """Measure `cat f >> append` against `cat f > file`, and without a codec also until synced, and by `dd bs=1M`."""
     scratch = bench.directory(name)
     lines = Lines(line_bytes)
     source, plain = scratch / "source", scratch / "plain"
@@ -108,7 +108,7 @@ def append_in_bulk(
         results = [_bulk(f"{name} cat", what, size, by_cat, "cat", floor)]
         results[0].more["records_per_second"] = round(count / statistics.median(by_cat[0]))
         if codec is None:
-            # What the disk makes of it, and what larger writes do.
+            # The same until the data is on the disk, and with larger writes.
             sync = '; sync -d "$2"'
             dd = 'dd if="$1" of="$2" bs=1M conv=notrunc status=none'
             by_sync = alternate(repeats, into(cat + sync, append), into(cat + sync, plain))
@@ -118,7 +118,7 @@ def append_in_bulk(
                 _bulk(f"{name} dd", f"{what}, by dd bs=1M", size, by_dd, "dd"),
             ]
         say("  checking")
-        # The first source's worth of the log must be the source, to the byte.
+        # The first `count` records of the log must equal the source, to the byte.
         check = mount.partition / f"offsets/0..{count}"
         expect("CRC of the records", crc_of(check), crc)
     if codec:
@@ -149,7 +149,7 @@ def _bulk(
 def _against_codec(
     bench: Bench, name: str, codec: str, lines: Lines, size: int, seconds: list[float]
 ) -> Result:
-    """The codec library alone, over the same text in buffers of what one batch holds."""
+    """Compare with the codec library alone, on the same text in buffers of the size of one batch's input."""
     from logfs.format.batches import compression
 
     number = compression.Codec[codec.upper()]
@@ -190,7 +190,7 @@ def append_zstd(bench: Bench) -> list[Result]:
 
 @row
 def append_null(bench: Bench) -> list[Result]:
-    """`cat f >> append` of nullfs, which drops it: the most that a bulk append through FUSE can reach."""
+    """`cat f >> append` on nullfs, which drops the data: the most that a bulk append through FUSE can reach."""
     scratch = bench.directory("append-null")
     lines = Lines(100)
     size = bench.pick(GIB, 256 * MIB) // 100 * 100
@@ -215,7 +215,7 @@ def append_null(bench: Bench) -> list[Result]:
 
 @row
 def write_line(bench: Bench) -> list[Result]:
-    """One write(2) a line of 100 bytes, one process."""
+    """One write(2) for each line of 100 bytes, one process."""
     scratch = bench.directory("write-line")
     lines = Lines(100)
     count = bench.pick(30_000, 10_000)
@@ -250,7 +250,7 @@ def write_line(bench: Bench) -> list[Result]:
 
 
 def read_path(path: str) -> bytes:
-    """open, read, close."""
+    """Open, read and close a file; return its content."""
     fd = os.open(path, os.O_RDONLY)
     try:
         return os.read(fd, 4096)
@@ -259,14 +259,14 @@ def read_path(path: str) -> bytes:
 
 
 def follow_time(path: str) -> int:
-    """readlink and open: the offset that the link leads to."""
+    """Read and open a link; return the offset that it leads to."""
     target = os.readlink(path)
     os.close(os.open(path, os.O_RDONLY))
     return int(target.rpartition("/")[2])
 
 
 def in_turns(chunks: list[list[int]], *sides: Callable[[int], None]) -> list[list[float]]:
-    """Microseconds of each call of each side, chunk by chunk in turns."""
+    """Return the microseconds of each call of each side; the sides alternate after each chunk."""
     clock = time.perf_counter_ns
     found: list[list[float]] = [[] for _ in sides]
     for number, chunk in enumerate(chunks):
@@ -280,7 +280,7 @@ def in_turns(chunks: list[list[int]], *sides: Callable[[int], None]) -> list[lis
 
 
 def numbers_below(count: int, below: int) -> list[list[int]]:
-    """So many numbers chosen at random, the same every time, in chunks for `in_turns`."""
+    """Return `count` random numbers, the same in each run, in chunks for `in_turns`."""
     numbers = random.Random(5)
     return [[numbers.randrange(below) for _ in range(500)] for _ in range(count // 500)]
 
@@ -344,7 +344,7 @@ def time_links(bench: Bench) -> list[Result]:
 
 
 def _first_offsets(lines: Lines, count: int, each: int) -> list[int]:
-    """The first offset of each batch that `build` made."""
+    """Return the first offset of each batch that `build` made."""
     firsts, at = [], 0
     for buffer in lines.buffers(count, each * lines.line_bytes):
         firsts.append(at)
@@ -378,7 +378,7 @@ def growth(bench: Bench) -> list[Result]:
             span = len(_first_offsets(lines, size, CAT_BYTES // 100)) * STEP_MS
 
             def once(number: int) -> None:
-                # The link alone: a small log has few records that times lead to, and the kernel remembers them.
+                # Only readlink: in a small log the times lead to few records, and the kernel caches those.
                 os.readlink(f"{mount.path}/grown-{partition}/time/{FIRST_MS + number % span}")
 
             return once
@@ -409,7 +409,7 @@ def growth(bench: Bench) -> list[Result]:
 
 @row
 def records(bench: Bench) -> list[Result]:
-    """`cat records`, cold against nullfs, and again against a plain file."""
+    """`cat records`, with a cold cache against nullfs, and again against a plain file."""
     count = bench.pick(GIB, 256 * MIB) // 100
     log_dir, lines = bench.log(count, CAT_BYTES)
     scratch = bench.directory("records")
@@ -518,12 +518,12 @@ def tail(bench: Bench) -> list[Result]:
     ]
 
 
-# Starting and standing.
+# Starting, and memory.
 
 
 @row
 def recovery(bench: Bench) -> list[Result]:
-    """Opening a store that was killed, against reading its bytes; neither finds them in the page cache."""
+    """Opening a store that was killed, against reading its bytes, which are not in the page cache."""
     scratch = bench.directory("recovery")
     lines = Lines(100)
     count = bench.pick(2 * GIB, 256 * MIB) // 100
@@ -551,7 +551,7 @@ def recovery(bench: Bench) -> list[Result]:
 
     def recover() -> float:
         evict(segments)
-        # In a child that dies with the store open, so that the next one has the same to do.
+        # The child dies with the store open, so that the next one has the same work.
         return in_child(lambda: _recover(log_dir, count))
 
     read_all()
@@ -564,7 +564,7 @@ def recovery(bench: Bench) -> list[Result]:
 
 
 def evict(files: list[Path]) -> None:
-    """Take files out of the page cache."""
+    """Drop files from the page cache."""
     for path in files:
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -592,7 +592,7 @@ def _recover(log_dir: Path, count: int) -> float:
 
 
 def in_child(work: Callable[[], float]) -> float:
-    """Do something in a process that then dies without closing anything; what it measured."""
+    """Call `work` in a child process that then dies without closing anything; return its result."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -654,7 +654,7 @@ def memory(bench: Bench) -> list[Result]:
 
 @row
 def cli(bench: Bench) -> list[Result]:
-    """How long `logfs --help` and `logfs cat --offset N` take."""
+    """The duration of `logfs --help` and of `logfs cat --offset N`."""
     log_dir, lines = bench.log(1_000_000, CAT_BYTES)
     command = str(Path(sys.executable).with_name("logfs"))
     results = []
@@ -697,13 +697,13 @@ def cli(bench: Bench) -> list[Result]:
     return results
 
 
-# The engine alone, to see what of a row is the mount's and what is ours.
+# The engine alone, to distinguish its part of a row's time from the mount's.
 
 
 def engine_speed(
     bench: Bench, name: str, what: str, moved: int, work: Callable[[], object]
 ) -> Result:
-    """One line of an engine row: bytes a second of work that is repeated."""
+    """Return one line of an engine row: the bytes per second of repeated calls of `work`."""
     seconds = [timed(work) for _ in range(bench.pick(9, 5))]
     return Result(f"engine {name}", f"engine: {what}", None, speed(moved, seconds), "-")
 

@@ -1,4 +1,4 @@
-"""The rows of what keeps a log small: compaction and retention, against Kafka's on copies of the same directory."""
+"""The rows of compaction and retention, against Kafka's on copies of the same directory."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ PARTITION = f"{TOPIC}-0"
 # Both get Kafka's defaults: log.cleaner.dedupe.buffer.size and log.cleaner.io.buffer.load.factor.
 BUFFER_BYTES = 128 * MIB
 LOAD_FACTOR = 0.9
-# What the memory may grow by beyond the buffer, in MB.
+# How much the memory may grow beyond the buffer, in MB.
 ALLOWED_MB = 200
 # A broker's JVM: all of its compilers, and the heap and collector that Kafka's scripts start it with.
 BROKER_JVM = ("-Xmx1g", "-Xms1g", "-XX:+UseG1GC", "-Dfile.encoding=UTF-8")
 RECORDS_A_BATCH = 128
 VALUE_BYTES = 90
-# Segments that were written stay open until the store is closed, and a process may open so many files.
+# Segments that were written stay open until the store is closed, and the number of open files is limited.
 SEGMENTS_AT_ONCE = 1000
 LATER_MS = 100 * 365 * 86_400_000
 
@@ -51,7 +51,7 @@ LATER_MS = 100 * 365 * 86_400_000
 
 @contextmanager
 def kafka(bench: Bench) -> Iterator[Helper | str]:
-    """A JVM with Kafka's storage classes, or the reason why there is none."""
+    """Start a JVM with Kafka's storage classes, and yield it, or the reason why there is none."""
     import pytest
 
     from tests.kafka.distribution import distribution
@@ -70,7 +70,7 @@ def kafka(bench: Bench) -> Iterator[Helper | str]:
 
 
 def kafka_step(helper: Helper, directory: Path, now_ms: int, *step: object) -> list[int]:
-    """Open a copy by Kafka's LogManager, do one thing to its log, close it; what that thing answered."""
+    """Open a copy with Kafka's LogManager, do one step on its log, and close it; return the result of the step."""
     settings = {"cleanup.policy": "compact", "retention.ms": 1, "file.delete.delay.ms": 60_000}
     if step[0] == "retain":
         settings |= {"cleanup.policy": "delete", "file.delete.delay.ms": 0}
@@ -88,7 +88,7 @@ def kafka_step(helper: Helper, directory: Path, now_ms: int, *step: object) -> l
 
 
 def skipped(name: str, what: str, reason: str, measured: str) -> Result:
-    """The line of a comparison that could not be made."""
+    """Return the line of a comparison that could not be made."""
     return Result(name, what, None, measured, f"skipped: {reason}")
 
 
@@ -96,7 +96,7 @@ def skipped(name: str, what: str, reason: str, measured: str) -> Result:
 
 
 def fill_with_keys(log_dir: Path, count: int, keys: int) -> None:
-    """A log of so many records of keys chosen at random, in batches as a producer makes them, and sealed."""
+    """Make a log of `count` records with random keys, in batches as a producer makes them; its segment is sealed."""
     import numpy as np
 
     from logfs.format.batches.batch import HEADER_SIZE, Batch, seal
@@ -134,13 +134,13 @@ def fill_with_keys(log_dir: Path, count: int, keys: int) -> None:
 
 
 def survivors(partition: Partition) -> tuple[int, int]:
-    """How many records a log has, and their offsets added up: two cleaners that agree leave the same."""
+    """Return the number of records in a log, and the sum of their offsets: cleaners that agree leave the same."""
     offsets = partition.columns().offsets
     return len(offsets), int(offsets.sum())
 
 
 def survivors_of(log_dir: Path) -> tuple[int, int]:
-    """The same of a directory that somebody else has cleaned."""
+    """Return the `survivors` in a log directory, opened read-only."""
     from logfs.store.store import Store
 
     with Store(log_dir, read_only=True) as store:
@@ -148,7 +148,7 @@ def survivors_of(log_dir: Path) -> tuple[int, int]:
 
 
 def compact_here(log_dir: Path, *, memory: bool) -> float:
-    """Compact in this process: the seconds, or by how many MB its memory was larger meanwhile."""
+    """Compact in this process; return the seconds, or with `memory` the growth of its memory at the peak, in MB."""
     from logfs.store.store import Store
 
     with Store(log_dir) as store:
@@ -160,7 +160,7 @@ def compact_here(log_dir: Path, *, memory: bool) -> float:
 
 
 def resident_mb(field: str) -> float:
-    """This process's resident memory now (VmRSS), or the most there was (VmHWM); MB."""
+    """Return this process's resident memory now (VmRSS), or its maximum so far (VmHWM), in MB."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024 / 1e6
@@ -168,7 +168,7 @@ def resident_mb(field: str) -> float:
 
 
 def copy_of(log_dir: Path, to: Path) -> Path:
-    """A copy that is in the page cache, and on the disk, so that nobody pays for it."""
+    """Make a copy in the page cache and on the disk, so that no measurement includes its writing; return it."""
     shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(log_dir, to)
     settle()
@@ -176,7 +176,7 @@ def copy_of(log_dir: Path, to: Path) -> Path:
 
 
 def copy_bytes(log_dir: Path, to: Path) -> float:
-    """The seconds of copying the .log files."""
+    """Return the seconds of copying the .log files."""
     shutil.rmtree(to, ignore_errors=True)
     to.mkdir()
     files = sorted(log_dir.glob("*/*.log"))
@@ -220,7 +220,7 @@ def compaction(bench: Bench) -> list[Result]:
                 copy_of(source, copy)
                 nanoseconds, end = kafka_step(helper, copy, now_ms, *step)
                 theirs.append(nanoseconds / 1e9)
-                # What its manager does afterwards: it is by this that a reader knows of the gaps.
+                # Kafka's cleaner manager writes this afterwards: the checkpoint tells readers that there are gaps.
                 (copy / "cleaner-offset-checkpoint").write_text(f"0\n1\n{TOPIC} 0 {end}\n")
                 expect("what Kafka leaves", survivors_of(copy), left)
             plain.append(copy_bytes(source, copy))
@@ -279,7 +279,7 @@ def _compaction_results(
 
 
 def fill_with_segments(log_dir: Path, count: int) -> None:
-    """A log of so many sealed segments, each of one record."""
+    """Make a log of `count` sealed segments, each of one record."""
     from logfs.store.store import Store
 
     clock = Ticking()
@@ -296,7 +296,7 @@ def fill_with_segments(log_dir: Path, count: int) -> None:
 
 
 def retain_here(log_dir: Path, now_ms: int, count: int) -> float:
-    """The seconds until the expired segments are gone from the log and from the disk."""
+    """Return the seconds until the expired segments are gone from the log and from the disk."""
     from logfs.store.store import Store
 
     with Store(log_dir, clock=lambda: now_ms) as store:
@@ -328,7 +328,7 @@ def retention(bench: Bench) -> list[Result]:
             os.unlink(entry.path)
 
     with kafka(bench) as helper:
-        # To copy so many files takes far longer than what is measured.
+        # Copying this many files takes far longer than the measured work.
         repeats = 3
         for number in range(-1, repeats):
             say(f"  {max(number + 1, 1)}/{repeats}")
@@ -343,7 +343,7 @@ def retention(bench: Bench) -> list[Result]:
             plain.append(timed(unlink))
         reason = helper if isinstance(helper, str) else ""
     bench.directory("retention")
-    # The first turn was for both to get warm.
+    # The first turn was the warm-up of both.
     del ours[0], theirs[:1], plain[0]
     what = f"time retention of {count:,} segments"
     rate = f"{statistics.median(ours):.2f} s"

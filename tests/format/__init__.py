@@ -1,1 +1,1 @@
-"""Tests of `logfs.format`: bytes in, values out, and compiled kernels against plain twins."""
+"""Tests of `logfs.format`: encoding and decoding, and the compiled kernels against plain Python code."""

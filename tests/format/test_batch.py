@@ -1,4 +1,4 @@
-"""Record batches: Kafka's golden vectors field by field, and what breaks a batch (kafka-storage 2.1 to 2.6, 16)."""
+"""Record batches: Kafka's golden vectors field by field, and malformed batches (kafka-storage 2.1 to 2.6, 16)."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ RECORDS = {
 
 
 def encoded(*records: tuple[Record, int, int]) -> bytearray:
-    """Room for a header, and records with (offset delta, timestamp delta) each."""
+    """Return zeros for a header, and after them the records, each given with its offset delta and timestamp delta."""
     data = bytearray(HEADER_SIZE)
     for record, offset_delta, timestamp_delta in records:
         data += encode_record(record, offset_delta=offset_delta, timestamp_delta=timestamp_delta)
@@ -161,7 +161,7 @@ def encoded(*records: tuple[Record, int, int]) -> bytearray:
 
 @pytest.mark.parametrize("name", HEADERS)
 def test_every_header_field_of_a_golden_batch_is_read(name: str) -> None:
-    """All thirteen fields of every golden batch come out as kafka-storage 16 describes them."""
+    """All thirteen header fields of every golden batch are read as kafka-storage 16 describes them."""
     data, header = HEADERS[name]
     batch = Batch.parse(data)
     assert batch.header == header
@@ -172,19 +172,19 @@ def test_every_header_field_of_a_golden_batch_is_read(name: str) -> None:
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_every_record_of_a_golden_batch_is_read(name: str) -> None:
-    """Keys, values, headers, timestamps and offsets of every golden batch are Kafka's (kafka-storage 16)."""
+    """The keys, values, headers, timestamps and offsets of every golden batch are Kafka's (kafka-storage 16)."""
     assert list(Batch.parse(HEADERS[name][0]).records()) == RECORDS[name]
 
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_columns_of_a_golden_batch_are_its_records(name: str) -> None:
-    """The bulk path reads the same from the golden batches as the plain one (kafka-storage 16)."""
+    """The columns of every golden batch hold the same records as the plain decoder returns (kafka-storage 16)."""
     assert list(Batch.parse(HEADERS[name][0]).columns().records()) == RECORDS[name]
 
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_one_record_of_a_golden_batch_is_found_by_offset(name: str) -> None:
-    """`record_at` gives each record of a golden batch, and None for an offset that has none."""
+    """`record_at` returns each record of a golden batch, and None for an offset without a record."""
     batch = Batch.parse(HEADERS[name][0])
     by_offset = {record.offset: record for record in RECORDS[name]}
     for offset in range(batch.header.base_offset, batch.header.next_offset):
@@ -192,7 +192,7 @@ def test_one_record_of_a_golden_batch_is_found_by_offset(name: str) -> None:
 
 
 def test_derived_fields_of_the_golden_batches() -> None:
-    """Last and next offset, codec, flags, horizon and last sequence follow kafka-storage 2.1."""
+    """The last and next offset, codec, flags, delete horizon and last sequence follow kafka-storage 2.1."""
     b = Batch.parse(B).header
     assert (b.last_offset, b.next_offset, b.last_sequence) == (101, 102, 13)
     assert Batch.parse(A).header.last_sequence == -1
@@ -211,28 +211,28 @@ def test_derived_fields_of_the_golden_batches() -> None:
     ("data", "kind"), [(E_COMMIT, ControlType.COMMIT), (E_ABORT, ControlType.ABORT)]
 )
 def test_golden_markers_are_read_as_markers(data: bytes, kind: ControlType) -> None:
-    """The record of a golden control batch is a marker of coordinator epoch 9 (kafka-storage 2.5)."""
+    """The record of a golden control batch is parsed as a marker of coordinator epoch 9 (kafka-storage 2.5)."""
     (record,) = Batch.parse(data).records()
     assert EndTransactionMarker.parse(record.key, record.value) == (kind, 9)
 
 
-def test_golden_a_and_j_come_out_of_the_builder() -> None:
-    """The public builder writes the bytes of A and J-in exactly (kafka-storage 2.3, 16)."""
+def test_the_builder_writes_golden_a_and_j() -> None:
+    """The public builder writes the exact bytes of A and J-in (kafka-storage 2.3, 16)."""
     for golden, name in ((A, "A"), (J_IN, "J-in")):
         (built,) = build_records(RECORDS[name], BatchFormat(), 0).batches
         assert bytes(built.data) == golden
 
 
 def test_golden_j_keeps_its_crc_when_the_leader_assigns_offsets() -> None:
-    """J-in becomes J-out by base offset and epoch alone (kafka-storage 2.1: neither is under the CRC)."""
+    """A new base offset and leader epoch alone turn J-in into J-out (kafka-storage 2.1: neither is under the CRC)."""
     data = bytearray(J_IN)
     assign_offset(data, 42, 6)
     assert bytes(data) == J_OUT
     assert Batch.parse(data).is_valid
 
 
-def test_golden_c_comes_out_of_the_builder() -> None:
-    """LogAppendTime keeps the producer's base timestamp and stamps the maximum (kafka-storage 2.9.2, 16 C)."""
+def test_the_builder_writes_golden_c() -> None:
+    """LogAppendTime keeps the producer's base timestamp and sets the maximum (kafka-storage 2.9.2, 16 C)."""
     form = BatchFormat(timestamp_type=LATE)
     (built,) = build_records([Record(b"v", b"k", timestamp=T)], form, T + 99).batches
     assign_offset(built.data, 5, 0)
@@ -241,7 +241,7 @@ def test_golden_c_comes_out_of_the_builder() -> None:
 
 
 def test_golden_b_is_sealed_to_the_byte() -> None:
-    """A producer's id, epoch and sequence are sealed into B's bytes (kafka-storage 16)."""
+    """`seal` with a producer's id, epoch and sequence gives the exact bytes of B (kafka-storage 16)."""
     data = encoded((Record(b"v1", b"key"), 0, 0), (Record(b"", b""), 1, -1000))
     seal(
         data,
@@ -263,7 +263,7 @@ def test_golden_b_is_sealed_to_the_byte() -> None:
     [(E_COMMIT, ControlType.COMMIT, 10), (E_ABORT, ControlType.ABORT, 11)],
 )
 def test_golden_e_is_sealed_to_the_byte(golden: bytes, kind: ControlType, offset: int) -> None:
-    """A marker with its key and value is sealed into the bytes of E (kafka-storage 2.5, 16)."""
+    """`seal` of a marker with its key and value gives the exact bytes of E (kafka-storage 2.5, 16)."""
     marker = EndTransactionMarker(kind, 9)
     data = encoded((Record(marker.value(), marker.key()), 0, 0))
     seal(
@@ -281,15 +281,15 @@ def test_golden_e_is_sealed_to_the_byte(golden: bytes, kind: ControlType, offset
     assert bytes(data) == golden
 
 
-def test_golden_f_and_i_are_what_is_left_of_a_batch_without_records() -> None:
-    """`empty_batch` keeps what kafka-storage 2.6 says and gives the bytes of F and I (kafka-storage 16)."""
+def test_empty_batch_writes_golden_f_and_i() -> None:
+    """`empty_batch` keeps the fields of kafka-storage 2.6 and gives the bytes of F and I (kafka-storage 16)."""
     assert empty_batch(parse_header(B)) == F
     assert empty_batch(parse_header(G_SOURCE)) == I_EMPTY
 
 
 def test_an_empty_header_drops_codec_and_horizon_and_keeps_the_flags() -> None:
-    """Codec and delete horizon go, timestamp type and transactional and control bits stay
-    (kafka-storage 2.6, 14.3 item 39).
+    """An emptied batch loses its codec and delete horizon, and keeps its timestamp type and its transactional and
+    control bits (kafka-storage 2.6, 14.3 item 39).
     """
     for attributes, kept in ((0x44, 0), (0x4C, 0x08), (0x73, 0x30), (0x7F & ~7, 0x38)):
         data = bytearray(D[Codec.ZSTD])
@@ -302,7 +302,7 @@ def test_an_empty_header_drops_codec_and_horizon_and_keeps_the_flags() -> None:
 
 @pytest.mark.parametrize("codec", D)
 def test_compressed_golden_batches_survive_recompression(codec: Codec) -> None:
-    """What we compress again has the golden records, with every codec (kafka-storage 16: compare decoded)."""
+    """The golden records, compressed again by each codec, make an equal batch (kafka-storage 16: compare decoded)."""
     payload = bytes(Batch.parse(D[codec]).payload)
     plain = [Record(LONG, b"k1", (), T), Record(LONG, b"k2", (), T + 1)]
     assert payload == bytes(encoded((plain[0], 0, 0), (plain[1], 1, 1))[HEADER_SIZE:])
@@ -317,8 +317,10 @@ def test_compressed_golden_batches_survive_recompression(codec: Codec) -> None:
 
 @pytest.mark.parametrize("position", range(61))
 @pytest.mark.parametrize("flip", [0x01, 0x80, 0xFF])
-def test_a_flipped_header_byte_does_what_16_1_says(position: int, flip: int) -> None:
-    """Offset and epoch are outside the CRC, the length breaks the framing, all else is found (kafka-storage 16.1)."""
+def test_a_flipped_header_byte_is_detected_unless_outside_the_crc(position: int, flip: int) -> None:
+    """The offset and the epoch are outside the CRC, a wrong length breaks the framing, and any other flip is detected
+    (kafka-storage 16.1).
+    """
     data = bytearray(A)
     data[position] ^= flip
     if 8 <= position < 12:
@@ -350,13 +352,13 @@ def test_a_flipped_record_byte_fails_the_crc(position: int) -> None:
 
 @pytest.mark.parametrize("size", range(len(A)))
 def test_a_short_buffer_is_corrupt(size: int) -> None:
-    """A buffer that does not hold the batch whole gives no batch, whatever its length."""
+    """A buffer that holds only part of a batch is refused, whatever its length."""
     with pytest.raises(Corrupt):
         Batch.parse(A[:size])
 
 
 def test_a_batch_is_parsed_at_any_position() -> None:
-    """`parse` takes a position, and only the batch's own bytes."""
+    """`parse` reads the batch at a position of the buffer, and takes only the bytes of that batch."""
     data = b"xyz" + A + B
     assert Batch.parse(data, 3).header == HEADERS["A"][1]
     assert bytes(Batch.parse(memoryview(data), 3 + len(A)).data) == B
@@ -366,14 +368,14 @@ def test_a_batch_is_parsed_at_any_position() -> None:
     ("start", "by", "result"), [(2**31 - 1, 1, 0), (0, 5, 5), (2**31 - 2, 4, 2)]
 )
 def test_sequences_wrap(start: int, by: int, result: int) -> None:
-    """2147483647 is followed by 0, both ways (kafka-storage 2.1, 14.3 item 37)."""
+    """Sequence 0 follows 2147483647, and 2147483647 precedes 0 (kafka-storage 2.1, 14.3 item 37)."""
     assert increment_sequence(start, by) == result
     assert decrement_sequence(result, by) == start
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1))
-def test_sequences_go_there_and_back(sequence: int, by: int) -> None:
-    """Any step forward, and the same back, is where it began, and stays in 0..2^31-1."""
+def test_decrementing_a_sequence_undoes_incrementing_it(sequence: int, by: int) -> None:
+    """A sequence that is incremented and decremented by the same number is unchanged, and stays in 0..2^31-1."""
     there = increment_sequence(sequence, by)
     assert 0 <= there <= 2**31 - 1
     assert decrement_sequence(there, by) == sequence
@@ -387,7 +389,9 @@ def test_the_crc_is_castagnoli() -> None:
 @pytest.mark.parametrize("codec", list(Codec))
 @pytest.mark.parametrize("count", [1, 3, -1, 2**31 - 1, 20])
 def test_a_wrong_record_count_is_corrupt(codec: Codec, count: int) -> None:
-    """Too few, too many or impossible counts are errors, compressed or not (kafka-storage 14.3 item 36)."""
+    """A record count that is too low, too high or impossible is `Corrupt`, in compressed and uncompressed batches
+    (kafka-storage 14.3 item 36).
+    """
     (built,) = build_records([Record(b"a" * 9), Record(b"b" * 9)], BatchFormat(codec), T).batches
     data = bytearray(built.data)
     header = parse_header(data)
@@ -401,7 +405,7 @@ def test_a_wrong_record_count_is_corrupt(codec: Codec, count: int) -> None:
 
 @pytest.mark.parametrize("number", [5, 6, 7])
 def test_codecs_that_do_not_exist_are_corrupt_on_use(number: int) -> None:
-    """Codec numbers 5 to 7 raise when the records are wanted, not before (kafka-storage 2.1)."""
+    """Codec numbers 5 to 7 raise `Corrupt` when the records are read, and not before (kafka-storage 2.1)."""
     data = bytearray(A)
     batch_module.HEADER.pack_into(data, 0, *parse_header(data)._replace(attributes=number))
     batch = Batch.parse(data)
@@ -411,7 +415,7 @@ def test_codecs_that_do_not_exist_are_corrupt_on_use(number: int) -> None:
 
 @pytest.mark.parametrize("codec", list(D))
 def test_bytes_that_are_no_stream_are_corrupt(codec: Codec) -> None:
-    """Records that are not a stream of their codec are `Corrupt`, and never another error."""
+    """A payload that is not a stream of its codec raises `Corrupt`, and no other error."""
     data = bytearray(HEADER_SIZE) + b"this is no stream of any codec"
     fields = {"last_offset_delta": 0, "base_timestamp": T, "max_timestamp": T, "record_count": 1}
     seal(data, attributes=codec, **fields)
@@ -422,10 +426,10 @@ def test_bytes_that_are_no_stream_are_corrupt(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", list(D))
-def test_what_comes_out_of_a_batch_is_bounded(
+def test_the_decompressed_size_of_a_batch_is_bounded(
     codec: Codec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch whose records decompress beyond the limit is refused instead of filling the memory."""
+    """A batch whose records decompress to more than the limit is refused, so it cannot fill the memory."""
     monkeypatch.setattr("logfs.format.batches.compression.DEFAULT_LIMIT", 1 << 20)
     data = bytearray(HEADER_SIZE) + compress(codec, bytes(2 << 20))
     fields = {"last_offset_delta": 0, "base_timestamp": T, "max_timestamp": T, "record_count": 1}
@@ -435,7 +439,7 @@ def test_what_comes_out_of_a_batch_is_bounded(
 
 
 def test_batches_are_walked_by_their_lengths() -> None:
-    """A buffer of batches gives each whole one, and stops quietly at a short tail (kafka-storage 2.8)."""
+    """`Batches` yields each whole batch of a buffer, and ends without error at a short tail (kafka-storage 2.8)."""
     data = A + B + C
     for cut in (len(data), len(data) - 1, len(A) + len(B) + HEADER_SIZE, len(A) + len(B) + 5):
         batches = Batches(data[:cut])
@@ -444,8 +448,8 @@ def test_batches_are_walked_by_their_lengths() -> None:
         assert batches.end == sum(map(len, found))
 
 
-def test_a_length_that_leads_nowhere_ends_the_walk() -> None:
-    """Zeros, negative lengths and lengths below a header are no batches, and no endless loop."""
+def test_an_impossible_length_ends_the_walk() -> None:
+    """Zeros and impossible lengths (negative, below a header, beyond the buffer) end the walk; it does not loop."""
     assert list(Batches(bytes(200))) == []
     for length in (-1, -(2**31), 0, 48, 2**31 - 1):
         bad = bytearray(A)
@@ -457,7 +461,7 @@ def test_a_length_that_leads_nowhere_ends_the_walk() -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_batch_or_corrupt(data: bytes) -> None:
-    """Random bytes raise nothing but `Corrupt` on their way from bytes to records."""
+    """Parsing, checking and decoding random bytes raises no error but `Corrupt`."""
     try:
         batch = Batch.parse(data)
         batch.check()
@@ -468,7 +472,7 @@ def test_any_bytes_are_a_batch_or_corrupt(data: bytes) -> None:
 
 @given(st.data())
 def test_any_record_bytes_under_a_valid_crc_are_records_or_corrupt(data: st.DataObject) -> None:
-    """Hostile records behind a good CRC raise nothing but `Corrupt`, on the plain path and the bulk one."""
+    """Hostile records under a valid CRC are read alike by the plain and the bulk decoder, or both raise `Corrupt`."""
     count = data.draw(st.integers(0, 12))
     body = data.draw(st.binary(max_size=120))
     attributes = data.draw(st.sampled_from([0, 1, 2, 3, 4, 7, 8, 0x20]))
@@ -493,8 +497,8 @@ def test_any_record_bytes_under_a_valid_crc_are_records_or_corrupt(data: st.Data
 @pytest.mark.parametrize("codec", list(Codec))
 @pytest.mark.parametrize("late", [False, True])
 @given(st.data())
-def test_records_survive_a_batch(codec: Codec, late: bool, data: st.DataObject) -> None:
-    """Any records come out of a batch of any codec as they went in, with their offsets (kafka-storage 2.2)."""
+def test_records_round_trip_through_a_batch(codec: Codec, late: bool, data: st.DataObject) -> None:
+    """Any records are read from a batch of any codec as they were written, with their offsets (kafka-storage 2.2)."""
     maybe_bytes = st.none() | st.binary(max_size=40)
     headers = st.lists(st.tuples(st.text(max_size=5), maybe_bytes), max_size=3)
     stamps = st.integers(-1, 2**62)

@@ -1,4 +1,4 @@
-"""Lines and records become sealed batches: limits, splits, timestamps and the sizes of their text."""
+"""Building sealed batches from lines and records: limits, splits, timestamps and the sizes of their text."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FORMATS = st.builds(
 
 
 def check_batches(built: Built, form: BatchFormat, base: int = 7) -> list[Record]:
-    """Every batch is valid, within the limit, and its text is as long as it says; all their records."""
+    """Check that each batch is valid, within the limit, and has the stated text size; return all their records."""
     records = []
     for new in built.batches:
         assert len(new.data) <= form.limit_bytes
@@ -72,7 +72,7 @@ def joined(lines: list[bytes]) -> bytes:
 @given(LINES, FORMATS)
 @settings(max_examples=300)
 def test_lines_become_valid_batches_in_order(lines: list[bytes], form: BatchFormat) -> None:
-    """Each line is a value, every batch keeps the limit, and a line too large stops right before it."""
+    """Each line becomes a value, every batch is within the limit, and building stops before a line too large."""
     built = build_lines(joined(lines), form, NOW)
     records = check_batches(built, form)
     taken = len(records)
@@ -91,7 +91,7 @@ def test_lines_become_valid_batches_in_order(lines: list[bytes], form: BatchForm
 @given(LINES, FORMATS)
 @settings(max_examples=200)
 def test_lines_and_records_make_the_same_batches(lines: list[bytes], form: BatchFormat) -> None:
-    """The bulk path and the plain one agree to the byte, in texts too, and stop at the same line."""
+    """`build_lines` and `build_records` make the same bytes and text sizes, and stop at the same line."""
     bulk = build_lines(joined(lines), form, NOW)
     plain = build_records([Record(line) for line in lines], form, NOW)
     assert [bytes(new.data) for new in bulk.batches] == [bytes(new.data) for new in plain.batches]
@@ -104,7 +104,7 @@ def test_lines_and_records_make_the_same_batches(lines: list[bytes], form: Batch
 @given(RECORDS, FORMATS)
 @settings(max_examples=300)
 def test_records_become_valid_batches_in_order(records: list[Record], form: BatchFormat) -> None:
-    """Records keep keys, headers and timestamps; what was good before one that is too large is built."""
+    """Records keep their keys, headers and timestamps; those before one that is too large are built."""
     built = build_records(records, form, NOW)
     found = check_batches(built, form)
     assert built.consumed == len(found) == sum(map(built.consumed_by, built.batches))
@@ -121,7 +121,7 @@ def test_records_become_valid_batches_in_order(records: list[Record], form: Batc
 @pytest.mark.parametrize("limit", [71, 90, 110, 135, 160, 200, 260, 400, 1000, 5000])
 @pytest.mark.parametrize("length", [0, 2, 9, 30, 37, 100])
 def test_many_lines_at_any_limit(codec: Codec, limit: int, length: int) -> None:
-    """Thousands of lines of the worst length for a limit are cut into valid batches, none lost or written over."""
+    """Hundreds of lines, of each length at each limit, are split into valid batches; none is lost or overwritten."""
     noise = random.Random(length)
     lines = [
         bytes(noise.choice(b"0123456789abcdef\x80\xff") for _ in range(length)) for _ in range(700)
@@ -138,7 +138,7 @@ def test_many_lines_at_any_limit(codec: Codec, limit: int, length: int) -> None:
 
 @pytest.mark.parametrize("codec", list(Codec))
 def test_incompressible_lines_keep_the_limit(codec: Codec) -> None:
-    """A codec that makes noise longer than it was still leaves every batch within max.message.bytes."""
+    """Every batch of random bytes is within max.message.bytes, though a codec makes such bytes longer."""
     noise = random.Random(1)
     lines = [noise.randbytes(999).replace(b"\n", b" ") for _ in range(400)]
     form = BatchFormat(codec, limit_bytes=100_000)
@@ -149,7 +149,7 @@ def test_incompressible_lines_keep_the_limit(codec: Codec) -> None:
 
 
 def test_a_batch_is_as_full_as_the_limit_allows() -> None:
-    """Uncompressed records go together until one more would pass the limit: equality is allowed
+    """Uncompressed records share a batch until one more would exceed the limit; a batch may have exactly the limit
     (kafka-storage 2.9.1).
     """
     size = len(build_records([Record(b"v" * 20)], BatchFormat(), NOW).batches[0].data)
@@ -166,8 +166,8 @@ def test_a_batch_is_as_full_as_the_limit_allows() -> None:
 
 @pytest.mark.parametrize("codec", list(Codec))
 @pytest.mark.parametrize("before", [0, 1, 3, 50])
-def test_a_record_too_large_stops_where_it_stands(codec: Codec, before: int) -> None:
-    """Everything before a line that cannot fit is built, and the count says where to go on."""
+def test_building_stops_before_a_record_that_is_too_large(codec: Codec, before: int) -> None:
+    """The lines before one that cannot fit are built, and `consumed` shows where to go on."""
     noise = random.Random(2).randbytes(3000).replace(b"\n", b" ")
     lines = [b"good"] * before + [noise] + [b"behind"] * 5
     form = BatchFormat(codec, limit_bytes=1000)
@@ -182,7 +182,7 @@ def test_a_record_too_large_stops_where_it_stands(codec: Codec, before: int) -> 
 
 
 def test_a_large_record_that_compresses_well_fits() -> None:
-    """The limit counts what goes to the log: a record larger than it is taken if its batch is not
+    """The limit applies to the bytes that go to the log: a larger record is accepted if its compressed batch fits
     (kafka-storage 2.9.1).
     """
     for codec in list(Codec)[1:]:
@@ -195,12 +195,12 @@ def test_a_large_record_that_compresses_well_fits() -> None:
 
 
 def test_no_input_makes_no_batch() -> None:
-    """A builder without records produces nothing, never an empty batch (kafka-storage 2.3)."""
+    """A builder without records makes no batch, and never an empty one (kafka-storage 2.3)."""
     assert build_records([], BatchFormat(), NOW) == Built([], 0)
 
 
 def test_timestamps_of_a_batch() -> None:
-    """The base is the first record's timestamp, not the least; the maximum is the greatest (kafka-storage 2.3)."""
+    """The base timestamp is the first record's, not the least; the maximum is the greatest (kafka-storage 2.3)."""
     stamps = [500, 100, 900, -1]
     (new,) = build_records([Record(b"", timestamp=t) for t in stamps], BatchFormat(), NOW).batches
     header = Batch.parse(new.data).header
@@ -208,21 +208,21 @@ def test_timestamps_of_a_batch() -> None:
     assert [record.timestamp for record in Batch.parse(new.data).records()] == stamps
 
 
-def test_no_timestamp_at_all_is_minus_one() -> None:
-    """A batch of records without timestamps has none (kafka-storage 2.3)."""
+def test_a_batch_without_timestamps_has_minus_one() -> None:
+    """A batch of records without timestamps has the timestamps -1 (kafka-storage 2.3)."""
     (new,) = build_records([Record(b"", timestamp=-1)] * 2, BatchFormat(), NOW).batches
     header = Batch.parse(new.data).header
     assert (header.base_timestamp, header.max_timestamp, new.max_timestamp) == (-1, -1, -1)
 
 
-def test_a_record_without_a_wish_gets_the_time_of_the_append() -> None:
-    """A timestamp of None means now."""
+def test_a_record_without_a_timestamp_gets_the_time_of_the_append() -> None:
+    """A record with the timestamp None gets the time of the append."""
     (new,) = build_records([Record(b""), Record(b"", timestamp=5)], BatchFormat(), NOW).batches
     assert [record.timestamp for record in Batch.parse(new.data).records()] == [NOW, 5]
 
 
 def test_log_append_time_stamps_every_record() -> None:
-    """Under LogAppendTime every record reports the time of the append, whatever it was sent with
+    """Under LogAppendTime every record has the time of the append, whatever timestamp it was sent with
     (kafka-storage 2.2).
     """
     form = BatchFormat(timestamp_type=TimestampType.LOG_APPEND_TIME)
@@ -239,14 +239,14 @@ def test_log_append_time_stamps_every_record() -> None:
 
 @given(st.integers(0, 10**7), st.integers(0, 2000))
 def test_digits_of_offsets_are_summed(first: int, count: int) -> None:
-    """The digits of a run of offsets are counted without writing them."""
+    """`offset_digits` is the total number of digits of consecutive offsets."""
     assert offset_digits(first, count) == sum(
         len(str(offset)) for offset in range(first, first + count)
     )
 
 
 def test_digits_of_huge_runs_need_no_loop() -> None:
-    """The sum over 10^12 offsets is known at once."""
+    """The digits of 10^12 offsets are summed without a loop over the offsets."""
     assert offset_digits(0, 10**12) == 10 + sum(
         9 * 10 ** (length - 1) * length for length in range(2, 13)
     )

@@ -1,4 +1,4 @@
-"""Each compiled kernel equals a plain Python twin, on any bytes, and stays inside its arrays."""
+"""Each compiled kernel agrees with plain Python code on any bytes, and stays inside its arrays."""
 
 from __future__ import annotations
 
@@ -10,6 +10,22 @@ from hypothesis import strategies as st
 
 from logfs.errors import Corrupt
 from logfs.format.base import varint
+from logfs.format.base.batch_rows import (
+    ATTRIBUTES,
+    BATCH_COLUMNS,
+    CRC,
+    LEADER_EPOCH,
+    MAX_TIMESTAMP,
+    NEXT_OFFSET,
+    POSITION,
+    PRODUCER_ID,
+    SIZE,
+    SPAN_BASE_OFFSET,
+    SPAN_BASE_TIMESTAMP,
+    SPAN_COUNT,
+    SPAN_END,
+    SPAN_START,
+)
 from logfs.format.batches.batch import Batch, parse_header
 from logfs.format.batches.record import (
     Record,
@@ -73,14 +89,14 @@ RECORDS = st.lists(st.builds(Record, MAYBE_BYTES, MAYBE_BYTES, HEADERS, TIMESTAM
 
 
 def guarded(data: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """The bytes in the middle of a larger array, and that array, to see that nothing else is touched."""
+    """Return the bytes as part of a larger array, and that array, whose other bytes show a write outside the part."""
     whole = np.full(len(data) + 2 * GUARD, 0xA5, np.uint8)
     whole[GUARD : GUARD + len(data)] = np.frombuffer(data, np.uint8)
     return whole[GUARD : GUARD + len(data)], whole
 
 
 def room(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Room for `size` bytes between guards."""
+    """Return `size` zeros between guard bytes, and the whole array."""
     return guarded(bytes(size))
 
 
@@ -89,7 +105,7 @@ def untouched(whole: np.ndarray) -> bool:
 
 
 def columns(rows: int) -> list[np.ndarray]:
-    """Empty columns as `decode_records` takes them."""
+    """Return columns for `decode_records` to fill, with -77 in each row."""
     kinds = [
         np.int64,
         np.int64,
@@ -112,7 +128,7 @@ def payload(records: list[Record], base_timestamp: int) -> bytes:
 
 
 def row_record(data: bytes, cols: list[np.ndarray], row: int) -> Record:
-    """The record that a row of columns stands for, by plain slicing."""
+    """Return the record of a row of columns, by plain slicing."""
     offset, timestamp, key, key_size, value, value_size, start, end, count = (
         int(column[row]) for column in cols
     )
@@ -151,8 +167,8 @@ def same(a: Record, b: Record) -> bool:
 @given(st.integers(-(2**63), 2**63 - 1))
 @example(-(2**63))
 @example(2**63 - 1)
-def test_varints_are_written_and_read_as_the_plain_ones(value: int) -> None:
-    """The kernels' varlong is the plain one's bytes, and is read back (kafka-storage 2.2)."""
+def test_varints_equal_the_plain_ones(value: int) -> None:
+    """The kernel writes a varlong as the plain encoder does, and reads it back (kafka-storage 2.2)."""
     expected = varint.encode(value)
     out, whole = room(len(expected))
     assert batch_kernels.put_varint(out, 0, value) == len(expected)
@@ -162,8 +178,8 @@ def test_varints_are_written_and_read_as_the_plain_ones(value: int) -> None:
 
 
 @given(st.integers(0, 2**31 - 1))
-def test_varint_sizes_are_true(value: int) -> None:
-    """The size of a varint is known before it is written."""
+def test_varint_sizes_are_correct(value: int) -> None:
+    """`_varint_size` is the size of the encoded varint."""
     assert batch_kernels._varint_size(value) == len(varint.encode(value))
 
 
@@ -175,7 +191,7 @@ def test_varint_sizes_are_true(value: int) -> None:
 @example(b"\x80" * 10)
 @example(b"\xff\xff\xff\xff\x1f")
 def test_any_bytes_are_the_same_varint_or_none(data: bytes) -> None:
-    """The kernel and the plain decoder agree on what a varint is, for both lengths (kafka-storage 2.2)."""
+    """The kernel and the plain decoder agree on which bytes are a varint, for both sizes (kafka-storage 2.2)."""
     array, _ = guarded(data)
     for most in (varint.VARINT_BYTES, varint.VARLONG_BYTES):
         try:
@@ -187,7 +203,7 @@ def test_any_bytes_are_the_same_varint_or_none(data: bytes) -> None:
 
 @given(st.integers(-(2**63) + 1, 2**63 - 1))
 def test_integers_are_written_in_decimal(value: int) -> None:
-    """Numbers of an envelope are plain decimal, with the length that was measured."""
+    """Integers in an envelope are written in decimal, and have the measured length."""
     expected = str(value).encode()
     assert batch_kernels._digits(value) == len(expected)
     out, whole = room(len(expected))
@@ -212,13 +228,13 @@ def check_text(data: bytes | None) -> None:
 
 @pytest.mark.parametrize("data", [None, *HOSTILE, bytes(range(256)), bytes(range(128))], ids=repr)
 def test_hostile_bytes_are_the_same_json(data: bytes | None) -> None:
-    """Invalid UTF-8, surrogates, overlong forms, controls, DEL and quotes become what orjson makes of them."""
+    """Invalid UTF-8, surrogates, overlong forms, controls, DEL and quotes get the JSON that `envelope.text` makes."""
     check_text(data)
 
 
 @pytest.mark.parametrize("first", range(0x80, 0x100))
-def test_every_second_byte_of_a_character_is_judged_as_python_does(first: int) -> None:
-    """Of every lead byte, exactly the second bytes that Python's strict UTF-8 takes are taken."""
+def test_second_bytes_of_characters_are_validated_as_in_python(first: int) -> None:
+    """After each lead byte, exactly the second bytes that Python's strict UTF-8 decoder accepts are accepted."""
     for second in range(256):
         for tail in (b"", b"\x80", b"\x80\x80", b"\x80\x41"):
             data = bytes([first, second]) + tail
@@ -229,7 +245,7 @@ def test_every_second_byte_of_a_character_is_judged_as_python_does(first: int) -
 @given(ANY_BYTES)
 @settings(max_examples=300)
 def test_any_bytes_are_the_same_json(data: bytes) -> None:
-    """Size and bytes of a JSON value equal the plain ones for whatever a record holds."""
+    """The size and the bytes of a JSON string equal those of `envelope.text`, for any bytes."""
     check_text(data)
 
 
@@ -239,7 +255,7 @@ def test_any_bytes_are_the_same_json(data: bytes) -> None:
 def plain_lines(
     lines: list[bytes], first: int, limit: int, out_start: int
 ) -> tuple[int, bytes, int]:
-    """The twin of `encode_lines`: records written, their bytes, and the JSON sizes of the values."""
+    """Do the work of `encode_lines`; return the number of records, their bytes, and the JSON size of all values."""
     out, json_bytes, count = b"", 0, 0
     for line in lines[first:]:
         record = encode_record(Record(line), offset_delta=count, timestamp_delta=0)
@@ -263,7 +279,7 @@ def plain_lines(
 )
 @settings(max_examples=200)
 def test_lines_are_encoded_as_the_plain_loop_does(lines: list[bytes], data: st.DataObject) -> None:
-    """The same records, count, end and JSON sizes as one `encode_record` after the other, at any limit."""
+    """The kernel gives the same records, count, end and JSON size as a loop of `encode_record`, at any limit."""
     text = b"".join(line + b"\n" for line in lines)
     array, _ = guarded(text)
     ends = np.flatnonzero(array == 10)
@@ -281,7 +297,7 @@ def test_lines_are_encoded_as_the_plain_loop_does(lines: list[bytes], data: st.D
 
 
 def test_many_lines_have_long_offset_deltas() -> None:
-    """Offset deltas of two and three bytes are counted right on the way past 64 and 8192 records."""
+    """Offset deltas of two and three bytes, after 64 and 8192 records, are written and counted correctly."""
     lines = [b"%d" % n for n in range(9000)]
     text = b"".join(line + b"\n" for line in lines)
     array = np.frombuffer(text, np.uint8)
@@ -297,7 +313,7 @@ def test_many_lines_have_long_offset_deltas() -> None:
 
 
 def kernel_verdict(data: bytes, count: int, offset: int, timestamp: int) -> list[Record] | None:
-    """The records that the kernel makes of the bytes, None if it refuses them or leaves some over."""
+    """Return the records that the kernel decodes; None if it refuses the bytes or leaves some over."""
     array, _ = guarded(data)
     cols = columns(count + 2)
     end = batch_kernels.decode_records(array, 0, len(data), count, offset, timestamp, *cols, 1)
@@ -327,7 +343,7 @@ def check_same_verdict(data: bytes, count: int, offset: int = 10, timestamp: int
 def test_records_are_decoded_as_the_plain_decoder_does(
     records: list[Record], base_timestamp: int, base_offset: int
 ) -> None:
-    """Every column of every record equals what the plain decoder reads."""
+    """Every column of every record equals the result of the plain decoder."""
     data = payload(records, base_timestamp)
     assert kernel_verdict(data, len(records), base_offset, base_timestamp) is not None
     check_same_verdict(data, len(records), base_offset, base_timestamp)
@@ -336,7 +352,7 @@ def test_records_are_decoded_as_the_plain_decoder_does(
 @given(RECORDS, st.data())
 @settings(max_examples=400)
 def test_damaged_records_get_the_same_verdict(records: list[Record], data: st.DataObject) -> None:
-    """Bytes changed, cut, added or counted wrong are refused by both decoders, or read alike by both."""
+    """Records with changed, cut or added bytes or a wrong count are refused by both decoders, or read alike."""
     raw = bytearray(payload(records, 0))
     for _ in range(data.draw(st.integers(0, 3))):
         if raw:
@@ -351,7 +367,7 @@ def test_damaged_records_get_the_same_verdict(records: list[Record], data: st.Da
 @given(st.binary(max_size=60), st.integers(0, 4))
 @settings(max_examples=300)
 def test_random_bytes_get_the_same_verdict(data: bytes, count: int) -> None:
-    """Bytes from nowhere are refused by both decoders, or read alike by both."""
+    """Random bytes are refused by both decoders, or read alike by both."""
     check_same_verdict(data, count)
 
 
@@ -359,7 +375,7 @@ def test_random_bytes_get_the_same_verdict(data: bytes, count: int) -> None:
     st.lists(st.sampled_from([0x80, 0xFF, 0x01, 0x00, 0x02]), min_size=1, max_size=14).map(bytes)
 )
 def test_hostile_timestamp_deltas_get_the_same_verdict(delta: bytes) -> None:
-    """A varlong that is too long, or has more than 64 bits, is judged alike (kafka-storage 2.2)."""
+    """Both decoders agree on a varlong that is too long or has more than 64 bits (kafka-storage 2.2)."""
     body = b"\0" + delta + b"\0\x01\x01\0"
     check_same_verdict(varint.encode(len(body)) + body, 1)
 
@@ -367,13 +383,13 @@ def test_hostile_timestamp_deltas_get_the_same_verdict(delta: bytes) -> None:
 @pytest.mark.parametrize("delta", ["ff" * 9 + "02", "ff" * 9 + "01", "80" * 9 + "7f", "80" * 10])
 @pytest.mark.parametrize("base", [-1, 0, 2**63 - 1])
 def test_extreme_timestamp_deltas_get_the_same_verdict(delta: str, base: int) -> None:
-    """At the edges of int64 both decoders still agree."""
+    """Both decoders agree on timestamps at the limits of int64."""
     body = b"\0" + bytes.fromhex(delta) + b"\0\x01\x01\0"
     check_same_verdict(varint.encode(len(body)) + body, 1, 0, base)
 
 
 def test_nothing_outside_the_batch_is_read_as_part_of_it() -> None:
-    """A record that would go on behind its batch is refused though the array goes on."""
+    """A record that extends past the end of its batch is refused, even if the array has more bytes."""
     data = encode_record(Record(b"value", b"key", [("h", b"v")]), offset_delta=0, timestamp_delta=0)
     whole = np.frombuffer(data + data, np.uint8)
     for end in range(len(data)):
@@ -396,15 +412,15 @@ def test_nothing_outside_the_batch_is_read_as_part_of_it() -> None:
         (batch_kernels.BAD_VARINT, b"\0\0\0\x01\x80\x80\x80\x80\x80\x80"),
     ],
 )
-def test_what_is_wrong_is_told(code: int, body: bytes) -> None:
-    """The code tells which part of a record is bad, so that the error can say so."""
+def test_the_result_code_identifies_the_malformed_part(code: int, body: bytes) -> None:
+    """The result code identifies the malformed part of a record, so that an error message can name it."""
     array, _ = guarded(varint.encode(len(body)) + body)
     assert batch_kernels.decode_records(array, 0, len(array), 1, 0, 0, *columns(1), 0) == code
 
 
 @given(st.lists(st.integers(0, 20), unique=True, max_size=12).map(sorted), st.integers(-2, 22))
 def test_a_record_is_found_where_the_plain_loop_finds_it(deltas: list[int], wanted: int) -> None:
-    """The position of the record with an offset delta, -1 where compaction left none."""
+    """`find_record` returns the position of the record with an offset delta, and -1 if compaction has removed it."""
     parts = [
         encode_record(Record(b"v" * delta), offset_delta=delta, timestamp_delta=-1)
         for delta in deltas
@@ -415,10 +431,10 @@ def test_a_record_is_found_where_the_plain_loop_finds_it(deltas: list[int], want
 
 
 @given(RECORDS, st.data())
-def test_a_record_is_found_in_hostile_bytes_or_they_are_bad(
+def test_find_record_in_damaged_bytes_stays_inside_them(
     records: list[Record], data: st.DataObject
 ) -> None:
-    """In damaged bytes the search ends with a code, or at a position inside them."""
+    """In damaged bytes `find_record` returns a code or a position inside them; if they decode, that of the record."""
     raw = bytearray(payload(records, 0))
     if raw:
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
@@ -446,7 +462,7 @@ def decoded(records: list[Record]) -> tuple[bytes, list[np.ndarray]]:
 
 @given(RECORDS)
 def test_values_are_written_as_lines(records: list[Record]) -> None:
-    """Each value and a newline, a null as an empty line, and where each ends."""
+    """Each value is written with a newline, a null as an empty line, and the end of each line is returned."""
     data, cols = decoded(records)
     lines = [(record.value or b"") + b"\n" for record in records]
     out, whole = room(sum(map(len, lines)))
@@ -463,7 +479,7 @@ def test_values_are_written_as_lines(records: list[Record]) -> None:
 def test_envelopes_are_written_as_the_plain_ones(
     records: list[Record], kind: TimestampType, prefix: bytes
 ) -> None:
-    """Sizes, bytes and ends of every envelope equal `envelope.encode`."""
+    """The sizes, bytes and ends of all envelopes equal those of `envelope.encode`."""
     data, cols = decoded(records)
     lines = [
         envelope.encode(Record(r.value, r.key, r.headers, r.timestamp, 7 + i, kind), prefix)
@@ -491,7 +507,7 @@ def test_envelopes_are_written_as_the_plain_ones(
 def plain_scan(
     data: bytes, first_offset: int, gaps: bool, most: int
 ) -> tuple[list[list[int]], int]:
-    """The twin of `scan_batches`, over parsed headers."""
+    """Do the work of `scan_batches` with parsed headers; return the rows and the position after the last batch."""
     rows: list[list[int]] = []
     position, expected = 0, first_offset
     while len(rows) < most and position + 61 <= len(data):
@@ -502,40 +518,40 @@ def plain_scan(
             break
         if header.last_offset_delta < 0:
             break
-        row = [0] * batch_kernels.BATCH_COLUMNS
-        row[batch_kernels.POSITION] = position
-        row[batch_kernels.SIZE] = header.size_bytes
-        row[batch_kernels.CRC] = header.crc
-        row[batch_kernels.ATTRIBUTES] = header.attributes & 0xFFFF
-        row[batch_kernels.NEXT_OFFSET] = header.next_offset
-        row[batch_kernels.MAX_TIMESTAMP] = header.max_timestamp
-        row[batch_kernels.LEADER_EPOCH] = header.partition_leader_epoch
-        row[batch_kernels.PRODUCER_ID] = header.producer_id
-        row[batch_kernels.SPAN_START] = position + 61
-        row[batch_kernels.SPAN_END] = position + header.size_bytes
-        row[batch_kernels.SPAN_COUNT] = header.record_count
-        row[batch_kernels.SPAN_BASE_OFFSET] = header.base_offset
-        row[batch_kernels.SPAN_BASE_TIMESTAMP] = header.base_timestamp
+        row = [0] * BATCH_COLUMNS
+        row[POSITION] = position
+        row[SIZE] = header.size_bytes
+        row[CRC] = header.crc
+        row[ATTRIBUTES] = header.attributes & 0xFFFF
+        row[NEXT_OFFSET] = header.next_offset
+        row[MAX_TIMESTAMP] = header.max_timestamp
+        row[LEADER_EPOCH] = header.partition_leader_epoch
+        row[PRODUCER_ID] = header.producer_id
+        row[SPAN_START] = position + 61
+        row[SPAN_END] = position + header.size_bytes
+        row[SPAN_COUNT] = header.record_count
+        row[SPAN_BASE_OFFSET] = header.base_offset
+        row[SPAN_BASE_TIMESTAMP] = header.base_timestamp
         rows.append(row)
         expected, position = header.next_offset, position + header.size_bytes
     if rows and has_holes(rows[-1]):
-        # What follows has to show that the offsets of the last batch are its own.
+        # The bytes after the last batch must confirm its offsets.
         shown = position == len(data) or (
             position + 61 <= len(data) and parse_header(data, position).base_offset >= expected
         )
         if not shown:
-            return rows[:-1], rows[-1][batch_kernels.POSITION]
+            return rows[:-1], rows[-1][POSITION]
     return rows, position
 
 
 def has_holes(row: list[int]) -> bool:
-    """Whether a batch of this row has another number of records than of offsets."""
-    offsets = row[batch_kernels.NEXT_OFFSET] - row[batch_kernels.SPAN_BASE_OFFSET]
-    return row[batch_kernels.SPAN_COUNT] != offsets
+    """Whether the batch of this row has another number of records than of offsets."""
+    offsets = row[NEXT_OFFSET] - row[SPAN_BASE_OFFSET]
+    return row[SPAN_COUNT] != offsets
 
 
 def batches(records: list[Record], base: int, limit: int, step: int = 0) -> bytes:
-    """The records in batches of at most `limit` bytes from offset `base` on, `step` offsets missing between."""
+    """Return the records in batches of at most `limit` bytes, from offset `base` on, with gaps of `step` offsets."""
     data = b""
     for new in build_records(records, BatchFormat(limit_bytes=limit), 0).batches:
         new.data[0:8] = base.to_bytes(8, "big")
@@ -549,21 +565,21 @@ def batches(records: list[Record], base: int, limit: int, step: int = 0) -> byte
 def test_batches_are_scanned_as_the_plain_loop_does(
     records: list[Record], limit: int, step: int, gaps: bool, data: st.DataObject
 ) -> None:
-    """One row a batch, up to where the plain loop stops too, whichever header byte was changed."""
+    """The kernel gives a row for each batch and stops where the plain loop does, whichever header byte is changed."""
     raw = bytearray(batches(records, 40, limit, step))
     if raw and data.draw(st.booleans()):
         at = data.draw(st.integers(0, len(raw) - 1) | st.integers(0, min(len(raw) - 1, 60)))
-        # Offsets beyond int64 are no offsets: see the next test.
+        # Base offsets near the end of int64 overflow: see test_offsets_that_overflow_end_the_scan.
         raw[at] ^= data.draw(st.integers(1, 255)) if at else 0x80
     raw = raw[: data.draw(st.just(len(raw)) | st.integers(0, len(raw)))]
     first = data.draw(st.sampled_from([40, 39, 41]))
     most = data.draw(st.sampled_from([len(raw) // 61 + 1, 1]))
     expected, end = plain_scan(bytes(raw), first, gaps, most)
-    rows = np.full((most, batch_kernels.BATCH_COLUMNS), -77, np.int64)
+    rows = np.full((most, BATCH_COLUMNS), -77, np.int64)
     array, _ = guarded(bytes(raw))
     assert batch_kernels.scan_batches(array, first, gaps, rows) == (len(expected), end)
     assert rows[: len(expected)].tolist() == expected
-    # One row more may have been filled: that of a batch which the next one contradicts.
+    # One more row may have been filled: that of a last batch whose offsets the next bytes contradict.
     assert (rows[len(expected) + 1 :] == -77).all()
 
 
@@ -571,43 +587,43 @@ def test_batches_are_scanned_as_the_plain_loop_does(
     ("next_base", "kept", "walked"),
     [(45, None, 2), (45, 61, 1), (45, 60, 0), (45, 0, 1), (44, None, 0), (44, 61, 0)],
 )
-def test_a_batch_with_holes_stands_if_the_next_one_leaves_its_offsets_free(
+def test_a_batch_with_missing_records_is_kept_if_the_next_one_begins_after_it(
     next_base: int, kept: int | None, walked: int
 ) -> None:
-    """A batch of one record and five offsets, 40 to 44, is kept before an end and before offset 45."""
+    """A batch of one record and five offsets, 40 to 44, is kept at the end of the data and before offset 45."""
     sparse = bytearray(batches([Record(b"v", timestamp=5)], 40, 1000))
     sparse[26] = 4
     behind = batches([Record(b"v", timestamp=5)], next_base, 1000)
     data = bytes(sparse) + behind[:kept]
     expected = plain_scan(data, 40, True, 2)
-    rows = np.zeros((2, batch_kernels.BATCH_COLUMNS), np.int64)
+    rows = np.zeros((2, BATCH_COLUMNS), np.int64)
     found = batch_kernels.scan_batches(np.frombuffer(data, np.uint8), 40, True, rows)
     assert found == (len(expected[0]), expected[1])
     assert found[0] == walked
 
 
 def test_offsets_that_overflow_end_the_scan() -> None:
-    """A base offset at the end of int64 does not wrap around to one that anything may follow."""
+    """A base offset at the end of int64 does not wrap around to a next offset that some batch could have."""
     good = batches([Record(b"v", timestamp=5)], 2**63 - 1, 1000)
     behind = batches([Record(b"v", timestamp=5)], 7, 1000)
-    rows = np.zeros((4, batch_kernels.BATCH_COLUMNS), np.int64)
+    rows = np.zeros((4, BATCH_COLUMNS), np.int64)
     count, _ = batch_kernels.scan_batches(np.frombuffer(good + behind, np.uint8), 0, True, rows)
     assert count <= 1
-    assert (rows[:count, batch_kernels.NEXT_OFFSET] > 0).all()
+    assert (rows[:count, NEXT_OFFSET] > 0).all()
 
 
 @pytest.mark.parametrize("position", [8, 0, 23])
 def test_negative_header_fields_end_the_scan(position: int) -> None:
-    """A negative length, base offset or offset delta is never read as something plausible."""
+    """A negative length, base offset or last offset delta is not misread as a valid one, and ends the scan."""
     bad = bytearray(batches([Record(b"v", timestamp=5)], 0, 1000))
     bad[position] = 0xFF
-    rows = np.zeros((4, batch_kernels.BATCH_COLUMNS), np.int64)
+    rows = np.zeros((4, BATCH_COLUMNS), np.int64)
     assert batch_kernels.scan_batches(np.frombuffer(bytes(bad), np.uint8), 0, True, rows) == (0, 0)
 
 
 @given(st.lists(RECORDS.filter(len), max_size=4), st.integers(0, 5))
 def test_spans_are_decoded_one_after_the_other(groups: list[list[Record]], bad: int) -> None:
-    """Several batches fill the columns in order; the first bad one is named with what is wrong with it."""
+    """Several batches fill the columns in order; for the first bad one its number and its error code are returned."""
     data = b""
     spans = []
     for number, group in enumerate(groups):
@@ -631,20 +647,20 @@ def test_spans_are_decoded_one_after_the_other(groups: list[list[Record]], bad: 
     assert all(map(same, found, expected))
 
 
-def test_scanned_rows_lead_to_the_batches() -> None:
-    """A row's position, size and CRC are those of the batch in the bytes."""
+def test_rows_have_the_position_size_and_crc_of_their_batch() -> None:
+    """The position, size and CRC in a row are those of the batch in the data."""
     data = batches([Record(b"%d" % n, timestamp=n) for n in range(9)], 5, 100)
-    rows = np.zeros((9, batch_kernels.BATCH_COLUMNS), np.int64)
+    rows = np.zeros((9, BATCH_COLUMNS), np.int64)
     count, end = batch_kernels.scan_batches(np.frombuffer(data, np.uint8), 5, False, rows)
     assert count > 1
     assert end == len(data)
     for row in rows[:count].tolist():
-        batch = Batch.parse(data, row[batch_kernels.POSITION])
-        assert len(batch.data) == row[batch_kernels.SIZE]
-        assert crc32c(batch.data[21:]) == row[batch_kernels.CRC]
+        batch = Batch.parse(data, row[POSITION])
+        assert len(batch.data) == row[SIZE]
+        assert crc32c(batch.data[21:]) == row[CRC]
 
 
-# Lengths on both sides of a varint's second and third byte.
+# Lengths around those at which a record's length needs a second and a third byte.
 _values = st.one_of(
     st.none(),
     st.binary(max_size=40),
@@ -656,13 +672,13 @@ _values = st.one_of(
 def test_render_lines_equals_decoding_and_joining(
     batches: list[list[bytes | None]], step: int
 ) -> None:
-    """The lines of several batches are their values, each with a newline, written in one pass."""
+    """`render_lines` writes the values of several batches in one pass, each with a newline."""
     data = bytearray()
     spans = []
     for number, values in enumerate(batches):
         start = len(data)
         for delta, value in enumerate(values):
-            # Of lines alone, or with others among them.
+            # Batches with an even number have no keys; in the others every second record has one.
             key = b"k" if number % 2 and delta % 2 else None
             record = Record(value, key=key, headers=[("h", b"v")] * (delta % 3))
             data += encode_record(record, offset_delta=delta * step, timestamp_delta=-delta * step)
@@ -683,8 +699,8 @@ def test_render_lines_equals_decoding_and_joining(
     st.integers(0, 12),
     st.integers(0, 255),
 )
-def test_a_plain_value_is_found_as_any_is(value: bytes, delta: int, at: int, byte: int) -> None:
-    """The short way takes no record that the long one would refuse, or find elsewhere."""
+def test_plain_value_agrees_with_any_value(value: bytes, delta: int, at: int, byte: int) -> None:
+    """`_plain_value` accepts no record for which `_any_value` would return an error or another position."""
     record = Record(value, headers=[("h", b"v")] * (at % 2))
     data = bytearray(encode_record(record, offset_delta=delta, timestamp_delta=delta))
     data[at % len(data)] = byte
@@ -696,8 +712,8 @@ def test_a_plain_value_is_found_as_any_is(value: bytes, delta: int, at: int, byt
 
 
 @given(st.binary(max_size=60), st.integers(0, 5))
-def test_render_lines_takes_hostile_bytes(data: bytes, count: int) -> None:
-    """Bytes that are no records are refused, and nothing outside the buffers is touched."""
+def test_render_lines_of_hostile_bytes_stays_inside_its_buffer(data: bytes, count: int) -> None:
+    """`render_lines` writes nothing outside its output buffer, whatever the bytes are."""
     out = np.full(40, 7, np.uint8)
     rows = np.array([(0, len(data), count, 0, 0)], np.int64)
     done = batch_kernels.render_lines(np.frombuffer(data, np.uint8), rows, out[:32])
@@ -706,8 +722,8 @@ def test_render_lines_takes_hostile_bytes(data: bytes, count: int) -> None:
 
 
 @given(st.binary(max_size=80), st.integers(0, 6))
-def test_skip_records_equals_its_twin(data: bytes, count: int) -> None:
-    """Skipping records by their lengths comes to the same place as the plain loop, or is refused as there."""
+def test_skip_records_equals_the_plain_loop(data: bytes, count: int) -> None:
+    """Skipping records by their lengths ends at the same position as the plain loop, or both refuse the bytes."""
     found = batch_kernels.skip_records(np.frombuffer(data, np.uint8), 0, len(data), count)
     try:
         assert found == skip_records(data, count)

@@ -1,4 +1,4 @@
-"""Kafka's small text files: exact bytes out, and what Kafka would read in."""
+"""Kafka's small text files: the exact bytes that are written, and the forms that Kafka reads."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(" \t\
 @given(st.sampled_from(PARSERS), st.binary(max_size=60) | texts.map(str.encode))
 @settings(max_examples=200)
 def test_any_bytes_are_read_or_corrupt(parse: Callable[[bytes], object], data: bytes) -> None:
-    """Random bytes are a file of each kind, or `Corrupt`: nothing else."""
+    """Each parser reads random bytes or raises `Corrupt`, and no other error."""
     try:
         parse(data)
     except Corrupt:
@@ -64,7 +64,7 @@ def test_any_bytes_are_read_or_corrupt(parse: Callable[[bytes], object], data: b
 
 
 def test_checkpoints_are_kafkas_bytes() -> None:
-    """The golden checkpoints are written to the byte, and read."""
+    """The golden checkpoints are written to the byte, and parsed."""
     assert format_offsets({TopicPartition("t", 0): 42}) == b"0\n1\nt 0 42\n"
     assert parse_offsets(b"0\n1\nt 0 42\n") == {TopicPartition("t", 0): 42}
     assert format_epochs([(0, 0), (5, 1234)]) == b"0\n2\n0 0\n5 1234\n"
@@ -74,8 +74,8 @@ def test_checkpoints_are_kafkas_bytes() -> None:
 
 @given(st.dictionaries(st.builds(TopicPartition, topics, int31), int63, max_size=5))
 @settings(max_examples=100)
-def test_offsets_come_back(offsets: dict[TopicPartition, int]) -> None:
-    """The offsets that were written are read, and their order leaves no trace in the file."""
+def test_offsets_round_trip(offsets: dict[TopicPartition, int]) -> None:
+    """Offsets are read as they were written, and the order of the entries does not change the file."""
     data = format_offsets(offsets)
     assert parse_offsets(data) == offsets
     assert format_offsets(dict(reversed(offsets.items()))) == data
@@ -83,20 +83,20 @@ def test_offsets_come_back(offsets: dict[TopicPartition, int]) -> None:
 
 @given(st.lists(st.tuples(int31, int63), max_size=5))
 @settings(max_examples=100)
-def test_epochs_come_back(epochs: list[tuple[int, int]]) -> None:
-    """The epochs that were written are read, in their order."""
+def test_epochs_round_trip(epochs: list[tuple[int, int]]) -> None:
+    """Epochs are read as they were written, in the same order."""
     assert parse_epochs(format_epochs(epochs)) == epochs
 
 
 @pytest.mark.parametrize("data", [b"", b"0", b"0\n", b"0\n0", b"0\n0\n"])
-def test_files_that_were_only_begun_are_empty(data: bytes) -> None:
-    """Kafka makes the file before it writes, so no bytes or only a version are no entries."""
+def test_files_without_entries_are_empty(data: bytes) -> None:
+    """Kafka creates the file before it writes it, so an empty file, or one with only a version, has no entries."""
     assert parse_offsets(data) == {}
     assert parse_epochs(data) == []
 
 
 def test_lines_and_fields_end_as_in_java() -> None:
-    """Any of Java's line ends and blanks will do, and the last line needs no end."""
+    """All of Java's line terminators and blanks are accepted, and the last line needs no terminator."""
     expected = {TopicPartition("a", 1): 2, TopicPartition("b", 3): 4}
     assert parse_offsets(b"0\r\n2\ra \t1  2\nb 3 0004") == expected
 
@@ -124,7 +124,7 @@ def test_lines_and_fields_end_as_in_java() -> None:
     ],
 )
 def test_damaged_checkpoints_are_corrupt(data: bytes, reason: str) -> None:
-    """A damaged checkpoint is refused, with the line and the reason."""
+    """A damaged checkpoint is refused, and the error has the line and the reason."""
     with pytest.raises(Corrupt, match=re.escape(reason)):
         parse_offsets(data)
 
@@ -138,7 +138,7 @@ def test_damaged_checkpoints_are_corrupt(data: bytes, reason: str) -> None:
     ],
 )
 def test_damaged_epochs_are_corrupt(data: bytes, reason: str) -> None:
-    """A damaged leader-epoch-checkpoint is refused, with the line and the reason."""
+    """A damaged leader-epoch-checkpoint is refused, and the error has the line and the reason."""
     with pytest.raises(Corrupt, match=re.escape(reason)):
         parse_epochs(data)
 
@@ -155,8 +155,8 @@ def test_uuid_text_is_kafkas() -> None:
 
 @given(st.uuids())
 @settings(max_examples=100)
-def test_uuids_come_back(value: uuid.UUID) -> None:
-    """The id that was written is read."""
+def test_uuids_round_trip(value: uuid.UUID) -> None:
+    """An id is read as it was written."""
     assert text_to_uuid(uuid_to_text(value)) == value
 
 
@@ -165,13 +165,13 @@ def test_uuids_come_back(value: uuid.UUID) -> None:
     ["", "A" * 21, "A" * 23, "A" * 22 + "=", "A" * 24, "A" * 22 + "\n", "+" * 22, "é" * 22],
 )
 def test_other_uuid_texts_are_corrupt(text: str) -> None:
-    """What is not 16 bytes in URL-safe base64 is no id."""
+    """A text that is not 16 bytes in URL-safe base64 is refused."""
     with pytest.raises(Corrupt, match="is not a Kafka id"):
         text_to_uuid(text)
 
 
-def test_random_uuids_avoid_what_kafka_avoids() -> None:
-    """A new id is drawn again while it is reserved or its text begins with a dash."""
+def test_random_uuids_are_not_reserved_and_begin_with_no_dash() -> None:
+    """A new id is drawn again while it is reserved or its text begins with a dash, as in Kafka."""
     dashed = uuid.UUID(bytes=b"\xf8" + bytes(15))
     assert uuid_to_text(dashed).startswith("-")
     draws = iter([ZERO_ID, METADATA_TOPIC_ID, uuid.UUID(int=99), dashed, GOLDEN_ID])
@@ -180,7 +180,7 @@ def test_random_uuids_avoid_what_kafka_avoids() -> None:
 
 
 def test_a_hundred_ids_are_reserved() -> None:
-    """The ids 0 to 99 are Kafka's own."""
+    """The ids 0 to 99 are reserved for Kafka."""
     assert [number for number in (0, 1, 99, 100) if is_reserved(uuid.UUID(int=number))] == [
         0,
         1,
@@ -192,7 +192,7 @@ def test_a_hundred_ids_are_reserved() -> None:
 
 
 def test_partition_metadata_is_kafkas_bytes() -> None:
-    """The golden partition.metadata is written to the byte, without a last line end, and read."""
+    """The golden partition.metadata is written to the byte, without a final newline, and parsed."""
     data = b"version: 0\ntopic_id: ABEiM0RVZneImaq7zN3u_w"
     assert format_partition_metadata(GOLDEN_ID) == data
     assert parse_partition_metadata(data) == GOLDEN_ID
@@ -214,7 +214,7 @@ def test_partition_metadata_is_kafkas_bytes() -> None:
     ],
 )
 def test_damaged_partition_metadata_is_corrupt(data: bytes, reason: str) -> None:
-    """A damaged partition.metadata is refused, with the line and the reason."""
+    """A damaged partition.metadata is refused, and the error has the line and the reason."""
     with pytest.raises(Corrupt, match=re.escape(reason)):
         parse_partition_metadata(data)
 
@@ -223,7 +223,7 @@ def test_damaged_partition_metadata_is_corrupt(data: bytes, reason: str) -> None
 
 
 def test_meta_properties_are_sorted_lines() -> None:
-    """A meta.properties file is one line to a key, in the keys' order."""
+    """A meta.properties file has one line for each key, sorted by key."""
     properties = {
         "version": "1",
         "node.id": "3",
@@ -239,7 +239,7 @@ def test_meta_properties_are_sorted_lines() -> None:
 
 
 def test_javas_meta_properties_are_read() -> None:
-    """What Java's own writer leaves, with its comments and its hash order, is read."""
+    """A file by Java's own writer is read, with its comments and its hash order."""
     data = (
         b"#\n#Tue Nov 14 22:13:20 UTC 2023\nnode.id=1\ndirectory.id=ABEiM0RVZneImaq7zN3u_w\n"
         b"version=1\ncluster.id=a\\=\\=\n"
@@ -254,7 +254,7 @@ def test_javas_meta_properties_are_read() -> None:
 
 @given(st.dictionaries(texts, texts, max_size=4))
 @settings(max_examples=200)
-def test_properties_come_back(properties: dict[str, str]) -> None:
+def test_properties_round_trip(properties: dict[str, str]) -> None:
     """Keys and values of any characters are read as they were written."""
     assert parse_properties(format_meta_properties(properties)) == properties
 
@@ -299,7 +299,7 @@ def test_properties_follow_javas_grammar(text: str, properties: dict[str, str]) 
     ],
 )
 def test_damaged_properties_are_corrupt(data: bytes, reason: str) -> None:
-    """A damaged properties file is refused, with the line and the reason."""
+    """A damaged properties file is refused, and the error has the line and the reason."""
     with pytest.raises(Corrupt, match=re.escape(reason)):
         parse_properties(data)
 
@@ -308,7 +308,7 @@ def test_damaged_properties_are_corrupt(data: bytes, reason: str) -> None:
 
 
 def test_the_clean_marker_is_kafkas_bytes() -> None:
-    """The golden clean-shutdown marker is written to the byte, and read."""
+    """The golden clean-shutdown marker is written to the byte, and parsed."""
     assert format_clean_shutdown() == b'{"version":0,"brokerEpoch":-1}'
     assert format_clean_shutdown(12) == b'{"version":0,"brokerEpoch":12}'
     assert parse_clean_shutdown(format_clean_shutdown(12)) == 12
@@ -323,7 +323,7 @@ def test_the_clean_marker_is_kafkas_bytes() -> None:
     ],
 )
 def test_other_clean_markers_are_read(data: bytes, epoch: int) -> None:
-    """An older release's empty marker has no epoch, and a later one's new fields do not matter."""
+    """The empty marker of an older release has no epoch, and new fields of a later release are ignored."""
     assert parse_clean_shutdown(data) == epoch
 
 
@@ -342,6 +342,6 @@ def test_other_clean_markers_are_read(data: bytes, epoch: int) -> None:
     ],
 )
 def test_damaged_clean_markers_are_corrupt(data: bytes) -> None:
-    """A marker without a readable epoch is refused, with the line."""
+    """A marker without a readable epoch is refused, and the error has the line."""
     with pytest.raises(Corrupt, match="line 1: "):
         parse_clean_shutdown(data)

@@ -94,7 +94,7 @@ def test_every_codec_has_an_oracle() -> None:
 def test_client_libraries_read_our_batches(
     name: str, codec: Codec, late: bool, records: list[Record]
 ) -> None:
-    """The client libraries read the offsets, timestamps, keys, values, headers and batch header fields of our batches."""
+    """The client libraries read the offsets, timestamps, keys, values, headers and header fields of our batches."""
     form = BatchFormat(codec, timestamp_type=TimestampType(late))
     (new,) = build_records(records, form, T).batches
     assign_offset(new.data, 1000, 7)
@@ -148,7 +148,9 @@ def test_client_libraries_read_batches_of_lines(name: str, codec: Codec) -> None
 @pytest.mark.parametrize(("name", "codec"), CASES)
 @given(records=RECORDS)
 @settings(max_examples=25)
-def test_batches_of_client_libraries_are_read(name: str, codec: Codec, records: list[Record]) -> None:
+def test_batches_of_client_libraries_are_read(
+    name: str, codec: Codec, records: list[Record]
+) -> None:
     """The plain and the bulk decoder read every field of batches that the client libraries write."""
     made = builder(
         name,
@@ -192,7 +194,7 @@ def test_batches_of_client_libraries_are_read(name: str, codec: Codec, records: 
 
 @pytest.mark.parametrize(("name", "codec"), CASES)
 def test_compressed_batches_of_client_libraries_are_read(name: str, codec: Codec) -> None:
-    """A batch that compresses well is in the client library's framing of the codec, and is read (kafka-storage 2.4)."""
+    """A batch that compresses well is in the library's own framing of the codec, and is read (kafka-storage 2.4)."""
     made = builder(
         name,
         magic=2,

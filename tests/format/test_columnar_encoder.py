@@ -1,4 +1,4 @@
-"""The kernels that encode columns of records, and Kafka's default partitioner, against plain and foreign twins."""
+"""The encoder of columns, compared with the plain builder, and the default partitioner, with kafka-python's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RECORDS = st.lists(st.builds(Record, MAYBE_BYTES, MAYBE_BYTES, HEADERS, TIMES), 
 
 
 def binary(values: list[bytes | None]) -> Binary:
-    """A column of values."""
+    """Return the values as a column."""
     data = b"".join(value or b"" for value in values)
     offsets = np.cumsum([0, *(len(value or b"") for value in values)], dtype=np.int64)
     return Binary(
@@ -37,7 +37,7 @@ def binary(values: list[bytes | None]) -> Binary:
 
 
 def columns(records: list[Record]) -> Rows:
-    """Records as columns."""
+    """Return the records as columns."""
     headers = [header for record in records for header in record.headers]
     return Rows(
         binary([record.key for record in records]),
@@ -51,10 +51,10 @@ def columns(records: list[Record]) -> Rows:
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
 @given(records=RECORDS, data=st.data())
-def test_columns_become_the_bytes_that_records_become(
+def test_columns_and_records_make_the_same_batches(
     codec: Codec, records: list[Record], data: st.DataObject
 ) -> None:
-    """Byte by byte what the plain builder makes of the same records, in the order that was asked for."""
+    """`build_rows` makes the same bytes as the plain builder of the same records, in the requested order."""
     order = data.draw(st.permutations(range(len(records))))
     form = BatchFormat(codec)
     plain = build_records([records[number] for number in order], form, 0)
@@ -66,7 +66,7 @@ def test_columns_become_the_bytes_that_records_become(
 
 @pytest.mark.parametrize("codec", list(Codec))
 def test_many_records_go_into_many_batches(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each about as large as it should be, and together all of the records in order."""
+    """Each batch has about the target size, and together the batches hold all records in order."""
     monkeypatch.setattr(columnar_encoder, "TARGET_BYTES", 1000)
     records = [Record(b"%d" % n * (n % 70), b"k%d" % n, timestamp=n) for n in range(500)]
     built = build_rows(columns(records), np.arange(500), BatchFormat(codec), 0)
@@ -80,8 +80,8 @@ def test_many_records_go_into_many_batches(codec: Codec, monkeypatch: pytest.Mon
         assert all(800 < len(batch) <= 1061 for batch in batches[:-1])
 
 
-def test_what_makes_no_batch_is_refused() -> None:
-    """A record that alone is too large, after all that came before it; a negative time."""
+def test_records_too_large_and_bad_timestamps_are_refused() -> None:
+    """A record that is too large is refused after those before it are built, and a timestamp below -1 is refused."""
     records = [
         Record(b"x", timestamp=0),
         Record(b"y" * 300, timestamp=0),
@@ -97,14 +97,16 @@ def test_what_makes_no_batch_is_refused() -> None:
 
 
 @given(keys=st.lists(MAYBE_BYTES | st.binary(max_size=9), min_size=1), count=st.integers(1, 200))
-def test_keys_go_where_kafkas_partitioner_puts_them(keys: list[bytes | None], count: int) -> None:
-    """murmur2 as kafka-python has it; a key of None goes anywhere."""
+def test_keys_get_the_partitions_of_kafkas_partitioner(
+    keys: list[bytes | None], count: int
+) -> None:
+    """`partitions_of` hashes keys with murmur2 as kafka-python does; for a key of None it gives -1, any partition."""
     found = partitions_of(binary(keys), count).tolist()
     assert found == [-1 if key is None else (murmur2(key) & 0x7FFFFFFF) % count for key in keys]
 
 
 def test_murmur2_of_known_keys() -> None:
-    """Values that Kafka's own tests hold its hash to."""
+    """The hashes of known keys are those in Kafka's own tests."""
     known = {b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536}
     for key, value in known.items():
         assert partitions_of(binary([key]), 2**31 - 1)[0] == (value & 0x7FFFFFFF) % (2**31 - 1)

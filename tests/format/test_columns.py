@@ -1,4 +1,4 @@
-"""Records in bulk: the columns of batches, their rows, and how several become one."""
+"""Records in bulk: the columns of batches, the selection of rows, and the concatenation of columns."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def rows(columns: Columns) -> list[tuple[object, ...]]:
 
 @given(RECORDS, st.sampled_from(list(Codec)))
 def test_columns_are_the_records(records: list[Record], codec: Codec) -> None:
-    """Every row of the columns is the record at its place, whatever the codec."""
+    """Each row of the columns is the record at the same place in the batch, with each codec."""
     columns = batch_of(records, 30, BatchFormat(codec)).columns()
     assert len(columns) == len(records)
     assert rows(columns) == plain(records, 30)
 
 
-def test_columns_have_the_types_they_promise() -> None:
-    """Offsets, timestamps and positions are int64, lengths and counts int32, the bytes uint8."""
+def test_columns_have_their_documented_dtypes() -> None:
+    """Offsets, timestamps and positions are int64, lengths and counts int32, and the data uint8."""
     columns = batch_of([Record(b"value", b"k"), Record(None)]).columns()
     assert columns.data.dtype == np.uint8
     for name, dtype in FIELDS.items():
@@ -71,7 +71,7 @@ def test_columns_have_the_types_they_promise() -> None:
 
 
 def test_columns_point_into_the_data() -> None:
-    """A start and a length cut the value out of `data`; -1 is a null."""
+    """A start and a length delimit a value in `data`; a length of -1 is a null."""
     columns = batch_of([Record(b"value", b"k"), Record(None), Record(b"")]).columns()
     start, length = int(columns.value_starts[0]), int(columns.value_lengths[0])
     assert columns.data[start : start + length].tobytes() == b"value"
@@ -80,8 +80,8 @@ def test_columns_point_into_the_data() -> None:
 
 
 @given(RECORDS, st.data())
-def test_selected_rows_are_those_records(records: list[Record], data: st.DataObject) -> None:
-    """`select` takes a mask or a slice, and shares the bytes."""
+def test_select_returns_the_chosen_rows(records: list[Record], data: st.DataObject) -> None:
+    """`select` takes a mask or a slice, and shares the data."""
     columns = batch_of(records).columns()
     mask = data.draw(st.lists(st.booleans(), min_size=len(records), max_size=len(records)))
     chosen = columns.select(np.array(mask, np.bool_))
@@ -92,7 +92,7 @@ def test_selected_rows_are_those_records(records: list[Record], data: st.DataObj
 
 @given(st.lists(RECORDS, max_size=4))
 def test_concatenated_columns_are_all_records_in_order(groups: list[list[Record]]) -> None:
-    """Rows of several batches, each over its own bytes, become rows over one."""
+    """Rows of several batches, each with its own data, become rows over one array of data, in order."""
     parts, expected, base = [], [], 0
     for group in groups:
         parts.append(batch_of(group, base).columns())
@@ -101,8 +101,8 @@ def test_concatenated_columns_are_all_records_in_order(groups: list[list[Record]
     assert rows(concatenate(parts)) == expected
 
 
-def test_no_columns_are_empty_columns() -> None:
-    """Nothing concatenated is no rows, with the types of some."""
+def test_concatenating_nothing_gives_empty_columns() -> None:
+    """`concatenate` of an empty list returns columns without rows, with the usual dtypes."""
     empty = concatenate([])
     assert len(empty) == 0
     assert list(empty.records()) == []
@@ -111,7 +111,7 @@ def test_no_columns_are_empty_columns() -> None:
 
 
 def test_log_append_time_fills_the_timestamps() -> None:
-    """Rows of a LogAppendTime batch report the time of the append (kafka-storage 2.2)."""
+    """Rows of a LogAppendTime batch have the time of the append (kafka-storage 2.2)."""
     form = BatchFormat(timestamp_type=TimestampType.LOG_APPEND_TIME)
     (new,) = build_records([Record(b"", timestamp=5), Record(b"", timestamp=9)], form, 77).batches
     columns = Batch.parse(new.data).columns()
@@ -120,7 +120,7 @@ def test_log_append_time_fills_the_timestamps() -> None:
 
 
 def test_several_batches_are_decoded_at_once() -> None:
-    """Spans of one buffer become one set of columns, each with its base offset and timestamp."""
+    """Spans of one buffer become one set of columns, each span with its own base offset and base timestamp."""
     one = encode_record(Record(b"a"), offset_delta=0, timestamp_delta=1)
     two = encode_record(Record(b"b"), offset_delta=1, timestamp_delta=2)
     data = b"??" + one + two + b"?" + one
@@ -138,7 +138,7 @@ def test_several_batches_are_decoded_at_once() -> None:
 
 @pytest.mark.parametrize("count", [-1, 0, 2, 2**31, 2**32 - 1])
 def test_counts_that_do_not_fit_are_corrupt(count: int) -> None:
-    """A declared count never decides how much memory is taken: it must fit the bytes first (rule of kernels)."""
+    """A declared count must fit the bytes before it decides how much memory is allocated (rule of kernels)."""
     data = encode_record(Record(b"a"), offset_delta=0, timestamp_delta=1)
     with pytest.raises(Corrupt):
         decode_columns(data, np.array([(0, len(data), count, 0, 0)], np.int64))
@@ -155,7 +155,7 @@ def test_counts_that_do_not_fit_are_corrupt(count: int) -> None:
         (b"\x0c\0\0\0\x01\x01\0!", "1 bytes follow the last of 1 records"),
     ],
 )
-def test_what_is_wrong_is_said(body: bytes, words: str) -> None:
-    """The error names the batch and what breaks it (kafka-storage 2.2, read checks)."""
+def test_the_error_names_the_batch_and_its_malformed_part(body: bytes, words: str) -> None:
+    """The error names the batch and its malformed part (kafka-storage 2.2, read checks)."""
     with pytest.raises(Corrupt, match=f"batch 42: .*{words}"):
         decode_columns(body, np.array([(0, len(body), 1, 42, 0)], np.int64))

@@ -1,4 +1,4 @@
-"""Compression: Kafka's framing out, any valid stream in, and never more memory than was allowed."""
+"""Compression: streams are written in Kafka's framing, any valid stream is read, and memory is bounded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIB = 1024 * 1024
 COMPRESSED = [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD]
 STREAMED = [Codec.GZIP, Codec.LZ4, Codec.ZSTD]
 
-# The records of the golden vectors D (kafka-storage 16): what follows the 61 bytes of the header.
+# The records of the golden vectors D (kafka-storage 16): the bytes after the 61 bytes of the header.
 GOLDEN = {
     Codec.GZIP: (
         "1f8b08000000000000ffdbc4c6c0c0c0926db8802d31293925352d3d23336b943518580c9bd8"
@@ -49,7 +49,7 @@ GOLDEN_RECORDS = (
     + bytes.fromhex("b206000202046b32a006") + VALUE + b"\0"
 )  # fmt: skip
 
-# Long repeats as well as noise, so that streams of more than one block and of every kind are met.
+# Long repeats as well as random bytes, so that streams of several blocks and of every kind occur.
 payloads = st.one_of(
     st.binary(max_size=2000),
     st.builds(lambda part, times: part * times, st.binary(max_size=50), st.integers(0, 4000)),
@@ -59,14 +59,14 @@ payloads = st.one_of(
 
 @given(st.sampled_from(Codec), payloads)
 @settings(max_examples=150, deadline=None)
-def test_what_is_compressed_comes_back(codec: Codec, data: bytes) -> None:
-    """Every codec gives back what it was given, within a limit of exactly that size."""
+def test_compressed_data_round_trips(codec: Codec, data: bytes) -> None:
+    """Every codec decompresses its stream to the original data, within a limit of exactly that size."""
     assert decompress(codec, compress(codec, data), limit=len(data)) == data
 
 
 @pytest.mark.parametrize("codec", COMPRESSED)
 def test_kafkas_own_bytes_are_read(codec: Codec) -> None:
-    """The four golden batches hold the same records, and they are read from any kind of buffer."""
+    """The four golden streams hold the same records, and are read from any kind of buffer."""
     stream = bytes.fromhex(GOLDEN[codec])
     assert decompress(codec, stream, limit=DEFAULT_LIMIT) == GOLDEN_RECORDS
     assert decompress(codec, memoryview(bytearray(stream)), limit=1000) == GOLDEN_RECORDS
@@ -82,12 +82,12 @@ def test_kafkas_own_bytes_are_read(codec: Codec) -> None:
     ],
 )
 def test_streams_begin_as_kafkas_do(codec: Codec, start: str) -> None:
-    """Each stream begins with the header that Kafka writes: no sizes, no checksums, no time."""
+    """Each stream begins with the header that Kafka writes, without sizes, checksums or a time."""
     assert compress(codec, VALUE).hex().startswith(start)
 
 
 def test_snappy_blocks_hold_32_kib() -> None:
-    """A snappy stream is cut into blocks of 32 KiB of input, each behind its length."""
+    """A snappy stream is split into blocks of 32 KiB of input, each after its length."""
     stream = compress(Codec.SNAPPY, bytes(80 * 1024))
     position, lengths = 16, []
     while position < len(stream):
@@ -99,20 +99,20 @@ def test_snappy_blocks_hold_32_kib() -> None:
 
 @pytest.mark.parametrize("codec", COMPRESSED)
 def test_an_empty_input_is_an_error(codec: Codec) -> None:
-    """No codec's stream is zero bytes long."""
+    """Every codec refuses a stream of zero bytes."""
     with pytest.raises(Corrupt, match=codec.kafka_name):
         decompress(codec, b"", limit=10)
 
 
 @pytest.mark.parametrize("codec", Codec)
-def test_no_data_is_data_too(codec: Codec) -> None:
-    """Nothing compresses to a valid stream that needs no room."""
+def test_empty_data_round_trips(codec: Codec) -> None:
+    """Empty data becomes a valid stream, which is decompressed within a limit of 0."""
     assert decompress(codec, compress(codec, b""), limit=0) == b""
 
 
 @pytest.mark.parametrize("codec", COMPRESSED)
 def test_a_short_stream_is_corrupt(codec: Codec) -> None:
-    """A stream that is cut is refused, except between snappy blocks, where nothing can tell."""
+    """A truncated stream is refused, except between snappy blocks, where truncation cannot be detected."""
     stream = compress(codec, VALUE)
     for size in range(len(stream)):
         if codec is Codec.SNAPPY and size == 16:
@@ -123,8 +123,8 @@ def test_a_short_stream_is_corrupt(codec: Codec) -> None:
 
 @pytest.mark.parametrize("codec", COMPRESSED)
 @pytest.mark.parametrize("garbage", [b"\0", b"\0" * 20, b"more", b"\x1f\x8b\x08", b"\xff" * 9])
-def test_bytes_behind_a_stream_are_corrupt(codec: Codec, garbage: bytes) -> None:
-    """What follows a stream has to be another one."""
+def test_bytes_after_a_stream_are_corrupt(codec: Codec, garbage: bytes) -> None:
+    """Bytes after a stream must be another stream."""
     with pytest.raises(Corrupt):
         decompress(codec, compress(codec, VALUE) + garbage, limit=DEFAULT_LIMIT)
 
@@ -132,7 +132,7 @@ def test_bytes_behind_a_stream_are_corrupt(codec: Codec, garbage: bytes) -> None
 @given(st.sampled_from(COMPRESSED), st.binary(max_size=200), st.integers(0, 300))
 @settings(max_examples=200, deadline=None)
 def test_any_bytes_are_read_or_corrupt(codec: Codec, data: bytes, limit: int) -> None:
-    """Random bytes give output within the limit, or `Corrupt`: nothing else."""
+    """Random bytes give output within the limit or raise `Corrupt`, and no other error."""
     try:
         assert len(decompress(codec, data, limit=limit)) <= limit
     except Corrupt:
@@ -145,7 +145,7 @@ def test_any_bytes_are_read_or_corrupt(codec: Codec, data: bytes, limit: int) ->
 )
 @settings(max_examples=200, deadline=None)
 def test_damaged_streams_are_read_or_corrupt(codec: Codec, damage: list[tuple[int, int]]) -> None:
-    """A stream with bytes changed gives output within the limit, or `Corrupt`: nothing else."""
+    """A stream with changed bytes gives output within the limit or raises `Corrupt`, and no other error."""
     stream = bytearray.fromhex(GOLDEN[codec])
     for position, byte in damage:
         stream[position % len(stream)] = byte
@@ -157,7 +157,7 @@ def test_damaged_streams_are_read_or_corrupt(codec: Codec, damage: list[tuple[in
 
 @pytest.mark.parametrize("codec", Codec)
 def test_the_limit_is_exact(codec: Codec) -> None:
-    """One byte less than the data needs is `Corrupt`, and says what the limit was."""
+    """A limit one byte below the size of the data raises `Corrupt`, and the message has the limit."""
     stream = compress(codec, VALUE)
     assert decompress(codec, stream, limit=len(VALUE)) == VALUE
     with pytest.raises(Corrupt, match=f"{codec.kafka_name} .* more than {len(VALUE) - 1} bytes"):
@@ -165,7 +165,7 @@ def test_the_limit_is_exact(codec: Codec) -> None:
 
 
 def bomb(codec: Codec, size: int) -> bytes:
-    """`size` zeros, in the largest blocks that the codec has."""
+    """Return a stream of `size` zeros; that of LZ4 has the largest blocks."""
     if codec is Codec.LZ4:
         frame: bytes = lz4.frame.compress(bytes(size), block_size=lz4.frame.BLOCKSIZE_MAX4MB)
         return frame
@@ -174,7 +174,7 @@ def bomb(codec: Codec, size: int) -> bytes:
 
 @pytest.mark.parametrize("codec", COMPRESSED)
 def test_a_bomb_costs_little_memory(codec: Codec) -> None:
-    """64 MiB of zeros against a limit of 1 MiB are refused at a peak far below the 64 MiB."""
+    """64 MiB of zeros are refused with a limit of 1 MiB, at a peak of memory far below the 64 MiB."""
     stream = bomb(codec, 64 * MIB)
     tracemalloc.start()
     try:
@@ -202,7 +202,7 @@ except Corrupt:
 
 @pytest.mark.parametrize("codec", COMPRESSED)
 def test_a_bomb_costs_the_process_little_memory(codec: Codec) -> None:
-    """Nor does a codec's library, whose allocations Python does not see, take much for a bomb."""
+    """The resident memory of a process, with the codec library's own allocations, grows little for such a stream."""
     child = subprocess.run(
         [sys.executable, "-c", PEAK, str(codec.value), GOLDEN[codec]],
         input=bomb(codec, 64 * MIB),
@@ -212,8 +212,8 @@ def test_a_bomb_costs_the_process_little_memory(codec: Codec) -> None:
     assert int(child.stdout) < 24 * 1024  # KiB
 
 
-def test_a_declared_size_is_not_believed() -> None:
-    """A raw snappy block of six bytes that declares 4 GiB is refused, whatever follows."""
+def test_a_declared_size_above_the_limit_is_refused() -> None:
+    """A raw snappy block of six bytes that declares 4 GiB, or a malformed size, is refused."""
     with pytest.raises(Corrupt, match="more than 1048576 bytes"):
         decompress(Codec.SNAPPY, b"\xff\xff\xff\xff\x0f\x00", limit=MIB)
     with pytest.raises(Corrupt, match="malformed snappy"):
@@ -221,14 +221,14 @@ def test_a_declared_size_is_not_believed() -> None:
 
 
 def test_a_zstd_window_is_bounded() -> None:
-    """A zstd frame with a window of 256 MiB is refused, as Kafka refuses it."""
+    """A zstd frame with a window of 256 MiB is refused, as in Kafka."""
     with pytest.raises(Corrupt, match="too much memory"):
         decompress(Codec.ZSTD, bytes.fromhex("28b52ffd 00 90 010000"), limit=MIB)
 
 
 @pytest.mark.parametrize("length", [-1, 0, 100, 2**31 - 1])
 def test_a_snappy_block_has_to_fit(length: int) -> None:
-    """A block's length is at least 1, and at most what is left of the stream."""
+    """A snappy block's length must be at least 1, and at most the rest of the stream."""
     header = compress(Codec.SNAPPY, b"")
     with pytest.raises(Corrupt, match=f"a block of {length} bytes at byte 20 does not fit in 29"):
         decompress(Codec.SNAPPY, header + struct.pack(">i", length) + bytes(9), limit=MIB)
@@ -253,7 +253,7 @@ def test_streams_may_follow_one_another(codec: Codec) -> None:
 
 @pytest.mark.parametrize("codec", STREAMED)
 def test_steps_may_end_anywhere(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not matter where the steps end in which a stream is read: here after every byte."""
+    """A stream is read in steps, which may end anywhere; here each step is one byte."""
     monkeypatch.setattr(compression, f"{codec.name}_STEP_BYTES", 1)
     data = VALUE + bytes(300_000) + VALUE
     stream = compress(codec, data) + compress(codec, b"") + compress(codec, VALUE)
@@ -266,14 +266,14 @@ def test_raw_snappy_is_read() -> None:
 
 
 def test_other_gzip_writers_are_read() -> None:
-    """A gzip member may carry a time, and its level does not matter."""
+    """A gzip member may have a time and any compression level."""
     assert decompress(Codec.GZIP, gzip.compress(VALUE, 1, mtime=1_700_000_000), limit=MIB) == VALUE
 
 
 @pytest.mark.parametrize("block_size", [4, 5, 6, 7])
 @pytest.mark.parametrize("extras", [False, True])
 def test_other_lz4_writers_are_read(block_size: int, extras: bool) -> None:
-    """LZ4 frames of every block size are read, with linked blocks, sizes and checksums or not."""
+    """LZ4 frames of every block size are read, with or without linked blocks, sizes and checksums."""
     data = VALUE * 700
     frame = lz4.frame.compress(
         data,
@@ -309,7 +309,7 @@ def test_kafkas_levels_are_accepted(codec: Codec, level: int) -> None:
 
 
 def test_lz4_is_fast_at_kafkas_default_only() -> None:
-    """LZ4 level 9 means Kafka's default, the fast compressor; every other level packs tighter."""
+    """LZ4 level 9 means Kafka's default, the fast compressor; every other level compresses better."""
     data = b"".join(b"%d," % (number * number % 7919) for number in range(20_000))
     fast = compress(Codec.LZ4, data)
     assert compress(Codec.LZ4, data, 9) == fast
@@ -328,7 +328,7 @@ def test_other_levels_are_refused(codec: Codec, level: int) -> None:
 
 
 def test_codecs_have_kafkas_numbers_and_names() -> None:
-    """The codecs' numbers are those of a batch's attributes, their names those of the settings."""
+    """The codec numbers are those of a batch's attributes, and the names those of the settings."""
     names = ["none", "gzip", "snappy", "lz4", "zstd"]
     assert [codec.kafka_name for codec in sorted(Codec)] == names
     assert [Codec.named(name) for name in names] == [0, 1, 2, 3, 4]
@@ -337,7 +337,7 @@ def test_codecs_have_kafkas_numbers_and_names() -> None:
 
 
 def test_no_library_is_loaded_before_it_is_needed() -> None:
-    """Importing the module imports no codec's library, so that every command starts fast."""
+    """Importing the module imports no codec library, so that every command starts fast."""
     program = (
         "import sys, logfs.format.batches.compression;"
         "sys.exit(bool({'cramjam', 'lz4', 'zstandard'} & set(sys.modules)))"

@@ -20,7 +20,7 @@ GOLDEN = [
 
 @pytest.mark.parametrize(("control_type", "key", "value"), GOLDEN)
 def test_markers_are_kafkas_bytes(control_type: ControlType, key: str, value: str) -> None:
-    """The golden markers are read, and written again to the byte."""
+    """The golden markers are parsed, and encoded to the same bytes."""
     marker = EndTransactionMarker.parse(bytes.fromhex(key), bytes.fromhex(value))
     assert marker == (control_type, 9)
     assert (marker.key().hex(), marker.value().hex()) == (key, value)
@@ -45,32 +45,32 @@ def test_every_type_is_known(number: int, name: str) -> None:
 
 @pytest.mark.parametrize("number", [-32768, -1, 7, 32767])
 def test_other_types_are_unknown(number: int) -> None:
-    """A type of a later release is no error, since a reader has to step over it."""
+    """A type of a later release is no error, because a reader must skip it."""
     assert parse_control_key(struct.pack(">hh", 0, number)) is ControlType.UNKNOWN
 
 
 @pytest.mark.parametrize("key", [b"", b"\0\0\0", b"\xff\xff\0\0"])
 def test_bad_keys_are_corrupt(key: bytes) -> None:
-    """A key of less than four bytes or of a negative version is refused."""
+    """A key with fewer than four bytes or a negative version is refused."""
     with pytest.raises(Corrupt, match="control record key"):
         parse_control_key(key)
 
 
 @pytest.mark.parametrize("value", [b"", bytes(5), b"\xff\xff\0\0\0\0"])
 def test_bad_values_are_corrupt(value: bytes) -> None:
-    """A value of less than six bytes or of a negative version is refused."""
+    """A value with fewer than six bytes or a negative version is refused."""
     with pytest.raises(Corrupt, match="end transaction marker"):
         EndTransactionMarker.parse(bytes(4), value)
 
 
-def test_later_versions_are_read_as_ours() -> None:
-    """A higher version only adds fields, so what is known of it is read."""
+def test_later_versions_are_read() -> None:
+    """A higher version only adds fields, so the known fields are read."""
     marker = EndTransactionMarker.parse(struct.pack(">hhq", 3, 1, 0), struct.pack(">hiq", 9, 7, 0))
     assert marker == (ControlType.COMMIT, 7)
 
 
 def test_only_two_types_end_a_transaction() -> None:
-    """The value of another type of control record is not read as a marker."""
+    """The value of a control record of another type is not parsed as a marker."""
     with pytest.raises(Corrupt, match="LEADER_CHANGE does not end a transaction"):
         EndTransactionMarker.parse(struct.pack(">hh", 0, 2), bytes(6))
 
@@ -78,7 +78,7 @@ def test_only_two_types_end_a_transaction() -> None:
 @given(st.binary(max_size=12), st.binary(max_size=12))
 @settings(max_examples=100)
 def test_any_bytes_are_read_or_corrupt(key: bytes, value: bytes) -> None:
-    """Random keys and values are a marker, or `Corrupt`: nothing else."""
+    """Random keys and values are parsed as a marker or raise `Corrupt`, and no other error."""
     try:
         EndTransactionMarker.parse(key, value)
     except Corrupt:

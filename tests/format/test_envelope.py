@@ -1,4 +1,4 @@
-"""The JSON envelope of a record: canonical out, checked in."""
+"""The JSON envelope of a record: canonical encoding, and checked decoding."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MAYBE_BYTES = st.none() | ANY_BYTES
 NAMES = ANY_BYTES.map(lambda name: name.decode("utf-8", "surrogateescape"))
 
 
-def test_the_envelope_is_this_text() -> None:
-    """The fields, their order and their form are a contract (product.md, Appending)."""
+def test_the_exact_text_of_an_envelope() -> None:
+    """The fields of an envelope, their order and their form are a contract (product.md, Appending)."""
     record = Record(b"hello", None, [("h", b"1"), ("n", None)], 1638100400000, 7)
     assert envelope.encode(record, PREFIX) == (
         b'{"topic":"orders","partition":3,"offset":7,"timestamp":1638100400000,'
@@ -36,7 +36,7 @@ def test_the_envelope_is_this_text() -> None:
 
 @given(MAYBE_BYTES)
 def test_text_is_json_of_a_known_size(data: bytes | None) -> None:
-    """A string where the bytes are UTF-8, base64 where they are not, null for null; always one line."""
+    """UTF-8 bytes become a string, other bytes base64, and null null; the text is one line of `text_size` bytes."""
     found = envelope.text(data)
     assert envelope.text_size(data) == len(found)
     assert b"\n" not in found
@@ -58,8 +58,8 @@ def test_text_is_json_of_a_known_size(data: bytes | None) -> None:
     st.lists(st.tuples(NAMES, MAYBE_BYTES), max_size=3),
     st.integers(-1, 2**63 - 1),
 )
-def test_what_goes_out_comes_back(value, key, headers, timestamp) -> None:
-    """What `records.jsonl` gives, `append.jsonl` takes back (product.md, Appending)."""
+def test_envelopes_round_trip(value, key, headers, timestamp) -> None:
+    """A line of `records.jsonl` is accepted by `append.jsonl` and holds the same record (product.md, Appending)."""
     record = Record(value, key, headers, timestamp, 5)
     line = envelope.encode(record, PREFIX)
     assert line.count(b"\n") == 1
@@ -70,23 +70,23 @@ def test_what_goes_out_comes_back(value, key, headers, timestamp) -> None:
 
 
 @given(st.text(max_size=40))
-def test_any_json_spelling_of_text_is_taken(text: str) -> None:
-    """Escaped or not, a JSON string is its UTF-8 bytes."""
+def test_escaped_and_unescaped_text_is_accepted(text: str) -> None:
+    """A JSON string, escaped or not, is decoded to its UTF-8 bytes."""
     text = text.encode("utf-8", "ignore").decode()
     for line in (json.dumps({"value": text}), json.dumps({"value": text}, ensure_ascii=False)):
         assert envelope.decode(line.encode()).value == text.encode()
 
 
 def test_only_the_value_is_required() -> None:
-    """Key, headers and timestamp may be missing or null; null is a tombstone, not an empty value."""
+    """Key, headers and timestamp may be missing or null; a null value is a tombstone, not an empty value."""
     assert envelope.decode(b'{"value":""}') == Record(b"")
     assert envelope.decode(b'{"value":null}') == Record(None)
     line = b'{"value":"v","key":null,"headers":null,"timestamp":null}'
     assert envelope.decode(line) == Record(b"v")
 
 
-def test_what_the_log_gives_is_ignored() -> None:
-    """Topic, partition, offset and timestamp type are the log's own, whatever they say."""
+def test_fields_that_the_log_assigns_are_ignored() -> None:
+    """The log assigns topic, partition, offset and timestamp type, so those of an envelope are ignored."""
     line = b'{"topic":7,"partition":"x","offset":{},"timestamp_type":[],"value":"v"}'
     assert envelope.decode(line) == Record(b"v")
 
@@ -126,14 +126,14 @@ def test_what_the_log_gives_is_ignored() -> None:
     ],
 )
 def test_bad_envelopes_are_refused_with_the_reason(line: bytes, words: str) -> None:
-    """A line that is no envelope is `InvalidEnvelope`, and the message says why."""
+    """A line that is no envelope raises `InvalidEnvelope`, and the message has the reason."""
     with pytest.raises(InvalidEnvelope, match=words):
         envelope.decode(line)
 
 
 @given(st.binary(max_size=60) | st.text(max_size=40).map(str.encode))
 def test_any_line_is_an_envelope_or_invalid(line: bytes) -> None:
-    """Random lines raise nothing but `InvalidEnvelope`."""
+    """Random lines raise no error but `InvalidEnvelope`."""
     try:
         envelope.decode(line)
     except InvalidEnvelope:
@@ -141,6 +141,6 @@ def test_any_line_is_an_envelope_or_invalid(line: bytes) -> None:
 
 
 def test_deep_nesting_is_refused_and_not_followed() -> None:
-    """A line of a million brackets is an error of the line, not of the process."""
+    """A line of a million brackets raises `InvalidEnvelope`, and the process goes on."""
     with pytest.raises(InvalidEnvelope):
         envelope.decode(b'{"value":' + b"[" * 1_000_000)

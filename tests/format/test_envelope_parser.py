@@ -1,4 +1,4 @@
-"""Envelopes in bulk are what they are one by one; what is not canonical is left to those who take them one by one."""
+"""Envelopes parsed in bulk equal those decoded one by one; text that is not canonical is left to that decoder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ records = st.builds(
 
 
 def placed(found: envelope_parser.Envelopes) -> list[PlacedRecord]:
-    """The records of columns, as objects."""
+    """Return the records of the columns as objects."""
     data = found.data.tobytes()
 
     def field(start: int, length: int) -> bytes | None:
@@ -62,8 +62,8 @@ def placed(found: envelope_parser.Envelopes) -> list[PlacedRecord]:
 
 
 @given(st.lists(records, min_size=1, max_size=5))
-def test_what_was_rendered_is_read(given_records: list[Record]) -> None:
-    """Any bytes in any field, null or empty."""
+def test_rendered_envelopes_are_parsed(given_records: list[Record]) -> None:
+    """Rendered envelopes are parsed as `decode_placed` reads them, with any bytes in any field, null or empty."""
     lines = [envelope.encode(record, PREFIX) for record in given_records]
     found = envelope_parser.parse(b"".join(lines), PREFIX)
     assert found is not None
@@ -74,8 +74,8 @@ BYTES = b'{}[]",:\\u0a9-=/nbe \n\xc3'
 CASES = 20_000
 
 
-def test_what_is_taken_is_what_any_reader_takes() -> None:
-    """Whatever a byte here or there makes of the text: it is left alone, or means the same to both."""
+def test_changed_text_is_left_alone_or_parsed_as_decode_placed_does() -> None:
+    """Text with a few changed bytes is not parsed in bulk, or is parsed as `decode_placed` reads it."""
     chosen = random.Random(5)
     values = [None, b"", b"abc", b"\xff\x00", 'к\x01\n"\\/'.encode()]
     taken = 0

@@ -1,4 +1,4 @@
-"""The records of `__consumer_offsets`: golden vectors, outside encoders, round trips, nonsense."""
+"""The records of `__consumer_offsets`: golden vectors, client libraries' encoders, round trips, malformed bytes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ GROUP = {
     "currentStateTimestamp": 5,
     "members": [MEMBER],
 }
-# The same messages as Kafka's own schemas write them down, for kafka-python to encode.
+# The same messages in the form of Kafka's own schemas, for kafka-python's encoder.
 COMMIT_SCHEMA = {
     "name": "OffsetCommitValue",
     "validVersions": "0-4",
@@ -142,27 +142,27 @@ GROUPS = st.fixed_dictionaries(
 
 
 def in_snake_case(item: object) -> object:
-    """The same fields by kafka-python's names."""
+    """Return the same fields with kafka-python's names."""
     if isinstance(item, dict):
         return {re.sub("[A-Z]", r"_\g<0>", k).lower(): in_snake_case(v) for k, v in item.items()}
     return [in_snake_case(one) for one in item] if isinstance(item, list) else item
 
 
 def outside(schema: dict, version: int, item: dict) -> bytes:
-    """A value as kafka-python encodes it."""
+    """Return a value as kafka-python encodes it."""
     flexible, fields = version >= 4, in_snake_case(item)
     body = StructField(schema).encode(fields, version=version, compact=flexible, tagged=flexible)
     return version.to_bytes(2) + body
 
 
 def commit_fields(commit: OffsetCommit) -> dict:
-    """A commit's fields by Kafka's names."""
+    """Return a commit's fields with Kafka's names."""
     names = ("offset", "metadata", "commitTimestamp", "leaderEpoch", "expireTimestamp")
     return dict(zip(names, commit, strict=True))
 
 
 def test_the_golden_key() -> None:
-    """The key of a commit is read, and written again to the byte."""
+    """The key of a commit is parsed, and encoded to the same bytes."""
     key = parse_key(GOLDEN_KEY)
     assert key is not None
     assert offset_key(key) == OffsetKey("g1", "t", 3)
@@ -171,7 +171,7 @@ def test_the_golden_key() -> None:
 
 @pytest.mark.parametrize("version", GOLDEN_VALUES)
 def test_the_golden_values(version: int) -> None:
-    """Every version of a commit's value is read, and written again to the byte."""
+    """Every version of a commit's value is parsed, and encoded to the same bytes."""
     data = bytes.fromhex(GOLDEN_VALUES[version])
     value = parse_value(1, data)
     assert value is not None
@@ -188,20 +188,20 @@ def test_the_golden_values(version: int) -> None:
     assert commit.encode(version) == data
 
 
-def test_the_version_that_is_written() -> None:
-    """Version 3; version 1 only for a commit that expires, as Kafka chooses."""
+def test_the_version_of_an_encoded_commit() -> None:
+    """A commit is encoded in version 3, and in version 1 only if it expires, as in Kafka."""
     assert OffsetCommit(77, "md", T, 5).encode() == bytes.fromhex(GOLDEN_VALUES[3])
     assert OffsetCommit(77, "md", T, 5, T + 1000).encode() == bytes.fromhex(GOLDEN_VALUES[1])
 
 
 def test_the_golden_group() -> None:
-    """A classic group's metadata is read field by field, and written again to the byte."""
+    """A classic group's metadata is parsed field by field, and encoded to the same bytes."""
     assert parse_value(2, GOLDEN_GROUP) == Message(3, GROUP)
     assert encode_group_metadata(GROUP) == GOLDEN_GROUP
 
 
-def test_what_a_dump_prints() -> None:
-    """The views are kafka-dump-log's JSON, to the character."""
+def test_views_equal_those_of_kafka_dump_log() -> None:
+    """The views of keys and values are kafka-dump-log's JSON, to the character."""
     key, commit = parse_key(GOLDEN_KEY), parse_value(1, OffsetCommit(77, "md", 5, 5).encode())
     group = parse_value(2, GOLDEN_GROUP)
     assert key is not None
@@ -220,7 +220,7 @@ def test_what_a_dump_prints() -> None:
 
 @pytest.mark.parametrize("kind", [*range(3, 9), *range(10, 16), 17, *range(19, 24)])
 def test_keys_of_other_kinds_are_recognised(kind: int) -> None:
-    """The keys of the newer protocols name their group, and perhaps a member."""
+    """The keys of the newer protocols hold a group, and those of some kinds a member."""
     members = (5, 7, 8, 10, 13, 14, 19, 21, 22)
     data = kind.to_bytes(2) + b"\0\2g1" + (b"\0\2m1" if kind in members else b"")
     key = parse_key(data)
@@ -231,7 +231,7 @@ def test_keys_of_other_kinds_are_recognised(kind: int) -> None:
 
 
 def view(kind: int, value: str) -> dict:
-    """What a dump prints of a value in hex."""
+    """Return what a dump prints of a value, which is given in hex and has version 0."""
     found = parse_value(kind, bytes.fromhex(value))
     assert found is not None
     assert found.version == 0
@@ -239,7 +239,7 @@ def view(kind: int, value: str) -> dict:
 
 
 def test_values_of_the_newer_protocol() -> None:
-    """As Kafka 4.4.0 wrote and printed them: epochs, members, assignments, tagged fields that are there or not."""
+    """Epochs, members and assignments of Kafka 4.4.0 are shown as it printed them, with and without tagged fields."""
     uuid, text = "dceac0164d69478a8383679de445cf3f", "3OrAFk1pR4qDg2ed5EXPPw"
     assert view(3, "0000 00000002 01 00 08 cbd9d567d6ce83fc") == {
         "epoch": 2,
@@ -279,8 +279,8 @@ def test_values_of_the_newer_protocol() -> None:
     }
 
 
-def test_what_consumers_told_each_other() -> None:
-    """A classic group's subscriptions and assignments are read, unless they are another protocol's, or empty."""
+def test_subscriptions_and_assignments_of_a_classic_group() -> None:
+    """A classic group's subscriptions and assignments are decoded, unless they are empty or of another protocol."""
     subscription = "0003 00000001 0001 74 ffffffff 00000000 ffffffff ffff"
     assignment = "0001 00000001 0001 74 00000002 00000000 00000001 00000001 05"
     member = {
@@ -310,7 +310,7 @@ def test_what_consumers_told_each_other() -> None:
 
 @pytest.mark.parametrize("kind", [9, 18, 24, 1000, 32767, 65535])
 def test_kinds_of_later_releases_are_skipped(kind: int) -> None:
-    """A key of a type that nobody knows is no error."""
+    """A key of an unknown type is no error, and is parsed as None."""
     assert parse_key(kind.to_bytes(2) + b"whatever") is None
 
 
@@ -326,7 +326,7 @@ def test_kinds_of_later_releases_are_skipped(kind: int) -> None:
         b"\0\1\0\2\xff\xff" + GOLDEN_KEY[6:],  # not UTF-8
     ],
 )
-def test_nonsense_keys(data: bytes) -> None:
+def test_malformed_keys_are_refused(data: bytes) -> None:
     """Bytes that are no key are refused."""
     with pytest.raises(Corrupt, match="group record's key"):
         parse_key(data)
@@ -346,20 +346,20 @@ def test_nonsense_keys(data: bytes) -> None:
         (2, GOLDEN_GROUP[:38] + b"\x7f\xff\xff\xff" + GOLDEN_GROUP[42:]),
     ],
 )
-def test_nonsense_values(kind: int, data: bytes) -> None:
+def test_malformed_values_are_refused(kind: int, data: bytes) -> None:
     """Bytes that are no value of the key's type are refused."""
     with pytest.raises(Corrupt, match=r"offset commit|group metadata"):
         parse_value(kind, data)
 
 
 def test_values_of_later_releases() -> None:
-    """A version that nobody knows is said to be just that."""
+    """An unknown version raises `Unsupported`, which names the version."""
     with pytest.raises(Unsupported, match="version 5"):
         parse_value(1, b"\0\5whatever")
 
 
-def test_tagged_fields_are_stepped_over() -> None:
-    """A flexible value may carry fields of a later release."""
+def test_unknown_tagged_fields_are_skipped() -> None:
+    """A flexible value may have tagged fields of a later release, which are skipped."""
     data = bytes.fromhex(GOLDEN_VALUES[4])[:-1] + b"\2\1\1x\x81\1\2yz"
     value = parse_value(1, data)
     assert value is not None
@@ -367,8 +367,8 @@ def test_tagged_fields_are_stepped_over() -> None:
 
 
 @given(st.binary(max_size=60), st.integers(0, 9))
-def test_no_bytes_do_harm(data: bytes, kind: int) -> None:
-    """Whatever the bytes are, they are read, or refused as what they are."""
+def test_any_bytes_are_parsed_or_refused(data: bytes, kind: int) -> None:
+    """Any bytes are parsed or raise `Corrupt` or `Unsupported`, and no other error."""
     for parse in (parse_key, lambda data: parse_value(kind, data)):
         try:
             parse(data)
@@ -378,7 +378,7 @@ def test_no_bytes_do_harm(data: bytes, kind: int) -> None:
 
 @given(TEXT, TEXT, st.integers(0, 2**31 - 1))
 def test_keys_round_trip(group: str, topic: str, partition: int) -> None:
-    """A key is what was encoded, and what aiokafka encodes."""
+    """A key is parsed as it was encoded, and has the bytes that aiokafka encodes."""
     key = OffsetKey(group, topic, partition)
     data = key.encode()
     found = parse_key(data)
@@ -395,7 +395,7 @@ def test_keys_round_trip(group: str, topic: str, partition: int) -> None:
 
 @given(COMMITS, VERSIONS)
 def test_commits_round_trip(commit: OffsetCommit, version: int) -> None:
-    """A commit's value is what kafka-python encodes, and gives back what its version has."""
+    """A commit's value has the bytes that kafka-python encodes, and is parsed to the fields that its version has."""
     data = commit.encode(version)
     fields = commit_fields(commit)
     assert data == outside(COMMIT_SCHEMA, version, fields)
@@ -407,7 +407,7 @@ def test_commits_round_trip(commit: OffsetCommit, version: int) -> None:
 
 
 def values_of(field: Field, kind: str) -> st.SearchStrategy:
-    """What a field of that type may hold."""
+    """Return a strategy for the values that a field of that type may hold."""
     if kind.startswith("[]"):
         return st.lists(values_of(field, kind[2:]), max_size=3)
     if kind == "struct":
@@ -422,7 +422,7 @@ def values_of(field: Field, kind: str) -> st.SearchStrategy:
 
 
 def fields_of(fields: Sequence[Field]) -> st.SearchStrategy:
-    """What a struct may hold: of tagged fields the default as often as not, and null where it may be."""
+    """Return a strategy for a struct: nullable fields may be null, and tagged fields often have their default."""
     found = {}
     for field in fields:
         values = values_of(field, field.type)
@@ -453,7 +453,7 @@ def test_every_kind_round_trips(kind: int, data: st.DataObject) -> None:
 
 @given(GROUPS, VERSIONS)
 def test_groups_round_trip(group: dict, version: int) -> None:
-    """A group's metadata is what kafka-python encodes, and is read again."""
+    """A group's metadata has the bytes that kafka-python encodes, and is parsed to the same fields."""
     data = encode_group_metadata(group, version)
     assert data == outside(GROUP_SCHEMA, version, group)
     value = parse_value(2, data)
@@ -468,13 +468,13 @@ def test_groups_round_trip(group: dict, version: int) -> None:
         ("g1", 3242, 42),
         ("my-group", -1906497762, 12),
         ("console-consumer-1", 35782224, 24),
-        # Known of Java: the shortest text whose hash has no positive counterpart.
+        # A text that is known for its hash in Java: -2^31 has no positive counterpart.
         ("polygenelubricants", -(2**31), 0),
         # U+1F600 is two UTF-16 code units, D83D and DE00.
         ("\N{GRINNING FACE}", 0xD83D * 31 + 0xDE00, (0xD83D * 31 + 0xDE00) % 50),
     ],
 )
 def test_the_partition_of_a_group(group: str, found: int, partition: int) -> None:
-    """Java's hash, and Kafka's partition for it among 50."""
+    """A group's hash is Java's, and its partition, of 50, is Kafka's."""
     assert java_string_hash(group) == found
     assert coordinator_partition(group, 50) == partition

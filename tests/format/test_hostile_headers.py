@@ -1,6 +1,6 @@
-"""Valid batches, CRC and all, whose headers and records have extreme fields: every kernel stays in bounds.
+"""Batches with a valid CRC whose headers and records have extreme fields: every kernel stays in bounds.
 
-`tests/format/test_kernel_bounds.py` runs this file once more with numba's bounds checks on.
+`tests/format/test_kernel_bounds.py` runs this file again with numba's bounds checks on.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NOW = 1_700_000_000_000
 
 
 def padded(value: int, size: int) -> bytes:
-    """A varint of so many bytes, the last of them without need."""
+    """Return a varint of at least `size` bytes, padded with redundant bytes if it needs fewer."""
     data = bytearray(varint.encode(value))
     if size > len(data):
         data[-1] |= 0x80
@@ -60,7 +60,7 @@ def padded(value: int, size: int) -> bytes:
 
 
 class Draft(NamedTuple):
-    """A record as it is written: deltas, how long the varints are that tell them, and what it holds."""
+    """A record to encode: its deltas, the sizes of their varints, and its key, value and headers."""
 
     timestamp_delta: int
     offset_delta: int
@@ -96,7 +96,7 @@ DRAFTS = st.builds(
 
 @st.composite
 def batches(draw: st.DrawFn) -> bytes:
-    """A batch with a right CRC. Most hold as many records as they say."""
+    """Draw a batch with a valid CRC. The record count in the header is correct in most batches."""
     drafts = draw(st.lists(DRAFTS, max_size=14))
     payload = b"".join(draft.encode() for draft in drafts)
     if payload and draw(st.integers(0, 9)) == 0:
@@ -126,7 +126,7 @@ def batches(draw: st.DrawFn) -> bytes:
 
 
 def one(base_timestamp: int, delta: int = 0, *, base_offset: int = 0, count: int = 1) -> bytes:
-    """A batch of records with nothing in them."""
+    """Return a batch of `count` records without keys or headers."""
     draft = Draft(delta, 0, 1, 1, None, b"v", ())
     records = (draft._replace(offset_delta=number).encode() for number in range(count))
     data = bytearray(HEADER_SIZE) + b"".join(records)
@@ -142,7 +142,7 @@ def one(base_timestamp: int, delta: int = 0, *, base_offset: int = 0, count: int
 
 
 def plain(batch: Batch) -> list[Record] | None:
-    """The records by the plain decoder alone; None if they are malformed."""
+    """Return the records by the plain decoder alone; None if they are malformed."""
     header = batch.header
     try:
         found = list(
@@ -165,8 +165,8 @@ def plain(batch: Batch) -> list[Record] | None:
 @example(one(-(2**63), -1, count=12))
 @example(one(0, -(2**63), base_offset=2**63 - 1, count=12))
 @settings(max_examples=400)
-def test_both_texts_are_what_the_plain_decoder_makes_of_them(data: bytes) -> None:
-    """Sizes and bytes of lines and envelopes agree, whatever timestamps, deltas, counts and offsets a batch has."""
+def test_both_texts_equal_those_of_the_plain_decoder(data: bytes) -> None:
+    """Lines and envelopes have the right sizes and bytes with any timestamps, deltas, counts and offsets."""
     batch = Batch.parse(data)
     assert batch.is_valid
     expected = plain(batch)
@@ -194,7 +194,7 @@ def test_both_texts_are_what_the_plain_decoder_makes_of_them(data: bytes) -> Non
 @given(batches(), INT64)
 @settings(max_examples=200)
 def test_a_record_is_found_alike_with_and_without_kernels(data: bytes, timestamp: int) -> None:
-    """By its offset and by its time; or the batch is `Corrupt`, and nothing else."""
+    """Lookups by offset and by time find the same with and without kernels, or both raise `Corrupt`."""
     batch = Batch.parse(data)
 
     def found() -> object:
@@ -226,7 +226,7 @@ def test_a_record_is_found_alike_with_and_without_kernels(data: bytes, timestamp
 def test_scanned_batches_go_through_every_kernel(
     many: list[bytes], first_offset: int, gaps: bool
 ) -> None:
-    """Scan, lines, columns, keys, headers, sketches and compaction: an answer or `Corrupt`."""
+    """The scan, lines, columns, keys, headers, sketches and compaction of any batches succeed or raise `Corrupt`."""
     data = memoryview(b"".join(many))
     scanned, end = batch_scanner.scan(data, first_offset, gaps=gaps)
     rows = scanned.rows
@@ -275,8 +275,8 @@ def test_scanned_batches_go_through_every_kernel(
             assert not isinstance(columns, Corrupt)
 
 
-def test_a_table_with_more_keys_than_it_says_fills_no_other() -> None:
-    """A search in a full table would never end: moving stops before, and the caller is told."""
+def test_a_table_with_more_keys_than_its_header_states_is_refused() -> None:
+    """`move_slots` returns -1 before a table is full, where a search never ends, and `put_table` raises `Corrupt`."""
     full: np.ndarray = np.ones((slots_for(1), 3), np.uint64)
     full[:, 0] = np.arange(len(full), dtype=np.uint64) << np.uint64(40)
     for slots in (2, 3, 100):

@@ -1,4 +1,4 @@
-"""Messages of magic 0 and 1 are read at every door, plain and compressed, and never written (kafka-storage 2.7)."""
+"""Messages of magic 0 and 1 are read everywhere, plain and compressed, and never written (kafka-storage 2.7)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ MAYBE_BYTES = st.none() | st.binary(max_size=100)
 
 @st.composite
 def messages(draw: st.DrawFn, rows: int = 12) -> list[Old]:
-    """Messages with rising offsets, some of them missing, from any offset on."""
+    """Draw messages with rising offsets, some of them missing, from any offset on."""
     offset = draw(st.sampled_from([0, 1, 1000, 2**40]))
     found = []
     for _ in range(draw(st.integers(1, rows))):
@@ -76,7 +76,7 @@ def messages(draw: st.DrawFn, rows: int = 12) -> list[Old]:
 
 
 def records_of(batch: Batch) -> list[Record]:
-    """The records of a batch, by both ways."""
+    """Return the records of a batch, which the plain and the bulk decoder must read alike."""
     found = list(batch.records())
     assert list(batch.columns().records()) == found
     return found
@@ -118,7 +118,7 @@ def test_golden_vectors(data: bytes, magic: int, records: list[Record]) -> None:
 
 
 def test_the_tests_encoder_writes_the_golden_vectors() -> None:
-    """Byte for byte, but for the bytes that zlib is free to choose."""
+    """The tests' encoder writes the golden vectors to the byte, except for the bytes that zlib is free to choose."""
     assert message(0, Old(3, b"v", b"k")) == K_V0
     assert message(1, Old(3, b"v", b"k", T)) == K_V1
     made = parse_batch(wrapper(1, Codec.GZIP, [Old(10, b"x", b"a", T), Old(11, b"y", b"b", T + 1)]))
@@ -148,7 +148,7 @@ def test_plain_messages(rows: list[Old], magic: int) -> None:
 @given(rows=messages())
 @settings(max_examples=40)
 def test_wrappers(codec: Codec, magic: int, late: int, rows: list[Old]) -> None:
-    """A wrapper tells its messages' offsets, with gaps, and its own time if the log gave one."""
+    """A wrapper gives its messages their offsets, with gaps, and its own time if the log set one."""
     batch = parse_batch(wrapper(magic, codec, rows, late=late))
     expected = [as_read(magic, old, late) for old in rows]
     assert records_of(batch) == expected
@@ -168,7 +168,7 @@ def test_wrappers(codec: Codec, magic: int, late: int, rows: list[Old]) -> None:
 
 
 def test_a_compacted_wrapper_keeps_its_relative_offsets() -> None:
-    """Offsets in magic 1 count from the first message that was ever there, and the last is the wrapper's."""
+    """Offsets in magic 1 count from the first message before any compaction, and the last one is the wrapper's."""
     rows = [Old(102, b"a"), Old(105, b"b")]
     for base in (100, 102):
         assert records_of(parse_batch(wrapper(1, Codec.GZIP, rows, base=base))) == [
@@ -177,15 +177,15 @@ def test_a_compacted_wrapper_keeps_its_relative_offsets() -> None:
 
 
 def test_a_wrapper_at_offset_0_counts_from_0() -> None:
-    """One that no broker gave an offset: its messages' offsets are theirs."""
+    """In a wrapper that no broker gave an offset, the relative offsets of the messages are their offsets."""
     data = wrapper(1, Codec.SNAPPY, [Old(n, b"%d" % n) for n in range(3)])
     batch = parse_batch(bytes(8) + data[8:])
     assert [record.offset for record in batch.records()] == [0, 1, 2]
     assert (batch.header.base_offset, batch.header.next_offset) == (0, 3)
 
 
-def test_the_header_checksum_of_lz4_in_magic_0_is_not_looked_at() -> None:
-    """It was computed over too many bytes, so any is taken; in magic 1 only the right one is."""
+def test_the_header_checksum_of_lz4_in_magic_0_is_ignored() -> None:
+    """Magic 0 computed the checksum over too many bytes, so any is accepted; in magic 1 only the correct one is."""
     inner = message(0, Old(7, b"v" * 100, b"k"))
     right = compress(Codec.LZ4, inner)
     for checksum in range(256):
@@ -200,10 +200,10 @@ def test_the_header_checksum_of_lz4_in_magic_0_is_not_looked_at() -> None:
 @pytest.mark.parametrize("store_size", [False, True])
 @pytest.mark.parametrize("block_size", [4, 5, 6, 7])
 @pytest.mark.parametrize("checksums", [False, True])
-def test_the_right_lz4_header_checksum_is_lz4s_own(
+def test_fix_lz4_header_sets_the_checksum_of_lz4(
     store_size: bool, block_size: int, checksums: bool
 ) -> None:
-    """Whatever options a frame's header tells; and what is no frame comes back as it was."""
+    """`fix_lz4_header` sets LZ4's own checksum, with any options of the frame; a short header is not changed."""
     frame = lz4.frame.compress(
         b"some data",
         store_size=store_size,
@@ -243,14 +243,14 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_wrappers(name: str) -> None:
-    """What a wrapper must not be is `Corrupt`, though its CRC matches."""
+    """A malformed wrapper is `Corrupt`, even if its CRC matches."""
     assert zlib.crc32(BAD[name][16:]) == int.from_bytes(BAD[name][12:16], "big")
     with pytest.raises(Corrupt):
         parse_batch(BAD[name])
 
 
 def test_lengths_that_do_not_fit() -> None:
-    """A key or value that leaves the message, or does not end with it, is `Corrupt`; nothing else is raised."""
+    """A key or value that extends past the message, or does not end with it, raises `Corrupt`, and no other error."""
     for magic, at in ((0, 18), (0, 23), (1, 26), (1, 31)):
         good = message(magic, Old(3, b"v", b"k"))
         for length in (-2, -(2**31), 0, 2, 5, 6, 1000, 2**31 - 1):
@@ -265,8 +265,10 @@ def test_lengths_that_do_not_fit() -> None:
 
 
 @pytest.mark.parametrize("data", [K_V0, K_V1, K_V1_GZIP])
-def test_every_flip_and_every_cut_is_noticed(data: bytes) -> None:
-    """But for the offset, which is not under the CRC: whoever walks a log holds it against its neighbours."""
+def test_every_flip_and_every_cut_is_detected(data: bytes) -> None:
+    """Every cut and every flipped bit is detected, except in the offset, which is not under the CRC: a walk of a log
+    compares it with its neighbours.
+    """
     for size in range(len(data)):
         with pytest.raises(Corrupt):
             parse_batch(data[:size])
@@ -280,7 +282,7 @@ def test_every_flip_and_every_cut_is_noticed(data: bytes) -> None:
 @given(st.binary(max_size=120), st.sampled_from([0, 1]))
 @settings(max_examples=300)
 def test_any_bytes_are_a_batch_or_corrupt(noise: bytes, magic: int) -> None:
-    """No other error comes of any bytes, even under a good CRC."""
+    """Any bytes, even under a valid CRC, raise no error but `Corrupt`."""
     for codec in range(8):
         body = bytes([magic, codec]) + noise
         data = struct.pack(">qiI", 5, 4 + len(body), zlib.crc32(body)) + body
@@ -290,7 +292,7 @@ def test_any_bytes_are_a_batch_or_corrupt(noise: bytes, magic: int) -> None:
             pass
 
 
-# Outside oracles.
+# Client libraries.
 
 
 PLAIN_AND_CODECS = [Codec.NONE, *CODECS]
@@ -299,13 +301,14 @@ ORACLES = [
     for name, library in (("kafka-python", kp), ("aiokafka", aio))
     for magic in (0, 1)
     for codec in PLAIN_AND_CODECS
-    # They have no snappy, or want a library for the checksum of magic 0, or do not know it.
+    # Left out: snappy in kafka-python, whose package is not installed, and LZ4 in magic 0, whose header checksum
+    # kafka-python computes only with another package, and aiokafka not at all.
     if not (codec is Codec.SNAPPY and library is kp) and not (codec is Codec.LZ4 and magic == 0)
 ]
 
 
 def theirs(record: object) -> tuple[object, ...]:
-    """Without a timestamp they tell None, or -1."""
+    """Return the fields of a library's record. A missing timestamp, None or -1 in the libraries, becomes -1."""
     offset, timestamp, key, value = (
         getattr(record, name) for name in ("offset", "timestamp", "key", "value")
     )
@@ -319,8 +322,10 @@ def ours(record: Record) -> tuple[object, ...]:
 @pytest.mark.parametrize(("library", "magic", "codec"), ORACLES)
 @given(rows=messages())
 @settings(max_examples=25)
-def test_they_read_the_same(library, magic: int, codec: Codec, rows: list[Old]) -> None:
-    """Their decoders find in the tests' messages what ours finds."""
+def test_client_libraries_read_the_same_records(
+    library, magic: int, codec: Codec, rows: list[Old]
+) -> None:
+    """The client libraries' decoders read the same records from the tests' messages as ours."""
     for late in (-1, T) if magic else (-1,):
         if codec is Codec.NONE:
             data = message(magic, rows[0], 0 if late < 0 else 8)
@@ -335,8 +340,10 @@ def test_they_read_the_same(library, magic: int, codec: Codec, rows: list[Old]) 
 @pytest.mark.parametrize(("library", "magic", "codec"), ORACLES)
 @given(rows=messages())
 @settings(max_examples=25)
-def test_we_read_what_they_write(library, magic: int, codec: Codec, rows: list[Old]) -> None:
-    """As produced, with offsets from 0 on, and as a broker would put it into its log."""
+def test_messages_of_client_libraries_are_read(
+    library, magic: int, codec: Codec, rows: list[Old]
+) -> None:
+    """Messages of client libraries are read as produced, with offsets from 0 on, and with a broker's offsets."""
     builder = library.LegacyRecordBatchBuilder(magic, codec, 1 << 20)
     for number, old in enumerate(rows):
         builder.append(number, max(old.timestamp, 0), old.key, old.value)
@@ -361,7 +368,7 @@ def test_we_read_what_they_write(library, magic: int, codec: Codec, rows: list[O
 
 
 def fill(magic: int, first: int, *, plain: int = 3, late: int = -1) -> tuple[bytes, list[Record]]:
-    """Plain messages, and then a wrapper of each codec, with the records that they are."""
+    """Return plain messages and after them a wrapper of each codec, and their records."""
     data, records = b"", []
     offset = first
 
@@ -384,7 +391,7 @@ def fill(magic: int, first: int, *, plain: int = 3, late: int = -1) -> tuple[byt
 
 
 def mixed(log_dir: Path) -> list[Record]:
-    """A partition whose segments hold magic 0, magic 1, and one after the other 0, 1 and 2."""
+    """Make a partition of three segments, with magic 0, magic 1, and 0, 1 and 2 in turn; return its records."""
     files, records = {}, []
     for base, parts in ((0, (0,)), (15, (1,)), (30, (0, 1, 2))):
         data = b""
@@ -417,7 +424,7 @@ def text_of(records: list[Record], view: View) -> bytes:
 
 
 def assert_reads(store: Store, expected: list[Record]) -> None:
-    """Every door of the engine tells the same records."""
+    """Assert that every read interface of the engine returns these records."""
     orders = store[NAME]
     end = expected[-1].offset + 1
     assert (orders.log_start_offset, orders.log_end_offset) == (0, end)
@@ -443,8 +450,10 @@ def assert_reads(store: Store, expected: list[Record]) -> None:
         assert offset_of_last(orders, count) == max(end - count, 0)
 
 
-def test_every_door_of_the_engine(log_dir: Path, clock: Clock, records: list[Record]) -> None:
-    """After an unclean start, a clean one, without indexes, and after appends of what is new."""
+def test_every_read_interface_of_the_engine(
+    log_dir: Path, clock: Clock, records: list[Record]
+) -> None:
+    """All records are read after an unclean start, a clean one, an append in the new format, and without indexes."""
     with Store(log_dir, clock=clock) as store:
         assert_reads(store, records)
     assert_clean(log_dir)
@@ -469,7 +478,7 @@ def test_every_door_of_the_engine(log_dir: Path, clock: Clock, records: list[Rec
 def test_with_an_index_entry_for_each_batch(
     log_dir: Path, clock: Clock, records: list[Record]
 ) -> None:
-    """Entries lead to messages and wrappers; a clean start finds the end of the last segment by them."""
+    """Index entries refer to messages and wrappers; a clean start finds the end of the last segment by them."""
     (log_dir / "orders@p").write_text("index.interval.bytes=0\n")
     for _ in range(3):
         with Store(log_dir, clock=clock) as store:
@@ -484,10 +493,10 @@ def test_with_an_index_entry_for_each_batch(
 
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("last", [Codec.NONE, *CODECS])
-def test_a_clean_start_finds_the_end_behind_an_old_batch(
+def test_a_clean_start_finds_the_end_after_an_old_batch(
     log_dir: Path, clock: Clock, magic: int, last: Codec
 ) -> None:
-    """Whose base offset, in a wrapper, only its messages tell."""
+    """A clean start finds the log end after an old batch; only its messages show the base offset of a wrapper."""
     (log_dir / "orders@p").parent.mkdir()
     (log_dir / "orders@p").write_text("index.interval.bytes=0\n")
     data, records = fill(magic, 0)
@@ -511,7 +520,7 @@ def test_a_clean_start_finds_the_end_behind_an_old_batch(
 
 
 def test_time_lookups(log_dir: Path, clock: Clock) -> None:
-    """As Kafka answers them for messages of magic 1 (kafka-storage 3.10)."""
+    """Lookups by time return what Kafka returns for messages of magic 1 (kafka-storage 3.10)."""
     data, records = fill(1, 0)
     raw_partition(log_dir, {log(0): data})
     with Store(log_dir, clock=clock) as store:
@@ -528,8 +537,8 @@ def test_time_lookups(log_dir: Path, clock: Clock) -> None:
         assert orders.offset_for_time(LATEST)[0] == 15
 
 
-def test_time_lookups_where_there_are_no_timestamps(log_dir: Path, clock: Clock) -> None:
-    """A log of magic 0 has no time of its own: nothing is found, as by Kafka, and no entry is written."""
+def test_time_lookups_without_timestamps(log_dir: Path, clock: Clock) -> None:
+    """A log of magic 0 has no timestamps: a lookup finds nothing, as in Kafka, and no time index entry is written."""
     data, _ = fill(0, 0)
     raw_partition(log_dir, {log(0): data})
     with Store(log_dir, clock=clock) as store:
@@ -543,8 +552,8 @@ def test_time_lookups_where_there_are_no_timestamps(log_dir: Path, clock: Clock)
         assert orders.offset_for_time(MAX_TIMESTAMP) == (15, T, 0)
 
 
-def test_the_log_appends_time(log_dir: Path, clock: Clock) -> None:
-    """Of a wrapper that the log stamped, all messages have its time."""
+def test_log_append_time_of_a_wrapper(log_dir: Path, clock: Clock) -> None:
+    """All messages of a wrapper with the log's append time have that time."""
     rows = [Old(n, b"v", None, n) for n in range(4)]
     raw_partition(log_dir, {log(0): wrapper(1, Codec.GZIP, rows, late=T)})
     with Store(log_dir, clock=clock) as store:
@@ -554,12 +563,12 @@ def test_the_log_appends_time(log_dir: Path, clock: Clock) -> None:
 
 
 def test_a_compacted_log(log_dir: Path, clock: Clock) -> None:
-    """Gaps within wrappers and between them are no damage in a topic that is compacted."""
+    """Gaps within wrappers and between them are no damage in a compacted topic."""
     rows = [[Old(2, b"a", b"k"), Old(5, b"b", b"l")], [Old(9, b"c", b"m"), Old(10, b"d", b"n")]]
     data = wrapper(1, Codec.SNAPPY, rows[0], base=0) + wrapper(1, Codec.LZ4, rows[1], base=7)
     data += message(1, Old(20, b"e", b"o"))
     raw_partition(log_dir, {log(0): data})
-    # What a cleaner leaves: its checkpoint tells that offsets may be missing.
+    # A cleaner leaves a checkpoint, which shows that offsets may be missing.
     cleaned = checkpoint.format_offsets({TopicPartition("orders", 0): 0})
     (log_dir / CLEANER_OFFSETS).write_bytes(cleaned)
     for _ in range(2):
@@ -573,10 +582,10 @@ def test_a_compacted_log(log_dir: Path, clock: Clock) -> None:
             assert shown.read(0, 100) == b"a\nb\nc\nd\ne\n"
 
 
-def test_truncation_within_a_wrapper_takes_it_whole(
+def test_truncation_within_a_wrapper_drops_it_whole(
     log_dir: Path, clock: Clock, records: list[Record]
 ) -> None:
-    """As with a record batch; the log goes on in the new format."""
+    """Truncation within a wrapper drops it whole, like a record batch; later appends are in the new format."""
     with Store(log_dir, clock=clock) as store:
         store.truncate(NAME, 35)
         end = store[NAME].log_end_offset
@@ -591,7 +600,7 @@ def test_truncation_within_a_wrapper_takes_it_whole(
 
 
 def last_batch(kind: str, magic: int, rows: list[Old]) -> bytes:
-    """A plain message, or a wrapper; in a `stored` one its messages stand as they are."""
+    """Return a plain message, or a wrapper; a `stored` wrapper holds its messages uncompressed."""
     if kind == "plain":
         return message(magic, rows[0])
     if kind == "stored":
@@ -604,11 +613,11 @@ KINDS = ["plain", "gzip", "snappy", "stored"]
 
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_torn_tail_is_cut_at_every_byte(
+def test_a_tail_torn_at_any_byte_is_cut_off(
     tmp_path: Path, clock: Clock, magic: int, kind: str
 ) -> None:
-    """Wherever a crash cut the last message off, the log ends before it, and its bytes are kept."""
-    # In magic 1 the messages of a wrapper count from 0: here they could be taken for what is to come.
+    """If a crash has torn the last message at any byte, the log ends before it, and the torn bytes are kept."""
+    # In magic 1 the offsets in a wrapper count from 0, so its messages 2 and 3 could look like the next of the log.
     records = [as_read(magic, Old(n, b"old", None, T)) for n in range(2)]
     data = b"".join(message(magic, Old(n, b"old", None, T)) for n in range(2))
     tail = last_batch(kind, magic, [Old(n, b"value %d" % n, b"key", T) for n in range(2, 6)])
@@ -628,10 +637,10 @@ def test_a_torn_tail_is_cut_at_every_byte(
 
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("zeros", [1, 17, 26, 61, 70_000])
-def test_the_room_of_a_preallocated_file_is_cut_off(
+def test_preallocated_zeros_are_cut_off(
     log_dir: Path, clock: Clock, magic: int, zeros: int
 ) -> None:
-    """Zeros behind the last message, whose magic would be 0."""
+    """Zeros after the last message are cut off, though they could be read as a message of magic 0."""
     data, records = fill(magic, 0)
     raw_partition(log_dir, {log(0): data + bytes(zeros)})
     with Store(log_dir, clock=clock) as store:
@@ -640,7 +649,7 @@ def test_the_room_of_a_preallocated_file_is_cut_off(
 
 
 def readable(store: Store) -> list[Record]:
-    """The records of a partition, past damage."""
+    """Return the readable records of a partition, skipping damaged ranges."""
     orders = store[NAME]
     found: list[Record] = []
     at = 0
@@ -656,10 +665,10 @@ def readable(store: Store) -> list[Record]:
 
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_flipped_bit_takes_its_batch_alone(
+def test_a_flipped_bit_damages_only_its_batch(
     tmp_path: Path, clock: Clock, magic: int, kind: str
 ) -> None:
-    """Whichever bit it is: no wrong record is ever read, and what lies before and behind stays readable."""
+    """Whichever bit is flipped, no wrong record is read, and the records before and after the batch stay readable."""
     rows = [Old(n, b"value %d" % n, b"key", T + n) for n in range(10)]
     hit = last_batch(kind, magic, rows[2:8])
     lost = {2} if kind == "plain" else set(range(2, 8))
@@ -685,7 +694,7 @@ def test_a_flipped_bit_takes_its_batch_alone(
 
 
 def test_damage_in_the_views_and_the_audit(log_dir: Path, clock: Clock) -> None:
-    """EIO for the text of a damaged message, and the rest around it; the audit names it."""
+    """The text of a damaged message raises `DamagedRange`, the text around it is readable, and the audit names it."""
     data, records = fill(1, 0)
     at = len(message(1, Old(0, records[0].value, records[0].key)))
     flipped = bytearray(data)
@@ -708,8 +717,8 @@ def test_damage_in_the_views_and_the_audit(log_dir: Path, clock: Clock) -> None:
 
 
 def test_a_mount(make_mount: Callable[..., Mount], log_dir: Path, records: list[Record]) -> None:
-    """Files over a partition of mixed formats: what is read, and an append in the new one."""
-    # The time of the file stands in where no message has one.
+    """The files of a mount show a partition of mixed formats, and an append is in the new format."""
+    # The modification time of the file is used where no message has a timestamp.
     os.utime(log_dir / NAME / log(0), (1, 1))
     mount = make_mount()
     orders = mount.path / NAME
@@ -720,7 +729,7 @@ def test_a_mount(make_mount: Callable[..., Mount], log_dir: Path, records: list[
     assert (first["timestamp"], first["timestamp_type"]) == (-1, "NoTimestampType")
     for record in records:
         assert (orders / "offsets" / str(record.offset)).read_bytes() == (record.value or b"")
-    # Of the first segment that reaches the time; in the one of magic 1 wrappers were stamped by the log.
+    # The record of the first segment that reaches the time; in the segment of magic 1 the log stamped the wrappers.
     wanted = next(r for r in records if r.offset >= 15 and r.timestamp >= T + 165)
     assert (orders / "time" / str(T + 165)).read_bytes() == (wanted.value or b"")
     with (orders / "append").open("wb", buffering=0) as file:
@@ -733,7 +742,7 @@ def test_a_mount(make_mount: Callable[..., Mount], log_dir: Path, records: list[
 
 
 def test_commands(log_dir: Path, records: list[Record]) -> None:
-    """cat, tail, describe, recover, reindex, dump and check take old formats like any other."""
+    """cat, tail, describe, recover, reindex, dump and check read old formats like any other."""
     with Store(log_dir) as store:
         assert NAME in store
     assert ok("cat", log_dir / NAME) == text_of(records, View.LINES).decode()

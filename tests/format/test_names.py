@@ -1,4 +1,4 @@
-"""Names: what Kafka calls its files and directories, and nothing that only looks like it."""
+"""Names of Kafka's files and directories: they are parsed, and names that only look like them are refused."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_stems_are_twenty_digits(offset: int, name: str) -> None:
 
 @given(st.integers(0, 2**63 - 1), st.sampled_from([".log", ".index.deleted", ".snapshot", ""]))
 @settings(max_examples=100)
-def test_stems_come_back(offset: int, suffix: str) -> None:
-    """The offset that a name was made of is read from it, whatever the suffixes."""
+def test_stems_round_trip(offset: int, suffix: str) -> None:
+    """The offset of a file name is read back from it, whatever the suffixes."""
     assert parse_stem(stem(offset) + suffix) == offset
 
 
@@ -64,7 +64,7 @@ def test_stems_come_back(offset: int, suffix: str) -> None:
     ],
 )
 def test_stems_need_no_padding(name: str, offset: int) -> None:
-    """As in Kafka, any signed 64-bit decimal before the first dot is read."""
+    """Any signed 64-bit decimal before the first dot is read, as in Kafka."""
     assert parse_stem(name) == offset
 
 
@@ -85,21 +85,21 @@ def test_stems_need_no_padding(name: str, offset: int) -> None:
     ],
 )
 def test_other_stems_are_invalid(name: str) -> None:
-    """What is not a signed 64-bit decimal in ASCII digits is no stem."""
+    """A stem that is not a signed 64-bit decimal in ASCII digits is refused."""
     with pytest.raises(InvalidName):
         parse_stem(name)
 
 
 @pytest.mark.parametrize("offset", [-1, 2**63])
 def test_offsets_outside_the_range_have_no_stem(offset: int) -> None:
-    """No file is named after an offset that a log cannot have."""
+    """`stem` refuses an offset that a log cannot have."""
     with pytest.raises(InvalidName, match=f"offset {offset} is not in"):
         stem(offset)
 
 
 @pytest.mark.parametrize("name", ["a", "orders", "A.b_c-9", "...", "x" * 249, "-", "__x"])
 def test_topics_that_kafka_allows(name: str) -> None:
-    """1 to 249 ASCII letters, digits, dots, underscores and dashes are a topic's name."""
+    """A topic name is 1 to 249 ASCII letters, digits, dots, underscores and dashes."""
     check_topic(name)
 
 
@@ -118,14 +118,14 @@ def test_topics_that_kafka_allows(name: str) -> None:
     ],
 )
 def test_other_topics_are_invalid_for_a_reason(name: str, reason: str) -> None:
-    """Every other name is refused, with the reason in words."""
+    """Every other name is refused, and the error has the reason."""
     with pytest.raises(InvalidName, match=re.escape(reason)):
         check_topic(name)
 
 
 @pytest.mark.parametrize("number", [-1, 2**31])
 def test_partitions_are_31_bit_numbers(number: int) -> None:
-    """A partition's number is in 0..2^31-1."""
+    """A partition number is in 0..2^31-1."""
     check_partition(0)
     check_partition(2**31 - 1)
     with pytest.raises(InvalidName, match=f"partition {number} is not in"):
@@ -134,8 +134,8 @@ def test_partitions_are_31_bit_numbers(number: int) -> None:
 
 @given(partitions)
 @settings(max_examples=100)
-def test_directories_come_back(partition: TopicPartition) -> None:
-    """The partition that a directory was named after is read from its name."""
+def test_directories_round_trip(partition: TopicPartition) -> None:
+    """The partition of a directory is read back from the directory's name."""
     assert parse_directory(partition.directory) == partition
     assert classify_directory(partition.directory) == (DirectoryKind.NORMAL, partition)
 
@@ -143,7 +143,7 @@ def test_directories_come_back(partition: TopicPartition) -> None:
 @given(st.text("ab-.01+ ٣", max_size=12))
 @settings(max_examples=200)
 def test_one_partition_has_one_directory(name: str) -> None:
-    """Any text that is read as a partition is exactly the directory's name of that partition."""
+    """Any text that is parsed as a partition is exactly the name of that partition's directory."""
     try:
         assert parse_directory(name).directory == name
     except InvalidName:
@@ -170,13 +170,13 @@ def test_one_partition_has_one_directory(name: str) -> None:
     ],
 )
 def test_other_directories_are_invalid(name: str) -> None:
-    """A name that is no topic, dash and canonical number is refused."""
+    """A name that is not a topic, a dash and a canonical number is refused."""
     with pytest.raises(InvalidName):
         parse_directory(name)
 
 
 def test_the_last_dash_separates() -> None:
-    """A topic may have dashes itself, and may look like a directory."""
+    """A topic name may have dashes itself, and may look like the name of a directory."""
     assert parse_directory("a-b-0-1") == TopicPartition("a-b-0", 1)
     assert parse_directory("a--1") == TopicPartition("a-", 1)
 
@@ -190,7 +190,7 @@ def test_the_last_dash_separates() -> None:
     ],
 )
 def test_directories_that_are_set_aside(suffix: str, kind: DirectoryKind) -> None:
-    """A unique id and one of three suffixes mark a directory that is no live partition."""
+    """A unique id and one of three suffixes mark a directory that is not a live partition."""
     name = f"or.ders-3.{UUID_HEX}{suffix}"
     assert classify_directory(name) == (kind, TopicPartition("or.ders", 3))
 
@@ -208,15 +208,15 @@ def test_directories_that_are_set_aside(suffix: str, kind: DirectoryKind) -> Non
     ],
 )
 def test_bad_directories_that_are_set_aside_are_invalid(name: str) -> None:
-    """Without a partition or a unique id such a name is refused."""
+    """Such a name without a partition or a unique id is refused."""
     with pytest.raises(InvalidName):
         classify_directory(name)
 
 
 @given(partitions)
 @settings(max_examples=100)
-def test_deleted_directories_fit_and_come_back(partition: TopicPartition) -> None:
-    """A deleted directory's name is at most 255 long, and only a long topic is cut for that."""
+def test_names_of_deleted_directories_fit_and_round_trip(partition: TopicPartition) -> None:
+    """The name of a deleted directory has at most 255 characters; only a topic that is too long for that is cut."""
     name = deleted_directory(partition, UUID_HEX)
     assert len(name) <= 255
     kind, found = classify_directory(name)
@@ -226,7 +226,7 @@ def test_deleted_directories_fit_and_come_back(partition: TopicPartition) -> Non
     assert found == partition or len(name) == 255
 
 
-def test_the_deleted_name_is_kafkas() -> None:
+def test_the_name_of_a_deleted_directory_is_kafkas() -> None:
     """The name of a deleted directory is the partition's, a dot, the id and `-delete`."""
     name = deleted_directory(TopicPartition("orders", 0), UUID_HEX)
     assert name == "orders-0.00112233445566778899aabbccddeeff-delete"
@@ -253,7 +253,7 @@ def test_the_deleted_name_is_kafkas() -> None:
     ],
 )
 def test_any_bytes_have_a_file_name(data: bytes, name: str) -> None:
-    """What no file's name can hold, or what another file is called, is percent-encoded."""
+    """Bytes that a file name cannot hold are percent-encoded, and so are names that other files have."""
     assert file_name(data, (".lag",)) == name
     assert parse_file_name(name, (".lag",)) == data
 
@@ -262,13 +262,13 @@ def test_any_bytes_have_a_file_name(data: bytes, name: str) -> None:
     "name", ["", ".x", "a/b", "50%", "%2f", "%61", "%C3%A9", "x.lag", "%%", "%2"]
 )
 def test_bytes_have_one_file_name(name: str) -> None:
-    """A name that `file_name` would not give stands for nothing."""
+    """`parse_file_name` returns None for a name that `file_name` does not return."""
     assert parse_file_name(name, (".lag",)) is None
 
 
 @given(st.binary(max_size=12) | st.text(alphabet="./%a\0l\u00e9", max_size=8).map(str.encode))
-def test_file_names_come_back(data: bytes) -> None:
-    """Every name can be a file's, and gives the bytes back."""
+def test_file_names_round_trip(data: bytes) -> None:
+    """Any bytes have a valid file name, and are read back from it."""
     name = file_name(data, (".lag", ".json"))
     assert name
     assert not name.startswith(".")

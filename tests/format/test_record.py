@@ -1,4 +1,4 @@
-"""One record as bytes, and the varints it is made of (kafka-storage 2.2, 14.3 item 45)."""
+"""The encoding of one record and of its varints (kafka-storage 2.2, 14.3 item 45)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def decode(data: bytes) -> Record:
     ],
 )
 def test_varints_are_kafkas(value: int, data: str) -> None:
-    """Zigzag, seven bits a byte, low bits first (kafka-storage 2.2)."""
+    """A varint is zigzag-encoded, in seven bits for each byte, with the low bits first (kafka-storage 2.2)."""
     assert varint.encode(value).hex() == data
     most = varint.VARINT_BYTES if -(2**31) <= value < 2**31 else varint.VARLONG_BYTES
     assert varint.decode(bytes.fromhex(data), 0, most) == (value, len(data) // 2)
@@ -66,21 +66,21 @@ def test_varints_are_kafkas(value: int, data: str) -> None:
 
 @given(INT64, st.binary(max_size=3), st.binary(max_size=3))
 def test_varlongs_round_trip(value: int, before: bytes, after: bytes) -> None:
-    """Any int64 comes back from its varlong, wherever it lies."""
+    """Any int64 is read back from its varlong, at any position."""
     data = varint.encode(value)
     found = varint.decode(before + data + after, len(before), varint.VARLONG_BYTES)
     assert found == (value, len(before) + len(data))
 
 
 @pytest.mark.parametrize("data", ["", "80", "ffffffff", "8080808080", "ffffffff1f", "808080808001"])
-def test_varints_that_are_none_are_corrupt(data: str) -> None:
-    """A varint that ends nowhere, has a sixth byte or more than 32 bits is refused (kafka-storage 2.2)."""
+def test_malformed_varints_are_corrupt(data: str) -> None:
+    """A varint that does not end, has a sixth byte or more than 32 bits is refused (kafka-storage 2.2)."""
     with pytest.raises(Corrupt):
         varint.decode(bytes.fromhex(data), 0)
 
 
 @pytest.mark.parametrize("data", ["80" * 10, "80" * 10 + "01", "ff" * 9 + "02"])
-def test_varlongs_that_are_none_are_corrupt(data: str) -> None:
+def test_malformed_varlongs_are_corrupt(data: str) -> None:
     """A varlong of eleven bytes or more than 64 bits is refused (kafka-storage 14.3: testInvalidVarlong)."""
     with pytest.raises(Corrupt):
         varint.decode(bytes.fromhex(data), 0, varint.VARLONG_BYTES)
@@ -88,7 +88,7 @@ def test_varlongs_that_are_none_are_corrupt(data: str) -> None:
 
 @given(MAYBE_BYTES, MAYBE_BYTES, HEADERS, st.integers(-1, 2**62), st.integers(0, 2**31 - 1))
 def test_records_round_trip(value, key, headers, delta, offset_delta) -> None:
-    """Any record comes back from its bytes, null told from empty (kafka-storage 2.2)."""
+    """Any record is read back from its bytes, and null is distinguished from empty (kafka-storage 2.2)."""
     data = encode_record(
         Record(value, key, headers), offset_delta=offset_delta, timestamp_delta=delta
     )
@@ -103,14 +103,14 @@ def test_records_round_trip(value, key, headers, delta, offset_delta) -> None:
 @example(-1, 2**63 - 1)
 @example(2**63 - 1, -1)
 def test_timestamps_of_any_distance_round_trip(base: int, timestamp: int) -> None:
-    """Two timestamps of a batch may lie further apart than an int64 counts: the delta wraps, as Java's does."""
+    """Two timestamps of a batch may differ by more than an int64 can hold: the delta wraps, as in Java."""
     data = encode_record(Record(b""), offset_delta=0, timestamp_delta=timestamp - base)
     record, _ = decode_record(data, 0, base_offset=0, base_timestamp=base)
     assert record.timestamp == timestamp
 
 
 def test_the_good_record_is_read() -> None:
-    """The record that the following tests break in one place is sound."""
+    """The record that the following tests break in one place is valid."""
     assert decode(GOOD) == Record(b"v", b"k", [("h", b"w")], 0, 0)
 
 
@@ -138,20 +138,20 @@ def test_the_good_record_is_read() -> None:
     ],
 )
 def test_every_inconsistent_length_is_corrupt(what: str, data: bytes) -> None:
-    """Each field that does not fit its record is refused (kafka-storage 14.3 item 45)."""
+    """A field that does not fit its record is refused (kafka-storage 14.3 item 45)."""
     with pytest.raises(Corrupt):
         decode(data)
 
 
 @pytest.mark.parametrize("cut", range(len(GOOD)))
 def test_a_cut_record_is_corrupt(cut: int) -> None:
-    """No prefix of a record is a record."""
+    """Every truncation of a record is refused."""
     with pytest.raises(Corrupt):
         decode(GOOD[:cut])
 
 
-def test_exactly_the_records_must_be_there() -> None:
-    """Bytes behind the last record, or one too few, are refused (kafka-storage 2.2, read checks)."""
+def test_data_must_hold_exactly_the_records() -> None:
+    """Bytes after the last record, and a record too few, are refused (kafka-storage 2.2, read checks)."""
     for count, data in ((1, GOOD + GOOD), (3, GOOD + GOOD), (0, GOOD), (1, GOOD + b"\0")):
         with pytest.raises(Corrupt):
             list(decode_records(data, count, base_offset=0, base_timestamp=0))
@@ -160,21 +160,21 @@ def test_exactly_the_records_must_be_there() -> None:
 
 @given(st.binary(max_size=60), st.integers(0, 5))
 def test_any_bytes_are_records_or_corrupt(data: bytes, count: int) -> None:
-    """Random bytes raise nothing but `Corrupt`."""
+    """Random bytes raise no error but `Corrupt`."""
     try:
         list(decode_records(data, count, base_offset=0, base_timestamp=0))
     except Corrupt:
         pass
 
 
-def test_header_names_that_are_not_text_survive() -> None:
-    """A header name of any bytes comes back as the same bytes when the record is written again."""
+def test_header_names_that_are_not_utf_8_round_trip() -> None:
+    """A header name of any bytes has the same bytes when the record is encoded again."""
     data = rebuilt(HEAD + b"\x01\x01" + b"\x02" + b"\x06\xff\xfe\x80" + b"\x01")
     record = decode(data)
     assert encode_record(record, offset_delta=0, timestamp_delta=0) == data
 
 
-def test_the_labels_are_kafkas_words() -> None:
-    """Timestamp types are called as in Kafka."""
+def test_timestamp_types_have_kafkas_labels() -> None:
+    """The labels of timestamp types are Kafka's names."""
     labels = {kind.value: kind.label for kind in TimestampType}
     assert labels == {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}

@@ -1,4 +1,4 @@
-"""The two texts of records: how long they are, and their bytes."""
+"""The two texts of records: their sizes, and their bytes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def envelope_of(record: Record) -> bytes:
 def test_text_is_measured_before_it_is_written(
     records: list[Record], form: BatchFormat, base: int
 ) -> None:
-    """The measured size of either view is the length of its bytes; of the envelopes, with any prefix."""
+    """The measured size of each view is the length of its bytes; the size of envelopes includes their prefixes."""
     (new,) = build_records(records, form, 9).batches
     assign_offset(new.data, base, 0)
     batch = Batch.parse(new.data)
@@ -66,7 +66,7 @@ def test_text_is_measured_before_it_is_written(
 
 @given(RECORDS, FORMATS)
 def test_text_is_rendered_record_by_record(records: list[Record], form: BatchFormat) -> None:
-    """The bytes are those of the plain loop, and each record's end and size is told."""
+    """The rendered bytes are those of the plain loop, with the end and the size of each record's text."""
     (new,) = build_records(records, form, 9).batches
     batch = Batch.parse(new.data)
     for view, plain in ((View.LINES, line_of), (View.ENVELOPES, envelope_of)):
@@ -79,7 +79,7 @@ def test_text_is_rendered_record_by_record(records: list[Record], form: BatchFor
 
 
 def test_the_plain_and_the_bulk_measure_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of few and of many records are measured on different paths, with one result."""
+    """The code for few records and the code for many measure a batch alike."""
     records = [Record(bytes([n, 255 - n]) * n, b"k" * n, (), n) for n in range(40)]
     (new,) = build_records(records, BatchFormat(), 0).batches
     batch = Batch.parse(new.data)
@@ -91,19 +91,19 @@ def test_the_plain_and_the_bulk_measure_agree(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_control_and_empty_batches_have_no_text() -> None:
-    """Control records are never shown, and an emptied batch has nothing to show (product.md 1)."""
+    """Control records are never shown, and an emptied batch has no text (product.md 1)."""
     assert rendering.measure(Batch.parse(E_COMMIT)) == NO_TEXT
     assert rendering.measure(Batch.parse(empty_batch(Batch.parse(B).header))) == NO_TEXT
 
 
-def test_compacted_batches_show_what_is_left() -> None:
-    """A batch with missing records has the text of those that are there (kafka-storage 16, G-cleaned)."""
+def test_compacted_batches_show_the_remaining_records() -> None:
+    """A batch with missing records has the text of the remaining ones (kafka-storage 16, G-cleaned)."""
     assert rendering.measure(Batch.parse(G_CLEANED))[:2] == (2, len(b"\n" + b"z\n"))
     assert rendering.measure(Batch.parse(A))[:2] == (2, len(b"value\n" + b"\n"))
 
 
 def test_sizes_add_and_subtract() -> None:
-    """Sizes of neighbours add up, and what was added can be taken away."""
+    """Text sizes are added, and subtracting a size undoes its addition."""
     a, b = TextSize(1, 20, 300), TextSize(2, 3, 4)
     assert a.plus(b) == TextSize(3, 23, 304)
     assert a.plus(b).minus(b) == a

@@ -1,4 +1,4 @@
-"""Compaction of one partition: what survives and as which bytes (kafka-storage 8, 14.8, golden vectors of 16)."""
+"""Compaction of one partition: what survives, byte for byte (kafka-storage 8, 14.8, golden vectors of 16)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ I = bytes.fromhex(  # noqa: E741
 
 
 def sift(data: bytes, newest: dict[bytes, int], *, now: int, first_uncleanable: int = 99) -> bytes:
-    """What is left of one batch if the keys were seen last at these offsets."""
+    """Return the bytes that compaction leaves of one batch, if `newest` has the newest offset of each key."""
     known = OffsetMap(MEMORY, 0.9)
     for key, offset in newest.items():
         batch = Batch.parse(build_records([Record(b"v", key)], BatchFormat(), 0).batches[0].data)
@@ -66,10 +66,10 @@ def sift(data: bytes, newest: dict[bytes, int], *, now: int, first_uncleanable: 
 
 
 def test_golden_vector_g() -> None:
-    """A value goes, the tombstone that stays starts the clock, and record times stay what they were (14.3, 38)."""
+    """An overwritten value goes, a kept tombstone sets the delete horizon, and record timestamps stay (14.3, 38)."""
     left = sift(G_SOURCE, {b"a": 23, b"b": 21, b"c": 22}, now=T + 1000)
     assert left == G_CLEANED
-    # A second pass before the horizon changes nothing, and at the horizon the tombstone goes.
+    # A second pass before the horizon changes nothing; at the horizon the tombstone is removed.
     newest = {b"a": 23, b"b": 21, b"c": 22}
     assert sift(left, newest, now=T + 1000 + DAY - 1) == left
     later = Batch.parse(sift(left, newest, now=T + 1000 + DAY))
@@ -78,12 +78,12 @@ def test_golden_vector_g() -> None:
 
 
 def test_golden_vector_h() -> None:
-    """The last offset stays that of the whole batch, and the greatest time is that of the survivors."""
+    """A batch keeps its last offset, and its max timestamp becomes the greatest of the surviving records."""
     assert sift(G_SOURCE, {b"a": 20, b"b": 23, b"c": 24}, now=T) == H
 
 
 def test_golden_vector_i() -> None:
-    """Of the batch that the round ends with, the bare header stays."""
+    """An emptied batch keeps its bare header if the round ends with it, and is removed otherwise."""
     newest = {b"a": 23, b"b": 24, b"c": 25}
     assert sift(G_SOURCE, newest, now=T, first_uncleanable=23) == I
     assert sift(G_SOURCE, newest, now=T, first_uncleanable=24) == b""
@@ -93,13 +93,13 @@ def test_golden_vector_i() -> None:
 def orders(store: Store) -> Partition:
     set_topic(store, "orders", cleanup_policy="compact", file_delete_delay_ms="0")
     orders = store.create(NAME)
-    # As the store does before the first round, so that the audit knows of the gaps.
+    # The store does the same before the first round, so that the audit allows gaps in the offsets.
     store.checkpoints.set_cleaner_offset(orders, 0)
     return orders
 
 
 def put(orders: Partition, *pairs: tuple[object, object]) -> int:
-    """Append keys and values, in a batch; a value None is a tombstone, a key None is refused by the topic."""
+    """Append (key, value) pairs in one batch, and return the first offset; a value of None makes a tombstone."""
     return orders.append(
         [
             Record(None if value is None else str(value).encode(), str(key).encode())
@@ -113,14 +113,14 @@ def roll(orders: Partition, clock: Clock) -> None:
 
 
 def run(orders: Partition, clock: Clock, first_dirty: int = 0, keys: int = 1000) -> Cleaned:
-    """One round up to the active segment, with room for so many keys."""
+    """Run one round up to the active segment, with room for `keys` keys in the offset map."""
     dirty = Dirty(first_dirty, orders.active.base_offset)
     memory = SLOT_BYTES * (keys + 1)
     return clean(orders, dirty, clock(), memory_bytes=memory, load_factor=1.0)
 
 
 def shown(orders: Partition) -> list[tuple[int, str, str | None]]:
-    """(offset, key, value) of every record, by reading in order; every other way must agree."""
+    """Return (offset, key, value) of every record, in order; bulk reads and reads by offset must agree."""
     records = list(orders.read())
     columns = orders.columns()
     assert columns.offsets.tolist() == [record.offset for record in records]
@@ -142,7 +142,7 @@ def files(orders: Partition) -> list[str]:
 
 
 def test_clean_segments(orders: Partition, clock: Clock) -> None:
-    """Of each key only the newest value stays, at its offset, and the log is smaller (14.8, 113)."""
+    """Only the newest record of each key stays, at its offset, and the log shrinks (14.8, 113)."""
     for number in range(40):
         put(orders, (number % 5, number))
         if number % 10 == 9:
@@ -167,7 +167,7 @@ def test_clean_segments(orders: Partition, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("codec", [codec.name.lower() for codec in Codec if codec])
-def test_compressed_batches_are_cleaned_as_others(
+def test_compressed_batches_are_cleaned_like_uncompressed_ones(
     orders: Partition, clock: Clock, store: Store, codec: str
 ) -> None:
     set_topic(store, "orders", compression_type=codec)
@@ -186,7 +186,7 @@ def test_compressed_batches_are_cleaned_as_others(
 
 
 def test_old_formats_are_left_alone(log_dir: Path, clock: Clock) -> None:
-    """A log with messages of magic 1 is refused, and nothing of it is lost."""
+    """A log with messages of magic 1 is refused, and none of its records is lost."""
     with Store(log_dir, clock=clock) as store:
         set_topic(store, "orders", cleanup_policy="compact")
         store.checkpoints.set_cleaner_offset(store.create(NAME), 0)
@@ -208,7 +208,7 @@ def test_old_formats_are_left_alone(log_dir: Path, clock: Clock) -> None:
 def test_size_trimmed_for_preallocated_and_compacted_topic(
     orders: Partition, clock: Clock, store: Store
 ) -> None:
-    """A cleaned file has no room behind its batches (14.8, 114)."""
+    """A cleaned file has no preallocated space after its batches (14.8, 114)."""
     set_topic(store, "orders", preallocate="true", segment_bytes="100000")
     roll(orders, clock)
     for number in range(10):
@@ -220,7 +220,7 @@ def test_size_trimmed_for_preallocated_and_compacted_topic(
 
 
 def test_deleted_batches_with_no_messages_read(orders: Partition, clock: Clock) -> None:
-    """Stretches of which nothing survives, and batches larger than a stretch, are no trouble (14.8, 118)."""
+    """Cleaning handles chunks of which no record survives, and batches about as large as a chunk (14.8, 118)."""
     for number in range(3):
         put(orders, ("big", "x" * 700_000), ("big2", "y" * (300_000 + number)))
     put(orders, ("big", "last"))
@@ -233,7 +233,7 @@ def test_deleted_batches_with_no_messages_read(orders: Partition, clock: Clock) 
 
 
 def test_cleaning_with_deletes(orders: Partition, clock: Clock) -> None:
-    """A tombstone hides its key at once, and goes itself in a pass after delete.retention.ms (14.8, 119)."""
+    """A tombstone removes its key's value at once, and goes in a pass after delete.retention.ms (14.8, 119)."""
     put(orders, *((key, key) for key in range(4)))
     put(orders, (0, None), (2, None))
     roll(orders, clock)
@@ -248,7 +248,7 @@ def test_cleaning_with_deletes(orders: Partition, clock: Clock) -> None:
 
 
 def test_clean_tombstone(orders: Partition, clock: Clock) -> None:
-    """The first pass sets the horizon, and later rewrites leave it as it is (14.8, 119)."""
+    """The first pass sets the delete horizon of a tombstone, and later rewrites keep it (14.8, 119)."""
     put(orders, ("k", None), ("other", 1))
     roll(orders, clock)
     run(orders, clock)
@@ -266,7 +266,7 @@ def test_clean_tombstone(orders: Partition, clock: Clock) -> None:
 
 
 def test_log_append_time_is_kept(orders: Partition, clock: Clock, store: Store) -> None:
-    """All records of a batch have the time of its append, before and after, with and without a horizon."""
+    """Records with LogAppendTime keep the append time of their batch, with and without a delete horizon."""
     set_topic(store, "orders", message_timestamp_type="LogAppendTime")
     put(orders, ("a", 1), ("b", 1), ("c", None))
     put(orders, ("a", 2))
@@ -279,7 +279,7 @@ def test_log_append_time_is_kept(orders: Partition, clock: Clock, store: Store) 
 
 
 def test_partial_segment_clean(orders: Partition, clock: Clock) -> None:
-    """With room for one key a round, each round gets on by one (14.8, 120)."""
+    """With room for one key in the map, each round advances the first dirty offset by one (14.8, 120)."""
     for number, key in enumerate((0, 1, 0, 1, 0)):
         put(orders, (key, number))
     roll(orders, clock)
@@ -297,7 +297,7 @@ def test_partial_segment_clean(orders: Partition, clock: Clock) -> None:
 
 
 def test_cleaning_with_uncleanable_section(orders: Partition, clock: Clock) -> None:
-    """What lies beyond the bound stays, and hides nothing before it (14.8, 121)."""
+    """Records from the first uncleanable offset on stay, and remove no earlier record (14.8, 121)."""
     for number in range(6):
         put(orders, (number % 2, number))
     roll(orders, clock)
@@ -311,7 +311,7 @@ def test_cleaning_with_uncleanable_section(orders: Partition, clock: Clock) -> N
 
 
 def test_cleaning_with_unkeyed_messages(store: Store, orders: Partition, clock: Clock) -> None:
-    """Records without a key, of a time before the topic was compacted, go (14.8, 121)."""
+    """Records without a key, from before the topic was compacted, are removed (14.8, 121)."""
     set_topic(store, "orders", cleanup_policy="delete")
     orders.append([b"unkeyed", Record(b"keyed", b"k"), b"unkeyed"])
     orders.append([b"unkeyed"])
@@ -323,7 +323,7 @@ def test_cleaning_with_unkeyed_messages(store: Store, orders: Partition, clock: 
 
 
 def test_clean_segments_retaining_last_empty_batch(orders: Partition, clock: Clock) -> None:
-    """The last offset of the round survives as a bare header (14.8, 122)."""
+    """The last offset of a round survives as a batch header without records (14.8, 122)."""
     put(orders, ("a", 1))
     put(orders, ("a", None))
     roll(orders, clock)
@@ -356,7 +356,7 @@ def grouped(orders: Partition, **limits: int) -> list[list[int]]:
 
 
 def test_segment_grouping(orders: Partition, clock: Clock, store: Store) -> None:
-    """Groups keep to segment.bytes and segment.index.bytes (14.8, 123)."""
+    """Groups of segments stay within segment.bytes and segment.index.bytes (14.8, 123)."""
     set_topic(store, "orders", index_interval_bytes="1")
     fill_segments(orders, clock, 6)
     every = [segment.base_offset for segment in orders.segments[:-1]]
@@ -375,7 +375,7 @@ def test_segment_grouping(orders: Partition, clock: Clock, store: Store) -> None
 
 
 def test_segment_grouping_with_sparse_offsets(orders: Partition) -> None:
-    """Of a group no offset is further than 2^31-1 from its first, but for an empty segment (14.8, 123)."""
+    """A group spans at most 2^31-1 offsets from its first, except for an empty segment (14.8, 123)."""
 
     class Sparse:
         def __init__(self, base_offset: int, size: int) -> None:
@@ -387,12 +387,12 @@ def test_segment_grouping_with_sparse_offsets(orders: Partition) -> None:
     far = 2**31
     segments = [Sparse(0, 10), Sparse(10, 10), Sparse(far, 10), Sparse(far + 10, 0)]
     found = groups(segments, orders.config, far + 20)  # type: ignore[arg-type]
-    # The segment at 10 may reach up to 2^31 - 1, which is just within; the next would not be.
+    # The segment at 10 may reach up to 2^31 - 1, which is just within the limit; the next one is beyond it.
     assert [[s.base_offset for s in group] for group in found] == [[0, 10], [far, far + 10]]
 
 
 def test_cleaning_beyond_missing_offsets(orders: Partition, clock: Clock) -> None:
-    """Offsets that are missing at the end of a segment do not hold up the first dirty one (14.8, 126)."""
+    """Offsets that are missing at the end of a segment do not hold back the first dirty offset (14.8, 126)."""
     put(orders, ("a", 1), ("b", 1))
     roll(orders, clock)
     put(orders, ("a", None), ("b", 2))
@@ -404,7 +404,7 @@ def test_cleaning_beyond_missing_offsets(orders: Partition, clock: Clock) -> Non
     assert run(orders, clock).first_dirty == 6
     clock.now_ms += DAY
     run(orders, clock, 6)
-    # The tombstone at `bound` - 1 is gone, and the segment of its successor begins behind it.
+    # The tombstone at `bound` - 1 is gone, and the next segment begins after it.
     assert bound == 5
     assert run(orders, clock, 0).first_dirty == 6
     assert shown(orders) == [(3, "b", "2"), (5, "c", "1")]
@@ -421,7 +421,7 @@ def test_a_cleaned_segment_has_the_time_of_its_last_source(orders: Partition, cl
 
 
 def test_compaction_deletes_producer_state_snapshots(orders: Partition, clock: Clock) -> None:
-    """The snapshot of a segment that was merged away goes with it (14.6, 77)."""
+    """The producer snapshot of a segment that was merged into another is deleted (14.6, 77)."""
     fill_segments(orders, clock, 3)
     assert orders.snapshots.offsets == [5, 10, 15]
     run(orders, clock)
@@ -431,10 +431,10 @@ def test_compaction_deletes_producer_state_snapshots(orders: Partition, clock: C
 
 
 @pytest.mark.parametrize("what", ["truncate", "retain", "close", "delete"])
-def test_a_round_ends_cleanly_where_the_log_changes(
+def test_a_round_is_aborted_cleanly_if_the_log_changes(
     store: Store, orders: Partition, clock: Clock, what: str
 ) -> None:
-    """Nothing of the rest is changed, and no file is left over."""
+    """If the log changes during a round, the round is aborted, the other records stay, and no file is left over."""
     set_topic(store, "orders", cleanup_policy="compact,delete")
     fill_segments(orders, clock, 3)
     if what != "truncate":
@@ -483,10 +483,10 @@ def values(records: Sequence[Record]) -> list[bytes | None]:
     return [record.value for record in records]
 
 
-def test_who_read_goes_on_reading_what_there_was(
+def test_readers_keep_the_old_records_after_compaction(
     orders: Partition, clock: Clock, tmp_path: Path
 ) -> None:
-    """An iterator and a text that began before see the old records to their end, and then what was appended."""
+    """An iterator and a text view from before a compaction show all old records; the view also shows later ones."""
     from logfs.format.text.rendering import View
 
     for number in range(30):

@@ -1,4 +1,4 @@
-"""Appends, tombstones, transactions, deletions, rolls and clean passes at random, against what a dict says."""
+"""Random appends, tombstones, transactions, deletions, rolls and clean passes, compared with a dict."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ CODECS = ("uncompressed", "gzip", "lz4", "zstd", "snappy")
 
 
 class Machine:
-    """A compacted log, and what must be in it.
+    """A compacted log, and a model of its records.
 
-    `sent` are all records that are not aborted or open, by offset: (key, value). Of them must be there, for each
-    key, the newest one unless it is a tombstone; may be there any; and nothing else.
+    `sent` maps offsets to (key, value), for all records that are neither aborted nor in an open transaction. The log
+    must have the newest of them for each key, unless it is a tombstone. It may have the others, and nothing else.
     """
 
     def __init__(self, log_dir: Path, seed: int) -> None:
@@ -132,7 +132,7 @@ class Machine:
         for offset in newest.values():
             if offset >= start and self.sent[offset][1] is not None:
                 assert offset in shown, f"offset {offset}, the newest of its key, is gone"
-        # Nobody who reads all of the log sees a value that is not the newest.
+        # The last value of a key that a reader of the whole log sees is the newest one.
         final: dict[bytes, bytes | None] = {}
         for offset in sorted(shown):
             final[shown[offset][0]] = shown[offset][1]
@@ -168,8 +168,8 @@ STEPS = (
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_what_is_readable_is_what_a_dict_says(seed: int) -> None:
-    """The newest value of each key is there, no aborted or overtaken one comes back, and the audit finds nothing."""
+def test_random_operations_agree_with_a_dict(seed: int) -> None:
+    """Each key has its newest value, no aborted or overwritten value reappears, and the audit finds no error."""
     with tempfile.TemporaryDirectory(dir=fast_directory()) as root:
         machine = Machine(Path(root) / "log", seed)
         for _ in range(150):

@@ -1,4 +1,4 @@
-"""Compaction of transactions, of markers, and of what a producer sent last (kafka-storage 8.5, 8.6, 14.8)."""
+"""Compaction of transactions, markers, and the last batch of a producer (kafka-storage 8.5, 8.6, 14.8)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 NAME = "orders-0"
 DAY = 86_400_000
-# What a bare header, a marker and a batch of records look like in `shape`.
+# What `shape` shows for a bare header and for a marker; for a batch of records it shows the keys.
 EMPTY, MARKER = "empty", "marker"
 
 
@@ -39,7 +39,7 @@ def put(orders: Partition, *keys: str) -> int:
 
 
 def run(orders: Partition, clock: Clock, first_dirty: int = 0) -> int:
-    """Roll, and clean up to there."""
+    """Roll, clean the segments below the last stable offset, and return the first dirty offset."""
     orders.roll(clock())
     bound = min(orders.active.base_offset, orders.last_stable_offset)
     bound = max(s.base_offset for s in orders.segments if s.base_offset <= bound)
@@ -47,7 +47,7 @@ def run(orders: Partition, clock: Clock, first_dirty: int = 0) -> int:
 
 
 def shape(orders: Partition) -> list[tuple[int, str]]:
-    """(base offset, its keys, or what it is) of every batch."""
+    """Return (base offset, keys) of every batch, with `EMPTY` or `MARKER` in place of the keys of such a batch."""
     found = []
     for batch in orders.batches(orders.log_start_offset):
         keys = ",".join((record.key or b"").decode() for record in batch.records())
@@ -61,7 +61,7 @@ def committed(orders: Partition) -> list[tuple[int, bytes | None]]:
 
 
 def test_basic_transaction_aware_cleaning(orders: Partition, clock: Clock) -> None:
-    """Aborted records hide nothing and go at once; markers wait for their horizon (14.8, 116)."""
+    """Aborted records replace nothing and are removed at once; markers stay until their horizon (14.8, 116)."""
     one, two = Producer(orders, 1), Producer(orders, 2)
     put(orders, "1", "2", "3")
     one.send("1", "2")
@@ -71,7 +71,7 @@ def test_basic_transaction_aware_cleaning(orders: Partition, clock: Clock) -> No
     commit = two.end(commit=True)
     put(orders, "9")
     run(orders, clock)
-    # Key 1 was overwritten by nobody who counts. Of the aborted one, the producer's last batch leaves its header.
+    # Only an aborted record overwrote key 1. The last batch of its producer leaves its header.
     assert shape(orders) == [
         (0, "1"),
         (5, "2,3"),
@@ -81,12 +81,12 @@ def test_basic_transaction_aware_cleaning(orders: Partition, clock: Clock) -> No
         (10, "9"),
     ]
     assert committed(orders) == [(0, b"1"), (5, b"2"), (6, b"3"), (10, b"9")]
-    # As long as its header is there, the transaction stays in the index.
+    # The aborted transaction stays in the index as long as that header exists.
     assert [entry[:3] for entry in orders.segments[0].txn_index.entries] == [(1, 3, abort)]
 
 
 def test_commit_marker_removal(orders: Partition, clock: Clock) -> None:
-    """A marker whose records an earlier pass took waits for delete.retention.ms, and then goes (14.8, 117)."""
+    """A marker whose records an earlier pass removed stays for delete.retention.ms, and then goes (14.8, 117)."""
     producer = Producer(orders, 1)
     producer.send("1", "2")
     commit = producer.end(commit=True)
@@ -95,7 +95,7 @@ def test_commit_marker_removal(orders: Partition, clock: Clock) -> None:
     put(orders, "0")
     run(orders, clock)
     assert shape(orders) == [(commit, MARKER), (3, "1,2"), (second, MARKER), (6, "0")]
-    # This pass still saw the records.
+    # This pass still saw the records, so it sets no delete horizon.
     assert [batch.header.delete_horizon_ms for batch in orders.batches(0)] == [None] * 4
     run(orders, clock, 7)
     first, *_ = orders.batches(0)
@@ -109,7 +109,7 @@ def test_commit_marker_removal(orders: Partition, clock: Clock) -> None:
 
 
 def test_abort_marker_removal(orders: Partition, clock: Clock) -> None:
-    """Likewise, and its entry in the index goes as soon as no batch of it is left (14.8, 117)."""
+    """An abort marker goes like a commit marker, its index entry once a pass finds no batch of it (14.8, 117)."""
     producer = Producer(orders, 1)
     producer.send("1")
     abort = producer.end(commit=False)
@@ -130,7 +130,7 @@ def test_abort_marker_removal(orders: Partition, clock: Clock) -> None:
 
 
 def test_commit_marker_retention_with_empty_batch(orders: Partition, clock: Clock) -> None:
-    """As long as the header of a transaction's batch stays, its marker stays (14.8, 117)."""
+    """A marker stays as long as the header of a batch of its transaction stays (14.8, 117)."""
     producer = Producer(orders, 1)
     producer.send("1")
     producer.end(commit=True)
@@ -140,7 +140,7 @@ def test_commit_marker_retention_with_empty_batch(orders: Partition, clock: Cloc
     clock.now_ms += 10 * DAY
     run(orders, clock, 3)
     assert shape(orders) == [(0, EMPTY), (1, MARKER), (2, "1")]
-    # Once the producer sends anew, the old header is not its last batch any more.
+    # Once the producer sends again, the old header is no longer that of its last batch.
     producer.send("7")
     producer.end(commit=True)
     run(orders, clock, 3)
@@ -154,7 +154,7 @@ def test_commit_marker_retention_with_empty_batch(orders: Partition, clock: Cloc
 
 
 def test_clean_empty_control_batch(orders: Partition, clock: Clock) -> None:
-    """The last marker of a round leaves a bare header, which later goes (14.8, 117)."""
+    """The last marker of a round stays as long as the records of its transaction, and is then removed (14.8, 117)."""
     producer = Producer(orders, 1)
     producer.send("1")
     producer.send("1")
@@ -179,7 +179,7 @@ def test_clean_empty_control_batch(orders: Partition, clock: Clock) -> None:
 def test_multi_pass_segment_cleaning_with_aborted_transactions(
     orders: Partition, clock: Clock
 ) -> None:
-    """An abort stays an abort over several passes, and what it hides stays hidden (14.8, 116)."""
+    """An aborted transaction stays aborted over several passes, and its records stay hidden (14.8, 116)."""
     one, two = Producer(orders, 1), Producer(orders, 2)
     one.send("1")
     two.send("1")
@@ -198,7 +198,7 @@ def test_multi_pass_segment_cleaning_with_aborted_transactions(
 
 
 def test_aborted_transaction_spanning_segments(orders: Partition, clock: Clock) -> None:
-    """Records in one segment, the marker in a later one that is not cleaned with it (14.8, 116)."""
+    """Aborted records are removed even if the marker is in a later segment that is not cleaned (14.8, 116)."""
     producer = Producer(orders, 1)
     put(orders, "1")
     producer.send("1")
@@ -218,7 +218,7 @@ def test_aborted_transaction_spanning_segments(orders: Partition, clock: Clock) 
 def test_undecided_transactional_data_not_cleanable(
     orders: Partition, store: Store, clock: Clock
 ) -> None:
-    """The bound rests at an open transaction until it ends (14.8, 130)."""
+    """The first uncleanable offset does not pass an open transaction until it ends (14.8, 130)."""
     producer = Producer(orders, 1)
     put(orders, "1", "1")
     orders.roll(clock())
@@ -234,7 +234,7 @@ def test_undecided_transactional_data_not_cleanable(
 
 @pytest.mark.parametrize("clean_start", [True, False])
 def test_duplicate_check_after_cleaning(log_dir: Path, clock: Clock, *, clean_start: bool) -> None:
-    """A batch whose records were compacted is still known when it is sent again (14.8, 115; 14.6, 76)."""
+    """A batch that is sent again is a duplicate even after its records were compacted (14.8, 115; 14.6, 76)."""
     store = Store(log_dir, clock=clock)
     store.settings.set_topic("orders", "cleanup.policy", "compact")
     orders = store.create(NAME)
@@ -263,10 +263,10 @@ def test_duplicate_check_after_cleaning(log_dir: Path, clock: Clock, *, clean_st
             assert orders.producers[producer.producer_id].last_sequence == header.last_sequence
 
 
-def test_a_committed_reader_that_began_before_hides_what_it_hid(
+def test_committed_readers_keep_hiding_aborted_records_after_compaction(
     orders: Partition, clock: Clock
 ) -> None:
-    """An iterator and a text over the old segments know which records were aborted, though the log forgets it."""
+    """An iterator and text views over the old segments hide aborted records whose index entries are gone."""
     producer = Producer(orders, 1)
     for number in range(6):
         put(orders, f"{number}")

@@ -1,4 +1,4 @@
-"""A log may have more files than a process may have open; and none of them is a standard stream."""
+"""Descriptors: a log may have more files than a process may open, and none gets the number of a standard stream."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tests.support.stores import Clock
 
 NAME = "orders-0"
-# Each has four files; there are descriptors for fewer than half of that.
+# Each segment has four files; there are descriptors for fewer than half of all files.
 SEGMENTS = 200
 DESCRIPTORS = 240
 
@@ -40,7 +40,7 @@ def descriptors() -> int:
 
 
 def limit_that_leaves(spare: int) -> int:
-    """The limit below which so many descriptors are free: those that are open may be anywhere."""
+    """Return the limit below which `spare` descriptors are free; the open ones may have any numbers."""
     taken = {int(name) for name in os.listdir("/proc/self/fd")}
     free = (number for number in itertools.count() if number not in taken)
     return next(itertools.islice(free, spare, None))
@@ -48,7 +48,7 @@ def limit_that_leaves(spare: int) -> int:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process with few descriptors beside those that it has already, of which logs may take half."""
+    """Limit this process to `DESCRIPTORS` more descriptors than it has open; logs may use half of them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = descriptors() + DESCRIPTORS
     share = 8 * limit // DESCRIPTORS
@@ -59,7 +59,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def fill(store: Store, clock: Clock, count: int = SEGMENTS) -> Partition:
-    """A partition of so many segments, each with a record of its number, a millisecond after the last."""
+    """Return a partition of `count` segments with one record each: its number, 1 ms later than the one before."""
     store.settings.set_topic("orders", "file.delete.delay.ms", "0")
     partition = store.create(NAME)
     for number in range(count):
@@ -71,7 +71,7 @@ def fill(store: Store, clock: Clock, count: int = SEGMENTS) -> Partition:
 
 
 def assert_holds(partition: Partition, count: int = SEGMENTS) -> None:
-    """Every record, by whatever way one asks."""
+    """Assert that the partition has all records in order, as text, by offset and by time."""
     wanted = [b"%d" % number for number in range(count)]
     records = list(partition.read())
     assert [record.value for record in records] == wanted
@@ -95,8 +95,10 @@ def test_a_log_of_many_segments_is_written_and_read(log_dir: Path, clock: Clock)
 
 
 @pytest.mark.usefixtures("few")
-def test_who_never_asks_for_durability_needs_no_more(log_dir: Path, clock: Clock) -> None:
-    """Segments that are not durable stay open: after a few of them, an append makes them durable."""
+def test_a_log_without_explicit_flushes_needs_no_more_descriptors(
+    log_dir: Path, clock: Clock
+) -> None:
+    """Segments that are not durable stay open, so an append flushes them once there are a few of them."""
     with Store(log_dir, clock=clock) as store:
         store.settings.set_topic("orders", "segment.bytes", "200")
         partition = store.create(NAME)
@@ -111,7 +113,7 @@ def test_who_never_asks_for_durability_needs_no_more(log_dir: Path, clock: Clock
 def test_an_append_without_a_descriptor_leaves_the_log_as_it_was(
     log_dir: Path, clock: Clock, spare: int
 ) -> None:
-    """It fails with EMFILE, also at the first append and at a roll; the next one that has descriptors goes on."""
+    """Such an append fails with EMFILE, also the first one and one that rolls; a later append succeeds."""
     wanted = []
     with Store(log_dir, clock=clock) as store:
         store.settings.set_topic("orders", "segment.bytes", "300")
@@ -123,7 +125,7 @@ def test_an_append_without_a_descriptor_leaves_the_log_as_it_was(
         for number in range(100):
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit_that_leaves(spare), limits[1]))
             try:
-                # By turns few may be opened, and as many as usual.
+                # Eight appends of ten have the low limit, and two the usual one.
                 if number % 10 > 7:
                     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
                 partition.append([b"%d" % number])
@@ -150,8 +152,8 @@ def test_a_log_of_many_segments_is_recovered_and_audited(log_dir: Path, clock: C
 
 
 @pytest.mark.usefixtures("few")
-def test_a_log_of_many_segments_is_read_by_who_only_reads(log_dir: Path, clock: Clock) -> None:
-    """Text indexes included, which are not there where a broker has written."""
+def test_a_log_of_many_segments_is_read_by_a_read_only_store(log_dir: Path, clock: Clock) -> None:
+    """A read-only store finds all records, also without text indexes, which a broker does not write."""
     with Store(log_dir, clock=clock) as store:
         fill(store, clock)
         with Store(log_dir, clock=clock, read_only=True) as reader:
@@ -180,10 +182,10 @@ def test_a_log_of_many_segments_is_compacted_and_expires(log_dir: Path, clock: C
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("how", ["retention", "compaction", "move"])
-def test_who_is_far_behind_costs_no_descriptors(
+def test_a_view_that_lags_behind_needs_no_more_descriptors(
     how: str, log_dir: Path, tmp_path: Path, clock: Clock
 ) -> None:
-    """A text that somebody has not read yet stays readable when its segments have left the log; then they go."""
+    """A view that was not read yet stays readable after its segments left the log; then their files are removed."""
     other = tmp_path / "other"
     with Store([log_dir, other], clock=clock) as store:
         partition = fill(store, clock)
@@ -213,10 +215,10 @@ def test_who_is_far_behind_costs_no_descriptors(
 
 
 @pytest.mark.usefixtures("few")
-def test_who_reads_since_before_many_compactions_costs_no_descriptors(
+def test_views_from_before_many_compactions_need_no_more_descriptors(
     log_dir: Path, clock: Clock
 ) -> None:
-    """Each round puts a segment of the same name in the place of the last, and none is lost to who holds it."""
+    """Each round replaces a segment by one of the same name, and views that hold the old one still read it."""
     with Store(log_dir, clock=clock) as store:
         partition = fill(store, clock, 0)
         store.settings.set_topic("orders", "cleanup.policy", "compact")
@@ -238,10 +240,10 @@ def test_who_reads_since_before_many_compactions_costs_no_descriptors(
         assert not list(partition.directory.glob("*.deleted"))
 
 
-def test_files_are_closed_under_those_who_read_them(
+def test_readers_find_their_records_while_files_are_closed(
     log_dir: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With room for two segments and readers everywhere, each finds what he asks for."""
+    """With descriptors for two segments and readers in all of them, each reader finds its record."""
     count = 20
     with Store(log_dir, clock=clock) as store:
         partition = fill(store, clock, count)
@@ -277,7 +279,7 @@ def test_files_are_closed_under_those_who_read_them(
 
 
 def test_a_program_without_standard_streams_prints_into_no_file_of_the_log(log_dir: Path) -> None:
-    """What it opens first would get their numbers, and then what some library writes to standard error."""
+    """No file of the log gets the number of a closed standard stream, into which a library may print."""
     script = """
 import os, sys
 from contextlib import suppress

@@ -26,7 +26,7 @@ MIB10 = 10 * 1024 * 1024
 
 
 def make(kind: type[SparseIndex], path: Path, max_bytes: int, base: int = BASE):
-    """An index of an active segment, with its room."""
+    """Return an index of an active segment, with preallocated space."""
     index = kind(Disk(), path / f"{kind.__name__}", base)
     index.reset()
     index.preallocate(max_bytes)
@@ -72,7 +72,7 @@ def test_preallocation_has_kafkas_sizes(
 
 
 def test_trimming_cuts_the_file_to_its_entries(tmp_path: Path) -> None:
-    """A trimmed index is exactly its entries long, an empty one is empty (kafka-storage 3.5)."""
+    """The file of a trimmed index has exactly its entries; without entries it is empty (kafka-storage 3.5)."""
     index = offsets(tmp_path)
     index.append(50, 100)
     index.append(60, 200)
@@ -84,10 +84,10 @@ def test_trimming_cuts_the_file_to_its_entries(tmp_path: Path) -> None:
     assert empty.path.read_bytes() == b""
 
 
-def test_a_flush_beside_the_first_append_leaves_an_index_that_can_be_trimmed(
+def test_an_append_during_a_flush_leaves_an_index_that_can_be_trimmed(
     tmp_path: Path,
 ) -> None:
-    """The room that an append makes while a sync is under way is cut off all the same, and the entry is synced."""
+    """Space that an append preallocates during a sync is trimmed all the same, and the entry is synced later."""
 
     class SlowDisk(Disk):
         during: Callable[[], None] | None = None
@@ -123,7 +123,7 @@ def test_a_flush_beside_the_first_append_leaves_an_index_that_can_be_trimmed(
 
 
 def test_a_reopened_index_has_its_entries_and_is_full(tmp_path: Path) -> None:
-    """Trimming makes the file its entries, and opening takes every slot for one (kafka-storage 14.2: testReopen)."""
+    """Trimming leaves only entries, and opening counts every slot as an entry (kafka-storage 14.2: testReopen)."""
     index = offsets(tmp_path)
     index.append(51, 0)
     index.append(52, 1)
@@ -140,7 +140,7 @@ def test_a_reopened_index_has_its_entries_and_is_full(tmp_path: Path) -> None:
 
 
 def test_an_untrimmed_file_is_all_entries(tmp_path: Path) -> None:
-    """What a crash left preallocated looks full of zeros: only a reset helps (kafka-storage 3.6)."""
+    """A file that a crash left preallocated appears full of zero entries until it is reset (kafka-storage 3.6)."""
     index = offsets(tmp_path, slots=6)
     index.append(50, 9)
     index.close()
@@ -153,7 +153,7 @@ def test_an_untrimmed_file_is_all_entries(tmp_path: Path) -> None:
 
 
 def test_resizing_keeps_the_entries(tmp_path: Path) -> None:
-    """Growing and shrinking lose no entry, and never cut below them (kafka-storage 14.2 item 32)."""
+    """Growing and shrinking lose no entry; the file never becomes too small for them (kafka-storage 14.2 item 32)."""
     for index, slot in ((offsets(tmp_path, 4), 8), (times(tmp_path, 4), 12)):
         for n in range(3):
             index.append(50 + n, n) if slot == 8 else index.maybe_append(n, 50 + n)
@@ -165,7 +165,7 @@ def test_resizing_keeps_the_entries(tmp_path: Path) -> None:
 
 
 def test_an_index_without_a_file_is_empty(tmp_path: Path) -> None:
-    """A missing index answers as an empty one, and makes no file by being asked (kafka-storage 14.1 item 13)."""
+    """A missing index behaves like an empty one, and lookups create no file (kafka-storage 14.1 item 13)."""
     for kind in (OffsetIndex, TimeIndex, TextIndex):
         index = kind(Disk(), tmp_path / "none", BASE)
         assert len(index) == 0
@@ -179,7 +179,7 @@ def test_an_index_without_a_file_is_empty(tmp_path: Path) -> None:
 
 
 def test_the_golden_offset_index(tmp_path: Path) -> None:
-    """Entries are relative offset and position, int32 big-endian (kafka-storage 16)."""
+    """An entry is a relative offset and a position, both int32 big-endian (kafka-storage 16)."""
     index = offsets(tmp_path, base=100)
     for offset, position in ((111, 1164), (120, 2328), (129, 3492)):
         index.append(offset, position)
@@ -187,7 +187,7 @@ def test_the_golden_offset_index(tmp_path: Path) -> None:
 
 
 def test_the_golden_time_index(tmp_path: Path) -> None:
-    """Entries are an int64 timestamp and an int32 relative offset (kafka-storage 16)."""
+    """An entry is an int64 timestamp and an int32 relative offset (kafka-storage 16)."""
     index = times(tmp_path, base=100)
     for timestamp, offset in ((5032, 111), (5052, 117), (5062, 129)):
         index.maybe_append(timestamp, offset)
@@ -197,9 +197,12 @@ def test_the_golden_time_index(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_random_lookups_give_the_greatest_entry_not_above(tmp_path: Path, seed: int) -> None:
-    """For random sparse entries every lookup is right; below the first, (base, 0) (kafka-storage
-    14.2: randomLookupTest).
+def test_random_lookups_give_the_last_entry_at_or_below_the_target(
+    tmp_path: Path, seed: int
+) -> None:
+    """Each lookup in random sparse entries is right; below the first entry it gives (base, 0).
+
+    This is Kafka's test (kafka-storage 14.2: randomLookupTest).
     """
     rng = random.Random(seed)
     entries = sorted(rng.sample(range(BASE + 1, BASE + 5000), 1500))
@@ -213,7 +216,7 @@ def test_random_lookups_give_the_greatest_entry_not_above(tmp_path: Path, seed: 
 
 
 def test_an_empty_offset_index_answers_its_base(tmp_path: Path) -> None:
-    """Any target in an empty index is (base, 0) (kafka-storage 14.2: lookupExtremeCases)."""
+    """Any lookup in an empty index gives (base, 0) (kafka-storage 14.2: lookupExtremeCases)."""
     index = offsets(tmp_path)
     for target in (0, BASE, BASE + 1, 2**62):
         assert index.lookup(target) == OffsetEntry(BASE, 0)
@@ -222,8 +225,8 @@ def test_an_empty_offset_index_answers_its_base(tmp_path: Path) -> None:
     assert index.lookup(BASE + 9) == (BASE, 0)
 
 
-def test_a_full_offset_index_refuses_and_stays(tmp_path: Path) -> None:
-    """One entry too many fails and changes nothing (kafka-storage 14.2: appendTooMany)."""
+def test_a_full_offset_index_refuses_another_entry(tmp_path: Path) -> None:
+    """An entry beyond the capacity is refused, and the index is unchanged (kafka-storage 14.2: appendTooMany)."""
     index = offsets(tmp_path, slots=4)
     for n in range(4):
         assert not index.is_full
@@ -237,7 +240,7 @@ def test_a_full_offset_index_refuses_and_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("offset", [51, 50])
 def test_offsets_out_of_order_are_refused(tmp_path: Path, offset: int) -> None:
-    """An offset not beyond the last fails and changes nothing (kafka-storage 14.2: appendOutOfOrder)."""
+    """An offset at or below the last is refused; nothing changes (kafka-storage 14.2: appendOutOfOrder)."""
     index = offsets(tmp_path)
     index.append(51, 0)
     with pytest.raises(ValueError, match="not beyond"):
@@ -264,7 +267,7 @@ def test_the_last_offset_in_range_fits(tmp_path: Path) -> None:
 
 
 def test_truncation_drops_the_entry_at_the_offset(tmp_path: Path) -> None:
-    """Entries below stay, the equal one goes, above the end nothing changes (kafka-storage 14.2: truncate)."""
+    """Entries at or above the offset are dropped; above the end nothing changes (kafka-storage 14.2: truncate)."""
     index = offsets(tmp_path, base=0)
     for offset in range(1, 10):
         index.append(offset, offset)
@@ -279,7 +282,7 @@ def test_truncation_drops_the_entry_at_the_offset(tmp_path: Path) -> None:
 
 
 def test_time_lookups(tmp_path: Path) -> None:
-    """Empty is (-1, base); else the last entry at or before the timestamp (kafka-storage 14.2: testLookUp)."""
+    """A lookup gives the last entry at or before the time, or (-1, base) (kafka-storage 14.2: testLookUp)."""
     index = times(tmp_path)
     assert index.lookup(100) == TimeEntry(-1, BASE)
     for n in range(30 - 1):
@@ -291,8 +294,9 @@ def test_time_lookups(tmp_path: Path) -> None:
 
 
 def test_a_full_time_index_takes_only_the_closing_entry(tmp_path: Path) -> None:
-    """The last slot is reserved: full at max - 1, one closing entry fits (kafka-storage 14.2
-    items 30, 32).
+    """The last slot is reserved: the index is full before it, and one closing entry fits.
+
+    (kafka-storage 14.2 items 30 and 32)
     """
     index = times(tmp_path, slots=5)
     for n in range(4):
@@ -307,7 +311,7 @@ def test_a_full_time_index_takes_only_the_closing_entry(tmp_path: Path) -> None:
 
 
 def test_time_entries_never_go_back(tmp_path: Path) -> None:
-    """A lower offset or timestamp fails, an equal timestamp is skipped (kafka-storage 3.2)."""
+    """A lower offset or timestamp is refused, and an equal timestamp is skipped (kafka-storage 3.2)."""
     index = times(tmp_path)
     index.maybe_append(1000, 100)
     with pytest.raises(ValueError, match="offset 99"):
@@ -319,8 +323,8 @@ def test_time_entries_never_go_back(tmp_path: Path) -> None:
     assert list(index) == [(1000, 100)]
 
 
-def test_no_timestamp_makes_no_time_entry(tmp_path: Path) -> None:
-    """With records without timestamps the time index stays empty (kafka-storage 3.2)."""
+def test_a_record_without_a_timestamp_makes_no_time_entry(tmp_path: Path) -> None:
+    """Records without timestamps leave the time index empty (kafka-storage 3.2)."""
     index = times(tmp_path)
     index.maybe_append(-1, 50)
     index.maybe_append(-1, 60, closing=True)
@@ -329,7 +333,7 @@ def test_no_timestamp_makes_no_time_entry(tmp_path: Path) -> None:
 
 
 def test_time_truncation_goes_by_offset(tmp_path: Path) -> None:
-    """Entries below the offset are kept (kafka-storage 14.2: testTruncate)."""
+    """Truncation keeps the entries with offsets below the given one (kafka-storage 14.2: testTruncate)."""
     index = times(tmp_path)
     for n in range(10):
         index.maybe_append(n + 1, BASE + 10 * n)
@@ -344,7 +348,7 @@ def test_time_truncation_goes_by_offset(tmp_path: Path) -> None:
 # Sanity (3.8).
 
 
-def test_an_entry_at_the_base_is_sane(tmp_path: Path) -> None:
+def test_an_entry_at_the_base_passes_the_sanity_check(tmp_path: Path) -> None:
     """A first offset equal to the base is legal (kafka-storage 14.2: testSanityLastOffsetEqualToBaseOffset)."""
     index = offsets(tmp_path)
     index.append(BASE, 0)
@@ -354,15 +358,17 @@ def test_an_entry_at_the_base_is_sane(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [OffsetIndex, TimeIndex, TextIndex])
-def test_a_file_of_broken_length_is_insane(tmp_path: Path, kind: type[SparseIndex]) -> None:
-    """A length that is no multiple of the size of an entry is detected (kafka-storage 3.8)."""
+def test_a_file_of_broken_length_fails_the_sanity_check(
+    tmp_path: Path, kind: type[SparseIndex]
+) -> None:
+    """A length that is not a multiple of the entry size is detected (kafka-storage 3.8)."""
     path = tmp_path / "index"
     path.write_bytes(bytes(kind.entry.size + 1))
     with pytest.raises(Corrupt, match="not a whole number"):
         kind(Disk(), path, 0).check_sane()
 
 
-def test_a_last_offset_below_the_base_is_insane(tmp_path: Path) -> None:
+def test_a_last_offset_below_the_base_fails_the_sanity_check(tmp_path: Path) -> None:
     """A negative relative offset at the end is detected in both indexes (kafka-storage 3.8)."""
     path = tmp_path / "index"
     path.write_bytes(OffsetIndex.entry.pack(-1, 0))
@@ -373,7 +379,7 @@ def test_a_last_offset_below_the_base_is_insane(tmp_path: Path) -> None:
         TimeIndex(Disk(), path, BASE).check_sane()
 
 
-def test_a_last_timestamp_below_the_first_is_insane(tmp_path: Path) -> None:
+def test_a_last_timestamp_below_the_first_fails_the_sanity_check(tmp_path: Path) -> None:
     """Timestamps that go back are detected (kafka-storage 14.2: testSanityCheck)."""
     path = tmp_path / "index"
     path.write_bytes(TimeIndex.entry.pack(10, 1) + TimeIndex.entry.pack(9, 2))
@@ -388,8 +394,8 @@ def sized(n: int) -> TextSize:
     return TextSize(n, 10 * n, 100 * n)
 
 
-def test_text_entries_say_what_lies_before_a_batch(tmp_path: Path) -> None:
-    """An entry is 32 bytes: offset, position, records and bytes of both views before it, and a CRC."""
+def test_a_text_entry_holds_the_text_size_before_a_batch(tmp_path: Path) -> None:
+    """An entry has 32 bytes: offset, position, the records and the bytes of both views before it, and a CRC."""
     index = texts(tmp_path)
     index.append(50, 400, TextSize(5, 60, 700))
     assert list(index) == [TextEntry(50, 400, TextSize(5, 60, 700))]
@@ -399,8 +405,8 @@ def test_text_entries_say_what_lies_before_a_batch(tmp_path: Path) -> None:
     )
 
 
-def test_a_text_entry_is_believed_only_if_it_was_written_for_the_segment(tmp_path: Path) -> None:
-    """Any flipped bit is found out, and an index of another segment."""
+def test_a_damaged_or_foreign_text_entry_is_refused(tmp_path: Path) -> None:
+    """Any flipped bit is detected, and so is an index of another segment."""
     index = texts(tmp_path)
     index.append(50, 400, TextSize(5, 60, 700))
     index.append(60, 800, TextSize(9, 90, 900))
@@ -423,8 +429,8 @@ def test_a_text_entry_is_believed_only_if_it_was_written_for_the_segment(tmp_pat
         _ = other[0]
 
 
-def test_an_empty_text_index_stands_at_the_start(tmp_path: Path) -> None:
-    """Without entries every lookup leads to the start of the segment."""
+def test_an_empty_text_index_leads_to_the_start_of_the_segment(tmp_path: Path) -> None:
+    """Without entries every lookup gives the start of the segment."""
     index = texts(tmp_path)
     start = TextEntry(BASE, 0, NO_TEXT)
     assert index.last == index[-1] == index.lookup_position(10**6) == start
@@ -433,10 +439,10 @@ def test_an_empty_text_index_stands_at_the_start(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.tuples(*[st.integers(1, 50)] * 3), max_size=30), st.integers(0, 400))
-def test_text_lookups_are_those_of_a_plain_search(
+def test_text_lookups_agree_with_a_plain_search(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int, int]], target: int
 ) -> None:
-    """By offset, position, record or byte of either view: always the last entry at or before the target."""
+    """A lookup by offset, position, record or byte of either view gives the last entry at or before the target."""
     index = texts(tmp_path_factory.mktemp("text"), slots=len(steps) + 1, base=0)
     offset, position, before = 0, 0, NO_TEXT
     entries = []
@@ -462,8 +468,8 @@ def test_text_lookups_are_those_of_a_plain_search(
     assert list(index) == [entry for entry in entries if entry.position <= target]
 
 
-def test_a_text_entry_is_written_once_a_position(tmp_path: Path) -> None:
-    """A second entry for a position, or one before the last, is ignored."""
+def test_a_position_gets_one_text_entry(tmp_path: Path) -> None:
+    """A second entry for a position is ignored, and so is an entry before the last one."""
     index = texts(tmp_path)
     index.append(50, 400, sized(1))
     index.append(50, 400, sized(2))
@@ -475,8 +481,8 @@ def test_a_text_entry_is_written_once_a_position(tmp_path: Path) -> None:
 # Read-only.
 
 
-def test_a_read_only_index_changes_nothing(tmp_path: Path) -> None:
-    """Over a read-only disk, rebuilding happens in memory and the file stays as it is."""
+def test_a_read_only_index_changes_no_file(tmp_path: Path) -> None:
+    """On a read-only disk an index is rebuilt in memory, and its file stays as it is."""
     index = offsets(tmp_path)
     index.append(50, 1)
     index.append(60, 2)

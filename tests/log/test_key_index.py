@@ -1,4 +1,4 @@
-"""`keys/` and `newest`: the newest record of each key, whatever is done to the log or to the map's file."""
+"""The key index, for `keys/` and `newest`: the newest record of each key, whatever happens to the log or the file."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ ODD_KEYS = [
 
 @pytest.fixture
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are written for logs of any size, and all work may be done where the caller is."""
+    """Make the key index write its file for a log of any size."""
     monkeypatch.setattr(key_index, "SMALLEST_BYTES", 1)
 
 
@@ -85,11 +85,11 @@ def map_file(partition: Partition) -> Path:
     return partition.directory / names.KEY_INDEX
 
 
-# What the answer is.
+# Lookups.
 
 
 def test_the_newest_record_of_a_key(store: Store) -> None:
-    """As a dict that the records are put into; a null value deletes, a null key is none."""
+    """A lookup gives the last record of a key, as a dict does; a null value deletes the key, a null key is no key."""
     log = store.create(NAME)
     log.append(pairs("a", "b", "a"))
     assert offset_of(log, b"a") == 2
@@ -104,7 +104,7 @@ def test_the_newest_record_of_a_key(store: Store) -> None:
 
 
 def test_keys_of_every_kind(store: Store) -> None:
-    """A key is any bytes."""
+    """Any bytes are a key."""
     log = store.create(NAME)
     log.append([Record(b"%d" % n, key) for n, key in enumerate(ODD_KEYS)])
     assert [offset_of(log, key) for key in ODD_KEYS] == list(range(len(ODD_KEYS)))
@@ -118,8 +118,8 @@ def test_compressed_batches(store: Store, codec: str) -> None:
     assert offset_of(log, b"k7") == 87
 
 
-def test_what_retention_took_is_gone(store: Store) -> None:
-    """A key whose newest record lies below the log start has none."""
+def test_keys_below_the_log_start_are_not_found(store: Store) -> None:
+    """A key whose newest record lies below the log start offset has no record."""
     log = store.create(NAME)
     log.append(pairs("a", "b", "c"))
     assert offset_of(log, b"a") == 0
@@ -131,7 +131,7 @@ def test_what_retention_took_is_gone(store: Store) -> None:
 @pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize("isolation", list(Isolation))
 def test_transactions(store: Store, isolation: Isolation) -> None:
-    """What was aborted or is open is found by readers of uncommitted records alone, and markers by nobody."""
+    """Only read_uncommitted finds records of aborted and open transactions, and no lookup finds a marker."""
     log = store.create(NAME)
     reader = log.isolated(isolation)
     log.append(pairs("a", "b", "c"))
@@ -150,7 +150,7 @@ def test_transactions(store: Store, isolation: Isolation) -> None:
 
 
 def test_a_damaged_transaction_index(store: Store, log_dir: Path) -> None:
-    """Beside a writer, who hides aborted records is told that it cannot be told; the others find their keys."""
+    """Beside a writer, a read_committed lookup raises `Corrupt`, and a read_uncommitted one finds its key."""
     log = store.create(NAME)
     producer = Producer(log, 1)
     producer.send("a")
@@ -174,8 +174,8 @@ def test_a_damaged_transaction_index(store: Store, log_dir: Path) -> None:
 
 
 @pytest.mark.usefixtures("_small")
-def test_the_file_serves_the_next_opening(log_dir: Path) -> None:
-    """What was covered is not read again: the answers come from the file, and from what was appended since."""
+def test_the_file_is_used_at_the_next_opening(log_dir: Path) -> None:
+    """The part of the log that the file covers is not read again; later records are found as well."""
     with Store(log_dir) as store:
         log = store.create(NAME)
         log.append(pairs(*map(str, range(5000))))
@@ -194,7 +194,7 @@ def test_the_file_serves_the_next_opening(log_dir: Path) -> None:
 
 @pytest.mark.parametrize("name", [names.KEY_INDEX, names.COMMITTED_KEY_INDEX])
 @pytest.mark.parametrize("clean", [True, False])
-def test_what_a_crash_left_of_a_file_goes_at_the_opening(
+def test_a_file_that_a_crash_left_unfinished_is_removed_at_opening(
     log_dir: Path, name: str, clean: bool
 ) -> None:
     with Store(log_dir) as store:
@@ -209,8 +209,8 @@ def test_what_a_crash_left_of_a_file_goes_at_the_opening(
         assert offset_of(store[NAME], b"a") == 0
 
 
-def test_nobody_who_does_not_look_pays(log_dir: Path) -> None:
-    """Without a question there is no file, and a small log needs none at all."""
+def test_no_index_is_made_without_a_lookup(log_dir: Path) -> None:
+    """Without a lookup there is no index, and for a small log no file is written after one either."""
     with Store(log_dir) as store:
         log = store.create(NAME)
         log.append(pairs("a"))
@@ -259,8 +259,8 @@ def _flip(path: Path, position: int) -> None:
 @pytest.mark.parametrize(
     "spoil", [spoil_header, spoil_version, spoil_slots, spoil_checksums, cut, empty, Path.unlink]
 )
-def test_damage_to_the_file_costs_time_alone(log_dir: Path, spoil: Callable[[Path], None]) -> None:
-    """Damaged, of another version, missing: it is made anew, the answers are right, and the audit tells."""
+def test_a_damaged_file_is_rebuilt(log_dir: Path, spoil: Callable[[Path], None]) -> None:
+    """A damaged or missing file, or one of another version, is rebuilt; the audit notes it, and lookups are right."""
     with Store(log_dir) as store:
         log = store.create(NAME)
         log.append(pairs(*map(str, range(100))))
@@ -278,8 +278,8 @@ def test_damage_to_the_file_costs_time_alone(log_dir: Path, spoil: Callable[[Pat
 
 
 @pytest.mark.usefixtures("_small")
-def test_damage_is_found_while_the_map_is_in_use(store: Store) -> None:
-    """A block is checked by every lookup that reads it."""
+def test_damage_is_found_while_the_index_is_in_use(store: Store) -> None:
+    """Every lookup checks the block that it reads."""
     log = store.create(NAME)
     log.append(pairs(*map(str, range(100))))
     assert offset_of(log, b"7") == 7
@@ -290,8 +290,8 @@ def test_damage_is_found_while_the_map_is_in_use(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("_small")
-def test_a_map_that_is_wrong_is_told(log_dir: Path) -> None:
-    """Good checksums and wrong offsets: the record tells the lookup, and the whole log tells the audit."""
+def test_an_index_with_wrong_offsets_is_detected(log_dir: Path) -> None:
+    """Wrong offsets under valid checksums show in a lookup by the record, and in the audit by the whole log."""
     with Store(log_dir) as store:
         log = store.create(NAME)
         log.append(pairs(*map(str, range(100))))
@@ -308,7 +308,7 @@ def test_a_map_that_is_wrong_is_told(log_dir: Path) -> None:
 
 
 def shift_offsets(path: Path) -> None:
-    """Have every slot of a key index name the offset before its own, with checksums that are right."""
+    """Make every slot of a key index name the offset before its own, with valid checksums."""
     data = path.read_bytes()
     header = key_table_format.parse_header(data, len(data))
     end = HEADER_BYTES + header.slots * SLOT_BYTES
@@ -321,7 +321,7 @@ def shift_offsets(path: Path) -> None:
 
 @pytest.mark.usefixtures("_small")
 def test_a_file_of_another_log_is_not_used(log_dir: Path, tmp_path: Path) -> None:
-    """Truncated by somebody else, and appended to: the last batch that was covered is not there any more."""
+    """A file is not used if the last batch that it covers is gone, as after a truncation and new appends."""
     clock = Clock()
     with Store(log_dir, clock=clock) as store:
         log = store.create(NAME)
@@ -340,7 +340,7 @@ def test_a_file_of_another_log_is_not_used(log_dir: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("_small")
-def test_reindex_removes_it(log_dir: Path) -> None:
+def test_reindex_removes_the_file(log_dir: Path) -> None:
     with Store(log_dir) as store:
         log = store.create(NAME)
         log.append(pairs("a"))
@@ -352,10 +352,10 @@ def test_reindex_removes_it(log_dir: Path) -> None:
 
 
 @pytest.mark.usefixtures("_small")
-def test_where_no_file_can_be_written_the_map_is_in_memory(
+def test_the_index_is_in_memory_if_no_file_can_be_written(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk costs the file, not the answer."""
+    """On a full disk no file is written, and lookups succeed."""
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -371,7 +371,7 @@ def test_where_no_file_can_be_written_the_map_is_in_memory(
 
 @pytest.mark.usefixtures("_small")
 def test_more_keys_than_the_memory_holds(log_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a log with very many keys, the file is made in several steps."""
+    """The file of a log with very many keys is made in several steps."""
     monkeypatch.setattr(key_index, "MEMORY_KEYS", 3000)
     with Store(log_dir) as store:
         log = store.create(NAME)
@@ -385,8 +385,10 @@ def test_more_keys_than_the_memory_holds(log_dir: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("_small")
-def test_many_ask_while_the_log_lives(log_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside appends, rolls and compaction: a record of the key, and none that was not the newest any more."""
+def test_lookups_are_right_while_the_log_changes(
+    log_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """During appends, rolls and compaction a lookup gives no record older than the newest one when it began."""
     monkeypatch.setattr(key_index, "MEMORY_KEYS", 8)
     keys = [b"key %d" % number for number in range(60)]
     newest = dict.fromkeys(keys, -1)
@@ -427,8 +429,8 @@ def test_many_ask_while_the_log_lives(log_dir: Path, monkeypatch: pytest.MonkeyP
         assert {key: offset_of(log, key) for key in keys} == newest
 
 
-def test_the_background_says_what_is_read(store: Store) -> None:
-    """While a long log is read for its keys, status.json tells how far that is."""
+def test_the_status_reports_the_reading_of_keys(store: Store) -> None:
+    """While a long log is read for its keys, status.json reports the progress."""
     log = store.create(NAME)
     for _ in range(5):
         log.append([Record(b"v" * 1000, b"%d" % n) for n in range(500)])
@@ -440,8 +442,8 @@ def test_the_background_says_what_is_read(store: Store) -> None:
     assert store_status(store)["background"] == []
 
 
-def test_upkeep_keeps_a_map_that_is_asked_for(store: Store, clock: Clock) -> None:
-    """What was appended since is covered before the next question; after an idle hour no more."""
+def test_upkeep_updates_an_index_that_is_in_use(store: Store, clock: Clock) -> None:
+    """Upkeep covers new records before the next lookup, but not after an hour without lookups."""
     log = store.create(NAME)
     log.append(pairs("a"))
     assert offset_of(log, b"a") == 0
@@ -462,11 +464,11 @@ def test_upkeep_keeps_a_map_that_is_asked_for(store: Store, clock: Clock) -> Non
     assert seen
 
 
-# The keys that are listed.
+# The listing of keys.
 
 
-def test_the_listing_is_of_the_last_stretch(store: Store) -> None:
-    """The keys among the newest records, newest first, without those that were deleted, each once."""
+def test_the_listing_is_of_the_end_of_the_log(store: Store) -> None:
+    """The listing has the keys of the newest records, newest first, each once, without deleted keys."""
     log = store.create(NAME)
     for n in range(3000):
         log.append(pairs(f"old{n}", value=b"v" * 1000))
@@ -492,7 +494,10 @@ def put(orders: Path, *lines: bytes) -> None:
 
 
 def test_a_key_is_a_link(orders: Path) -> None:
-    """To the newest record, which cat reads through it; right after an append by the same caller, always."""
+    """A key is a symbolic link to its newest record, and cat reads the record through it.
+
+    Right after an append by the same caller the link is always up to date.
+    """
     link = orders / "keys/a"
     for number in range(20):
         put(orders, envelope("a", f"value {number}"))
@@ -508,8 +513,8 @@ def test_a_key_is_a_link(orders: Path) -> None:
         link.unlink()
 
 
-def test_a_deleted_key_is_not_there(orders: Path) -> None:
-    """Nor is one that never was, nor a name that is not a key's."""
+def test_a_deleted_key_does_not_exist(orders: Path) -> None:
+    """`keys/` has no entry for a deleted key, a key that never existed, or a name that stands for no key."""
     put(orders, envelope("a", "1"), envelope("b", "2"), envelope("a%2F", "3"), envelope("c", None))
     gone = orders / "keys/b"
     assert gone.read_text() == "2"
@@ -526,7 +531,7 @@ def test_a_deleted_key_is_not_there(orders: Path) -> None:
 
 
 def test_odd_keys_have_names(orders: Path) -> None:
-    """Each key has one name, which ls shows and open takes; what is too long for a name is not there."""
+    """Each key has one name, which ls shows and open accepts; a key that is too long for a name has no entry."""
     for number, key in enumerate(ODD_KEYS):
         text = {"base64": base64.b64encode(key).decode()}
         put(orders, orjson.dumps({"key": text, "value": str(number)}) + b"\n")
@@ -543,7 +548,7 @@ def test_odd_keys_have_names(orders: Path) -> None:
 
 
 def test_read_committed(make_mount: Callable[..., Mount], tmp_path: Path) -> None:
-    """With -o isolation=read_committed a key leads past what was aborted or is open."""
+    """With -o isolation=read_committed a key never leads to a record of an aborted or open transaction."""
     log_dir = tmp_path / "log"
     with Store(log_dir) as store:
         log = store.create(NAME)
@@ -568,7 +573,7 @@ def test_read_committed(make_mount: Callable[..., Mount], tmp_path: Path) -> Non
 
 
 def test_segments_do_not_show_the_file(make_mount: Callable[..., Mount], tmp_path: Path) -> None:
-    """A log of 20 MB has a file; `segments/` is what a broker would have."""
+    """A log of 20 MB has a key index file; `segments/` shows only the files that a broker would have."""
     with Store(tmp_path / "log") as store:
         log = store.create(NAME)
         for first in range(0, 20_000, 1000):
@@ -579,12 +584,12 @@ def test_segments_do_not_show_the_file(make_mount: Callable[..., Mount], tmp_pat
     assert not [name for name in os.listdir(mount.path / NAME / "segments") if "keys" in name]
 
 
-# Read-only, and at a prompt.
+# Read-only, and on the command line.
 
 
 @pytest.mark.usefixtures("_small")
-def test_a_follower_of_a_live_writer(log_dir: Path) -> None:
-    """It appends, truncates, compacts, deletes and makes anew; the map of a reader follows, and writes nothing."""
+def test_the_index_of_a_reader_follows_a_live_writer(log_dir: Path) -> None:
+    """A reader's index follows appends, truncations, compactions and deletions of a writer, and writes no file."""
     clock = Clock()
     with Store(log_dir, clock=clock) as writer, Store(log_dir, read_only=True) as store:
         log = writer.create(NAME)
@@ -611,8 +616,8 @@ def test_a_follower_of_a_live_writer(log_dir: Path) -> None:
 
 
 @pytest.mark.usefixtures("_small")
-def test_a_reader_keeps_its_map_in_the_cache(log_dir: Path) -> None:
-    """Nothing is written below a read-only store; the next one takes up what this one made."""
+def test_a_read_only_store_keeps_its_index_in_the_cache(log_dir: Path) -> None:
+    """A read-only store writes nothing into the log directory; the next one uses the cached index."""
     with Store(log_dir) as store:
         store.create(NAME).append(pairs(*map(str, range(1000))))
     before = sorted(os.listdir(log_dir / NAME))
@@ -632,7 +637,7 @@ def cache() -> Path:
 
 
 def test_cat_by_key(log_dir: Path) -> None:
-    """The newest record with a key, in any form; an error and exit code 1 where there is none."""
+    """`logfs cat --key` prints the newest record of a key in any format; without one it fails with exit code 1."""
     with Store(log_dir) as store:
         log = store.create(NAME)
         log.append([Record(b"old", b"a"), Record(b"new", b"a"), Record(None, b"b")])
@@ -655,7 +660,7 @@ def test_cat_by_key(log_dir: Path) -> None:
 
 
 class KeyMachine(RuleBasedStateMachine):
-    """Any order of what may happen to a log and to the file; `expected` is the key index as a plain dict."""
+    """Any order of operations on a log and on the index file; `records` maps offsets to the records that are left."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -743,7 +748,7 @@ class KeyMachine(RuleBasedStateMachine):
         self.check(b"k%d" % (self.log.log_end_offset % 12))
 
     def forget_truncated(self) -> None:
-        # The same clock must not make the same batch twice. What compaction took does not come back.
+        # A later time, so that the same batch is not made twice. Records that compaction removed do not come back.
         self.clock.now_ms += 1
         left = {record.offset for record in self.log.read()}
         self.records = {n: record for n, record in self.records.items() if n in left}

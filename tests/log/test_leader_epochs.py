@@ -25,22 +25,22 @@ def filled(epochs: LeaderEpochs, *entries: tuple[int, int]) -> LeaderEpochs:
     return epochs
 
 
-def test_the_file_is_made_empty(epochs: LeaderEpochs, tmp_path: Path) -> None:
+def test_a_new_partition_has_an_empty_file(epochs: LeaderEpochs, tmp_path: Path) -> None:
     """A new partition has a zero-length leader-epoch-checkpoint (kafka-storage 1.1)."""
     assert (tmp_path / FILE_NAME).read_bytes() == b""
     assert epochs.entries == []
     assert epochs.latest == -1
 
 
-def test_what_was_assigned_is_on_the_disk(epochs: LeaderEpochs, tmp_path: Path) -> None:
-    """Each change is written at once, in Kafka's format, and read back (kafka-storage 1.4)."""
+def test_an_assignment_is_written_at_once(epochs: LeaderEpochs, tmp_path: Path) -> None:
+    """Each change is written at once, in Kafka's format, and can be read back (kafka-storage 1.4)."""
     filled(epochs, (0, 0), (5, 1234))
     assert (tmp_path / FILE_NAME).read_bytes() == b"0\n2\n0 0\n5 1234\n"
     assert LeaderEpochs(Disk(), tmp_path).entries == [(0, 0), (5, 1234)]
 
 
-def test_what_changes_nothing_writes_nothing(epochs: LeaderEpochs, tmp_path: Path) -> None:
-    """The same epoch further on is no new entry (kafka-storage 10.1)."""
+def test_calls_that_change_nothing_write_no_file(epochs: LeaderEpochs, tmp_path: Path) -> None:
+    """The latest epoch at a higher offset makes no new entry (kafka-storage 10.1)."""
     filled(epochs, (3, 10))
     (tmp_path / FILE_NAME).unlink()
     epochs.assign(3, 10)
@@ -69,7 +69,7 @@ def test_epochs_and_starts_only_increase(epochs: LeaderEpochs, entries, left) ->
 
 
 def test_the_epoch_of_an_offset(epochs: LeaderEpochs) -> None:
-    """The last epoch that starts at or before the offset, -1 before all (kafka-storage 10.1)."""
+    """An offset has the last epoch that starts at or before it, and -1 before all epochs (kafka-storage 10.1)."""
     filled(epochs, (2, 5), (4, 10))
     assert [epochs.epoch_for(offset) for offset in (0, 4, 5, 9, 10, 99)] == [-1, -1, 2, 2, 4, 4]
 
@@ -79,7 +79,7 @@ def test_the_epoch_of_an_offset(epochs: LeaderEpochs) -> None:
     [(0, []), (5, []), (6, [(2, 5)]), (10, [(2, 5)]), (11, [(2, 5), (4, 10)]), (99, 3)],
 )
 def test_truncation_from_the_end(epochs: LeaderEpochs, offset: int, left) -> None:
-    """Entries that start at or beyond the offset go (kafka-storage 10.1)."""
+    """Entries that start at or beyond the offset are dropped (kafka-storage 10.1)."""
     everything = [(2, 5), (4, 10), (7, 20)]
     filled(epochs, *everything).truncate_from_end(offset)
     assert epochs.entries == (everything if left == 3 else left)
@@ -100,21 +100,21 @@ def test_truncation_from_the_end(epochs: LeaderEpochs, offset: int, left) -> Non
 def test_truncation_from_the_start_keeps_the_covering_epoch(
     epochs: LeaderEpochs, offset: int, left
 ) -> None:
-    """What covers the new start begins there (kafka-storage 14.9 item 132)."""
+    """The epoch that covers the new log start begins there (kafka-storage 14.9 item 132)."""
     filled(epochs, (2, 5), (4, 10), (7, 20)).truncate_from_start(offset)
     assert epochs.entries == left
 
 
 @pytest.mark.parametrize("data", [b"1\n0\n", b"0\n2\n0 0\n", b"0\n1\nx 0\n", b"\xff", b"0\n1\n0\n"])
 def test_a_damaged_file_is_not_tolerated(tmp_path: Path, data: bytes) -> None:
-    """A corrupt epoch file keeps the partition from loading, and the message names it (kafka-storage 1.4)."""
+    """A corrupt epoch file prevents the partition from loading, and the error names it (kafka-storage 1.4)."""
     (tmp_path / FILE_NAME).write_bytes(data)
     with pytest.raises(Corrupt, match=FILE_NAME):
         LeaderEpochs(Disk(), tmp_path)
 
 
 def test_a_read_only_store_makes_no_file(tmp_path: Path) -> None:
-    """Without a file a reader knows no epochs, and writes none."""
+    """Without a file a read-only store begins with no epochs, and it writes no file."""
     epochs = LeaderEpochs(ReadOnlyDisk(), tmp_path)
     assert epochs.entries == []
     epochs.assign(1, 2)

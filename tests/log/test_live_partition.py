@@ -1,7 +1,7 @@
-"""Read-only over a directory that somebody else writes: users.md (d) 2, kafka-storage 3.5, 3.6, 4, 7, 8.8, 10.
+"""A read-only store beside a writer in another process: users.md (d) 2, kafka-storage 3.5, 3.6, 4, 7, 8.8, 10.
 
-The writer is a logfs in a process of its own; what it does not do yet (retention, compaction) is done here by the
-renames that a broker does, with a look by the reader between any two of them.
+The writer is a logfs in a process of its own. Retention and compaction are mostly done here, by the renames that a
+broker does, so that the reader can look at the directory between any two of them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ for line in sys.stdin:
 
 
 class Writer:
-    """A logfs in another process, which does what it is told: `writer("store.create('orders-0')")`."""
+    """A logfs in another process, which runs the code that it gets: `writer("store.create('orders-0')")`."""
 
     log_dir: Path
     next_value = 0
@@ -71,7 +71,7 @@ class Writer:
         )
 
     def open(self, log_dir: Path, next_value: int = 0) -> Writer:
-        """Write this directory from now on."""
+        """Open this directory for the writes from now on."""
         self(f"store = logfs.open({str(log_dir)!r}, create=True)")
         self.log_dir = log_dir
         self.next_value = next_value
@@ -113,7 +113,7 @@ class Writer:
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[list[Writer]]:
-    """The writers there are; the last one is used again by the next test."""
+    """The writers so far; the next test uses the last one again."""
     writers: list[Writer] = []
     yield writers
     for writer in writers:
@@ -122,7 +122,7 @@ def processes() -> Iterator[list[Writer]]:
 
 @pytest.fixture
 def writer(processes: list[Writer], tmp_path: Path) -> Iterator[Writer]:
-    """A writer of an empty partition, which this process sees as somebody else's."""
+    """A writer in another process, with an empty partition."""
     if not processes or processes[-1].process.poll() is not None:
         processes.append(Writer())
     writer = processes[-1].open(tmp_path / "live")
@@ -134,7 +134,7 @@ def writer(processes: list[Writer], tmp_path: Path) -> Iterator[Writer]:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's cache, for small segments too."""
+    """The user's cache directory for text indexes, used for small segments too."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(text_index_cache, "SMALLEST_BYTES", 1)
     return tmp_path / "cache/logfs/text"
@@ -152,7 +152,7 @@ def lines(wanted: list[bytes]) -> bytes:
 
 
 def assert_shows(store: Store, offsets: dict[int, bytes], name: str = NAME) -> None:
-    """After a refresh the partition holds exactly these records, whichever way it is asked."""
+    """Refresh, and assert that every kind of read gives exactly these records."""
     store.refresh()
     partition = store[name]
     records = list(partition.read())
@@ -176,7 +176,7 @@ def segment_files(directory: Path, base: int) -> list[Path]:
 
 
 def retire(directory: Path, base: int) -> list[Path]:
-    """What retention does first: the files get another suffix."""
+    """Rename the files of a segment to `.deleted`, as retention does first; return the new paths."""
     return [
         path.rename(path.with_name(path.name + names.DELETED))
         for path in segment_files(directory, base)
@@ -186,8 +186,8 @@ def retire(directory: Path, base: int) -> list[Path]:
 # Following.
 
 
-def test_a_reader_follows_what_is_appended_and_rolled(writer: Writer) -> None:
-    """Each refresh shows what was appended and rolled by then: offsets, texts, times, point lookups."""
+def test_a_reader_follows_appends_and_rolls(writer: Writer) -> None:
+    """Each refresh shows the appends and rolls so far: by offset, as text, by time and in point lookups."""
     with logfs.open(writer.log_dir, read_only=True) as store:
         assert store.log_dirs[0].live
         shown: dict[int, bytes] = {}
@@ -204,8 +204,8 @@ def test_a_reader_follows_what_is_appended_and_rolled(writer: Writer) -> None:
         assert partition.last_timestamp > 0
 
 
-def test_a_view_goes_on_through_rolls(writer: Writer) -> None:
-    """A text that somebody holds open only grows, and holds every record once, however often the log rolls."""
+def test_a_view_continues_through_rolls(writer: Writer) -> None:
+    """An open view only grows, and shows every record once, however often the log rolls."""
     with logfs.open(writer.log_dir, read_only=True) as store:
         partition = store[NAME]
         view = TextView(partition, View.LINES)
@@ -223,10 +223,10 @@ def test_a_view_goes_on_through_rolls(writer: Writer) -> None:
 
 
 @pytest.mark.parametrize("state", ["clean", "killed", "torn"])
-def test_a_directory_that_comes_to_life_is_followed(
+def test_a_directory_is_followed_once_a_writer_starts(
     writer: Writer, processes: list[Writer], state: str
 ) -> None:
-    """A store opened on a dead directory shows it as it lies, and goes on when somebody starts to write it."""
+    """A read-only store shows a directory without a writer as it is, and follows a writer that starts later."""
     shown = dict(enumerate(writer.append(5)))
     second = writer
     if state == "clean":
@@ -254,7 +254,7 @@ def test_a_directory_that_comes_to_life_is_followed(
 
 
 class CountingDisk(ReadOnlyDisk):
-    """Counts what is opened and read."""
+    """A read-only disk that counts opened files and bytes read."""
 
     opened = 0
     bytes_read = 0
@@ -269,8 +269,8 @@ class CountingDisk(ReadOnlyDisk):
         return data
 
 
-def test_opening_reads_the_end_alone(writer: Writer) -> None:
-    """Neither the number of segments nor the length of the last one makes opening or a refresh read more."""
+def test_opening_reads_only_the_end_of_the_log(writer: Writer) -> None:
+    """Opening and refreshing read no more for more segments or for a longer last one."""
     for _ in range(60):
         writer.append()
         writer.roll()
@@ -293,7 +293,7 @@ def test_opening_reads_the_end_alone(writer: Writer) -> None:
 
 
 class MeddledDisk(ReadOnlyDisk):
-    """Has something happen to a directory between a look at it and the opening of its files: the first few times."""
+    """A disk that calls `meddle` between the listing of a directory and the first `times` openings of a .log."""
 
     def __init__(self, directory: Path, meddle: Callable[[], object], times: int) -> None:
         super().__init__()
@@ -309,8 +309,8 @@ class MeddledDisk(ReadOnlyDisk):
 
 
 @pytest.mark.parametrize("change", ["retention", "compaction"])
-def test_who_opens_while_files_go_finds_the_partition(writer: Writer, change: str) -> None:
-    """A listing that is old before it is looked at is made again: a partition that is there is never missing."""
+def test_opening_while_files_are_removed_finds_the_partition(writer: Writer, change: str) -> None:
+    """A listing that is outdated before its files are opened is repeated: an existing partition is never missing."""
     for _ in range(3):
         writer.append()
         writer.roll()
@@ -324,7 +324,7 @@ def test_who_opens_while_files_go_finds_the_partition(writer: Writer, change: st
     def compact() -> None:
         clean(directory, [2], lambda offset: True, lambda: None)
 
-    # The last segment is empty: for the time of the last record the one before it is looked at.
+    # The last segment is empty, so the one before it is opened for the time of the last record.
     meddle, left = (retain, []) if change == "retention" else (compact, [b"0", b"1", b"2"])
     disk = MeddledDisk(directory, meddle, 3)
     with Store(writer.log_dir, read_only=True, disk=disk) as store:
@@ -332,8 +332,8 @@ def test_who_opens_while_files_go_finds_the_partition(writer: Writer, change: st
 
 
 @pytest.mark.parametrize("preallocate", [False, True])
-def test_a_half_written_batch_is_not_there_yet(writer: Writer, preallocate: bool) -> None:
-    """Whatever part of the last batch is in the file, only whole batches are shown; then the batch is there, once."""
+def test_a_half_written_batch_is_not_shown(writer: Writer, preallocate: bool) -> None:
+    """Only whole batches are shown, whatever part of the last one is in the file; once complete, it is shown once."""
     writer.create("half-0", preallocate=preallocate, segment_bytes=65536)
     writer("p.roll(0)")
     directory = writer.log_dir / "half-0"
@@ -360,8 +360,8 @@ def test_a_half_written_batch_is_not_there_yet(writer: Writer, preallocate: bool
             assert store["half-0"].generation == 0
 
 
-def test_damage_in_what_was_appended_is_passed(writer: Writer) -> None:
-    """Bytes that stay no batch, with a batch behind them, are damage: reported, and what follows is shown."""
+def test_damage_in_appended_bytes_is_skipped(writer: Writer) -> None:
+    """Bytes that never become a batch, with a batch after them, are reported as damage; later records are shown."""
     shown = dict(enumerate(writer.append(1)))
     log = writer.log_dir / NAME / f"{0:020}.log"
     start = log.stat().st_size
@@ -383,11 +383,11 @@ def test_damage_in_what_was_appended_is_passed(writer: Writer) -> None:
             partition.record(1)
 
 
-# Leaving.
+# Records that leave the log.
 
 
-def test_retention_moves_the_start_and_old_readers_live_on(writer: Writer) -> None:
-    """Deleted segments leave the log at once; a text that was begun before shows them to its end and goes on."""
+def test_retention_moves_the_start_and_old_views_still_read(writer: Writer) -> None:
+    """Deleted segments leave the log at once; an older view shows them to their end, and then continues."""
     directory = writer.log_dir / NAME
     shown: list[bytes] = []
     for _ in range(4):
@@ -410,8 +410,8 @@ def test_retention_moves_the_start_and_old_readers_live_on(writer: Writer) -> No
         assert old.read(0, old.size) == lines(shown)
 
 
-def test_everything_expires_between_two_looks(writer: Writer) -> None:
-    """All segments go and an empty one is left; a reader at the end gets the rest and then what is new, once."""
+def test_all_segments_expire_between_two_refreshes(writer: Writer) -> None:
+    """If all segments but an empty one are deleted, a view shows the rest of its own, then new records, each once."""
     directory = writer.log_dir / NAME
     shown = writer.append(5)
     with logfs.open(writer.log_dir, read_only=True) as store:
@@ -429,13 +429,13 @@ def test_everything_expires_between_two_looks(writer: Writer) -> None:
         assert (partition.log_start_offset, partition.log_end_offset) == (11, 11)
         new = writer.append(2)
         assert_shows(store, dict(enumerate(new, 11)))
-        # The segment of offset 10 came and went unseen; the open file of the first tells all that was in it.
+        # The segment of offset 10 came and went unseen; the open file of the first one still has all of its records.
         seen += view.read(len(seen), view.size - len(seen))
         assert seen == lines(shown[:10] + new)
 
 
-def test_files_that_vanish_unseen_are_out_of_range(writer: Writer) -> None:
-    """A segment that is gone before it was ever opened: lookups look again; who holds it is told that it left."""
+def test_offsets_of_files_that_vanish_unopened_are_out_of_range(writer: Writer) -> None:
+    """Lookups refresh if a segment vanished before it was opened; a read of its old object raises an error."""
     directory = writer.log_dir / NAME
     for _ in range(4):
         writer.append(10)
@@ -453,7 +453,7 @@ def test_files_that_vanish_unseen_are_out_of_range(writer: Writer) -> None:
             held.read(0, 10)
         for path in segment_files(directory, 10) + segment_files(directory, 20):
             path.unlink()
-        # Begun at the start that was known, with the file that was open.
+        # The read begins at the known log start, whose file is open; the file after it is gone.
         read = partition.read()
         assert [next(read).value for _ in range(10)] == [b"%d" % n for n in range(10, 20)]
         with pytest.raises(OffsetOutOfRange):
@@ -461,8 +461,8 @@ def test_files_that_vanish_unseen_are_out_of_range(writer: Writer) -> None:
         assert values(partition) == [b"%d" % n for n in range(30, 40)]
 
 
-def test_deleted_records_go_when_the_checkpoint_tells(writer: Writer) -> None:
-    """The log start offset is the larger of the checkpoint's and the first segment's base (kafka-storage 10.2)."""
+def test_the_log_start_checkpoint_hides_deleted_records(writer: Writer) -> None:
+    """The log start is the larger of the checkpointed offset and the first base offset (kafka-storage 10.2)."""
     directory = writer.log_dir / NAME
     shown = {}
     for _ in range(3):
@@ -483,7 +483,7 @@ def test_deleted_records_go_when_the_checkpoint_tells(writer: Writer) -> None:
 
 
 def test_truncation_is_noticed(writer: Writer) -> None:
-    """Cut back and appended again, longer or shorter: what is shown is what is there, and nothing of the old."""
+    """After a truncation and new appends, fewer or more than before, only the current records are shown."""
     shown = dict(enumerate(writer.append(5)))
     shown.update(enumerate(writer.append(5), 5))
     with logfs.open(writer.log_dir, read_only=True) as store:
@@ -499,7 +499,7 @@ def test_truncation_is_noticed(writer: Writer) -> None:
             generation = store[NAME].generation
             assert_shows(store, shown)
             assert store[NAME].generation > generation
-        # It neither shrinks nor repeats, and what it cannot show any more it says.
+        # The old view neither shrinks nor repeats; a read of records that are gone raises an error.
         assert old.size == size
         with pytest.raises(OffsetOutOfRange, match="was truncated"):
             held.read(0, 10)
@@ -513,8 +513,8 @@ def test_truncation_is_noticed(writer: Writer) -> None:
         assert_shows(store, {0: b"%d" % (writer.next_value - 1)})
 
 
-def test_an_index_that_is_cut_under_a_reader(writer: Writer) -> None:
-    """A mapping of it would end the process (SIGBUS): the lookup finds its record, or is asked again."""
+def test_an_index_is_cut_while_a_reader_uses_it(writer: Writer) -> None:
+    """A mapping would end the process by SIGBUS: a lookup finds its record or raises `OffsetOutOfRange`."""
     writer("store.settings.set_topic('orders', 'index.interval.bytes', '1')")
     shown = {}
     for _ in range(50):
@@ -534,13 +534,13 @@ def test_an_index_that_is_cut_under_a_reader(writer: Writer) -> None:
                 continue
             assert record is not None
             assert record.value == value
-    # To the writer it is what it is to nobody else: it maps the file.
+    # The writer maps the files, so the cut would end its process.
     writer.kill()
 
 
 @pytest.mark.parametrize("size", [0, 5000])
-def test_old_entries_behind_those_in_force_are_not_believed(writer: Writer, size: int) -> None:
-    """Kafka truncates an index by counting fewer entries: what was there stays in the room behind them."""
+def test_stale_index_entries_after_the_valid_ones_are_ignored(writer: Writer, size: int) -> None:
+    """Kafka truncates an index by counting fewer entries; the old ones stay in the preallocated space after them."""
     writer("store.settings.set_topic('orders', 'index.interval.bytes', '1')")
     shown = {}
     for _ in range(40):
@@ -573,7 +573,7 @@ def test_old_entries_behind_those_in_force_are_not_believed(writer: Writer, size
 def clean(
     directory: Path, bases: list[int], keep: Callable[[int], bool], look: Callable[[], None]
 ) -> None:
-    """Merge segments into the first of them as the log cleaner does, rename by rename (kafka-storage 8.8)."""
+    """Merge segments as the log cleaner does, with a `look` before and after each rename (kafka-storage 8.8)."""
     stem = directory / f"{bases[0]:020}"
     write_cleaned(directory, bases, keep)
     suffixes = [".log", ".index", ".timeindex"]
@@ -592,7 +592,7 @@ def clean(
 
 
 def write_cleaned(directory: Path, bases: list[int], keep: Callable[[int], bool]) -> None:
-    """The batches that are kept of some segments, with indexes, in `.cleaned` files."""
+    """Write the batches that are kept of some segments, and their indexes, into `.cleaned` files."""
     stem = directory / f"{bases[0]:020}"
     offsets = OffsetIndex(Disk(), Path(f"{stem}.index.cleaned"), bases[0])
     times = TimeIndex(Disk(), Path(f"{stem}.timeindex.cleaned"), bases[0])
@@ -614,7 +614,7 @@ def write_cleaned(directory: Path, bases: list[int], keep: Callable[[int], bool]
 
 
 def test_compaction_is_seen_whole_at_every_rename(writer: Writer, cache: Path) -> None:
-    """Before the swap the old segments, after it the new one, never half of each; also by who opens in between."""
+    """A reader sees the old segments or the new one, never a mix, even if it opens the store between renames."""
     shown = {}
     for number in range(40):
         shown.update(enumerate(writer.append(1, size=number), number))
@@ -643,8 +643,8 @@ def test_compaction_is_seen_whole_at_every_rename(writer: Writer, cache: Path) -
         assert old.read(0, old.size) == lines(list(shown.values()))
 
 
-def test_a_text_index_of_before_a_compaction_is_not_believed(writer: Writer) -> None:
-    """Kafka leaves the file alone when it replaces the segment: the log decides."""
+def test_a_text_index_from_before_a_compaction_is_ignored(writer: Writer) -> None:
+    """Kafka leaves the text index as it is when it replaces the segment; readers then go by the log."""
     writer("store.settings.set_topic('orders', 'index.interval.bytes', '1')")
     for _ in range(20):
         writer.append(1)
@@ -663,7 +663,7 @@ def test_a_text_index_of_before_a_compaction_is_not_believed(writer: Writer) -> 
 
 
 def test_partitions_come_and_go(writer: Writer) -> None:
-    """Made, deleted (renamed, then removed) and made again: a partition by that name is always the one there is."""
+    """After creations and deletions (rename, then removal), a name always leads to the current partition."""
     with logfs.open(writer.log_dir, read_only=True) as store:
         assert list(store) == [NAME]
         writer.create("new-0")
@@ -690,7 +690,7 @@ def test_partitions_come_and_go(writer: Writer) -> None:
 
 
 def test_a_partition_that_cannot_be_read_is_tried_again_when_it_changes(writer: Writer) -> None:
-    """It is offline with the reason, and the others work; mended, it is back."""
+    """An unreadable partition is offline with the reason while the others work, and returns when it is repaired."""
     writer.append(1)
     writer.create("other-0")
     epochs = writer.log_dir / NAME / "leader-epoch-checkpoint"
@@ -712,13 +712,16 @@ def test_a_partition_that_cannot_be_read_is_tried_again_when_it_changes(writer: 
 
 
 def without_text_indexes(directory: Path) -> None:
-    """As a broker leaves a partition."""
+    """Remove the text indexes of a partition, as if a broker had written it."""
     for path in directory.glob("*.textindex"):
         path.unlink()
 
 
 def test_the_text_index_of_a_brokers_segment_is_made_once(writer: Writer, cache: Path) -> None:
-    """It is kept in the user's cache: the next reader reads the log no more; the active segment has none."""
+    """The index of a sealed segment is kept in the user's cache, so the next reader does not read the log.
+
+    The index of the active segment is not kept.
+    """
     for _ in range(20):
         writer.append(20, size=1000)
     writer.roll()
@@ -737,7 +740,7 @@ def test_the_text_index_of_a_brokers_segment_is_made_once(writer: Writer, cache:
     assert read[0] > 400_000
     assert read[1] < 20_000
     assert fingerprint(writer.log_dir) == before
-    # Damaged, cut or emptied, it is not believed, and made anew.
+    # A damaged, cut or emptied file is not used, and is rebuilt.
     (path,) = cache.iterdir()
     good = path.read_bytes()
     for bad in (b"", good[:-1], good[28:], good[:40] + b"\1" + good[41:]):
@@ -745,7 +748,7 @@ def test_the_text_index_of_a_brokers_segment_is_made_once(writer: Writer, cache:
         with logfs.open(writer.log_dir, read_only=True) as store:
             assert text_of(store[NAME]) == lines(expected)
         assert path.read_bytes() == good
-    # Another file under the same name is another segment, whatever its size and times are.
+    # Another file under the same name is another segment, even with the same size and times.
     log = writer.log_dir / NAME / f"{0:020}.log"
     status = log.stat()
     copy = log.with_suffix(".copy")
@@ -758,7 +761,7 @@ def test_the_text_index_of_a_brokers_segment_is_made_once(writer: Writer, cache:
 
 
 def test_the_cache_is_bounded(writer: Writer, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was unused for longest goes."""
+    """The file that was unused for longest is removed from the cache."""
     shown: list[bytes] = []
     for _ in range(4):
         shown += writer.append(3)
@@ -784,7 +787,7 @@ def test_the_cache_is_bounded(writer: Writer, cache: Path, monkeypatch: pytest.M
 def test_a_cache_that_cannot_be_written_is_no_error(
     writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
 ) -> None:
-    """It costs time alone."""
+    """Without a usable cache directory reads are slower, but right."""
     monkeypatch.setattr(text_index_cache, "SMALLEST_BYTES", 1)
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("HOME", "/proc/nowhere" if home == "missing" else str(tmp_path / "file"))
@@ -797,11 +800,11 @@ def test_a_cache_that_cannot_be_written_is_no_error(
         assert text_of(store[NAME]) == lines(shown)
 
 
-# At random.
+# Random operations.
 
 
 class Campaign:
-    """What the writer and a broker may do to a partition, and the records that are left: offset to value."""
+    """Operations of the writer and of a broker on a partition; `left` maps the remaining offsets to values."""
 
     def __init__(self, writer: Writer, store: Store, rng: random.Random) -> None:
         self.writer = writer
@@ -824,7 +827,7 @@ class Campaign:
             self.bases.append(self.end)
 
     def truncate(self) -> None:
-        """Within the last segment."""
+        """Truncate within the last segment."""
         if self.bases[-1] < self.end:
             offset = self.rng.randrange(self.bases[-1], self.end)
             self.writer(f"store.truncate({NAME!r}, {offset}); end = p.log_end_offset")
@@ -847,7 +850,7 @@ class Campaign:
             del self.bases[1 : len(chosen)]
 
     def _keep(self, base_offset: int) -> bool:
-        """Now and then a batch goes, but the first of a segment: an empty one hides others from time lookups."""
+        """Drop some batches, but no segment's first one: an empty segment hides others from time lookups."""
         if self.rng.random() < 0.7 or base_offset in self.bases:
             return True
         following = min((n for n in self.starts if n > base_offset), default=self.end)
@@ -857,7 +860,7 @@ class Campaign:
 
     @property
     def starts(self) -> set[int]:
-        """Where batches begin."""
+        """The base offsets of all batches."""
         logs = self.directory.glob("*.log")
         return {batch.header.base_offset for log in logs for batch in Batches(log.read_bytes())}
 
@@ -867,8 +870,10 @@ class Campaign:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_the_writer_does(writer: Writer, cache: Path, seed: int) -> None:
-    """Appends, rolls, truncations, retention and compaction in any order, looked at now and then."""
+def test_random_operations_of_the_writer_are_followed(
+    writer: Writer, cache: Path, seed: int
+) -> None:
+    """A reader that refreshes now and then follows appends, rolls, truncations, retention and compaction."""
     rng = random.Random(seed)
     with logfs.open(writer.log_dir, read_only=True) as store:
         campaign = Campaign(writer, store, rng)
@@ -915,7 +920,7 @@ def test_tail_follows_through_a_read_only_mount(
         for turn in range(30):
             shown += writer.append(10, size=60)
             if turn % 4 == 0:
-                # What tail has not read yet is not deleted: Kafka would take it from a consumer, too.
+                # Delete nothing that tail has not read yet: Kafka would take such records from a consumer, too.
                 length = len(lines(shown))
                 wait_for(lambda length=length: output.stat().st_size == length)
                 bases = sorted(int(path.stem) for path in directory.glob("*.log"))
@@ -940,7 +945,7 @@ def test_tail_follows_through_a_read_only_mount(
 def test_a_mount_sees_partitions_come_and_go(
     writer: Writer, make_mount: Callable[..., Mount]
 ) -> None:
-    """Made and deleted by another process, they appear and vanish; what is open stays readable."""
+    """Partitions that another process creates and deletes appear and vanish; an open file stays readable."""
     mount = make_mount("-oro", log_dirs=[writer.log_dir])
     writer.create("new-0")
     shown = writer.append(2)
@@ -960,7 +965,7 @@ def test_a_mount_sees_partitions_come_and_go(
 def test_files_that_are_replaced_all_the_time_can_be_read(
     writer: Writer, make_mount: Callable[..., Mount]
 ) -> None:
-    """Whatever file a name in `segments/` leads to when it is opened is read, whole; several may read it at once."""
+    """Each open in `segments/` reads one whole file, the one of that moment; several threads may read at once."""
     directory = writer.log_dir / NAME
     path = directory / "leader-epoch-checkpoint"
     mount = make_mount("--read-only", log_dirs=[writer.log_dir])
@@ -998,8 +1003,10 @@ def test_files_that_are_replaced_all_the_time_can_be_read(
     assert texts - {before} <= {b"0\n1\n0 %d\n" % (10**number) for number in range(9)}
 
 
-def test_nothing_below_is_touched(writer: Writer, make_mount: Callable[..., Mount]) -> None:
-    """While the writer stands still, a read-only mount reads everything, and no file, time or lock is another."""
+def test_a_read_only_mount_changes_nothing_in_the_log_directory(
+    writer: Writer, make_mount: Callable[..., Mount]
+) -> None:
+    """While the writer is stopped, a read-only mount reads everything, and no file, time or lock changes."""
     writer("store.settings.set_topic('orders', 'segment.bytes', '3000')")
     shown: list[bytes] = []
     for _ in range(10):
@@ -1028,8 +1035,8 @@ def test_nothing_below_is_touched(writer: Writer, make_mount: Callable[..., Moun
     shown += writer.append(1)
 
 
-def test_the_command_line_follows(writer: Writer, tmp_path: Path) -> None:
-    """`logfs tail -f` shows what is appended once, through rolls, deletions and a truncation; `logfs cat` all."""
+def test_the_tail_command_follows_the_log(writer: Writer, tmp_path: Path) -> None:
+    """`logfs tail -f` shows each record once, through rolls, deletions and a truncation; `logfs cat` shows all."""
     shown = writer.append(2)
     directory = writer.log_dir / NAME
     output = tmp_path / "tail"
@@ -1048,7 +1055,6 @@ def test_the_command_line_follows(writer: Writer, tmp_path: Path) -> None:
         shown += writer.append(1)
         wait_for(lambda: output.read_bytes() == lines(shown))
         writer(f"store.truncate({NAME!r}, 103)")
-        wait_for(lambda: tail.poll() is None)
         done = subprocess.run(
             [sys.executable, "-m", "logfs", "cat", str(directory)], capture_output=True, check=True
         )
@@ -1061,7 +1067,7 @@ def test_the_command_line_follows(writer: Writer, tmp_path: Path) -> None:
 def test_commands_beside_a_writer_that_compacts(
     writer: Writer, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """However fast files are replaced, `check` finds nothing, and `cat` prints every key and loses none."""
+    """However fast files are replaced, `check` finds nothing, and `cat` prints every key."""
     keys = 40
     writer("store.settings.set_topic('orders', 'cleanup.policy', 'compact')")
     writer("store.settings.set_topic('orders', 'file.delete.delay.ms', '0')")
@@ -1101,7 +1107,7 @@ def test_cat_misses_no_key_that_is_written_again_and_compacted(
     monkeypatch: pytest.MonkeyPatch,
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
-    """What compaction takes while `cat` is on its way lies behind the end that the log had."""
+    """`cat` prints a key even if compaction leaves its newest record after the log end at which `cat` began."""
     keys, rounds = 200, 3
     writer("store.settings.set_topic('orders', 'cleanup.policy', 'compact')")
     writer("store.settings.set_topic('orders', 'file.delete.delay.ms', '0')")
@@ -1128,7 +1134,7 @@ def test_cat_misses_no_key_that_is_written_again_and_compacted(
 
 
 def test_readers_of_a_log_that_rolls_all_the_time(writer: Writer) -> None:
-    """Several threads read the text of one store, which others bring up to date: each byte is the log's."""
+    """Several threads read the text of one store while another refreshes it: no read fails, and the text is right."""
     writer("store.settings.set_topic('orders', 'segment.bytes', '20000')")
     shown: list[bytes] = []
     ended = threading.Event()
@@ -1164,10 +1170,10 @@ def test_readers_of_a_log_that_rolls_all_the_time(writer: Writer) -> None:
         assert text_of(partition) == lines(shown)
 
 
-def test_an_index_that_is_counted_while_it_is_made_again(
+def test_an_index_is_measured_while_it_is_rebuilt(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One thread follows the log while another measures its text: neither changes the index under the other."""
+    """One thread follows the log while another measures its text; neither changes the index that the other uses."""
     writer("store.settings.set_topic('orders', 'index.interval.bytes', '0')")
     shown = [value for _ in range(5) for value in writer.append(3, 100)]
     with Store(writer.log_dir, read_only=True) as store:

@@ -1,4 +1,4 @@
-"""The map of compaction: every key's newest offset, in the memory it was given, as a plain twin has it."""
+"""The offset map of compaction: the newest offset of each key in bounded memory, compared with plain Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MASK = 2**64 - 1
 
 
 def plain_hash(key: bytes, secret: tuple[int, int]) -> tuple[int, int]:
-    """SipHash-2-4-128 as its authors wrote it down."""
+    """Return SipHash-2-4-128 of a key, as its authors define it."""
 
     def left(value: int, bits: int) -> int:
         return (value << bits | value >> (64 - bits)) & MASK
@@ -64,20 +64,20 @@ def hashed(key: bytes, secret: bytes) -> bytes:
 
 
 def test_the_hash_is_the_published_one() -> None:
-    """The first of the reference implementation's test vectors."""
+    """The hash gives the first test vectors of the reference implementation."""
     assert hashed(b"", bytes(range(16))).hex() == "a3817f04ba25a8e66df67214c7550293"
     assert hashed(b"\0", bytes(range(16))).hex() == "da87c1d86b99af44347659119b22fc45"
 
 
 @given(st.binary(max_size=300), st.binary(min_size=16, max_size=16))
-def test_the_hash_equals_its_twin(key: bytes, secret: bytes) -> None:
+def test_the_hash_agrees_with_plain_python(key: bytes, secret: bytes) -> None:
     words = int.from_bytes(secret[:8], "little"), int.from_bytes(secret[8:], "little")
     expected = b"".join(word.to_bytes(8, "little") for word in plain_hash(key, words))
     assert hashed(key, secret) == expected
 
 
 def spans_of(*batches: list[bytes | None], base: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """The records of batches with these keys, one behind the other from offset `base` on, and their spans."""
+    """Return the records of consecutive batches with these keys, from offset `base` on, and their spans."""
     data = b""
     spans = []
     for keys in batches:
@@ -103,7 +103,7 @@ KEYS = st.none() | st.binary(max_size=2) | st.binary(max_size=40)
 def test_the_map_equals_a_dict(
     batches: list[list[bytes | None]], base: int, dirty: int, capacity: int
 ) -> None:
-    """The newest offset of each key from the dirty offset on, up to the record whose key finds no room."""
+    """The map holds the newest offset of each key from the dirty offset on, up to the first key that does not fit."""
     data, spans = spans_of(*batches, base=base)
     known = OffsetMap(SLOT_BYTES * (capacity + 1), 1.0)
     assert known.capacity == capacity
@@ -129,7 +129,7 @@ def test_the_map_equals_a_dict(
 
 
 def test_build_partial_offset_map() -> None:
-    """With room for 2 keys, from offset 2 on, the map knows the offsets 2 and 3 (kafka-storage 14.8 item 125)."""
+    """With room for 2 keys, from offset 2 on, the map has the offsets 2 and 3 (kafka-storage 14.8 item 125)."""
     data, spans = spans_of(*[[b"%d" % n] for n in range(5)])
     known = OffsetMap(SLOT_BYTES * 4, 0.5)
     assert known.put(data, spans, 2) == 4
@@ -144,16 +144,16 @@ def test_a_full_map_takes_newer_offsets_of_the_keys_it_has() -> None:
     assert (known.get(b"a"), known.get(b"b"), known.latest_offset) == (2, -1, 2)
 
 
-def test_the_memory_is_what_it_was_given() -> None:
-    """24 bytes a slot, of which the load factor's share is used: Kafka's 5592405 and nine tenths of them."""
+def test_the_map_stays_within_its_memory() -> None:
+    """128 MiB hold 5592405 slots of 24 bytes, as in Kafka, and the load factor limits how many are used."""
     known = OffsetMap(134217728, 0.9)
     assert len(known.slots) == 5592405
     assert known.slots.nbytes <= 134217728
     assert known.capacity == 5033164
 
 
-def test_no_more_memory_is_taken_than_the_keys_need() -> None:
-    """A round over a few records touches no more than they need, and says how full all the memory is."""
+def test_the_map_takes_no_more_memory_than_its_keys_need() -> None:
+    """A map for a few keys allocates only what they need; its share is still relative to all the memory."""
     known = OffsetMap(134217728, 0.9, 5)
     assert known.slots.nbytes < 1024
     data, spans = spans_of([b"%d" % number for number in range(5)])
@@ -163,8 +163,8 @@ def test_no_more_memory_is_taken_than_the_keys_need() -> None:
     assert OffsetMap(2400, 0.0, 1000).capacity == 1
 
 
-def test_many_keys_find_their_places() -> None:
-    """At a high load, over the end of the table and round."""
+def test_many_keys_are_found_at_a_high_load() -> None:
+    """Every key is found at a high load, also where a search wraps around the end of the table."""
     keys = [b"%d" % number for number in range(20_000)]
     data, spans = spans_of(keys, keys[::2])
     known = OffsetMap(SLOT_BYTES * 20_400, 0.999)
@@ -179,7 +179,7 @@ def test_two_maps_have_two_secrets() -> None:
     assert OffsetMap(1024, 0.9).secret.tolist() != OffsetMap(1024, 0.9).secret.tolist()
 
 
-def test_malformed_records_are_told() -> None:
+def test_malformed_records_are_refused() -> None:
     data, spans = spans_of([b"a"], [b"b"])
     for change in ((1, 1, -1), (1, 2, 2), (0, 1, -1)):
         row, column, by = change

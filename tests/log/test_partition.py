@@ -70,14 +70,14 @@ def test_appends_get_offsets_and_the_epoch(orders: Partition) -> None:
 
 
 def test_an_empty_append_does_nothing(orders: Partition) -> None:
-    """Nothing appended is no batch and no roll (kafka-storage 2.9.1, 14.6 item 70)."""
+    """An append without records makes no batch and no roll (kafka-storage 2.9.1, 14.6 item 70)."""
     assert orders.append([]) == 0
     assert orders.log_end_offset == orders.size_bytes == 0
     assert bases(orders) == [0]
 
 
-def test_the_files_are_the_batches_and_nothing_else(orders: Partition) -> None:
-    """A .log is Kafka's batches one after the other, with no header and no footer (kafka-storage 1.1)."""
+def test_a_log_file_holds_batches_and_nothing_else(orders: Partition) -> None:
+    """A .log file has Kafka's batches one after the other, with no header and no footer (kafka-storage 1.1)."""
     for n in range(5):
         orders.append([b"%d" % n] * (n + 1))
     data = (orders.directory / log(0)).read_bytes()
@@ -88,7 +88,7 @@ def test_the_files_are_the_batches_and_nothing_else(orders: Partition) -> None:
 
 
 @pytest.mark.parametrize("wrong", [b"no list", ["text"], [b"right", 7], [None]])
-def test_what_is_no_record_is_told_by_its_type(orders: Partition, wrong: Any) -> None:
+def test_an_item_that_is_no_record_is_refused(orders: Partition, wrong: Any) -> None:
     end = orders.log_end_offset
     with pytest.raises(
         TypeError, match=r"a record must be bytes or a logfs\.Record, not (int|str|NoneType)"
@@ -103,8 +103,8 @@ def test_one_append_is_one_batch(orders: Partition) -> None:
     assert [batch.header.record_count for batch in orders.batches(0)] == [1000]
 
 
-def test_a_record_too_large_leaves_the_log_as_it_was(store: Store, orders: Partition) -> None:
-    """`append` is all or nothing (partition.append)."""
+def test_a_record_too_large_leaves_the_log_unchanged(store: Store, orders: Partition) -> None:
+    """`append` writes all of its records or none (partition.append)."""
     set_topic(store, "orders", max_message_bytes=100)
     with pytest.raises(RecordTooLarge, match=r"max\.message\.bytes"):
         orders.append([b"good", b"x" * 200])
@@ -112,8 +112,8 @@ def test_a_record_too_large_leaves_the_log_as_it_was(store: Store, orders: Parti
     assert orders.size_bytes == 0
 
 
-def test_what_was_good_before_a_bad_record_is_kept(store: Store, orders: Partition) -> None:
-    """The streaming doors append up to the bad one, and tell how far they came (product.md, Appending)."""
+def test_records_before_a_refused_one_are_kept(store: Store, orders: Partition) -> None:
+    """`append_lines` and `append_records` append up to the bad one and report it (product.md, Appending)."""
     set_topic(store, "orders", max_message_bytes=100)
     done = orders.append_lines(b"one\ntwo\n" + b"x" * 200 + b"\nthree\n")
     assert (done.first_offset, done.last_offset, done.consumed) == (0, 1, 8)
@@ -123,8 +123,8 @@ def test_what_was_good_before_a_bad_record_is_kept(store: Store, orders: Partiti
     assert values(orders) == [b"one", b"two", b"three"]
 
 
-def test_a_batch_of_exactly_the_limit_is_taken(store: Store, orders: Partition) -> None:
-    """max.message.bytes counts the whole batch, and equality is allowed (kafka-storage 2.9.1)."""
+def test_a_batch_of_exactly_the_limit_is_accepted(store: Store, orders: Partition) -> None:
+    """max.message.bytes limits the size of a whole batch, which may equal it (kafka-storage 2.9.1)."""
     set_topic(store, "orders", max_message_bytes=70)
     orders.append([SMALL])
     set_topic(store, "orders", max_message_bytes=69)
@@ -133,14 +133,14 @@ def test_a_batch_of_exactly_the_limit_is_taken(store: Store, orders: Partition) 
 
 
 def test_a_batch_larger_than_a_segment_is_refused(store: Store, orders: Partition) -> None:
-    """A set must fit segment.bytes (kafka-storage 14.6 item 82)."""
+    """A batch must not exceed segment.bytes (kafka-storage 14.6 item 82)."""
     set_topic(store, "orders", segment_bytes=69)
     with pytest.raises(RecordTooLarge, match=r"segment\.bytes"):
         orders.append([SMALL])
 
 
 def test_a_compacted_topic_needs_keys(store: Store, orders: Partition) -> None:
-    """Any null key refuses the whole append, nothing is written (kafka-storage 14.6 item 83)."""
+    """A null key makes the whole append fail, and nothing is written (kafka-storage 14.6 item 83)."""
     set_topic(store, "orders", cleanup_policy="compact")
     with pytest.raises(InvalidRecord, match="key"):
         orders.append([Record(b"a", b"k"), Record(b"b")])
@@ -155,7 +155,7 @@ def test_a_compacted_topic_needs_keys(store: Store, orders: Partition) -> None:
 def test_timestamps_out_of_bounds_are_refused(
     store: Store, orders: Partition, clock: Clock
 ) -> None:
-    """Before and after are strict, none passes, and LogAppendTime does not ask (kafka-storage 2.9.2)."""
+    """Both bounds are inclusive, -1 is accepted, and LogAppendTime ignores the bounds (kafka-storage 2.9.2)."""
     set_topic(
         store, "orders", message_timestamp_before_max_ms=100, message_timestamp_after_max_ms=50
     )
@@ -171,15 +171,15 @@ def test_timestamps_out_of_bounds_are_refused(
 
 
 @pytest.mark.parametrize("timestamp", [2**63, 2**64])
-def test_timestamps_that_no_int64_holds_are_refused(orders: Partition, timestamp: int) -> None:
-    """A timestamp beyond 64 bits is an error of ours, not one of packing bytes."""
+def test_timestamps_beyond_int64_are_refused(orders: Partition, timestamp: int) -> None:
+    """A timestamp beyond int64 raises a `LogfsError`, not an error from packing bytes."""
     with pytest.raises(LogfsError):
         orders.append([Record(b"v", timestamp=timestamp)])
     assert orders.log_end_offset == 0
 
 
-def test_timestamps_of_any_distance_can_be_read_again(store: Store, orders: Partition) -> None:
-    """The least and the greatest timestamp in one batch come back, plain and in bulk."""
+def test_timestamps_of_any_distance_can_be_read_back(store: Store, orders: Partition) -> None:
+    """The least and the greatest timestamp in one batch are read back, record by record and in bulk."""
     set_topic(store, "orders", message_timestamp_after_max_ms=2**63 - 1)
     orders.append(stamped(-1, 2**63 - 1, 0))
     assert [record.timestamp for record in orders.read()] == [-1, 2**63 - 1, 0]
@@ -190,7 +190,7 @@ def test_timestamps_of_any_distance_can_be_read_again(store: Store, orders: Part
 def test_batches_are_compressed_by_the_topics_codec(
     store: Store, orders: Partition, codec: str
 ) -> None:
-    """compression.type is in force at once, for lines and for records (product.md 1)."""
+    """compression.type applies to the next append, of lines and of records (product.md 1)."""
     orders.append_lines(b"plain\n" * 20)
     set_topic(store, "orders", compression_type=codec)
     orders.append_lines(b"packed\n" * 20)
@@ -200,8 +200,8 @@ def test_batches_are_compressed_by_the_topics_codec(
     assert values(orders) == [b"plain"] * 20 + [b"packed"] * 40
 
 
-def test_settings_are_in_force_at_once(store: Store, orders: Partition, clock: Clock) -> None:
-    """segment.bytes, message.timestamp.type and max.message.bytes change what the next append does (product.md 1)."""
+def test_settings_apply_at_once(store: Store, orders: Partition, clock: Clock) -> None:
+    """segment.bytes, message.timestamp.type and max.message.bytes apply to the next append (product.md 1)."""
     orders.append([SMALL])
     orders.append([SMALL])
     assert bases(orders) == [0]
@@ -224,10 +224,10 @@ def test_settings_are_in_force_at_once(store: Store, orders: Partition, clock: C
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(139, [0, 1, 2]), (140, [0, 2]), (210, [0])])
-def test_segments_follow_segment_bytes_exactly(
+def test_a_segment_may_reach_segment_bytes_exactly(
     store: Store, orders: Partition, limit: int, expected: list[int]
 ) -> None:
-    """Batches of 70 bytes: exactly full is allowed (kafka-storage 4.1, 14.6 item 72)."""
+    """Batches of 70 bytes may fill a segment exactly (kafka-storage 4.1, 14.6 item 72)."""
     set_topic(store, "orders", segment_bytes=limit)
     for _ in range(3):
         orders.append([SMALL])
@@ -236,8 +236,9 @@ def test_segments_follow_segment_bytes_exactly(
 
 
 def test_a_log_rolls_by_record_time(store: Store, orders: Partition, clock: Clock) -> None:
-    """Once a first record has a timestamp, only timestamps roll, at more than segment.ms
-    (kafka-storage 14.6 item 70).
+    """If the first record has a timestamp, only a timestamp more than segment.ms later rolls the log.
+
+    See kafka-storage 14.6 item 70.
     """
     set_topic(store, "orders", segment_ms=499)
     orders.append(stamped(1000))
@@ -252,7 +253,7 @@ def test_a_log_rolls_by_record_time(store: Store, orders: Partition, clock: Cloc
 def test_a_log_without_timestamps_rolls_by_the_clock(
     store: Store, orders: Partition, clock: Clock
 ) -> None:
-    """Records without timestamps roll by wall clock, an empty segment never does (kafka-storage 14.6 item 70)."""
+    """Records without timestamps roll by the wall clock, but never an empty segment (kafka-storage 14.6 item 70)."""
     set_topic(store, "orders", segment_ms=500)
     clock.now_ms += 10**6
     orders.append(stamped(-1))
@@ -270,7 +271,7 @@ def test_a_log_without_timestamps_rolls_by_the_clock(
 
 
 def test_a_full_index_rolls_the_log(store: Store, orders: Partition) -> None:
-    """segment.index.bytes 48 and an entry a batch: four batches a segment (kafka-storage 4.1)."""
+    """With segment.index.bytes 48 and an entry for each batch, a segment has four batches (kafka-storage 4.1)."""
     set_topic(store, "orders", segment_index_bytes=48, index_interval_bytes=0)
     for n in range(10):
         orders.append(stamped(1000 + n))
@@ -279,7 +280,7 @@ def test_a_full_index_rolls_the_log(store: Store, orders: Partition) -> None:
 
 
 def test_an_explicit_roll_begins_at_the_end(orders: Partition) -> None:
-    """A roll starts a segment at the log end; an empty one stays as it is (kafka-storage 4.2, 14.6 items 73, 98)."""
+    """A roll begins a segment at the log end; an empty one stays active (kafka-storage 4.2, 14.6 items 73, 98)."""
     orders.roll(0)
     assert bases(orders) == [0]
     orders.append([b"a", b"b"])
@@ -295,7 +296,7 @@ def test_an_explicit_roll_begins_at_the_end(orders: Partition) -> None:
 def test_a_hundred_appends_at_interval_one_have_99_time_entries(
     store: Store, orders: Partition
 ) -> None:
-    """Every batch but the first gets its entry (kafka-storage 14.6 item 84)."""
+    """Every batch except the first gets a time entry (kafka-storage 14.6 item 84)."""
     set_topic(store, "orders", index_interval_bytes=1)
     for n in range(100):
         orders.append(stamped(1000 + n))
@@ -306,7 +307,7 @@ def test_a_hundred_appends_at_interval_one_have_99_time_entries(
 
 
 def test_reads_are_bounded_by_offsets(store: Store, orders: Partition) -> None:
-    """A read gives [offset, end) over batches and segments, and begins inside a batch (kafka-storage 3.9)."""
+    """A read gives [offset, end) across batches and segments, and may begin inside a batch (kafka-storage 3.9)."""
     set_topic(store, "orders", segment_bytes=200)
     for n in range(0, 30, 3):
         orders.append([b"%d" % (n + i) for i in range(3)])
@@ -326,7 +327,7 @@ def test_reads_are_bounded_by_offsets(store: Store, orders: Partition) -> None:
 
 @pytest.mark.parametrize("offset", [-1, 4, 2**62])
 def test_offsets_outside_the_log_are_out_of_range(orders: Partition, offset: int) -> None:
-    """Below the start and beyond the end raise, the end itself is an empty read (kafka-storage 3.9)."""
+    """Offsets below the start or beyond the end raise; a read at the end is empty (kafka-storage 3.9)."""
     orders.append([b"a", b"b", b"c"])
     with pytest.raises(OffsetOutOfRange):
         list(orders.read(offset))
@@ -337,18 +338,19 @@ def test_offsets_outside_the_log_are_out_of_range(orders: Partition, offset: int
         orders.record(3)
 
 
-def test_a_read_ends_where_the_log_was(orders: Partition) -> None:
-    """What is appended during a read is not in it (partition.read)."""
+def test_a_read_does_not_include_later_appends(orders: Partition) -> None:
+    """Records that are appended during a read are not part of it (partition.read)."""
     orders.append([b"a"])
     reading = orders.read()
     assert next(reading).value == b"a"
     orders.append([b"b"])
+    assert list(reading) == []
     assert values(orders) == [b"a", b"b"]
     assert orders.last_offset() == 1
 
 
 def test_the_first_and_the_last_record(orders: Partition) -> None:
-    """`last_offset` and `first_offset_from` answer for empty, filled and advanced logs."""
+    """`last_offset` and `first_offset_from` work in an empty log, a filled one, and after its start has advanced."""
     assert orders.last_offset() is None
     assert orders.first_offset_from(0) is None
     orders.append([b"a", b"b", b"c"])
@@ -396,14 +398,14 @@ def test_control_records_are_never_shown(log_dir: Path, clock: Clock) -> None:
 def test_the_lowest_offset_at_or_after_a_time(
     orders: Partition, timestamp: int, answer: tuple[int, int] | None
 ) -> None:
-    """Records need not be in order: the answer is the lowest offset, with its own timestamp (kafka-storage 3.10)."""
+    """A lookup in unordered times gives the lowest matching offset with its own timestamp (kafka-storage 3.10)."""
     orders.append(stamped(100, 300, 200))
     found = orders.offset_for_time(timestamp)
     assert found == (None if answer is None else (*answer, 0))
 
 
 def test_special_times(store: Store, orders: Partition) -> None:
-    """-1 is the end, -2 the start, -3 the greatest timestamp (kafka-storage 3.10)."""
+    """Time -1 stands for the log end, -2 for the start, -3 for the greatest timestamp (kafka-storage 3.10)."""
     assert orders.offset_for_time(LATEST)[:2] == (0, -1)
     assert orders.offset_for_time(EARLIEST)[:2] == (0, -1)
     assert orders.offset_for_time(MAX_TIMESTAMP) is None
@@ -418,7 +420,7 @@ def test_special_times(store: Store, orders: Partition) -> None:
 def test_the_greatest_timestamp_is_in_the_earliest_segment_that_has_it(
     store: Store, orders: Partition
 ) -> None:
-    """On ties the first segment answers (kafka-storage 3.10)."""
+    """If several segments have the greatest timestamp, the earliest one counts (kafka-storage 3.10)."""
     orders.append(stamped(5, 900))
     orders.roll(0)
     orders.append(stamped(900))
@@ -428,13 +430,13 @@ def test_the_greatest_timestamp_is_in_the_earliest_segment_that_has_it(
 
 
 def test_a_log_without_timestamps_answers_its_first_offset(orders: Partition) -> None:
-    """With timestamps of -1 alone the greatest is the first offset and -1 (kafka-storage 3.10)."""
+    """If every timestamp is -1, the greatest one is -1 at the first offset (kafka-storage 3.10)."""
     orders.append(stamped(-1, -1))
     assert orders.offset_for_time(MAX_TIMESTAMP)[:2] == (0, -1)
 
 
 def test_only_one_segment_is_searched(orders: Partition) -> None:
-    """If it has matches only below the log start, nothing is found even if later ones match (kafka-storage 3.10)."""
+    """A segment that matches only below the log start ends the search, whatever comes later (kafka-storage 3.10)."""
     orders.append(stamped(500, 100))
     orders.roll(0)
     orders.append(stamped(600))
@@ -444,8 +446,8 @@ def test_only_one_segment_is_searched(orders: Partition) -> None:
     assert orders.offset_for_time(600) == (2, 600, 0)
 
 
-def test_lookups_over_segments(store: Store, orders: Partition) -> None:
-    """The first segment whose greatest timestamp reaches is the one, also after reopening (kafka-storage 3.10)."""
+def test_time_lookups_across_segments(store: Store, orders: Partition) -> None:
+    """A lookup uses the first segment whose greatest timestamp reaches the time (kafka-storage 3.10)."""
     set_topic(store, "orders", segment_bytes=210, index_interval_bytes=0)
     for n in range(60):
         orders.append([Record(b"v", b"k", timestamp=1000 + 10 * n)])
@@ -456,8 +458,8 @@ def test_lookups_over_segments(store: Store, orders: Partition) -> None:
         assert found == (None if n == 59 else (n + 1, 1010 + 10 * n, 0))
 
 
-def test_the_answer_has_the_epoch_of_its_batch(log_dir: Path, clock: Clock) -> None:
-    """A time lookup tells the leader epoch (kafka-storage 14.6 item 85)."""
+def test_a_time_lookup_returns_the_leader_epoch(log_dir: Path, clock: Clock) -> None:
+    """A time lookup returns the leader epoch of the batch that it finds (kafka-storage 14.6 item 85)."""
     data = raw_batch(stamped(10), 0, epoch=3) + raw_batch(stamped(20), 1, epoch=5)
     raw_partition(log_dir, {log(0): data})
     with Store(log_dir, clock=clock) as store:
@@ -470,7 +472,7 @@ def test_the_answer_has_the_epoch_of_its_batch(log_dir: Path, clock: Clock) -> N
 
 
 def test_the_log_start_moves_only_forward(orders: Partition) -> None:
-    """It hides what is below, never goes back, never passes the end (kafka-storage 10.2)."""
+    """The log start hides the records below it, never moves back, and never passes the end (kafka-storage 10.2)."""
     orders.append([b"a", b"b", b"c"])
     orders.advance_log_start(2)
     assert values(orders) == [b"c"]
@@ -486,7 +488,7 @@ def test_the_log_start_moves_only_forward(orders: Partition) -> None:
 
 
 def test_truncation_drops_segments_and_batches(store: Store, orders: Partition) -> None:
-    """Segments beyond go, the one that holds the offset is cut (kafka-storage 10.4, 14.6 item 86)."""
+    """Segments beyond the offset are deleted, and the one that holds it is cut (kafka-storage 10.4, 14.6 item 86)."""
     set_topic(store, "orders", segment_bytes=140)
     for _ in range(6):
         orders.append([SMALL])
@@ -508,7 +510,7 @@ def test_truncation_drops_segments_and_batches(store: Store, orders: Partition) 
 
 
 def test_truncation_below_the_first_segment_starts_there(log_dir: Path, clock: Clock) -> None:
-    """Below the first base everything goes, and the log starts at the offset (kafka-storage 10.4)."""
+    """Below the first base offset everything is deleted, and the log starts at the target (kafka-storage 10.4)."""
     raw_partition(log_dir, {log(10): raw_batch([Record(b"v")], 10)})
     with Store(log_dir, clock=clock) as store:
         orders = store[NAME]
@@ -519,7 +521,7 @@ def test_truncation_below_the_first_segment_starts_there(log_dir: Path, clock: C
 
 
 def test_truncation_trims_epochs(log_dir: Path, clock: Clock) -> None:
-    """Epochs that began at or beyond the offset are forgotten (kafka-storage 10.1)."""
+    """Epochs that begin at or beyond the offset are dropped (kafka-storage 10.1)."""
     data = b"".join(raw_batch([Record(b"v")], n, epoch=n // 2) for n in range(6))
     raw_partition(log_dir, {log(0): data})
     with Store(log_dir, clock=clock) as store:
@@ -532,7 +534,7 @@ def test_truncation_trims_epochs(log_dir: Path, clock: Clock) -> None:
 
 
 def test_truncation_right_after_opening(log_dir: Path, clock: Clock) -> None:
-    """The indexes get their room again, and appends go on (kafka-storage 14.7 item 102)."""
+    """The indexes get their preallocated space again, and appends continue (kafka-storage 14.7 item 102)."""
     with Store(log_dir, clock=clock) as store:
         store.create(NAME)
         set_topic(store, "orders", index_interval_bytes=0)
@@ -547,12 +549,10 @@ def test_truncation_right_after_opening(log_dir: Path, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_records_behind_a_truncated_batch_survive_a_restart(
+def test_records_after_a_truncated_batch_survive_a_restart(
     log_dir: Path, tmp_path: Path, clock: Clock, clean: bool
 ) -> None:
-    """What was appended and flushed after a truncation inside a batch is there after any restart
-    (kafka-storage 10.4).
-    """
+    """Records appended and flushed after a truncation inside a batch survive any restart (kafka-storage 10.4)."""
     with Store(log_dir, clock=clock) as store:
         orders = store.create(NAME)
         orders.append([b"a", b"b"])
@@ -573,7 +573,7 @@ def test_records_behind_a_truncated_batch_survive_a_restart(
 
 
 def test_recovery_rebuilds_the_epochs(log_dir: Path, clock: Clock) -> None:
-    """Epoch starts 0 -> 104, 1 -> 106, 2 -> 110 come out of the batch headers (kafka-storage 14.1 item 16)."""
+    """Epoch starts 0 -> 104, 1 -> 106, 2 -> 110 come from the batch headers (kafka-storage 14.1 item 16)."""
     parts = [
         raw_batch([Record(b"v")] * 2, 104, 0),
         raw_batch([Record(b"v")] * 2, 106, 1),
@@ -588,7 +588,7 @@ def test_recovery_rebuilds_the_epochs(log_dir: Path, clock: Clock) -> None:
 
 
 def filled_copy(log_dir: Path, clock: Clock, segments: int = 3) -> list[bytes]:
-    """A cleanly closed log of some segments; its values."""
+    """Write a log of `segments` segments, close it cleanly, and return its values."""
     with Store(log_dir, clock=clock) as store:
         orders = store.create(NAME)
         set_topic(store, "orders", index_interval_bytes=0)
@@ -602,11 +602,12 @@ def filled_copy(log_dir: Path, clock: Clock, segments: int = 3) -> list[bytes]:
 @pytest.mark.parametrize("suffix", [".index", ".timeindex", ".textindex"])
 @pytest.mark.parametrize("base", [0, 10, 20])
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_missing_index_comes_back(
+def test_a_missing_index_is_rebuilt(
     log_dir: Path, clock: Clock, suffix: str, base: int, clean: bool
 ) -> None:
-    """Indexes are caches: whichever is gone, everything is found again and the file is as it was
-    (kafka-storage 14.7 item 100).
+    """Indexes are caches: if one is missing, all records are found, and Kafka's two are rebuilt byte for byte.
+
+    See kafka-storage 14.7 item 100.
     """
     expected = filled_copy(log_dir, clock)
     path = log_dir / NAME / log(base, suffix)
@@ -628,10 +629,10 @@ def test_a_missing_index_comes_back(
 
 @pytest.mark.parametrize("suffix", [".index", ".timeindex", ".textindex"])
 @pytest.mark.parametrize("garbage", [b"garbage", b"\xff" * 8 * 12 * 7, b"\0" * 8 * 12 * 7])
-def test_garbage_in_an_index_is_mended_by_recovery(
+def test_garbage_in_an_index_is_repaired_by_recovery(
     log_dir: Path, clock: Clock, suffix: str, garbage: bytes
 ) -> None:
-    """Whatever an index holds, recovery makes it anew and everything is found (kafka-storage 14.1 item 14)."""
+    """Recovery rebuilds an index whatever it holds, and all records are found (kafka-storage 14.1 item 14)."""
     expected = filled_copy(log_dir, clock)
     paths = sorted((log_dir / NAME).glob("*" + suffix))
     before = [path.read_bytes() for path in paths]
@@ -650,10 +651,10 @@ def test_garbage_in_an_index_is_mended_by_recovery(
 
 
 @pytest.mark.parametrize("suffix", [".index", ".timeindex", ".textindex"])
-def test_a_garbled_length_on_the_last_segment_is_seen_at_a_clean_start(
+def test_an_index_of_broken_length_is_detected_at_a_clean_start(
     log_dir: Path, clock: Clock, suffix: str
 ) -> None:
-    """Where Kafka would believe garbage under the clean marker, the end offset stays true (kafka-storage 5.6)."""
+    """Kafka would accept garbage under the clean-shutdown marker; here the log end is right (kafka-storage 5.6)."""
     expected = filled_copy(log_dir, clock)
     (log_dir / NAME / log(20, suffix)).write_bytes(b"11 bytes of")
     with Store(log_dir, clock=clock) as store:
@@ -662,7 +663,7 @@ def test_a_garbled_length_on_the_last_segment_is_seen_at_a_clean_start(
 
 
 def test_orphan_index_files_are_removed(log_dir: Path, clock: Clock) -> None:
-    """An index without its log is deleted, foreign files are left alone (kafka-storage 5.2, 14.7 item 101)."""
+    """An index without its .log is deleted; foreign files are left alone (kafka-storage 5.2, 14.7 item 101)."""
     expected = filled_copy(log_dir, clock, 1)
     directory = log_dir / NAME
     orphans = [log(500, end) for end in (".index", ".timeindex", ".txnindex", ".textindex")]
@@ -675,7 +676,7 @@ def test_orphan_index_files_are_removed(log_dir: Path, clock: Clock) -> None:
 
 
 def test_leftovers_of_deletion_and_cleaning_are_removed(log_dir: Path, clock: Clock) -> None:
-    """`.deleted` and `.cleaned` go; a `.swap` at or beyond a `.cleaned` was not committed (kafka-storage 5.2)."""
+    """`.deleted` and `.cleaned` go, and each uncommitted `.swap`, at or beyond a `.cleaned` (kafka-storage 5.2)."""
     expected = filled_copy(log_dir, clock, 1)
     directory = log_dir / NAME
     leftovers = [
@@ -710,8 +711,9 @@ def test_a_committed_swap_is_completed(log_dir: Path, clock: Clock) -> None:
 
 
 def test_a_log_below_its_start_is_dropped(log_dir: Path, clock: Clock) -> None:
-    """If all that is left lies below the start checkpoint, one empty segment at the start remains
-    (kafka-storage 14.7 item 107).
+    """If all remaining records lie below the checkpointed log start, one empty segment remains there.
+
+    See kafka-storage 14.7 item 107.
     """
     with Store(log_dir, clock=clock) as store:
         orders = store.create(NAME)
@@ -730,7 +732,7 @@ def test_a_log_below_its_start_is_dropped(log_dir: Path, clock: Clock) -> None:
 
 
 def test_an_emptied_directory_starts_at_its_checkpoint(log_dir: Path, clock: Clock) -> None:
-    """Directory emptied, start checkpoint 500: an empty log at 500 (kafka-storage 14.6 item 75)."""
+    """An emptied directory with the start checkpoint 500 becomes an empty log at 500 (kafka-storage 14.6 item 75)."""
     (log_dir / NAME).mkdir(parents=True)
     (log_dir / "log-start-offset-checkpoint").write_bytes(b"0\n1\norders 0 500\n")
     with Store(log_dir, clock=clock) as store:
@@ -741,7 +743,7 @@ def test_an_emptied_directory_starts_at_its_checkpoint(log_dir: Path, clock: Clo
 def test_recovery_keeps_the_recovery_point_until_a_flush(
     log_dir: Path, tmp_path: Path, clock: Clock
 ) -> None:
-    """An unclean start leaves the point where it was (kafka-storage 14.7 item 99)."""
+    """An unclean start leaves the recovery point where it was (kafka-storage 14.7 item 99)."""
     with Store(log_dir, clock=clock) as store:
         orders = store.create(NAME)
         orders.append([b"a", b"b"])
@@ -758,7 +760,7 @@ def test_recovery_keeps_the_recovery_point_until_a_flush(
 
 
 def test_an_empty_active_segment_without_indexes_is_loaded(log_dir: Path, clock: Clock) -> None:
-    """Its index files never reached the disk: the end and the point are kept (kafka-storage 14.7 item 109)."""
+    """If the indexes never reached the disk, log end and recovery point are kept (kafka-storage 14.7 item 109)."""
     expected = filled_copy(log_dir, clock, 1)
     (log_dir / NAME / log(10)).write_bytes(b"")
     for clean in (True, False):
@@ -780,8 +782,9 @@ def test_an_empty_active_segment_without_indexes_is_loaded(log_dir: Path, clock:
 def test_a_torn_tail_is_cut_and_kept(
     log_dir: Path, tmp_path: Path, clock: Clock, size: int, kind: str
 ) -> None:
-    """Bytes past the recovery point that are no batch vanish from log and index; not-zero ones are
-    kept (14.7 item 103).
+    """Bytes past the recovery point that are no batch are cut from the log and the index (14.7 item 103).
+
+    They are kept in a file of their own unless all are zero.
     """
     expected = filled_copy(log_dir, clock, 1)
     tail = {
@@ -805,9 +808,10 @@ def test_a_torn_tail_is_cut_and_kept(
 
 
 @pytest.mark.parametrize("number", range(10))
-def test_a_damaged_byte_takes_its_batch_alone(log_dir: Path, clock: Clock, number: int) -> None:
-    """Damage in batch k is told at its offset, and all others stay readable; at the unflushed end
-    it is cut (14.1 item 17, our policy).
+def test_a_damaged_byte_affects_only_its_batch(log_dir: Path, clock: Clock, number: int) -> None:
+    """Damage in a batch is reported at its offset, and all other batches stay readable.
+
+    At the unflushed end of the log the damage is cut off (14.1 item 17, our policy).
     """
     expected = filled_copy(log_dir, clock, 1)
     path = log_dir / NAME / log(0)
@@ -842,10 +846,10 @@ def test_a_damaged_byte_takes_its_batch_alone(log_dir: Path, clock: Clock, numbe
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("number", [0, 5, 8])
 @pytest.mark.parametrize("byte", [0, 3, 6, 7])
-def test_a_flipped_base_offset_takes_its_batch_alone(
+def test_a_flipped_base_offset_affects_only_its_batch(
     tmp_path: Path, clock: Clock, policy: str, clean: bool, number: int, byte: int
 ) -> None:
-    """No CRC covers it, so its neighbours tell; where compaction may leave gaps, too (kafka-storage 2.1, 5.3)."""
+    """No CRC covers a base offset; its neighbours reveal damage, even where gaps may be (kafka-storage 2.1, 5.3)."""
     path = tmp_path / "damaged"
     with Store(path, clock=clock) as store:
         set_topic(store, "orders", cleanup_policy=policy)
@@ -871,10 +875,10 @@ def test_a_flipped_base_offset_takes_its_batch_alone(
                 assert record.value == b"value %d" % n
 
 
-def test_a_roll_that_a_crash_cut_short_is_no_damage(
+def test_a_roll_interrupted_by_a_crash_is_no_damage(
     log_dir: Path, tmp_path: Path, clock: Clock
 ) -> None:
-    """With preallocate, a crash may come before the sealed file was trimmed: its zeros are nobody's records."""
+    """With preallocate, a crash may come before the sealed file is trimmed; the zeros in it hold no records."""
     with Store(log_dir, clock=clock) as store:
         set_topic(store, "orders", preallocate="true", segment_bytes=5000)
         orders = store.create(NAME)
@@ -892,7 +896,7 @@ def test_a_roll_that_a_crash_cut_short_is_no_damage(
 
 @pytest.mark.parametrize("name", ["foo.log", "bar.index", "x.timeindex", "y.swap", "z.cleaned"])
 def test_a_file_whose_stem_is_no_offset_is_refused(log_dir: Path, clock: Clock, name: str) -> None:
-    """Where a broker fails to start, one partition is offline with the file's name (kafka-storage 1.1)."""
+    """Where a broker fails to start, one partition is offline, and the error names the file (kafka-storage 1.1)."""
     raw_partition(log_dir, {name: b"", log(0): b""})
     with Store(log_dir, clock=clock) as store:
         assert name in str(store.offline[NAME])
@@ -903,7 +907,7 @@ def test_a_file_whose_stem_is_no_offset_is_refused(log_dir: Path, clock: Clock, 
 
 
 def test_flush_messages(store: Store, orders: Partition) -> None:
-    """An append flushes when so many messages are unflushed (kafka-storage 6)."""
+    """An append flushes once flush.messages messages are unflushed (kafka-storage 6)."""
     set_topic(store, "orders", flush_messages=3)
     orders.append([b"a", b"b"])
     assert (orders.flusher.flushes, orders.recovery_point, orders.unflushed_messages) == (0, 0, 2)
@@ -912,7 +916,7 @@ def test_flush_messages(store: Store, orders: Partition) -> None:
 
 
 def test_flush_ms(store: Store, orders: Partition, clock: Clock) -> None:
-    """Upkeep flushes what has waited for flush.ms, and nothing before (kafka-storage 6)."""
+    """Upkeep flushes records that have waited for flush.ms, and none before (kafka-storage 6)."""
     set_topic(store, "orders", flush_ms=1000)
     orders.append([b"a"])
     clock.now_ms += 999
@@ -936,8 +940,8 @@ def test_a_roll_is_flushed_by_upkeep(store: Store, orders: Partition) -> None:
     assert orders.recovery_point == 2
 
 
-def test_a_flush_without_news_is_free(orders: Partition) -> None:
-    """Callers share a sync: one whose records are durable already returns at once."""
+def test_a_flush_without_new_records_does_nothing(orders: Partition) -> None:
+    """Callers share a sync: a flush whose records are durable already returns at once."""
     orders.append([b"a"])
     assert orders.flush() == orders.flush() == 1
     assert orders.flusher.flushes == 1
@@ -963,8 +967,8 @@ def test_a_read_only_partition_refuses_every_change(log_dir: Path, clock: Clock)
         assert values(orders) == expected
 
 
-def test_a_batch_emptied_by_compaction_is_stepped_over(log_dir: Path, clock: Clock) -> None:
-    """A header without records keeps its offsets, and no reader sees any (kafka-storage 2.6)."""
+def test_a_batch_emptied_by_compaction_is_skipped(log_dir: Path, clock: Clock) -> None:
+    """A header without records keeps its offsets, and readers see no record there (kafka-storage 2.6)."""
     empty = bytearray(HEADER_SIZE)
     seal(
         empty,
@@ -988,9 +992,9 @@ def test_a_batch_emptied_by_compaction_is_stepped_over(log_dir: Path, clock: Clo
 
 
 def test_a_brokers_cleaner_leaves_gaps_and_no_damage(log_dir: Path, clock: Clock) -> None:
-    """A broker's settings are elsewhere: its cleaner's checkpoint tells that offsets may be missing.
+    """A broker keeps its settings elsewhere, but the checkpoint of its cleaner shows that offsets may be missing.
 
-    An empty segment goes by its file's time, so it answers for all times before (kafka-storage 3.10, 8.9).
+    An empty segment has the time of its file, so lookups of all earlier times end there (kafka-storage 3.10, 8.9).
     """
     first = raw_batch([Record(b"a", b"k", timestamp=10)], 4)
     second = raw_batch([Record(b"b", b"k", timestamp=20)], 15)
@@ -1008,7 +1012,7 @@ def test_a_brokers_cleaner_leaves_gaps_and_no_damage(log_dir: Path, clock: Clock
 def test_the_last_record_before_a_gap_is_found_at_once(
     log_dir: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many offsets compaction took: no step for each of them."""
+    """The lookup does not take a step for each offset that compaction removed."""
     gap = 10**9
     many = b"".join(raw_batch([Record(b"v" * 100, b"k")], number) for number in range(200))
     marker = bytearray(E_COMMIT)
@@ -1030,13 +1034,13 @@ def test_the_last_record_before_a_gap_is_found_at_once(
         assert orders.last_offset() == 199
         assert looks < 20
         monkeypatch.undo()
-        # Of what is left nothing is a record.
+        # What is left has no records.
         orders.advance_log_start(200)
         assert orders.last_offset() is None
 
 
 def test_a_batch_with_missing_records_answers_none_for_them(log_dir: Path, clock: Clock) -> None:
-    """An offset that compaction took inside a batch has no record (kafka-storage 14.3 item 40)."""
+    """An offset that compaction removed inside a batch has no record (kafka-storage 14.3 item 40)."""
     data = bytearray(HEADER_SIZE)
     for delta in (0, 2, 4):
         data += encode_record(Record(b"%d" % delta, b"k"), offset_delta=delta, timestamp_delta=0)
@@ -1060,14 +1064,14 @@ def test_a_batch_with_missing_records_answers_none_for_them(log_dir: Path, clock
         assert orders.first_offset_from(1) == 2
 
 
-def test_everything_here_is_clean(log_dir: Path, clock: Clock) -> None:
-    """The audit of a log that was filled, rolled and closed finds nothing."""
+def test_the_audit_finds_no_error_in_a_filled_log(log_dir: Path, clock: Clock) -> None:
+    """The audit of a log that was filled, rolled and closed finds no error."""
     filled_copy(log_dir, clock)
     assert_clean(log_dir)
 
 
 class SlowDisk(Disk):
-    """One on which the first fsync of a log, and what cuts the first index, wait for each other."""
+    """A disk on which the first fsync of a .log and the first trim of an index wait for each other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -1086,12 +1090,12 @@ class SlowDisk(Disk):
         super().truncate(file, size)
         if self.is_syncing.is_set() and is_trimmed and not self.is_trimming.is_set():
             self.is_trimming.set()
-            # Not if the flush has to wait for the roll.
+            # If the flush has to wait for the roll, this wait times out.
             self.has_flushed.wait(2)
 
 
-def test_a_flush_beside_a_roll_leaves_the_indexes_alone(log_dir: Path) -> None:
-    """Until the segment is sealed, they are the roll's: it goes on, and what it writes is flushed the next time."""
+def test_a_flush_during_a_roll_leaves_the_indexes_alone(log_dir: Path) -> None:
+    """The roll owns the indexes until the segment is sealed: it continues, and the next flush covers its writes."""
     disk = SlowDisk()
     with Store(log_dir, disk=disk) as store:
         orders = store.create("orders-0")

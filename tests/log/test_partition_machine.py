@@ -1,4 +1,4 @@
-"""A partition beside a Python list: whatever is done to both, they tell the same."""
+"""Random operations on a partition, compared with a Python list."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ RECORDS = st.lists(
 
 
 class LogMachine(RuleBasedStateMachine):
-    """Appends, rolls, truncations, restarts and reads, against `batches`: the batches' records, in order."""
+    """Appends, rolls, truncations, restarts and reads, compared with `batches`: the records of each batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @property
     def model(self) -> list[Record]:
-        """Every record, the list's index being the offset."""
+        """All records; the index in the list is the offset."""
         return [record for batch in self.batches for record in batch]
 
     @property
@@ -99,7 +99,7 @@ class LogMachine(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
     def took(self, records: list[Record]) -> None:
-        """Note what was appended, in the batches that the log made of it."""
+        """Note appended records, in the batches that the log made of them."""
         before = self.end
         for batch in self.log.batches(before):
             count = batch.header.record_count
@@ -154,10 +154,10 @@ class LogMachine(RuleBasedStateMachine):
         while self.end > offset:
             last = self.batches.pop()
             if offset < first and self.end < offset:
-                # Of a batch that retention took, nothing is left that could go whole: the log ends at the offset.
+                # Retention has removed the batch, so it cannot be dropped as a whole: the log ends at the offset.
                 self.batches.append(last[: offset - self.end])
         if changed:
-            # A batch goes whole, so the log may end before the offset.
+            # A batch is dropped as a whole, so the log may end before the offset.
             self.log_start = self.written_start = min(self.log_start, offset, self.end)
 
     @precondition(lambda self: self.end > self.log_start)
@@ -179,13 +179,13 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """What the kernel has been given is there, flushed or not: the process died, not the machine."""
+        """Simulate the end of the process, not of the machine: everything written is there, flushed or not."""
         shutil.copytree(self.directory, self.root / str(self.number + 1))
         self.store.close()
         shutil.rmtree(self.directory)
         self.number += 1
         self.store = Store(self.directory, clock=self.clock)
-        # The log start may move back to what was checkpointed (kafka-storage 10.2).
+        # The log start may move back to the checkpointed one (kafka-storage 10.2).
         self.log_start = self.written_start
         self.views.clear()
 
@@ -237,7 +237,7 @@ class LogMachine(RuleBasedStateMachine):
                 (n, model[n].timestamp) for n in range(segment.base_offset, segment.next_offset)
             ]
             if segment.next_offset <= self.log_start:
-                # It is still on the disk, and no more than that.
+                # The segment is still on the disk, but below the log start.
                 continue
             if rows and max(time for _, time in rows) >= timestamp:
                 expected = next(

@@ -1,4 +1,4 @@
-"""What a log knows of its producers: sequences, epochs, transactions, snapshots (kafka-storage 9, 14.5)."""
+"""The producers of a log: sequences, epochs, transactions and snapshots (kafka-storage 9, 14.5)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_new_epoch_begins_at_zero_and_an_old_one_is_fenced(orders: Partition) 
 
 
 @pytest.mark.parametrize("age", range(5))
-def test_the_last_five_batches_are_known_again(orders: Partition, age: int) -> None:
+def test_the_last_five_batches_are_recognised_as_duplicates(orders: Partition, age: int) -> None:
     sent = [batch(1, 2 * n, b"a", b"b") for n in range(7)]
     done = [orders.append_batch(data) for data in sent]
     again = orders.append_batch(sent[6 - age])
@@ -120,7 +120,7 @@ def test_a_transaction_holds_the_stable_offset_until_its_marker(orders: Partitio
     assert aborted == AbortedTransaction(2, 3, 5, 6)
 
 
-def test_the_index_tells_the_next_open_transaction(orders: Partition) -> None:
+def test_index_entries_hold_the_last_stable_offset(orders: Partition) -> None:
     orders.append_batch(batch(1, 0, b"a", transactional=True))
     orders.append_batch(batch(2, 0, b"b", transactional=True))
     orders.end_transaction(2, 0, commit=False)
@@ -140,7 +140,7 @@ def test_a_batch_outside_an_open_transaction_is_refused(orders: Partition) -> No
     orders.append_batch(batch(1, 1, b"b"))
 
 
-def test_a_marker_may_raise_the_epoch_and_then_sequences_begin_anew(orders: Partition) -> None:
+def test_a_marker_may_raise_the_epoch_and_sequences_then_restart(orders: Partition) -> None:
     orders.append_batch(batch(1, 0, b"a", b"b", transactional=True))
     orders.end_transaction(1, 1, commit=False)
     with pytest.raises(errors.OutOfOrderSequence):
@@ -161,7 +161,7 @@ def test_a_lone_marker_ends_nothing_but_is_remembered(orders: Partition) -> None
     orders.append_batch(batch(1, 0, b"a"))
 
 
-def test_duplicates_are_known_after_the_commit(orders: Partition) -> None:
+def test_duplicates_are_recognised_after_the_commit(orders: Partition) -> None:
     sent = batch(1, 0, b"a", transactional=True)
     orders.append_batch(sent)
     orders.end_transaction(1, 0, commit=True)
@@ -203,7 +203,7 @@ def test_a_bad_batch_changes_nothing(orders: Partition, number: int) -> None:
     assert len(orders.producers) == 0
 
 
-def test_a_batch_keeps_its_bytes_but_for_offset_and_epoch(orders: Partition) -> None:
+def test_a_batch_keeps_its_bytes_except_offset_and_epoch(orders: Partition) -> None:
     orders.append([b"before"])
     data = batch(4242, 12, b"value", epoch=7)
     orders.append_batch(data)
@@ -214,7 +214,7 @@ def test_a_batch_keeps_its_bytes_but_for_offset_and_epoch(orders: Partition) -> 
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd", "uncompressed"])
-def test_a_topic_may_compress_anew_and_the_producer_stays(store: Store, codec: str) -> None:
+def test_a_batch_compressed_again_keeps_its_producer(store: Store, codec: str) -> None:
     orders = store.create(NAME)
     store.settings.set_topic("orders", "compression.type", codec)
     orders.append_batch(batch(4242, 12, b"value" * 50, b"w", epoch=7, transactional=True))
@@ -226,7 +226,7 @@ def test_a_topic_may_compress_anew_and_the_producer_stays(store: Store, codec: s
     assert [record.value for record in orders.read()] == [b"value" * 50, b"w"]
 
 
-def test_log_append_time_is_the_logs(store: Store) -> None:
+def test_log_append_time_replaces_the_time_of_the_producer(store: Store) -> None:
     orders = store.create(NAME)
     store.settings.set_topic("orders", "message.timestamp.type", "LogAppendTime")
     orders.append_batch(batch(1, 0, b"a", timestamp=5))
@@ -273,7 +273,7 @@ def test_producers_are_known_after_a_restart(log_dir: Path, clean: bool) -> None
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0", b"\0\1\0\0", bytes(10), b"\0\2" + bytes(8)])
-def test_a_bad_snapshot_is_dropped_and_the_log_tells(log_dir: Path, damage: bytes) -> None:
+def test_a_damaged_snapshot_is_rebuilt_from_the_log(log_dir: Path, damage: bytes) -> None:
     with Store(log_dir, clock=lambda: NOW) as store:
         orders = store.create(NAME)
         orders.append_batch(batch(1, 0, b"a"))
@@ -286,8 +286,8 @@ def test_a_bad_snapshot_is_dropped_and_the_log_tells(log_dir: Path, damage: byte
     assert snapshots(orders) == [1, 2]
 
 
-def test_snapshots_beyond_the_end_and_strays_go(log_dir: Path) -> None:
-    """Of those at no segment's base only the newest stays, if it lies above all bases (14.5, 62, 66)."""
+def test_stray_snapshots_and_those_beyond_the_end_are_removed(log_dir: Path) -> None:
+    """Of the snapshots at no base offset only the newest stays, if it is above all base offsets (14.5, 62, 66)."""
     with Store(log_dir, clock=lambda: NOW) as store:
         orders = store.create(NAME)
         for number in range(4):
@@ -300,7 +300,7 @@ def test_snapshots_beyond_the_end_and_strays_go(log_dir: Path) -> None:
         assert snapshots(orders) == [4, 5]
 
 
-def test_truncation_brings_the_producers_back(store: Store) -> None:
+def test_truncation_restores_the_producers(store: Store) -> None:
     orders = store.create(NAME)
     orders.append_batch(batch(1, 0, b"a"))
     orders.append_batch(batch(2, 0, b"b", transactional=True))
@@ -335,7 +335,7 @@ def test_idle_producers_expire_and_open_transactions_do_not(log_dir: Path) -> No
 
 
 @pytest.mark.parametrize("recover", [False, True])
-def test_a_snapshot_is_read_without_those_that_were_idle(log_dir: Path, recover: bool) -> None:
+def test_idle_producers_are_not_loaded_from_a_snapshot(log_dir: Path, recover: bool) -> None:
     with Store(log_dir, clock=lambda: NOW) as store:
         orders = store.create(NAME)
         orders.append_batch(batch(1, 0, b"a"))
@@ -344,8 +344,8 @@ def test_a_snapshot_is_read_without_those_that_were_idle(log_dir: Path, recover:
         assert [entry.producer_id for entry in store[NAME].producers.entries()] == [2]
 
 
-def test_a_repetition_may_roll(store: Store) -> None:
-    """The log is rolled before the producer is judged, as in Kafka."""
+def test_a_duplicate_may_roll_the_log(store: Store) -> None:
+    """The log rolls before the producer's sequence is checked, as in Kafka."""
     store.settings.set_topic("orders", "segment.bytes", "100")
     orders = store.create(NAME)
     again = batch(1, 0, b"a" * 30)
@@ -355,7 +355,7 @@ def test_a_repetition_may_roll(store: Store) -> None:
 
 
 def test_a_store_without_snapshots_that_was_closed_cleanly_gets_empty_ones(log_dir: Path) -> None:
-    """As from a release that wrote none: for the last two bases and the log end (14.6, 74)."""
+    """A log of a release without snapshots gets them at the last two base offsets and the log end (14.6, 74)."""
     with Store(log_dir, clock=lambda: NOW) as store:
         orders = store.create(NAME)
         orders.append([b"a"])
@@ -379,7 +379,7 @@ def test_a_read_only_store_writes_no_snapshot(log_dir: Path) -> None:
     assert snapshots(orders) == []
 
 
-def test_a_transaction_index_that_cannot_be_is_made_anew(log_dir: Path) -> None:
+def test_an_impossible_transaction_index_is_rebuilt(log_dir: Path) -> None:
     with Store(log_dir, clock=lambda: NOW) as store:
         orders = store.create(NAME)
         orders.append_batch(batch(1, 0, b"a", transactional=True))
@@ -397,7 +397,7 @@ def test_a_transaction_index_that_cannot_be_is_made_anew(log_dir: Path) -> None:
 def test_an_abort_that_the_log_does_not_have_is_an_error(
     log_dir: Path, entry: tuple[int, int, int, int]
 ) -> None:
-    """An entry of a transaction index without its marker hides records that were committed; a reindex mends it."""
+    """The audit reports an index entry without its marker, which hides committed records; a reindex repairs it."""
     with Store(log_dir, clock=lambda: NOW) as store:
         orders = store.create(NAME)
         orders.append_batch(batch(1, 0, b"a", transactional=True))
@@ -415,7 +415,7 @@ def test_an_abort_that_the_log_does_not_have_is_an_error(
     assert list(check(log_dir)) == []
 
 
-def test_a_marker_has_the_topics_kind_of_time(store: Store) -> None:
+def test_a_marker_has_the_timestamp_type_of_the_topic(store: Store) -> None:
     store.settings.set_topic("orders", "message.timestamp.type", "LogAppendTime")
     orders = store.create(NAME)
     orders.end_transaction(1, 0, commit=True)
@@ -425,7 +425,7 @@ def test_a_marker_has_the_topics_kind_of_time(store: Store) -> None:
 
 
 def test_an_index_without_room_stays_sparse(log_dir: Path) -> None:
-    """Recovery makes an entry for each batch now, and there is room for three."""
+    """Recovery would make an entry for each batch, but the index has space for three."""
     with Store(log_dir, clock=lambda: NOW) as store:
         orders = store.create(NAME)
         for value in range(9):

@@ -1,4 +1,4 @@
-"""Reading with isolation level read_committed: by offset, by time, in bulk, as text, on a mount, at a prompt."""
+"""Reading with isolation level read_committed: by offset, by time, in bulk, as text, on a mount, by commands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAME = "orders-0"
 
 @pytest.fixture
 def orders(store: Store) -> Partition:
-    """Offsets 0 a, 1 B (aborted), 2 c, 3 abort; 4 D, 5 commit; 6 e, 7 F (open), 8 g."""
+    """A log with offsets 0 a, 1 B (aborted), 2 c, 3 abort; 4 D, 5 commit; 6 e, 7 F (open), 8 g."""
     orders = store.create(NAME)
     orders.append([b"a"])
     orders.append_batch(batch(1, 0, b"B", transactional=True))
@@ -52,7 +52,7 @@ def lines(partition: Partition, start: int | None = None, end: int | None = None
     return data
 
 
-def test_only_what_is_certain_is_read(orders: Partition) -> None:
+def test_only_committed_records_below_the_stable_offset_are_read(orders: Partition) -> None:
     assert values(orders) == [b"a", b"c", b"D", b"e"]
     assert orders.committed.log_end_offset == 7
     assert [record.offset for record in orders.committed.read(2)] == [2, 4, 6]
@@ -79,13 +79,13 @@ def test_a_hidden_record_is_none_and_the_end_is_out_of_range(orders: Partition) 
 @pytest.mark.parametrize(
     ("count", "offset"), [(0, 7), (1, 6), (2, 4), (3, 2), (4, 0), (5, 0), (99, 0)]
 )
-def test_the_last_records_are_counted_without_the_hidden(
+def test_the_last_records_are_counted_without_hidden_ones(
     orders: Partition, count: int, offset: int
 ) -> None:
     assert orders.committed.offset_of_last(count) == offset
 
 
-def test_the_text_leaves_the_hidden_out_and_grows_with_what_becomes_certain(
+def test_the_text_omits_hidden_records_and_grows_as_transactions_end(
     orders: Partition,
 ) -> None:
     text = orders.committed.text(View.LINES)
@@ -109,7 +109,7 @@ def test_ranges(orders: Partition, start: int, end: int | None) -> None:
     assert lines(orders, start, end) == wanted
 
 
-def test_a_time_leads_to_a_record_that_is_shown(store: Store) -> None:
+def test_a_time_lookup_can_skip_hidden_records(store: Store) -> None:
     orders = store.create(NAME)
     orders.append_batch(batch(1, 0, b"A", transactional=True, timestamp=NOW - 9))
     orders.end_transaction(1, 0, commit=False)
@@ -125,8 +125,8 @@ def test_a_time_leads_to_a_record_that_is_shown(store: Store) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_against_a_plain_model(log_dir: Path, seed: int) -> None:
-    """Many producers, rolls and restarts; every answer against what a dict of transactions says."""
+def test_random_transactions_agree_with_a_plain_model(log_dir: Path, seed: int) -> None:
+    """With many producers, rolls and restarts, every kind of read agrees with a dict of the records."""
     chance = random.Random(seed)
     with Store(log_dir, clock=lambda: NOW) as store:
         store.create(NAME)
@@ -198,7 +198,7 @@ def _one_step(
         orders.roll(NOW)
 
 
-def test_cat_and_tail_take_the_isolation_level(log_dir: Path, orders: Partition) -> None:
+def test_cat_and_tail_accept_the_isolation_level(log_dir: Path, orders: Partition) -> None:
     store_of = [sys.executable, "-m", "logfs"]
 
     def logfs(*words: str) -> bytes:
@@ -216,7 +216,7 @@ def test_cat_and_tail_take_the_isolation_level(log_dir: Path, orders: Partition)
     assert b"read_uncommitted, read_committed" in done.stderr
 
 
-def test_a_mount_hides_what_is_not_committed(
+def test_a_mount_hides_uncommitted_records(
     log_dir: Path, store: Store, orders: Partition, request: pytest.FixtureRequest
 ) -> None:
     store.close()
@@ -240,10 +240,10 @@ def txn_index_of(log_dir: Path) -> Path:
 
 
 @pytest.mark.parametrize("late", [True, False])
-def test_an_aborted_transaction_is_hidden_before_the_index_tells_of_it(
+def test_an_aborted_transaction_is_hidden_before_its_index_entry_is_written(
     log_dir: Path, tmp_path: Path, late: bool
 ) -> None:
-    """A broker writes the entry behind its marker: who reads beside it waits for that, and not for ever."""
+    """A broker writes the entry after the marker; a reader beside it waits for the entry, but not for ever."""
     away = tmp_path / "away"
     with Store(log_dir, clock=lambda: NOW) as store, Store(log_dir, read_only=True) as beside:
         orders = store.create(NAME)
@@ -260,14 +260,14 @@ def test_an_aborted_transaction_is_hidden_before_the_index_tells_of_it(
         if late:
             away.rename(txn_index_of(log_dir))
         wait_for(lambda: (beside.refresh(), seen.committed.log_end_offset)[1] == 3)
-        # Without an entry the marker is that of no transaction.
+        # Without an index entry the marker ends no transaction.
         assert values(seen) == ([b"c"] if late else [b"B", b"c"])
         if not late:
             away.rename(txn_index_of(log_dir))
 
 
 def test_a_roll_does_not_wait_for_the_transaction_index(log_dir: Path, tmp_path: Path) -> None:
-    """What follows a marker without a transaction is shown, though its segment is not looked at again."""
+    """Records after a marker without an entry are shown, although a sealed segment is not looked at again."""
     away = tmp_path / "away"
     with Store(log_dir, clock=lambda: NOW) as store, Store(log_dir, read_only=True) as beside:
         orders = store.create(NAME)

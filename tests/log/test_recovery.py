@@ -1,4 +1,4 @@
-"""What an opening makes of files that a crash, a hand or a disk has changed."""
+"""Opening a log whose files were changed by a crash, by hand or by a disk."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HOUR_MS = 3_600_000
 
 
 def fill(log_dir: Path, clock: Clock, *, settings: dict[str, str] | None = None) -> None:
-    """A log of some segments, closed cleanly; each record is a minute later than the one before."""
+    """Write a log of `SEGMENTS` segments and close it cleanly; each record is a minute later than the one before."""
     with Store(log_dir, clock=clock) as store:
         for name, value in {"index.interval.bytes": "200", **(settings or {})}.items():
             store.settings.set_topic("orders", name, value)
@@ -46,7 +46,7 @@ def fill(log_dir: Path, clock: Clock, *, settings: dict[str, str] | None = None)
 
 
 def hold(log: Reader, first: int = 0, end: int = SEGMENTS * RECORDS) -> None:
-    """Every record is there, and is found by offset and by time."""
+    """Assert that the log has the records [first, end), and that each is found by time."""
     records = list(log.read())
     assert [record.offset for record in records] == list(range(first, end))
     for record in records:
@@ -83,10 +83,10 @@ def cut_odd(path: Path) -> None:
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
 @pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize("read_only", [False, True])
-def test_an_index_that_cannot_be_right_is_made_again(
+def test_an_impossible_index_is_rebuilt(
     ruin: object, suffix: str, number: int, read_only: bool, log_dir: Path, clock: Clock
 ) -> None:
-    """After a clean shutdown, in a segment below the recovery point; nothing is deleted on its word."""
+    """An index below the recovery point is rebuilt even after a clean shutdown, and no segment is deleted by it."""
     fill(log_dir, clock)
     assert callable(ruin)
     ruin(segment_file(log_dir, number, suffix))
@@ -96,16 +96,16 @@ def test_an_index_that_cannot_be_right_is_made_again(
             assert store.retain() == 0
         hold(store[NAME])
     if read_only:
-        # What a store that only reads has found wrong, the next one mends.
+        # A read-only store changes no file; the next writable store repairs the index.
         with Store(log_dir, clock=clock) as store:
             hold(store[NAME])
 
 
 @pytest.mark.parametrize("suffix", [".index", ".timeindex", ".textindex"])
-def test_the_index_of_the_last_segment_is_made_again(
+def test_an_impossible_index_of_the_last_segment_is_rebuilt(
     suffix: str, log_dir: Path, clock: Clock
 ) -> None:
-    """The same for the segment that appends go to."""
+    """An index of the segment that appends go to is rebuilt as well."""
     for ruin in (zero, empty, cut_odd, leave_room):
         shutil.rmtree(log_dir, ignore_errors=True)
         fill(log_dir, clock)
@@ -114,8 +114,8 @@ def test_the_index_of_the_last_segment_is_made_again(
             hold(store[NAME])
 
 
-def test_a_time_index_that_is_too_early_for_the_last_segment(log_dir: Path, clock: Clock) -> None:
-    """Its last entry says that an earlier record is no later, and the log says that it is: the log is closed well."""
+def test_a_last_time_entry_that_is_too_early_is_replaced(log_dir: Path, clock: Clock) -> None:
+    """A last entry below the time of an earlier record is replaced, and the log can be appended to and closed."""
     with Store(log_dir, clock=clock) as store:
         orders = store.create(NAME)
         for timestamp in (10_000, 5_000):
@@ -133,10 +133,10 @@ def test_a_time_index_that_is_too_early_for_the_last_segment(log_dir: Path, cloc
 
 @pytest.mark.parametrize(("suffix", "width"), [(".index", 8), (".timeindex", 12)])
 @pytest.mark.parametrize("read_only", [False, True])
-def test_an_entry_that_the_log_denies_is_not_believed(
+def test_an_index_entry_that_contradicts_the_log_is_not_used(
     suffix: str, width: int, read_only: bool, log_dir: Path, clock: Clock
 ) -> None:
-    """Whatever number an entry of Kafka's indexes holds, no lookup passes over a record."""
+    """No lookup misses a record, whatever numbers the entries of Kafka's indexes hold."""
     fill(log_dir, clock)
     shutil.copytree(log_dir, log_dir.with_name("copy"))
     index = segment_file(log_dir.with_name("copy"), 1, suffix)
@@ -147,7 +147,7 @@ def test_an_entry_that_the_log_denies_is_not_believed(
     for at in ends:
         for number in (0, 1, 700, 2**31 - 1, -1):
             index.write_bytes(data[:at] + number.to_bytes(4, "big", signed=True) + data[at + 4 :])
-            # With it, Kafka's offset index would not be asked.
+            # With a text index, Kafka's offset index would not be used.
             text.unlink(missing_ok=True)
             with Store(log_dir.with_name("copy"), clock=clock, read_only=read_only) as store:
                 hold(store[NAME])
@@ -155,10 +155,10 @@ def test_an_entry_that_the_log_denies_is_not_believed(
 
 @pytest.mark.parametrize("suffix", [".index", ".timeindex", ".textindex"])
 @pytest.mark.parametrize("read_only", [False, True])
-def test_exchanged_indexes_are_not_believed(
+def test_exchanged_indexes_are_not_used(
     suffix: str, read_only: bool, log_dir: Path, clock: Clock
 ) -> None:
-    """Those of two segments in each other's place: no lookup misses a record, and the log goes on."""
+    """If two segments have each other's indexes, no lookup misses a record, and appends continue."""
     fill(log_dir, clock)
     copy = log_dir.with_name("copy")
     for first, second in itertools.combinations(range(SEGMENTS), 2):
@@ -190,9 +190,9 @@ def test_last_segments_without_a_batch_are_no_evidence_of_loss(
     log_dir: Path,
     clock: Clock,
 ) -> None:
-    """The file before them is short, and nobody was promised what is missing: the log ends there, undamaged.
+    """If the file before them is short and the missing records were never durable, the log ends there, undamaged.
 
-    Or its end is zeros, as ext4 leaves what was written to a block that has room.
+    The end of that file may also be zeros, as ext4 leaves bytes that were written to a block with free space.
     """
     fill(log_dir, clock)
     for path in (log_dir / ".kafka_cleanshutdown", log_dir / "recovery-point-offset-checkpoint"):
@@ -218,10 +218,8 @@ def test_last_segments_without_a_batch_are_no_evidence_of_loss(
     assert kept == ([start] if ruin is keep_the_start else [])
 
 
-def test_offsets_are_not_given_out_again_where_all_files_are_gone(
-    log_dir: Path, clock: Clock
-) -> None:
-    """What was durable is lost, but its offsets are not another record's."""
+def test_offsets_are_not_reused_if_all_files_are_gone(log_dir: Path, clock: Clock) -> None:
+    """After the loss of all .log files no new record gets the offset of a record that was durable."""
     fill(log_dir, clock)
     for path in (log_dir / NAME).glob("*.log"):
         path.unlink()
@@ -231,8 +229,8 @@ def test_offsets_are_not_given_out_again_where_all_files_are_gone(
     shutil.rmtree(log_dir)
 
 
-def test_the_audit_misses_the_oldest_segment(log_dir: Path, clock: Clock) -> None:
-    """Whoever removed it, it was not retention; and what retention takes is not missed."""
+def test_the_audit_reports_a_missing_oldest_segment(log_dir: Path, clock: Clock) -> None:
+    """The audit reports the oldest segment if something other than retention removed it, and only then."""
     fill(log_dir, clock)
     with Store(log_dir, clock=clock) as store:
         store.settings.set_topic("orders", "retention.bytes", "9000")
@@ -248,10 +246,10 @@ def test_the_audit_misses_the_oldest_segment(log_dir: Path, clock: Clock) -> Non
 
 @pytest.mark.parametrize("below", [RECORDS, RECORDS + 3, 2 * RECORDS + 1])
 @pytest.mark.parametrize("read_only", [False, True])
-def test_times_are_found_while_segments_below_the_log_start_are_there(
+def test_times_are_found_while_segments_below_the_log_start_exist(
     below: int, read_only: bool, log_dir: Path, clock: Clock
 ) -> None:
-    """Records that were deleted by offset hide none of the others."""
+    """Records that were deleted by offset hide no other record from time lookups."""
     fill(log_dir, clock)
     begun = clock.now_ms
     with Store(log_dir, clock=clock) as store:
@@ -266,7 +264,7 @@ def test_times_are_found_while_segments_below_the_log_start_are_there(
 
 
 class _Stopping(Disk):
-    """A disk at which the process is interrupted, as by Ctrl-C, at one of the calls that change something."""
+    """A disk that raises `KeyboardInterrupt`, as for Ctrl-C, at one of the calls that change something."""
 
     def __init__(self, calls: int) -> None:
         super().__init__()
@@ -309,10 +307,10 @@ def compact(log_dir: Path, clock: Clock, disk: Disk) -> None:
 
 
 @pytest.mark.parametrize("work", [reindex, compact])
-def test_work_that_is_interrupted_at_any_call_leaves_a_log_that_reads_right(
+def test_a_reindex_or_compaction_interrupted_at_any_call_leaves_a_readable_log(
     work: object, tmp_path: Path, clock: Clock
 ) -> None:
-    """Before anything mends it, and after the same work was begun again and finished."""
+    """Reads are right after the interruption, and after the same operation has been repeated and finished."""
     assert callable(work)
     original = tmp_path / "original"
     settings = {"cleanup.policy": "compact"} if work is compact else {}
@@ -344,8 +342,8 @@ def test_work_that_is_interrupted_at_any_call_leaves_a_log_that_reads_right(
     assert calls > 10
 
 
-def test_a_watched_disk_has_all_that_a_disk_has() -> None:
-    """A call that it does not pass on would go by the wrong files."""
+def test_a_checked_disk_has_all_methods_of_a_disk() -> None:
+    """A call that a `CheckedDisk` did not pass on would bypass the wrapped disk."""
     own = {name for name in vars(CheckedDisk) if not name.startswith("_")}
     own |= {"hold", "writable", "failure", "read_only"}
     public = {name for name in vars(Disk) if not name.startswith("_")}
@@ -355,10 +353,10 @@ def test_a_watched_disk_has_all_that_a_disk_has() -> None:
 @pytest.mark.parametrize("is_clean", [True, False])
 @pytest.mark.parametrize("recover", [True, False])
 @pytest.mark.parametrize("at", [RECORDS // 2, SEGMENTS * RECORDS - 5])
-def test_an_empty_file_within_a_segment_costs_nothing(
+def test_an_empty_file_within_a_segment_is_ignored(
     log_dir: Path, clock: Clock, is_clean: bool, recover: bool, at: int
 ) -> None:
-    """It is no segment to append to, nor evidence that the one before ends there: nothing is cut off or damaged."""
+    """The file takes no appends and does not end the segment before it: nothing is cut off or damaged."""
     fill(log_dir, clock)
     (log_dir / NAME / f"{names.stem(at)}.log").touch()
     if not is_clean:
@@ -377,7 +375,7 @@ def test_an_empty_file_within_a_segment_costs_nothing(
 def test_a_segment_under_a_wrong_name_keeps_its_bytes(
     log_dir: Path, clock: Clock, clean: bool
 ) -> None:
-    """None of its batches can be one of the log there; the new segment does not take the place of its bytes."""
+    """None of its batches is valid under that name, but a new segment does not overwrite its bytes."""
     fill(log_dir, clock)
     if not clean:
         (log_dir / ".kafka_cleanshutdown").unlink()
@@ -393,8 +391,10 @@ def test_a_segment_under_a_wrong_name_keeps_its_bytes(
 
 
 @pytest.mark.parametrize("start", [SEGMENTS * RECORDS + 1, 2**63 - 1])
-def test_a_log_start_behind_the_end_takes_nothing(log_dir: Path, clock: Clock, start: int) -> None:
-    """After a clean close it cannot be right: a wrong digit in a file without a checksum deletes no record."""
+def test_a_log_start_beyond_the_end_deletes_nothing(
+    log_dir: Path, clock: Clock, start: int
+) -> None:
+    """After a clean close that offset must be wrong: a bad digit in a file without a checksum deletes no record."""
     fill(log_dir, clock)
     path = log_dir / "log-start-offset-checkpoint"
     path.write_text(f"0\n1\norders 0 {start}\n")
@@ -408,10 +408,10 @@ def test_a_log_start_behind_the_end_takes_nothing(log_dir: Path, clock: Clock, s
 
 
 @pytest.mark.parametrize("read_only", [True, False])
-def test_a_segment_without_its_bytes_hides_no_time_behind_it(
+def test_an_emptied_segment_hides_no_later_time(
     log_dir: Path, clock: Clock, read_only: bool
 ) -> None:
-    """The time of the empty file is that of no record."""
+    """The time of an emptied file is not the time of a record, so the lookup continues after it."""
     fill(log_dir, clock)
     empty(segment_file(log_dir, 1, names.LOG))
     with Store(log_dir, clock=clock, read_only=read_only) as store:
@@ -426,7 +426,7 @@ def test_a_segment_without_its_bytes_hides_no_time_behind_it(
 
 
 def test_an_empty_last_segment_has_no_entries(log_dir: Path, clock: Clock) -> None:
-    """Whatever its index files hold, under a clean marker too: an index full of zeros takes no entry more."""
+    """Its index files are ignored, even after a clean shutdown: an index full of zeros would take no new entry."""
     fill(log_dir, clock)
     end = SEGMENTS * RECORDS
     stem = log_dir / NAME / f"{end:020}"

@@ -1,4 +1,4 @@
-"""Splits of a log for readers in other processes: which records they give, and what they say of damage."""
+"""Splits of a log for readers in other processes: which records they give, and how they report damage."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_an_aborted_batch_after_a_gap_is_left_out_of_pieces(log_dir: Path) -> None:
-    """The last batch of a segment, after offsets that compaction has removed, is judged like any other."""
+def test_an_aborted_batch_after_a_gap_is_left_out_of_splits(log_dir: Path) -> None:
+    """An aborted batch at the end of a segment, after offsets that compaction removed, is left out like any other."""
     with Store(log_dir, clock=lambda: NOW) as store:
         orders = store.create(NAME)
         for value in (b"a", b"b", b"c"):
@@ -45,10 +45,10 @@ def test_an_aborted_batch_after_a_gap_is_left_out_of_pieces(log_dir: Path) -> No
 
 @pytest.mark.parametrize("codec", [0, 1])
 @pytest.mark.parametrize("gap", [0, 5])
-def test_a_batch_with_malformed_records_is_an_error_among_pieces(
+def test_a_batch_with_malformed_records_is_reported_within_a_split(
     tmp_path: Path, codec: int, gap: int
 ) -> None:
-    """A batch with a valid checksum and malformed records is told as damage, and reading goes on after it."""
+    """A batch with a valid checksum and malformed records is reported as damage, and reading continues after it."""
     malformed = bytearray(HEADER_SIZE) + b"no record"
     seal(
         malformed,

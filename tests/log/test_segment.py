@@ -1,4 +1,4 @@
-"""One segment: index cadence, rolling figures, truncation, time lookups (kafka-storage 3.3, 4.1, 14.1)."""
+"""One segment: index intervals, limits for rolling, truncation, time lookups (kafka-storage 3.3, 4.1, 14.1)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def batch_bytes(records: list[Record], base: int) -> bytearray:
 
 
 def put(segment: Segment, base: int, *records: Record, interval: int = 4096) -> int:
-    """Append one batch at an offset; its size."""
+    """Append one batch at an offset, and return its size."""
     (new,) = build_records(records, BatchFormat(), NOW).batches
     assign_offset(new.data, base, 0)
     text = new.text._replace(envelopes=new.text.envelopes + offset_digits(base, new.record_count))
@@ -46,7 +46,7 @@ def fresh(path: Path, base: int, config: LogConfig = CONFIG) -> Segment:
 
 
 def found_offsets(segment: Segment, offset: int) -> list[int]:
-    """The offsets of all records of the batches that a read at `offset` gives."""
+    """Return the offsets of all records of the batches that a read at `offset` gives."""
     offsets = []
     for found in segment.batches_from(offset):
         assert not isinstance(found, Damage)
@@ -67,11 +67,11 @@ def index_bytes(path: Path, base: int) -> list[bytes]:
     return [stem.with_suffix(end).read_bytes() for end in (".index", ".timeindex")]
 
 
-# Index cadence.
+# Index intervals.
 
 
 def fill_example(segment: Segment) -> None:
-    """Batches of 3 records and 388 bytes from offset 100 on (kafka-storage 3.3)."""
+    """Append batches of 3 records and 388 bytes from offset 100 on (kafka-storage 3.3)."""
     for n in range(12):
         base = 100 + 3 * n
         records = [Record(b"v" * 100, timestamp=5000 + base + i - 100) for i in range(3)]
@@ -79,7 +79,7 @@ def fill_example(segment: Segment) -> None:
 
 
 def test_entries_are_added_as_in_the_example(tmp_path: Path) -> None:
-    """Interval 1000 and batches of 388 bytes: 111@1164, 120@2328, 129@3492 (kafka-storage 3.3, 16)."""
+    """Batches of 388 bytes at interval 1000 get 111@1164, 120@2328, 129@3492 (kafka-storage 3.3, 16)."""
     segment = fresh(tmp_path, 100)
     fill_example(segment)
     assert list(segment.offset_index) == [(111, 1164), (120, 2328), (129, 3492)]
@@ -97,7 +97,7 @@ def test_entries_are_added_as_in_the_example(tmp_path: Path) -> None:
 
 
 def test_a_rebuild_gives_the_same_bytes(tmp_path: Path) -> None:
-    """Recovery's cadence makes byte-identical indexes (kafka-storage 3.4)."""
+    """Recovery uses the same interval and makes byte-identical indexes (kafka-storage 3.4)."""
     (tmp_path / "live").mkdir()
     segment = fresh(tmp_path / "live", 100)
     fill_example(segment)
@@ -110,7 +110,7 @@ def test_a_rebuild_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_the_first_batch_never_gets_an_entry_and_the_interval_is_strict(tmp_path: Path) -> None:
-    """An entry is due when more than the interval was written since the last (kafka-storage 3.3)."""
+    """An entry is due when more bytes than the interval were written since the last one (kafka-storage 3.3)."""
     segment = fresh(tmp_path, 0)
     size = put(segment, 0, Record(b"v", timestamp=1), interval=0)
     assert len(segment.offset_index) == 0
@@ -121,7 +121,7 @@ def test_the_first_batch_never_gets_an_entry_and_the_interval_is_strict(tmp_path
 
 
 def test_a_time_entry_names_the_batch_with_the_greatest_timestamp(tmp_path: Path) -> None:
-    """The offset in it is the last of that batch, the earliest such batch on ties (kafka-storage 2.9.2)."""
+    """The entry has the last offset of that batch, and on ties of the earliest such batch (kafka-storage 2.9.2)."""
     segment = fresh(tmp_path, 0)
     put(segment, 0, Record(b"", timestamp=9), Record(b"", timestamp=50), Record(b"", timestamp=7))
     put(segment, 3, Record(b"", timestamp=50), interval=0)
@@ -144,8 +144,8 @@ def test_sealing_writes_the_closing_entries_and_trims(tmp_path: Path) -> None:
     assert segment.path.stat().st_size == size
 
 
-def test_no_timestamps_leave_the_time_index_empty(tmp_path: Path) -> None:
-    """Records without timestamps get no time entry, not even at the end (kafka-storage 3.2)."""
+def test_records_without_timestamps_leave_the_time_index_empty(tmp_path: Path) -> None:
+    """Records without timestamps get no time entry, not even when the segment is sealed (kafka-storage 3.2)."""
     segment = fresh(tmp_path, 0)
     for n in range(5):
         put(segment, n, Record(b"v", timestamp=-1), interval=0)
@@ -159,14 +159,14 @@ def test_no_timestamps_leave_the_time_index_empty(tmp_path: Path) -> None:
 
 
 def test_an_empty_segment_gives_nothing(tmp_path: Path) -> None:
-    """A read of an empty segment is nothing (kafka-storage 14.1 item 2)."""
+    """A read of an empty segment gives no batch (kafka-storage 14.1 item 2)."""
     segment = fresh(tmp_path, 40)
     assert found_offsets(segment, 40) == []
     assert segment.find_batch(40) is None
     assert segment.next_offset == 40
 
 
-def test_reads_before_and_behind(tmp_path: Path) -> None:
+def test_reads_before_the_first_and_after_the_last_record(tmp_path: Path) -> None:
     """Below the first record a read begins at it, past the last it gives nothing (kafka-storage 14.1 items 3, 4)."""
     segment = fresh(tmp_path, 40)
     segment.gaps = True
@@ -176,7 +176,7 @@ def test_reads_before_and_behind(tmp_path: Path) -> None:
     assert found_offsets(segment, 53) == []
 
 
-def test_a_read_in_a_gap_begins_behind_it(tmp_path: Path) -> None:
+def test_a_read_in_a_gap_begins_after_it(tmp_path: Path) -> None:
     """With batches 50-51 and 60-61, a read at 55 starts at 60 (kafka-storage 14.1 item 5)."""
     compacted = LogConfig(cleanup_policy=frozenset({"compact"}))
     first = batch_bytes([Record(b"a", b"k"), Record(b"b", b"k")], 50)
@@ -196,10 +196,10 @@ def test_a_read_in_a_gap_begins_behind_it(tmp_path: Path) -> None:
     ("timestamp", "offset"),
     [(420, 42), (421, 43), (430, 43), (431, 44), (491, None), (401, 41), (399, 40)],
 )
-def test_time_lookups_have_kafkas_figures(
+def test_time_lookups_give_kafkas_results(
     tmp_path: Path, timestamp: int, offset: int | None
 ) -> None:
-    """Timestamps 10 i at offsets 40 to 49 (kafka-storage 14.1 item 11)."""
+    """With timestamps 10 * offset at offsets 40 to 49, lookups give Kafka's results (kafka-storage 14.1 item 11)."""
     from logfs.format.base.names import TopicPartition
     from logfs.log.append.partition import Partition
 
@@ -221,7 +221,7 @@ def rolls(segment: Segment, size: int, last: int, timestamp: int, now: int = NOW
 
 
 def test_a_segment_rolls_when_a_batch_does_not_fit(tmp_path: Path) -> None:
-    """Size 70 and 70 more: rolls at segment.bytes 139, not at 140 (kafka-storage 4.1)."""
+    """With 70 bytes, 70 more roll the segment at segment.bytes 139 and not at 140 (kafka-storage 4.1)."""
     segment = fresh(tmp_path, 0)
     assert put(segment, 0, Record(b"v", b"k")) == 70
     assert rolls(segment, 70, 1, NOW, segment_bytes=139)
@@ -229,9 +229,7 @@ def test_a_segment_rolls_when_a_batch_does_not_fit(tmp_path: Path) -> None:
 
 
 def test_a_segment_rolls_by_record_time(tmp_path: Path) -> None:
-    """A difference of 500 ms rolls at segment.ms 499, not at 500, whatever the wall clock says
-    (kafka-storage 4.1).
-    """
+    """A difference of 500 ms rolls at segment.ms 499, not at 500, at any wall-clock time (kafka-storage 4.1)."""
     segment = fresh(tmp_path, 0)
     put(segment, 0, Record(b"v", timestamp=1000))
     for now in (NOW, NOW + 10**9):
@@ -249,7 +247,7 @@ def test_a_segment_without_timestamps_rolls_by_the_clock(tmp_path: Path) -> None
 
 
 def test_an_empty_segment_never_rolls_by_time(tmp_path: Path) -> None:
-    """However old it is: it has no first timestamp (kafka-storage 4.1, 14.1 item 21, 14.6 item 70)."""
+    """An empty segment has no first timestamp to roll by (kafka-storage 4.1, 14.1 item 21, 14.6 item 70)."""
     segment = fresh(tmp_path, 0)
     assert not rolls(segment, 70, 0, 10**15, NOW + 10**12, segment_ms=1)
 
@@ -265,7 +263,7 @@ def test_compaction_lag_rolls_compacted_topics(tmp_path: Path) -> None:
 
 
 def test_jitter_brings_the_roll_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The threshold is segment.ms less the segment's own jitter, drawn once (kafka-storage 4.1, 14.6 item 71)."""
+    """The limit is segment.ms minus the segment's jitter, which is drawn once (kafka-storage 4.1, 14.6 item 71)."""
     monkeypatch.setattr("random.randrange", lambda _: 1020)
     config = LogConfig(segment_ms=500, segment_jitter_ms=100)
     segment = fresh(tmp_path, 0, config)
@@ -275,8 +273,9 @@ def test_jitter_brings_the_roll_forward(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_offsets_that_do_not_fit_roll(tmp_path: Path) -> None:
-    """Offset 2147483648 on base 0 rolls, 2147483647 does not, nor may one lie below the base
-    (kafka-storage 4.1, 14.1 item 1).
+    """On base 0, offset 2147483648 rolls and 2147483647 does not; an offset below the base rolls, too.
+
+    See kafka-storage 4.1, 14.1 item 1.
     """
     segment = fresh(tmp_path, 0)
     assert rolls(segment, 70, 2**31, NOW)
@@ -286,7 +285,7 @@ def test_offsets_that_do_not_fit_roll(tmp_path: Path) -> None:
 
 
 def test_a_full_index_rolls(tmp_path: Path) -> None:
-    """segment.index.bytes 48 is 6 offset and 4 time slots: full when the time index holds 3 (kafka-storage 4.1)."""
+    """segment.index.bytes 48 gives 6 offset and 4 time slots: 3 time entries roll the segment (kafka-storage 4.1)."""
     config = LogConfig(segment_index_bytes=48)
     segment = fresh(tmp_path, 0, config)
     assert (segment.offset_index.capacity, segment.time_index.capacity) == (6, 4)
@@ -295,7 +294,7 @@ def test_a_full_index_rolls(tmp_path: Path) -> None:
         put(segment, n, Record(b"v", timestamp=n), interval=0)
     assert len(segment.time_index) == 3
     assert rolls(segment, 70, 4, 4)
-    # Without timestamps it is the offset index that fills.
+    # Without timestamps the offset index becomes full.
     (tmp_path / "b").mkdir()
     other = fresh(tmp_path / "b", 0, config)
     for n in range(7):
@@ -308,8 +307,8 @@ def test_a_full_index_rolls(tmp_path: Path) -> None:
 # Truncation.
 
 
-def test_truncation_keeps_what_is_below(tmp_path: Path) -> None:
-    """Two records a round, truncated to the second: the first stays, many times over (kafka-storage 14.1 item 7)."""
+def test_truncation_keeps_the_records_below(tmp_path: Path) -> None:
+    """Each round appends two records and truncates the second: the first ones stay (kafka-storage 14.1 item 7)."""
     segment = fresh(tmp_path, 40)
     for offset in range(40, 70):
         put(segment, offset, Record(b"keep"), interval=0)
@@ -324,9 +323,10 @@ def test_truncation_keeps_what_is_below(tmp_path: Path) -> None:
     )
 
 
-def test_truncation_brings_timestamp_and_offset_back(tmp_path: Path) -> None:
-    """30 messages at interval 2 size - 1 have 14 time entries; after truncateTo(41) 0, timestamp
-    400, offset 41 (14.1 item 9).
+def test_truncation_resets_the_timestamp_and_the_next_offset(tmp_path: Path) -> None:
+    """30 messages at interval 2 * size - 1 have 14 time entries; after a truncation to 41 there are none.
+
+    The largest timestamp is then 400, and the next offset 41 (14.1 item 9).
     """
     segment = fresh(tmp_path, 40)
     size = len(batch_bytes([Record(b"hello", timestamp=400)], 40))
@@ -340,7 +340,7 @@ def test_truncation_brings_timestamp_and_offset_back(tmp_path: Path) -> None:
     assert segment.next_offset == 41
 
 
-def test_truncation_gives_the_indexes_room_again(tmp_path: Path) -> None:
+def test_truncation_preallocates_the_indexes_again(tmp_path: Path) -> None:
     """A sealed, trimmed segment can be appended to after a truncation (kafka-storage 14.1 item 8)."""
     segment = fresh(tmp_path, 0)
     for n in range(5):
@@ -355,8 +355,8 @@ def test_truncation_gives_the_indexes_room_again(tmp_path: Path) -> None:
     assert found_offsets(segment, 0) == [0, 1, 2, 3]
 
 
-def test_full_truncation_starts_anew(tmp_path: Path) -> None:
-    """Truncation to the base empties the segment, restarts its clock and takes appends there (14.1 items 8, 10)."""
+def test_full_truncation_restarts_the_segment(tmp_path: Path) -> None:
+    """Truncation to the base offset empties the segment, restarts its age, and allows appends (14.1 items 8, 10)."""
     segment = fresh(tmp_path, 40)
     put(segment, 40, Record(b"a", timestamp=-1))
     put(segment, 41, Record(b"b", timestamp=-1))
@@ -373,9 +373,7 @@ def test_full_truncation_starts_anew(tmp_path: Path) -> None:
 
 
 def test_truncation_into_a_batch_drops_it_whole(tmp_path: Path) -> None:
-    """A batch that straddles the offset goes, and no gap is left behind it (kafka-storage 10.4, as
-    after a restart there).
-    """
+    """A batch that straddles the offset goes, and leaves no gap (kafka-storage 10.4, as after a restart there)."""
     segment = fresh(tmp_path, 0)
     put(segment, 0, Record(b"a"), Record(b"b"))
     put(segment, 2, Record(b"c"), Record(b"d"), Record(b"e"))
@@ -386,7 +384,7 @@ def test_truncation_into_a_batch_drops_it_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", [55, 58, 60])
 def test_truncation_into_a_gap_cuts_at_the_next_batch(tmp_path: Path, target: int) -> None:
-    """Where compaction left a gap, the cut is at the batch behind it (kafka-storage 14.1 item 19)."""
+    """In a gap that compaction left, the cut is at the batch after it (kafka-storage 14.1 item 19)."""
     compacted = LogConfig(cleanup_policy=frozenset({"compact"}))
     parts = [batch_bytes([Record(b"v", b"k")] * 2, base) for base in (50, 60, 70)]
     raw_segment(tmp_path, 40, *parts)
@@ -401,7 +399,7 @@ def test_truncation_into_a_gap_cuts_at_the_next_batch(tmp_path: Path, target: in
 
 
 def test_a_preallocated_file_is_logically_empty(tmp_path: Path) -> None:
-    """With preallocate the file has segment.bytes at once, size 0, and its true length when closed (14.1 item 18)."""
+    """A preallocated file has segment.bytes at once, its segment has size 0, and closing trims it (14.1 item 18)."""
     config = LogConfig(preallocate=True, segment_bytes=1 << 20)
     segment = fresh(tmp_path, 0, config)
     assert segment.path.stat().st_size == 1 << 20
@@ -417,7 +415,7 @@ def test_a_preallocated_file_is_logically_empty(tmp_path: Path) -> None:
 
 
 def test_a_reader_keeps_a_segment_that_was_unlinked(tmp_path: Path) -> None:
-    """An open segment outlives the unlink of its file (rule 4)."""
+    """An open segment stays readable after its file is unlinked (rule 4)."""
     segment = fresh(tmp_path, 0)
     put(segment, 0, Record(b"still here"))
     segment.path.unlink()

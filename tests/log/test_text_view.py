@@ -1,4 +1,4 @@
-"""The text of a partition as one long file, against the text joined by hand."""
+"""The text view of a partition as one long file, compared with text that is joined record by record."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ CODECS = ["producer", "gzip", "snappy", "lz4", "zstd"]
 
 
 def text_of(records: list[Record], view: View) -> bytes:
-    """What the view must show, record by record."""
+    """Return the text that a view of these records must show."""
     if view is View.LINES:
         return b"".join((record.value or b"") + b"\n" for record in records)
     return b"".join(envelope.encode(record, PREFIX) for record in records)
 
 
 def flip(path: Path, at: int) -> None:
-    """Flip a bit of a byte."""
+    """Flip a bit of the byte at position `at`."""
     with path.open("r+b") as file:
         file.seek(at)
         byte = file.read(1)[0]
@@ -60,7 +60,7 @@ def flip(path: Path, at: int) -> None:
 
 
 def noise(rng: random.Random, count: int) -> list[Record]:
-    """Records of every kind: nulls, binary, escapes, keys, headers, long ones."""
+    """Return records of every kind: nulls, binary, escapes, keys, headers, long ones."""
     records = []
     for n in range(count):
         value = rng.choice(
@@ -81,7 +81,7 @@ def noise(rng: random.Random, count: int) -> list[Record]:
 
 
 def filled(store: Store, seed: int = 0, *, mixed: bool = True) -> Partition:
-    """A log of several segments, batches of one to forty records, of every codec, and the odd single line."""
+    """Return a log of several segments, with batches of various sizes and codecs, some of them appended as lines."""
     rng = random.Random(seed)
     orders = store.create(NAME)
     set_topic(store, "orders", segment_bytes=2000, index_interval_bytes=200)
@@ -104,11 +104,11 @@ def readable(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture(scope="module", params=list(View), ids=lambda view: view.value)
 def both(request: pytest.FixtureRequest, readable: Partition) -> tuple[TextView, bytes]:
-    """A view, and its whole text."""
+    """Return a view and its whole text."""
     return TextView(readable, request.param), text_of(list(readable.read()), request.param)
 
 
-def test_the_size_is_true(both: tuple[TextView, bytes]) -> None:
+def test_the_size_is_that_of_the_text(both: tuple[TextView, bytes]) -> None:
     """The size is what a read to the end returns (product.md 1)."""
     view, text = both
     assert view.size == len(text)
@@ -119,10 +119,10 @@ def test_the_size_is_true(both: tuple[TextView, bytes]) -> None:
 
 @given(st.data())
 @settings(max_examples=200)
-def test_any_stretch_is_that_of_the_joined_text(
+def test_any_read_agrees_with_the_joined_text(
     both: tuple[TextView, bytes], data: st.DataObject
 ) -> None:
-    """A read at any position and of any size gives the same bytes as slicing the whole."""
+    """A read at any position and of any size gives the same bytes as a slice of the whole text."""
     view, text = both
     position = data.draw(st.integers(0, len(text)))
     size = data.draw(st.integers(0, 200) | st.integers(0, len(text)))
@@ -131,8 +131,8 @@ def test_any_stretch_is_that_of_the_joined_text(
 
 @given(st.data())
 @settings(max_examples=100)
-def test_ranges_are_those_records(readable: Partition, data: st.DataObject) -> None:
-    """A view of [start, end) is the text of those records, wherever they begin and end."""
+def test_a_range_shows_exactly_its_records(readable: Partition, data: st.DataObject) -> None:
+    """A view of [start, end) is the text of those records, wherever the range begins and ends."""
     records = list(readable.read())
     start = data.draw(st.integers(0, len(records)))
     end = data.draw(st.integers(start, len(records)))
@@ -145,8 +145,8 @@ def test_ranges_are_those_records(readable: Partition, data: st.DataObject) -> N
             assert view.read(2, len(expected) - 3) == expected[2:-1]
 
 
-def test_reading_by_blocks_is_reading_at_once(both: tuple[TextView, bytes]) -> None:
-    """A file read 4 KiB at a time is the whole file."""
+def test_reads_by_blocks_give_the_whole_text(both: tuple[TextView, bytes]) -> None:
+    """Reads of 4 KiB each give the whole text."""
     view, text = both
     parts = []
     while chunk := view.read(sum(map(len, parts)), 4096):
@@ -155,7 +155,7 @@ def test_reading_by_blocks_is_reading_at_once(both: tuple[TextView, bytes]) -> N
 
 
 def test_views_survive_reopening(log_dir: Path, clock: Clock) -> None:
-    """After a clean close, after recovery, and read-only, the text is the same."""
+    """The text is the same after a clean close, after recovery, and in a read-only store."""
     with Store(log_dir, clock=clock) as store:
         filled(store, 1)
         expected = {view: text_of(list(store[NAME].read()), view) for view in View}
@@ -168,7 +168,7 @@ def test_views_survive_reopening(log_dir: Path, clock: Clock) -> None:
 
 
 def test_a_view_grows_with_the_log(store: Store) -> None:
-    """What is appended is at the end of an open view, over rolls too, and nothing before it moves (product.md 1)."""
+    """New records are at the end of an open view, after rolls too, and nothing before them moves (product.md 1)."""
     orders = store.create(NAME)
     set_topic(store, "orders", segment_bytes=300)
     views = {kind: TextView(orders, kind) for kind in View}
@@ -182,8 +182,8 @@ def test_a_view_grows_with_the_log(store: Store) -> None:
     assert len(orders.segments) > 5
 
 
-def test_an_open_range_ends_where_it_says(store: Store) -> None:
-    """A range beyond the end of the log fills up to its end and no further."""
+def test_a_range_beyond_the_log_end_grows_up_to_its_end(store: Store) -> None:
+    """A range that ends beyond the log end grows with the log, up to its own end and no further."""
     orders = store.create(NAME)
     orders.append([b"0", b"1"])
     view = TextView(orders, View.LINES, 1, 4)
@@ -196,8 +196,8 @@ def test_an_open_range_ends_where_it_says(store: Store) -> None:
     assert view.size == 6
 
 
-def test_a_range_behind_the_end_is_empty(store: Store) -> None:
-    """A view from the log end on has nothing, until something comes."""
+def test_a_range_from_the_log_end_on_is_empty(store: Store) -> None:
+    """A view from the log end on is empty until records are appended."""
     orders = store.create(NAME)
     orders.append([b"0", b"1"])
     view = TextView(orders, View.LINES, 2)
@@ -207,8 +207,9 @@ def test_a_range_behind_the_end_is_empty(store: Store) -> None:
 
 
 def test_a_view_begins_at_the_log_start(store: Store) -> None:
-    """Moving the start makes a new generation: old views show what they showed, new ones begin
-    behind (product.md 1).
+    """An advance of the log start makes a new generation: old views keep their text (product.md 1).
+
+    New views begin at the new log start.
     """
     orders = store.create(NAME)
     set_topic(store, "orders", segment_bytes=300)
@@ -234,10 +235,10 @@ def test_a_view_begins_at_the_log_start(store: Store) -> None:
     ("passed", "first"),
     [(0, 0), (200, 23 - KEPT_SEGMENTS), (10**9, 101 - KEPT_SEGMENTS), (NO_READER, 90)],
 )
-def test_a_view_lets_go_of_what_left_the_log_behind_its_readers(
+def test_a_view_releases_segments_that_its_readers_have_passed(
     store: Store, passed: int, first: int
 ) -> None:
-    """But for some segments behind them, and what is ahead of them; of what is kept nothing changes."""
+    """Only segments that left the log are released, except for the last few; the text of the others stays."""
     orders = store.create(NAME)
     text = orders.text(View.LINES)
     for number in range(100):
@@ -257,7 +258,7 @@ def test_a_view_lets_go_of_what_left_the_log_behind_its_readers(
 
 
 def test_truncation_is_a_new_generation(store: Store) -> None:
-    """After a truncation a new view shows what is left, and what came since."""
+    """After a truncation a new view shows the remaining records, and those appended since."""
     orders = store.create(NAME)
     orders.append([b"a"])
     orders.append([b"b"])
@@ -270,8 +271,8 @@ def test_truncation_is_a_new_generation(store: Store) -> None:
     assert TextView(orders, View.LINES).read(0, 99) == b"a\nc\n"
 
 
-def test_a_new_partition_shows_nothing_of_one_of_its_name(store: Store) -> None:
-    """What was rendered of a deleted partition is never shown for the next one that is called so."""
+def test_a_new_partition_shows_nothing_of_an_old_one_of_its_name(store: Store) -> None:
+    """Text that was rendered for a deleted partition is never shown for the next one of the same name."""
     store.create(NAME).append([b"old"])
     assert TextView(store[NAME], View.LINES).read(0, 99) == b"old\n"
     store.delete(NAME)
@@ -281,12 +282,12 @@ def test_a_new_partition_shows_nothing_of_one_of_its_name(store: Store) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5, 39, 200, 10**6])
 def test_the_last_records_are_found(readable: Partition, count: int) -> None:
-    """The offset that the last n records begin at, the log start if there are fewer."""
+    """`offset_of_last` gives the offset at which the last n records begin, or the log start if there are fewer."""
     assert offset_of_last(readable, count) == max(readable.log_end_offset - count, 0)
 
 
 def test_the_last_records_leave_out_markers(log_dir: Path, clock: Clock) -> None:
-    """Control records count for nothing in a view, nor in the last n (product.md 1)."""
+    """Control records do not appear in a view, and do not count among the last n records (product.md 1)."""
     marker = bytearray(E_COMMIT)
     assign_offset(marker, 2, 0)
     data = b""
@@ -306,8 +307,8 @@ def test_the_last_records_leave_out_markers(log_dir: Path, clock: Clock) -> None
 
 
 @pytest.mark.parametrize("change", ["missing", "empty", "garbage", "zeros", "cut"])
-def test_the_text_index_is_made_anew(log_dir: Path, clock: Clock, change: str) -> None:
-    """Without a text index, or with one that is not the log's, the text is the same (product.md 1)."""
+def test_a_missing_or_wrong_text_index_is_rebuilt(log_dir: Path, clock: Clock, change: str) -> None:
+    """The text is the same without a text index, or with one that does not belong to the log (product.md 1)."""
     with Store(log_dir, clock=clock) as store:
         filled(store, 2)
         expected = {view: text_of(list(store[NAME].read()), view) for view in View}
@@ -331,10 +332,10 @@ def test_the_text_index_is_made_anew(log_dir: Path, clock: Clock, change: str) -
 
 @pytest.mark.parametrize("opening", ["writable", "read-only", "beside a writer"])
 @pytest.mark.parametrize("damaged", ["the first", "every second", "a run", "all but the last"])
-def test_damaged_entries_of_a_text_index_cost_nothing(
+def test_damaged_entries_of_a_text_index_change_no_text(
     tmp_path: Path, clock: Clock, opening: str, damaged: str
 ) -> None:
-    """Flipped bits in it are made up for by the log: the text, every range and every count are the same."""
+    """Damaged entries are rebuilt from the log: the text, every range and every count are the same."""
     log_dir = tmp_path / "damaged"
     with ExitStack() as stack:
         writer = stack.enter_context(Store(log_dir, clock=clock))
@@ -349,7 +350,7 @@ def test_damaged_entries_of_a_text_index_cost_nothing(
                 "a run": range(2, entries - 2),
                 "all but the last": range(entries - 1),
             }[damaged]
-            # Where room is preallocated, the segment is being written.
+            # An index with preallocated space is that of the segment that is being written.
             for number in numbers if entries < 1000 else ():
                 flip(path, number * TextIndex.entry.size + number * 5 % TextIndex.entry.size)
         assert opening == "beside a writer" or any(
@@ -370,8 +371,8 @@ def test_damaged_entries_of_a_text_index_cost_nothing(
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_log_that_someone_else_appended_to(log_dir: Path, clock: Clock, clean: bool) -> None:
-    """A broker may go on with the last segment, and leave our text index behind: the text is whole (product.md 5)."""
+def test_a_log_that_a_broker_appended_to(log_dir: Path, clock: Clock, clean: bool) -> None:
+    """A broker may append to the last segment and leave its text index; the text is complete (product.md 5)."""
     with Store(log_dir, clock=clock) as store:
         orders = store.create(NAME)
         orders.append([b"ours %d" % n for n in range(20)])
@@ -399,8 +400,8 @@ def test_a_log_that_someone_else_appended_to(log_dir: Path, clock: Clock, clean:
         assert text.size == len(text.read(0, 1 << 20))
 
 
-def test_a_sealed_segment_that_was_replaced_is_measured_anew(log_dir: Path, clock: Clock) -> None:
-    """A sealed log of another length, put there while the store was closed, is read and not believed."""
+def test_a_sealed_segment_that_was_replaced_is_measured_again(log_dir: Path, clock: Clock) -> None:
+    """A sealed .log that was replaced by one of another length is read again; its old text index is not used."""
     with Store(log_dir, clock=clock) as store:
         orders = store.create(NAME)
         orders.append([b"short"] * 3)
@@ -418,7 +419,7 @@ def test_a_sealed_segment_that_was_replaced_is_measured_anew(log_dir: Path, cloc
 
 
 def ten_lines(path: Path, clock: Clock) -> tuple[Path, int]:
-    """A log of ten batches of one line, of which nine are in a sealed segment: its file, and the size of a batch."""
+    """Write ten batches of one line, nine of them in a sealed segment; return its .log and the size of a batch."""
     with Store(path, clock=clock) as store:
         orders = store.create(NAME)
         set_topic(store, "orders", index_interval_bytes=0)
@@ -429,8 +430,8 @@ def ten_lines(path: Path, clock: Clock) -> tuple[Path, int]:
         return path / NAME / f"{0:020}.log", orders.segments[0].size_bytes // 9
 
 
-def test_damage_is_told_and_what_is_around_it_is_shown(tmp_path: Path, clock: Clock) -> None:
-    """A read that meets damage raises, up to it and behind it the text is there (reliability 5.4)."""
+def test_damage_is_reported_and_the_text_around_it_is_shown(tmp_path: Path, clock: Clock) -> None:
+    """A read that meets damage raises; the text before and after it can be read (reliability 5.4)."""
     path = tmp_path / "damaged"
     log, size = ten_lines(path, clock)
     flip(log, 4 * size + 70)
@@ -448,10 +449,10 @@ def test_damage_is_told_and_what_is_around_it_is_shown(tmp_path: Path, clock: Cl
 
 @pytest.mark.parametrize("is_written", [False, True])
 @pytest.mark.parametrize("base_offset", [2**31 + 3, 2**63 - 2])
-def test_a_stranger_far_behind_the_log(
+def test_a_stray_file_far_beyond_the_log_end_hides_no_text(
     tmp_path: Path, clock: Clock, is_written: bool, base_offset: int
 ) -> None:
-    """A .log file whose name is none of the log's costs no text, while somebody writes the log and later."""
+    """A .log file with a base offset far beyond the log end hides no text, with a writer and without one."""
     path = tmp_path / "log"
     with ExitStack() as stack:
         orders = stack.enter_context(Store(path, clock=clock)).create(NAME)
@@ -470,7 +471,7 @@ def test_a_stranger_far_behind_the_log(
 def test_damage_in_a_log_and_in_its_text_index(
     tmp_path: Path, clock: Clock, entries: range, at: int
 ) -> None:
-    """The text around the damage in the log is there, though entries around it are damaged, too."""
+    """The text around damage in the log is shown even if text index entries around it are damaged, too."""
     path = tmp_path / "damaged"
     log, size = ten_lines(path, clock)
     flip(log, 4 * size + at)
@@ -489,10 +490,10 @@ def test_damage_in_a_log_and_in_its_text_index(
 
 
 @pytest.mark.parametrize("view", View)
-def test_a_batch_that_cannot_be_unpacked_costs_nothing_but_itself(
+def test_a_batch_that_cannot_be_decompressed_hides_only_itself(
     tmp_path: Path, clock: Clock, view: View
 ) -> None:
-    """Its checksum is right, and the text index was made while it could be read."""
+    """The checksum of the batch is valid, and the text index was made while the batch could be read."""
     path = tmp_path / "damaged"
     records = [Record(b"line %d" % n * 9, timestamp=clock()) for n in range(9)]
     with Store(path, clock=clock) as store:
@@ -524,8 +525,8 @@ def test_a_batch_that_cannot_be_unpacked_costs_nothing_but_itself(
             assert found.read((begin - offset) * step, step) == whole[begin * step :][:step]
 
 
-def test_small_blocks_are_not_kept_for_ever() -> None:
-    """What a block takes beside its bytes counts too; the one that was put last is always there."""
+def test_small_blocks_leave_the_cache_as_well() -> None:
+    """The limit counts the overhead of a block as well as its bytes; the last blocks put are kept."""
     cache = BlockCache(limit_bytes=100 * 1024)
     for number in range(1000):
         cache.put((number,), [RenderedRange(0, 1, memoryview(b"x"))])

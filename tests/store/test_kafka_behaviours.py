@@ -349,7 +349,7 @@ WANTED = {
 OTHERWISE = {
     108: "damage does not cut a log here (docs/durability.md), so no snapshot goes for it",
 }
-_CITED = re.compile(r"14\.(\d)(?:,| items?) (\d+(?:, \d+)*)")
+_CITED = re.compile(r"14\.(\d)(?:,| items?) (\d+(?:, \d+(?!\.))*)")
 
 
 def cited() -> dict[int, set[tuple[int, str]]]:

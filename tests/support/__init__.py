@@ -1,8 +1,9 @@
-"""What several folders of tests share.
+"""Helpers that several folders of tests share.
 
-- `requirements`: what a test needs of the machine, and skips or fails without.
-- `stores`, `partitions`, `batches`: their contents, and how tests make them.
-- `mounts`, `processes`, `command_line`, `terminal`: running the product, and programs beside it.
-- `crashdisk`: disks that record, lose or fail, and what a crash may leave.
-- `staging`, `legacy_encoder`, `dump_cases`: staged files, old message formats, and what kafka-dump-log prints.
+- `requirements`: skips or failures of tests whose requirements the machine does not meet.
+- `stores`, `partitions`, `batches`: stores, partitions and batches for tests, and their contents.
+- `mounts`, `processes`, `command_line`, `terminal`: running logfs and other programs.
+- `crashdisk`: disks that record, lose or fail, and the states that a crash may leave.
+- `staging`, `legacy_encoder`, `group_records`: staged files, messages of old formats, and records of consumer groups.
+- `dump_cases`: files that are hard to dump, for both tests of `logfs dump`.
 """

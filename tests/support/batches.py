@@ -1,4 +1,4 @@
-"""Batches as producers send them."""
+"""Batches as producers send them, emptied batches, and the batches of a buffer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def batch(
     transactional: bool = False,
     timestamp: int = NOW,
 ) -> bytes:
-    """A batch as an idempotent producer sends it."""
+    """Return a batch as an idempotent producer sends it."""
     data = bytearray(HEADER_SIZE)
     for delta, value in enumerate(values):
         data += encode_record(Record(value), offset_delta=delta, timestamp_delta=0)
@@ -58,7 +58,7 @@ E_COMMIT = bytes.fromhex(
 
 
 class Producer:
-    """Sends keys, in transactions unless told otherwise, a batch each call."""
+    """A producer that sends a batch of keys in each call, in transactions unless `transactional` is false."""
 
     def __init__(self, orders: Partition, producer_id: int, *, transactional: bool = True) -> None:
         self.orders = orders

@@ -1,9 +1,9 @@
-"""A disk that records what a workload does to it, and every state that a power cut could leave of that.
+"""A disk that records the steps of a workload, and every state that a power cut during them could leave.
 
-The model is POSIX at its most forgetful: what a file was fsynced with is there, and so are the names that a sync of
-their directory covered. Everything since is up for grabs: a write may be whole, torn, zeroed or lost, alone or with
-others; a truncation may not have happened; a mapped file may hold what it held at any time; a name may be the old or
-the new one. Each such image is opened by a plain `Store` and held to the promises of docs/durability.md.
+The model is the weakest that POSIX allows. The content of a file at its last fsync is durable, and so are the names
+that a sync of their directory covered. Every later change is uncertain: a write may be whole, torn, zeroed or lost,
+alone or with others; a truncation may not have happened; a mapped file may have its content of any time; a name may
+be the old or the new one. A plain `Store` opens each such image, and must keep the promises of docs/durability.md.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from logfs.log.append.partition import Partition
 
 LOG = "log"
-# The second log directory, of the workloads that have one.
+# The second log directory, in workloads that have one.
 OTHER = "other"
 SMALL = {"segment.bytes": "600", "segment.index.bytes": "240", "index.interval.bytes": "100"}
 
-# When what a crash left is looked at: some days later, when no writer of commits is forgotten yet.
+# The time at which the state after a crash is examined: some days later, before any writer of commits expires.
 LATER_MS = 1_700_400_000_000
 
-# The value and the key of a record that is appended to see that a log goes on.
+# The value and the key of a record that is appended to show that a log still accepts records.
 AFTERWARDS = (b"afterwards", b"after")
 
 Image = dict[str, bytes | None]
@@ -58,13 +58,13 @@ Image = dict[str, bytes | None]
 
 
 def fast_directory() -> str | None:
-    """Where thousands of small trees cost least; None for the usual place."""
+    """Return the directory where thousands of small trees cost least; None for the default one."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """An empty directory that goes away."""
+    """Make an empty directory, and remove it afterwards."""
     path = Path(tempfile.mkdtemp(prefix="logfs-crash-", dir=fast_directory()))
     try:
         yield path
@@ -73,7 +73,7 @@ def scratch() -> Iterator[Path]:
 
 
 def write_image(root: Path, image: Image) -> None:
-    """Make a tree; parents come first, for they sort so."""
+    """Write a tree of files; in sorted order a directory comes before its files."""
     for name in sorted(image):
         content = image[name]
         if content is None:
@@ -83,7 +83,7 @@ def write_image(root: Path, image: Image) -> None:
 
 
 def read_image(root: Path) -> Image:
-    """The tree below a directory."""
+    """Return the tree of files below a directory."""
     found: Image = {}
     for path in root.rglob("*"):
         found[str(path.relative_to(root))] = None if path.is_dir() else path.read_bytes()
@@ -91,7 +91,7 @@ def read_image(root: Path) -> Image:
 
 
 def log_dirs(root: Path) -> list[Path]:
-    """The log directories of the store below a directory."""
+    """Return the log directories of the store below a directory."""
     other = root / OTHER
     return [root / LOG, other] if other.is_dir() else [root / LOG]
 
@@ -100,7 +100,7 @@ def log_dirs(root: Path) -> list[Path]:
 
 
 class Op(NamedTuple):
-    """One step: `kind`, the inode it concerns, and what else it needs."""
+    """One step: its `kind`, the inode that it changes, and the arguments of that kind."""
 
     kind: str
     inode: int
@@ -111,7 +111,7 @@ class Op(NamedTuple):
 
 
 class RecordingDisk(Disk):
-    """Does what a `Disk` does, below `root`, and notes every step that changes something."""
+    """A `Disk` below `root` that also records every step that changes something."""
 
     def __init__(self, root: Path) -> None:
         super().__init__()
@@ -128,14 +128,14 @@ class RecordingDisk(Disk):
         self._maps: list[tuple[mmap.mmap, int]] = []
 
     def close(self) -> None:
-        """Let go of the descriptors that watch the mapped files."""
+        """Close the descriptors that observe the mapped files."""
         for fd, _ in self._mapped.values():
             os.close(fd)
         self._mapped.clear()
         self._maps.clear()
 
     def note(self, oracle: Oracle) -> None:
-        """From here on, this is what a crash must leave."""
+        """Record the account that holds for a crash from here on."""
         self._note_stores()
         self.oracles.append((len(self.ops), oracle))
 
@@ -144,7 +144,7 @@ class RecordingDisk(Disk):
         self.ops.append(Op(kind, inode, **more))  # type: ignore[arg-type]
 
     def _note_stores(self) -> None:
-        """What was stored through mappings since the last step."""
+        """Record the stores through mappings since the last step."""
         for inode, (fd, before) in self._mapped.items():
             now = os.pread(fd, os.fstat(fd).st_size, 0)
             if now != before:
@@ -155,7 +155,7 @@ class RecordingDisk(Disk):
         return self._fds[file.fd]
 
     def _watch(self, inode: int) -> None:
-        """The recorder itself changed a mapped file: that is no store."""
+        """Take the content of a mapped file as known: a recorded call changed it, not a store through the mapping."""
         if inode in self._mapped:
             fd, _ = self._mapped[inode]
             self._mapped[inode] = fd, os.pread(fd, os.fstat(fd).st_size, 0)
@@ -229,9 +229,9 @@ class RecordingDisk(Disk):
 
 
 class FaultDisk(RecordingDisk):
-    """Fails at the call number `at`, or from there on where `persistent`; counts the calls that may fail.
+    """A recording disk that fails at call number `at`, or from there on if `persistent`; it counts the calls.
 
-    A sync that failed leaves pages that the kernel thinks are clean: no later sync makes them durable.
+    After a failed sync the kernel regards the pages as clean: no later sync makes them durable.
     """
 
     KINDS = frozenset(
@@ -272,7 +272,7 @@ class FaultDisk(RecordingDisk):
         try:
             self._may_fail("write", file.path)
         except OSError:
-            # Some of it has got there, as with a disk that fills up.
+            # Half of the data is written, as on a disk that fills up.
             half = bytes(data)[: len(bytes(data)) // 2]
             super().write(file, position, half)
             raise
@@ -327,11 +327,11 @@ class FaultDisk(RecordingDisk):
         super().sync_directory(path)
 
 
-# What a crash must leave.
+# The state that a crash must leave.
 
 
 class Sent(NamedTuple):
-    """A record: its value, its time in ms and its key."""
+    """A record that was sent: its value, its timestamp in ms and its key."""
 
     value: bytes | None
     timestamp: int
@@ -340,10 +340,10 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True)
 class Expected:
-    """What must, and what may, be in a partition; `exists` None if it may be there or not.
+    """The records that must and that may be in a partition. If `exists` is None, the partition may exist or not.
 
-    `missing` are offsets that may have no record, though the log has them: compaction is at work. `leaving` were
-    durable and are being dropped: they are there or gone, and not damaged.
+    `missing` are offsets in the log that may have no record, because of compaction. `leaving` are offsets that were
+    durable and are being dropped: their records may exist or not, but must not be damaged.
     """
 
     exists: bool | None
@@ -354,7 +354,7 @@ class Expected:
 
 
 class SentCommit(NamedTuple):
-    """A commit of staged records, by partition; `done` if it is known to have been made."""
+    """A commit of staged records, by partition; `done` if it is known to have succeeded."""
 
     writer: str
     sequence: int
@@ -364,7 +364,7 @@ class SentCommit(NamedTuple):
 
 @dataclass(frozen=True)
 class Oracle:
-    """What must, and what may, be in a store."""
+    """The records, settings and commits that must and that may be in a store."""
 
     partitions: dict[str, Expected]
     configs: dict[str, tuple[dict[str, str], ...]]
@@ -372,9 +372,9 @@ class Oracle:
 
 
 class Workload:
-    """A store under use, and the account of what it promised at each step.
+    """A store in use, and an account of its promises at each step.
 
-    Where a step fails, it stays in the account as something that may have happened. `failures` are the errors.
+    A step that fails stays in the account as one that may have happened. `failures` are the errors.
     """
 
     def __init__(self, disk: RecordingDisk, *, settings: dict[str, str] | None = None) -> None:
@@ -385,19 +385,19 @@ class Workload:
         self.durable: dict[str, dict[int, Sent]] = {}
         self.allowed: dict[str, dict[int, set[Sent]]] = {}
         self.compacted: set[str] = set()
-        # Offsets that are being dropped, and those that are gone for good.
+        # Offsets that are being dropped, and those that are dropped for good.
         self.going: dict[str, set[int]] = {}
         self.gone: dict[str, set[int]] = {}
-        # Those that are being dropped and were durable.
+        # Offsets that are being dropped and were durable.
         self.leaving: dict[str, set[int]] = {}
         self.exists: dict[str, bool | None] = {}
         self.configs: dict[str, list[dict[str, str]]] = {}
         self.commits: list[SentCommit] = []
-        # The records of a commit that is held up.
+        # The records of a pending commit.
         self.waiting: dict[str, frozenset[Sent]] = {}
         self.failures: list[Exception] = []
         self.failed: list[Partition] = []
-        # The step that the first crash comes after.
+        # Crashes before this step are left out.
         self.since = 0
         self.settings = SMALL if settings is None else settings
         self._note()
@@ -420,21 +420,21 @@ class Workload:
     def _allowed(self, name: str) -> dict[int, frozenset[Sent]]:
         allowed = {offset: frozenset(sent) for offset, sent in self.allowed[name].items()}
         if name in self.waiting:
-            # Wherever the log ends when it is made.
+            # The records may be at any offset, depending on the log end when the commit completes.
             waiting = self.waiting[name]
             for offset in range(max(allowed, default=-1) + len(waiting) + 1):
                 allowed[offset] = allowed.get(offset, frozenset()) | waiting
         return allowed
 
     def _missing(self, name: str) -> frozenset[int]:
-        """Of a compacted log: what is being dropped, what is gone, and what was not flushed, for nobody can tell."""
+        """Return the offsets of a compacted log that may have no record: being dropped, gone, or not flushed."""
         if name not in self.compacted:
             return frozenset()
         unflushed = set(self.allowed[name]) - set(self.durable[name])
         return frozenset(self.going[name] | self.gone[name] | unflushed)
 
     def step(self, action: Callable[[], object]) -> bool:
-        """Do something that may fail where faults are put; whether it worked."""
+        """Call `action`, which may fail if faults are injected; return whether it succeeded."""
         try:
             action()
         except (LogfsError, OSError) as error:
@@ -443,11 +443,11 @@ class Workload:
         return True
 
     def create(self, name: str) -> None:
-        """Settings, then the partition."""
+        """Write the settings, and then create the partition."""
         topic = name.rpartition("-")[0]
         for key, value in self.settings.items():
             if not self.configure(topic, key, value):
-                # With the default settings its indexes would be thousands of times as large.
+                # With the default settings the indexes of the partition would be thousands of times as large.
                 return
         self.logs[name] = []
         self.durable[name] = {}
@@ -462,7 +462,7 @@ class Workload:
             self._note()
 
     def configure(self, topic: str, key: str, value: str) -> bool:
-        """Change a setting; whether that worked."""
+        """Change a setting; return whether that succeeded."""
         known = self.configs.setdefault(topic, [{}])
         changed = {**known[-1], key: value}
         known.append(changed)
@@ -476,11 +476,11 @@ class Workload:
         return done
 
     def append(self, name: str, *values: bytes) -> None:
-        """Append records one ms after the last."""
+        """Append records with these values, one ms after the last record."""
         self.put(name, *((None, value) for value in values))
 
     def put(self, name: str, *pairs: tuple[bytes | None, bytes | None]) -> None:
-        """Append records with keys, one ms after the last; a value None is a tombstone."""
+        """Append records with keys, one ms after the last record; a value of None is a tombstone."""
         if name not in self.store:
             return
         self.now_ms += 1
@@ -492,13 +492,13 @@ class Workload:
         records = [Record(value, key) for key, value in pairs]
         partition = self.store[name]
         self.step(lambda: partition.append(records))
-        # A write of several batches may stop half-way: the log itself knows how far it got.
+        # A write of several batches may stop half-way: the log end offset shows how much was written.
         done = partition.log_end_offset - first
         assert done in (0, len(sent)) or len(sent) > 1
         self.logs[name] += sent[:done]
 
     def commit(self, writer: str, sequence: int, values: dict[str, tuple[bytes, ...]]) -> bool:
-        """Stage values for partitions, one ms after the last record, and commit them; whether that worked."""
+        """Stage values for partitions, one ms after the last record, and commit them; return whether it succeeded."""
         if not set(values) <= set(self.store.partitions):
             return False
         self.now_ms += 1
@@ -515,19 +515,22 @@ class Workload:
         self._note()
         done = self.step(lambda: self.store.commit(writer, sequence, staged))
         for name, first in before.items():
-            # After a failed fsync it is there for readers, and promised to nobody.
+            # After a failed fsync readers see the records, but nothing is promised about them.
             count = logs[name].log_end_offset - first
             assert count in (0, len(sent[name]))
             self.logs[name] += sent[name][:count]
         if done:
             self.commits[-1] = self.commits[-1]._replace(done=True)
             for name, log in logs.items():
-                # Though the log directory may have failed since.
+                # The log object is passed because its log directory may have failed since.
                 self._settle(name, log)
         return done
 
     def hold_up(self, writer: str, sequence: int, values: dict[str, tuple[bytes, ...]]) -> None:
-        """Commit values, later than all to come until `make_room`, on a disk that is full once that is decided."""
+        """Commit values on a disk that is full once the commit is decided: it is pending until `make_room`.
+
+        Its timestamps are later than those of all records that are appended until then.
+        """
         now_ms, self.now_ms = self.now_ms, self.now_ms + 1000
         staged = restage(self.store, writer, sequence, values)
         for name in values:
@@ -551,7 +554,7 @@ class Workload:
             del self.disk.write
 
     def make_room(self) -> None:
-        """Let upkeep make the commit that was held up."""
+        """Let upkeep complete the pending commit."""
         self.now_ms += 2000
         self.step(lambda: self.store.upkeep(compaction=False))
         assert not self.store.commits.pending()
@@ -563,7 +566,7 @@ class Workload:
             self._settle(self.waiting.popitem()[0])
 
     def replay(self, number: int) -> None:
-        """Send a commit again that was made, with files of its own."""
+        """Send a commit that succeeded again, with new staged files."""
         again = self.commits[number]
         self.now_ms += 1
 
@@ -574,7 +577,7 @@ class Workload:
         self.step(send)
 
     def look(self, name: str, *keys: bytes) -> None:
-        """Ask for the newest record of each key, which may write a file of them."""
+        """Look up the newest record of each key, which may write a key index file."""
         if name not in self.store:
             return
         newest = {sent.key: sent for sent in self.logs[name]}
@@ -588,12 +591,12 @@ class Workload:
             self.step(ask)
 
     def flush(self, name: str) -> None:
-        """Make durable what is there."""
+        """Flush a partition."""
         if name in self.store and self.step(lambda: self.store[name].flush()):
             self._settle(name)
 
     def _settle(self, name: str, partition: Partition | None = None) -> None:
-        """What is in the log up to its recovery point is durable now, and nothing else may stand there."""
+        """Take the records below the recovery point as durable, and those in the log as the only ones allowed."""
         point = (partition or self.store[name]).recovery_point
         log = enumerate(self.logs[name])
         there = {offset: sent for offset, sent in log if offset not in self.gone[name]}
@@ -602,7 +605,7 @@ class Workload:
         self._note()
 
     def _drop(self, name: str, going: set[int], action: Callable[[], object]) -> None:
-        """Do something by which some offsets go for good: which of them, the log tells afterwards."""
+        """Call `action`, which may drop the offsets `going`; afterwards the log shows which ones are gone."""
         self.going[name] = going
         self.leaving[name] = going & self.durable[name].keys()
         for offset in going:
@@ -616,7 +619,7 @@ class Workload:
             self._settle(name)
 
     def compact(self, name: str) -> None:
-        """Keep the newest record of each key below the active segment; tombstones go when they may."""
+        """Compact a partition: the newest record of each key stays, and tombstones are dropped when they may be."""
         if name not in self.store:
             return
         below = self.logs[name][: self.store[name].active.base_offset]
@@ -626,11 +629,11 @@ class Workload:
         self._drop(name, going, lambda: self.store.compact(name))
 
     def retain(self, name: str, limit_bytes: int) -> None:
-        """Let the oldest segments go."""
+        """Drop the oldest segments above a size limit."""
         if name not in self.store:
             return
         if self.configure(name.rpartition("-")[0], "retention.bytes", str(limit_bytes)):
-            # What is unflushed is promised to nobody, and goes or stays.
+            # Nothing is promised about unflushed records, which may be dropped or stay; so flush first.
             self.flush(name)
             going = set(range(len(self.logs[name])))
             plan = self.store.retention_plan(name)
@@ -638,22 +641,22 @@ class Workload:
             self._drop(name, going, self.store.retain)
 
     def upkeep(self, later_ms: int) -> None:
-        """Let time pass, and do what is due then but for compaction."""
+        """Advance the clock, and do the upkeep that is due, except compaction."""
         self.now_ms += later_ms
         self.step(lambda: self.store.upkeep(compaction=False))
 
     def roll(self, name: str) -> None:
-        """Begin a segment."""
+        """Roll to a new segment."""
         if name in self.store:
             self.step(lambda: self.store[name].roll(self.now_ms))
 
     def truncate(self, name: str, offset: int) -> None:
-        """Drop the end."""
+        """Truncate a partition to `offset`."""
         if name not in self.store:
             return
         log = self.logs[name]
         while 0 < offset < len(log) and log[offset].timestamp == log[offset - 1].timestamp:
-            # A batch goes whole.
+            # A batch is dropped as a whole.
             offset -= 1
         for gone in [known for known in self.durable[name] if known >= offset]:
             del self.durable[name][gone]
@@ -663,12 +666,12 @@ class Workload:
             for gone in [known for known in self.allowed[name] if known >= offset]:
                 del self.allowed[name][gone]
         if partition.failure is None:
-            # The checkpoints may have failed, and not the truncation.
+            # The truncation has succeeded, even if the write of the checkpoints after it has failed.
             del self.logs[name][partition.log_end_offset :]
         self._note()
 
     def delete(self, name: str) -> None:
-        """Remove a partition, and its directory at once."""
+        """Delete a partition, and let its directory be removed."""
         if name not in self.store:
             return
         self.exists[name] = None
@@ -688,7 +691,7 @@ class Workload:
         self.step(self.store.checkpoints.write)
 
     def close(self) -> None:
-        """Close the store, which makes everything durable if it says so; open it again with `reopen`."""
+        """Close the store; a partition with a clean-shutdown marker is then durable. `reopen` opens it again."""
         partitions = self.store.partitions.values()
         self.failed = [partition for partition in partitions if partition.failure is not None]
         if not self.step(self.store.close):
@@ -704,13 +707,13 @@ class Workload:
         self.store = Store(self.log_dirs, clock=lambda: self.now_ms, disk=self.disk)
 
     def add_log_dir(self) -> None:
-        """Close the store, and open it with a second log directory."""
+        """Close the store, and open it with a second log directory as well."""
         self.close()
         self.log_dirs.append(self.disk.root / OTHER)
         self.reopen()
 
     def move(self, name: str, log_dir: str) -> None:
-        """Take a partition to another log directory; what is in it then is durable."""
+        """Move a partition to another log directory, which makes its records durable."""
         if name in self.store and self.step(
             lambda: self.store.move(name, self.disk.root / log_dir)
         ):
@@ -734,7 +737,7 @@ class _Directory:
 
 
 class _Model:
-    """What is durable and what is pending after some steps."""
+    """The durable state and the pending changes after some steps."""
 
     def __init__(self, start: Image) -> None:
         self.nodes: dict[int, _File | _Directory] = {0: _Directory()}
@@ -749,7 +752,7 @@ class _Model:
             parent.durable[last] = inode
 
     def apply(self, op: Op) -> None:
-        """Take the next step."""
+        """Apply the next step."""
         if op.kind in ("create", "mkdir"):
             self.nodes[op.inode] = _File() if op.kind == "create" else _Directory()
         if op.kind in ("create", "mkdir", "rename", "unlink"):
@@ -769,7 +772,7 @@ class _Model:
             node.durable, node.pending = _content(node.durable, node.pending), []
 
     def images(self) -> Iterator[Image]:
-        """Every image of the catalogue; there are doubles among them."""
+        """Yield every image that a crash may leave now; some are yielded more than once."""
         files = {i: n for i, n in self.nodes.items() if isinstance(n, _File) and n.pending}
         directories = {
             i: n for i, n in self.nodes.items() if isinstance(n, _Directory) and n.pending
@@ -786,7 +789,7 @@ class _Model:
                 for entries in (now, before):
                     yield self._image({**whole, inode: variant}, entries)
                     yield self._image({**lost, inode: variant}, entries)
-        # The last write of each torn or zeroed together, and every mapped file as old, zero or missing together.
+        # The last writes of all files torn or zeroed together; all mapped files old, zero or missing together.
         for change in (_tear_last, _zero_last):
             changed = {i: change(n) for i, n in files.items()}
             yield self._image(changed, now)
@@ -877,7 +880,7 @@ def _torn(op: Op, size: int) -> Op:
 
 
 def _variants(node: _File) -> Iterator[bytes]:
-    """What of the pending steps of one file may be there: any one of them lost, torn or zeroed; any prefix."""
+    """Yield the possible contents of a file after a crash: any one pending step lost, torn or zeroed; any prefix."""
     durable, pending = node.durable, node.pending
     for number, op in enumerate(pending):
         before, after = pending[:number], pending[number + 1 :]
@@ -894,7 +897,7 @@ def _variants(node: _File) -> Iterator[bytes]:
                 if 0 < cut < size:
                     yield _content(durable, [*before, _torn(op, cut)])
                     yield _content(durable, [*before, _torn(op, cut), *after])
-            # The size is there and the data is not: the end of the write reads as zeros.
+            # The size is durable and the data is not: the end of the write reads as zeros.
             if size > 1:
                 half = op.data[: size // 2].ljust(size, b"\0")
                 yield _content(durable, [*before, op._replace(data=half), *after])
@@ -918,7 +921,7 @@ def _zero_last(node: _File) -> bytes:
 
 
 class State(NamedTuple):
-    """An image, and the accounts that may hold of it: that before the next step, and no other."""
+    """An image after `after` steps, and the account that held before the next step."""
 
     image: Image
     oracle: Oracle
@@ -928,9 +931,9 @@ class State(NamedTuple):
 def crash_states(
     disk: RecordingDisk, oracle: Oracle | None = None, *, since: int = 0
 ) -> list[State]:
-    """The states that a crash after any number of the recorded steps may leave, each once for each account.
+    """Return the states that a crash after any number of the recorded steps may leave, each once for each account.
 
-    `oracle` is the account until the first that was noted; crashes before step `since` are left out.
+    `oracle` is the account until the first recorded one; crashes before step `since` are left out.
     """
     model = _Model(disk.start)
     accounts = list(disk.oracles)
@@ -946,7 +949,7 @@ def crash_states(
         if oracle is None or done < since:
             continue
         for image in model.images():
-            # Cheap, for neighbours share the bytes of most files, and bytes remember their hash.
+            # Cheap, because successive images share the bytes of most files, and bytes objects cache their hash.
             known = (number_of_account, frozenset(image.items()))
             if known not in seen:
                 seen.add(known)
@@ -955,17 +958,17 @@ def crash_states(
 
 
 def sample(states: list[State], count: int, seed: int = 1) -> list[State]:
-    """Some of the states, spread over all steps; all of them if there are no more."""
+    """Return `count` of the states, spread over all steps, or all states if there are no more."""
     if len(states) <= count:
         return states
     return random.Random(seed).sample(states, count)
 
 
-# Holding an image to the promises.
+# Checking an image against the promises.
 
 
 class Observed(NamedTuple):
-    """What a partition shows: its readable records, and the offsets that answer as damaged."""
+    """The readable records of a partition, its damaged offsets, its log end offset, and offsets without a record."""
 
     records: dict[int, Sent]
     damaged: frozenset[int]
@@ -977,7 +980,7 @@ _OFFSETS = re.compile(r"offsets (\d+) to (\d+) are (?:damaged|missing)")
 
 
 def observe(partition: Partition) -> Observed:
-    """Read a partition in every way there is; they must agree."""
+    """Read a partition through every interface; the results must agree."""
     records: dict[int, Sent] = {}
     damaged: set[int] = set()
     missing: set[int] = set()
@@ -999,7 +1002,7 @@ def observe(partition: Partition) -> Observed:
     _read_in_order(partition, records, damaged, missing, start, end)
     _read_as_text(partition, records, damaged)
     _read_by_key(partition, records, damaged)
-    # As Kafka's, a lookup ends at a segment that holds nothing: it goes by its file's time.
+    # As in Kafka, a lookup by time ends at an empty segment, which counts with the time of its file.
     if not damaged and all(segment.size_bytes for segment in partition.segments[:-1]):
         for offset, sent in records.items():
             found = partition.offset_for_time(sent.timestamp)
@@ -1054,7 +1057,7 @@ def _read_as_text(partition: Partition, records: dict[int, Sent], damaged: set[i
 
 
 def _read_by_key(partition: Partition, records: dict[int, Sent], damaged: set[int]) -> None:
-    """The newest record of a key is the one that reading in order comes to last, if damage hides no newer one."""
+    """Check that the newest record of a key is the last one in offset order, unless damage hides a newer one."""
     newest = {sent.key: offset for offset, sent in sorted(records.items()) if sent.key is not None}
     for key, offset in newest.items():
         try:
@@ -1067,13 +1070,13 @@ def _read_by_key(partition: Partition, records: dict[int, Sent], damaged: set[in
 
 
 def observe_store(store: Store) -> dict[str, Observed]:
-    """Every partition; none may be offline."""
+    """Return what is observed of each partition; none may be offline."""
     assert not store.offline, store.offline
     return {name: observe(store[name]) for name in store}
 
 
 def hold(found: dict[str, Observed], oracle: Oracle) -> None:
-    """Nothing that was promised is missing, and nothing is there that was never sent."""
+    """Check that no promised record is missing, and that no record exists that was never sent."""
     for name, expected in oracle.partitions.items():
         if expected.exists is True:
             assert name in found, f"{name} is gone"
@@ -1099,7 +1102,7 @@ def hold(found: dict[str, Observed], oracle: Oracle) -> None:
 def restage(
     store: Store, writer: str, sequence: int, values: dict[str, tuple[bytes, ...]]
 ) -> list[StagedFile]:
-    """Stage values for the partitions of a store, two in each batch."""
+    """Stage values for the partitions of a store, two in each batch; return the staged files."""
     return [
         stage(
             store[name].directory,
@@ -1115,7 +1118,7 @@ def restage(
 
 
 def hold_commits(found: dict[str, Observed], oracle: Oracle, *, replayed: bool = False) -> None:
-    """Each commit is there whole or not at all; one that is known to be made, or was replayed, is there once."""
+    """Check that each commit is there as a whole or not at all; one that is `done` or was replayed is there once."""
     for commit in oracle.commits:
         counts = set()
         for name, values in commit.values.items():
@@ -1126,12 +1129,12 @@ def hold_commits(found: dict[str, Observed], oracle: Oracle, *, replayed: bool =
 
 
 def begun(root: Path) -> list[Path]:
-    """The log directories of a store that hold something: one that a crash left missing or empty is none yet."""
+    """Return the log directories that hold something; one that is missing or empty after a crash is not one yet."""
     return [path for path in log_dirs(root) if path.is_dir() and any(path.iterdir())]
 
 
 def held_reported(found: dict[str, Observed], errors: Sequence[str]) -> None:
-    """The audit names every damaged offset, and nothing else."""
+    """Check that the audit reports every damaged offset, and no other."""
     for name, shown in found.items():
         reported: set[int] = set()
         for error in errors:
@@ -1145,7 +1148,7 @@ def held_reported(found: dict[str, Observed], errors: Sequence[str]) -> None:
 
 
 def _abandoned(root: Path, now_ms: int, disk: Disk | None = None) -> dict[str, Observed]:
-    """What a store shows that is opened, read, and never closed."""
+    """Open a store, observe it, and abandon it without closing; return what was observed."""
     store = Store(log_dirs(root), clock=lambda: now_ms, disk=disk)
     try:
         return observe_store(store)
@@ -1154,7 +1157,7 @@ def _abandoned(root: Path, now_ms: int, disk: Disk | None = None) -> dict[str, O
 
 
 def _seen_read_only(root: Path, now_ms: int) -> dict[str, Observed]:
-    """What a store shows that is open read-only, which changes nothing."""
+    """Open a store read-only and return what is observed; the files must not change."""
     if not begun(root):
         return {}
     before = tree(root)
@@ -1165,7 +1168,7 @@ def _seen_read_only(root: Path, now_ms: int) -> dict[str, Observed]:
 
 
 def hold_retention(store: Store) -> None:
-    """Nothing has had its time: no record is older than the default of seven days."""
+    """Check that retention by time expires no segment: no record is older than the default of seven days."""
     for name in store:
         expired = store.retention_plan(name).expired
         by_time = [gone.reason for gone in expired if gone.cause is RetentionCause.TIME]
@@ -1173,18 +1176,18 @@ def hold_retention(store: Store) -> None:
 
 
 def tree(root: Path) -> Image:
-    """The files of a store but for its lock."""
+    """Return the files of a store, except its lock."""
     return {name: data for name, data in read_image(root).items() if not name.endswith("/.lock")}
 
 
 def verify(root: Path, oracle: Oracle, now_ms: int = LATER_MS) -> Counter[str]:
-    """Recover a store twice, hold it to its promises, go on with it, audit it; what was seen, counted.
+    """Recover a store twice, check its promises, append to it and audit it; return counts of what was seen.
 
-    Raises `AssertionError`.
+    Raises `AssertionError` if a promise is broken.
     """
     seen: Counter[str] = Counter()
     if any((log_dir / CLEAN_SHUTDOWN).exists() for log_dir in log_dirs(root)):
-        # A clean start believes the indexes; what comes after it is a recovery, which makes them anew.
+        # A clean start trusts the indexes; the start after it is a recovery, which rebuilds them.
         hold(_abandoned(root, now_ms), oracle)
     is_pending = read_commits(Disk(), root / LOG).pending is not None
     read_only = _seen_read_only(root, now_ms)
@@ -1194,7 +1197,7 @@ def verify(root: Path, oracle: Oracle, now_ms: int = LATER_MS) -> Counter[str]:
     if not is_pending:
         assert read_only == found, "a read-only opening shows something else than recovery leaves"
     if is_pending:
-        # Doing a commit is appending: it leaves files that the next recovery trims.
+        # Completing a commit appends records, and leaves files that the next recovery trims.
         assert _abandoned(root, now_ms) == found
     recovered = tree(root)
     again = _abandoned(root, now_ms)
@@ -1231,7 +1234,7 @@ def verify(root: Path, oracle: Oracle, now_ms: int = LATER_MS) -> Counter[str]:
 
 
 def _replay(root: Path, oracle: Oracle, found: dict[str, Observed], now_ms: int) -> None:
-    """Send every commit again, as whoever does not know whether it was made."""
+    """Send every commit again, as a writer does that does not know whether it succeeded."""
     known = [commit for commit in oracle.commits if set(commit.values) <= set(found)]
     if not known:
         return
@@ -1248,7 +1251,7 @@ def _replay(root: Path, oracle: Oracle, found: dict[str, Observed], now_ms: int)
 
 
 def verify_state(state: State) -> Counter[str]:
-    """`verify` of an image, written out; the `AssertionError` tells which."""
+    """Write an image to a directory and `verify` it; the `AssertionError` describes the image."""
     with scratch() as root:
         write_image(root, state.image)
         try:
@@ -1267,19 +1270,19 @@ def _recover_and_close(root: Path, disk: Disk) -> None:
 
 
 def _reindex(root: Path, disk: Disk) -> None:
-    """After a clean close, every index is made again from the log."""
+    """Recover and close, and then rebuild every index from the log."""
     _recover_and_close(root, disk)
     Store(log_dirs(root), clock=lambda: LATER_MS, disk=disk, recover=True).close()
 
 
 def _read_and_close(root: Path, disk: Disk) -> None:
-    """After a clean close, all of it is read, and closed again."""
+    """Recover and close, and then open, read everything and close again."""
     _recover_and_close(root, disk)
     with Store(log_dirs(root), clock=lambda: LATER_MS, disk=disk) as store:
         observe_store(store)
 
 
-# What may go on after a crash until the next one.
+# The actions that may follow a crash, until the next one.
 AFTER_A_CRASH: dict[str, Callable[[Path, Disk], None]] = {
     "recovery": _recover,
     "clean close": _recover_and_close,
@@ -1289,7 +1292,7 @@ AFTER_A_CRASH: dict[str, Callable[[Path, Disk], None]] = {
 
 
 def second_states(state: State, action: Callable[[Path, Disk], None]) -> list[State]:
-    """The states that a second crash may leave, in or after what goes on after the first."""
+    """Return the states that a second crash may leave, during or after `action`, which follows the first crash."""
     with scratch() as root:
         write_image(root, state.image)
         disk = RecordingDisk(root)

@@ -1,4 +1,4 @@
-"""What both dump tests need: `logfs dump` in this process, and files that are hard to dump."""
+"""Helpers of both dump tests: `logfs dump` in this process, and files that are hard to dump."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ VERIFY, SANITY = "--verify-index-only", "--index-sanity-check"
 
 
 class Printed(NamedTuple):
-    """What a dump printed."""
+    """The exit code, output and errors of a dump."""
 
     code: int
     out: str
@@ -42,7 +42,7 @@ class Printed(NamedTuple):
 
 
 def dump(*words: str | Path) -> Printed:
-    """`logfs dump …` in this process."""
+    """Run `logfs dump …` in this process."""
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(["dump", *map(str, words)])
@@ -63,7 +63,7 @@ def batch(
     last_offset_delta: int | None = None,
     **header: int,
 ) -> bytes:
-    """A sealed batch; a record's offset is its delta if it has one. `body` replaces what the records make."""
+    """Return a sealed batch; a record's offset, if it has one, is its delta. `body` replaces the encoded records."""
     stamps = [T if record.timestamp is None else record.timestamp for record in records]
     first = header.pop("base_timestamp", stamps[0] if stamps else -1)
     if body is None:
@@ -98,7 +98,7 @@ def message(
     attributes: int = 0,
     timestamp: int = T,
 ) -> bytes:
-    """A message of an old format (kafka-storage 2.7)."""
+    """Return a message of an old format (kafka-storage 2.7)."""
     body = bytes([magic, attributes]) + (struct.pack(">q", timestamp) if magic else b"")
     for part in (key, value):
         body += struct.pack(">i", -1 if part is None else len(part)) + (part or b"")
@@ -107,25 +107,25 @@ def message(
 
 
 def wrapper(offset: int, codec: Codec, *inner: bytes, magic: int = 1, attributes: int = 0) -> bytes:
-    """A compressed message with messages in it."""
+    """Return a compressed message that contains messages."""
     packed = bytes(compression.compress(codec, b"".join(inner)))
     return message(offset, None, packed, magic, attributes | codec, T + 99)
 
 
 def patched(data: bytes, position: int, layout: str, value: int) -> bytes:
-    """The same bytes but for one field."""
+    """Return the bytes with one field changed."""
     copy = bytearray(data)
     struct.pack_into(layout, copy, position, value)
     return bytes(copy)
 
 
 def offset_entries(*entries: tuple[int, int]) -> bytes:
-    """An offset index."""
+    """Return the bytes of an offset index."""
     return b"".join(struct.pack(">ii", *entry) for entry in entries)
 
 
 def time_entries(*entries: tuple[int, int]) -> bytes:
-    """A time index."""
+    """Return the bytes of a time index."""
     return b"".join(struct.pack(">qi", *entry) for entry in entries)
 
 
@@ -144,13 +144,13 @@ EPOCH = control.END_TRANSACTION.pack(0, 9)
 
 
 def control_batch(base: int, kind: int, value: bytes | None, version: int = 0) -> bytes:
-    """A control record alone in its batch."""
+    """Return a batch with one control record."""
     record = Record(value, struct.pack(">hh", version, kind))
     return batch([record], base, attributes=0x30, producer_id=4, producer_epoch=1)
 
 
 def _filled(fields: Sequence[Field], count: int) -> dict[str, Any]:
-    """A message with so many items in each array; without any, null wherever it may be."""
+    """Return a message with `count` items in each array; if `count` is 0, each nullable field is null."""
     return {field.name: _value(field, field.type, count) for field in fields}
 
 
@@ -169,7 +169,7 @@ def _value(field: Field, kind: str, count: int) -> Any:
 
 
 def every_kind() -> bytes:
-    """A record of every kind that there is in __consumer_offsets, in each version, full and empty."""
+    """Return a batch with a record of every kind in __consumer_offsets, in each version, full and empty."""
     return batch(
         [
             Record(
@@ -184,7 +184,7 @@ def every_kind() -> bytes:
 
 
 def offsets_log() -> bytes:
-    """Commits in every version, a group with members, tombstones, and what the tool has to leave alone."""
+    """Return commits and a group in every version, tombstones, and records that the tool must leave undecoded."""
     key = OffsetKey("g1", "tä/\x1f", 3).encode()
     commit = OffsetCommit(77, 'm"d\n\x1f\x7f', T, 5, 9)
     group = b"\0\2\0\3grp"
@@ -238,7 +238,7 @@ def offsets_log() -> bytes:
 
 
 class Case(NamedTuple):
-    """Files of a directory, which of them to dump, and how."""
+    """The files of a directory, the name of the one to dump, and the options."""
 
     files: dict[str, bytes]
     dumped: str
@@ -427,7 +427,7 @@ def _small_files() -> dict[str, dict[str, bytes]]:
 
 
 def cases() -> dict[str, Case]:
-    """Every file that is hard to dump, by a name."""
+    """Return every case that is hard to dump, by name."""
     found = {}
     first = f"{0:020}.log"
     for name, data in _logs().items():

@@ -1,4 +1,4 @@
-"""Messages of magic 0 and 1, as brokers before 0.11 wrote them (kafka-storage 2.7). The product only reads them."""
+"""An encoder of messages of magic 0 and 1, as of brokers before 0.11 (kafka-storage 2.7). logfs only reads them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NONE, CREATE, LATE = (
 
 
 class Old(NamedTuple):
-    """A message to be: its offset in the log, value, key, and timestamp in ms (of magic 1)."""
+    """A message to encode: its offset in the log, value, key, and timestamp in ms (for magic 1)."""
 
     offset: int
     value: bytes | None
@@ -29,7 +29,7 @@ class Old(NamedTuple):
 
 
 def message(magic: int, old: Old, attributes: int = 0) -> bytes:
-    """The bytes of one message."""
+    """Return the bytes of one message."""
     body = struct.pack(">bb", magic, attributes)
     if magic == 1:
         body += struct.pack(">q", old.timestamp)
@@ -48,9 +48,10 @@ def wrapper(
     late: int = -1,
     pack: Callable[[Codec, bytes], bytes] = compress,
 ) -> bytes:
-    """The bytes of a wrapper with its messages; `late` is the time of its append if the log gave one.
+    """Return the bytes of a wrapper with its messages; `late` is the append time if the log set one.
 
-    The offsets in one of magic 1 count from `base`, which is the first message's if compaction took none before it.
+    In magic 1 the offsets inside count from `base`, which is the first message's offset unless compaction has removed
+    messages before it.
     """
     start = messages[0].offset if base is None else base
     inner = [each._replace(offset=each.offset - start) if magic else each for each in messages]
@@ -63,14 +64,14 @@ def wrapper(
 
 
 def stored(codec: Codec, data: bytes) -> bytes:
-    """An LZ4 frame with the data as it is, which is how LZ4 keeps what it cannot shorten."""
+    """Return an LZ4 frame with the data uncompressed, as LZ4 stores data that it cannot shorten."""
     assert codec is Codec.LZ4
     block = struct.pack("<I", len(data) | 1 << 31) + data
     return bytes.fromhex("04224d18604082") + block + bytes(4)
 
 
 def as_read(magic: int, old: Old, late: int = -1) -> Record:
-    """The record that a reader gets of a message."""
+    """Return the record that a reader gets for a message."""
     if magic == 0:
         return Record(old.value, old.key, (), -1, old.offset, NONE)
     if late >= 0:

@@ -1,4 +1,4 @@
-"""Real mounts, each by a daemon of its own."""
+"""Real mounts, each with a daemon of its own."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ START_SECONDS = 60
 
 @contextmanager
 def alone_with_mounts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Only one test at a time is in here.
+    """Hold a lock that only one test at a time has.
 
-    A process with a mount namespace of its own has a copy of every mount that there is, also of those of the tests
-    beside it. Until it ends, `logfs umount` finds them mounted elsewhere.
+    A process with its own mount namespace has a copy of every existing mount, including those of tests that run
+    meanwhile. Until the process ends, `logfs umount` finds these mounts mounted elsewhere.
     """
     with (tmp_path_factory.getbasetemp().parent / "mounts.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -35,7 +35,7 @@ def alone_with_mounts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 @dataclass
 class Mount:
-    """A mount by a daemon of its own, run as `logfs mount -f`; `module` is another one to run in its place."""
+    """A mount with a daemon of its own, run as `logfs mount -f`; `module` is the Python module that is run."""
 
     path: Path
     log_dirs: list[Path]
@@ -46,11 +46,11 @@ class Mount:
     log: Path | None = None
 
     def start(self) -> Mount:
-        """Mount, and wait until it answers."""
+        """Mount, and wait until the daemon reports that it is ready."""
         try:
             self.path.mkdir()
         except FileExistsError:
-            # Perhaps a dead mount, which the daemon is to clear away.
+            # It may be a dead mount, which the daemon must remove.
             pass
         self.log = self.path.with_name(self.path.name + ".log")
         command = [sys.executable, "-m", *self.module, "mount", "-f", *self.options]
@@ -68,23 +68,23 @@ class Mount:
         return self
 
     def partition(self, name: str) -> Path:
-        """Make a partition and give its directory."""
+        """Create a partition and return its directory."""
         path = self.path / name
         path.mkdir()
         return path
 
     def errors(self) -> str:
-        """What `.logfs/errors` says."""
+        """Return the content of `.logfs/errors`."""
         return (self.path / ".logfs/errors").read_text()
 
     def kill(self) -> None:
-        """kill -9 of the daemon; the dead mount stays, as after a crash."""
+        """Kill the daemon with SIGKILL; the dead mount stays, as after a crash."""
         assert self.process is not None
         self.process.kill()
         self._reap()
 
     def stop(self) -> None:
-        """Unmount and wait for the daemon; a mount that is dead already is cleared away."""
+        """Unmount and wait for the daemon; a mount whose daemon has already died is removed."""
         if self.process is None:
             self._clear()
             return
@@ -94,7 +94,7 @@ class Mount:
         self._clear()
 
     def remount(self) -> None:
-        """Stop, if it lives, and start again on the same directories."""
+        """Stop the mount if it is running, and start it again on the same directories."""
         self.stop()
         self.start()
 
@@ -117,16 +117,16 @@ class Mount:
 
 
 def is_mounted(path: Path) -> bool:
-    """Whether something is mounted exactly here."""
+    """Whether something is mounted at exactly this path."""
     return any(mount.mountpoint == str(path) for mount in mounts())
 
 
 def clear(path: Path) -> None:
-    """Take a dead mount out of the mount table."""
+    """Remove a dead mount from the mount table."""
     if is_mounted(path):
         subprocess.run(["umount", "-l", str(path)], check=False, capture_output=True)
 
 
 def refuses(number: int) -> pytest.RaisesExc[OSError]:
-    """The call inside must fail with this errno."""
+    """Expect the code inside to fail with this errno."""
     return pytest.raises(OSError, match=rf"^\[Errno {number}\]")

@@ -1,4 +1,4 @@
-"""Partitions in tests: their contents, and directories that no store has written."""
+"""Partitions in tests: their contents, and partition directories that no store has written."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def raw_batch(records: list[Record], base: int, epoch: int = 0) -> bytes:
 
 
 def raw_partition(log_dir: Path, files: dict[str, bytes], name: str = NAME) -> Path:
-    """A partition directory that a store never saw, with these files."""
+    """Make a partition directory with these files, without a store; return it."""
     directory = log_dir / name
     directory.mkdir(parents=True, exist_ok=True)
     for file, data in files.items():
@@ -57,7 +57,7 @@ def snapshots(orders: Partition) -> list[int]:
 
 
 def by_splits(reader: Reader, split_bytes: int = 1 << 20) -> list[Record]:
-    """All records of a log, as readers in other processes get them."""
+    """Return all records of a log, read by splits, as readers in other processes do."""
     found: list[Record] = []
     for piece in scan_split.plan(
         reader, reader.log_start_offset, reader.log_end_offset, split_bytes=split_bytes

@@ -1,4 +1,4 @@
-"""Programs, threads, and waiting for them."""
+"""Programs and threads, and waiting for their effects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def wait_for(what: Callable[[], object], seconds: float = 20) -> None:
-    """Wait for something that another process is about to do; fail if it never does."""
+    """Wait until `what` returns a true value; fail after `seconds`."""
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, "waited in vain"
@@ -21,7 +21,7 @@ def wait_for(what: Callable[[], object], seconds: float = 20) -> None:
 
 
 def run(*command: str | Path, **options: object) -> str:
-    """Run a program that must succeed; what it printed."""
+    """Run a program that must succeed; return what it printed."""
     done = subprocess.run(
         list(map(str, command)),
         check=False,
@@ -34,14 +34,14 @@ def run(*command: str | Path, **options: object) -> str:
 
 
 class Threads:
-    """Work that goes on at once in threads; the first error of any ends them all, and is raised."""
+    """Functions that run in threads at the same time; an error of any of them is added to `errors`."""
 
     def __init__(self, errors: list[BaseException]) -> None:
         self.errors = errors
         self._started: list[threading.Thread] = []
 
     def start(self, work: Callable[[], None]) -> None:
-        """Begin some work."""
+        """Start a thread that calls `work`."""
 
         def guarded() -> None:
             try:
@@ -54,7 +54,7 @@ class Threads:
         self._started.append(thread)
 
     def join(self) -> None:
-        """Wait for all of it."""
+        """Wait for all threads."""
         for thread in self._started:
             thread.join()
         self._started = []

@@ -1,4 +1,4 @@
-"""What a test needs of the machine: a missing part skips the test, or fails it under LOGFS_REQUIRE_ALL=1."""
+"""Requirements of tests: a missing one skips the test, or fails it with LOGFS_REQUIRE_ALL=1."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 REQUIRE_ALL = os.environ.get("LOGFS_REQUIRE_ALL") == "1"
 
 
-# The form of `scripts/crash`.
+# Whether the tests run with the large numbers of `scripts/crash`.
 DEEP = os.environ.get("LOGFS_HYPOTHESIS") == "deep"
 
 
 def need(condition: object, what: str) -> None:
-    """Skip the test where a part is missing; under LOGFS_REQUIRE_ALL=1 fail it."""
+    """Skip the test if the condition is false; fail it with LOGFS_REQUIRE_ALL=1."""
     if condition:
         return
     if REQUIRE_ALL:
@@ -24,13 +24,13 @@ def need(condition: object, what: str) -> None:
 
 
 def need_fuse() -> None:
-    """The test mounts."""
+    """Require what a FUSE mount needs."""
     need(os.access("/dev/fuse", os.R_OK | os.W_OK), "/dev/fuse cannot be opened")
     need(shutil.which("fusermount3"), "fusermount3 is not installed")
 
 
 def need_command(name: str) -> str:
-    """The test calls a program; its path."""
+    """Require a program and return its path."""
     path = shutil.which(name)
     need(path, f"{name} is not installed")
     assert path is not None
@@ -38,5 +38,5 @@ def need_command(name: str) -> str:
 
 
 def need_root() -> None:
-    """The test does what only root can do."""
+    """Require root."""
     need(os.geteuid() == 0, "not root")

@@ -1,4 +1,4 @@
-"""Staging batches as a task of a data pipeline does: what the tests of commits share."""
+"""Staging of batches, as by a task of a data pipeline, for the tests of commits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stage(
     per_batch: int = 2,
     disk: Disk | None = None,
 ) -> StagedFile:
-    """Stage records for the partition of a directory, so many in each batch."""
+    """Stage records for the partition of a directory, `per_batch` in each batch; return the closed file."""
     staged = StagedWriter(disk or Disk(), directory, writer, sequence)
     form = batch_format(config)
     form = form._replace(timestamp_type=form.timestamp_type.CREATE_TIME)

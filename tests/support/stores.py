@@ -1,4 +1,4 @@
-"""Stores in tests: a clock that stands still, the audit, settings, and what lies in log directories."""
+"""Stores in tests: a clock that stands still, the audit, settings, and the contents of log directories."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Clock:
-    """A clock that stands still until it is told to go on; ms since the epoch."""
+    """A clock that changes only when a test changes `now_ms`; ms since the epoch."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self.now_ms = now_ms
@@ -26,13 +26,13 @@ class Clock:
 
 
 def assert_clean(*log_dirs: Path) -> None:
-    """The audit finds no error."""
+    """Assert that the audit finds no error."""
     findings = [finding for finding in check(log_dirs) if finding.severity is Severity.ERROR]
     assert not findings, "\n".join(map(str, findings))
 
 
 def locks_below(directory: Path) -> list[str]:
-    """The kernel's locks on files of a directory."""
+    """Return the kernel's locks on files below a directory, as lines of /proc/locks."""
     inodes = {str(path.stat().st_ino) for path in directory.rglob("*")}
     table = Path("/proc/locks").read_text().splitlines()
     rows = [line.split()[1:] for line in table]
@@ -40,7 +40,7 @@ def locks_below(directory: Path) -> list[str]:
 
 
 def fingerprint(path: Path) -> dict[str, object]:
-    """Every file below: content, size, mode and modification time; and what each directory lists."""
+    """Return the content hash, size, mode and mtime of each file below a path, and the entries of each directory."""
     found: dict[str, object] = {}
     for root, directories, files in os.walk(path):
         status = os.stat(root)
@@ -55,13 +55,13 @@ def fingerprint(path: Path) -> dict[str, object]:
 
 
 def errors_of(log_dirs: Path | Sequence[Path]) -> list[str]:
-    """The errors of the audit."""
+    """Return the errors that the audit finds."""
     found = check(log_dirs) if log_dirs else ()
     return [str(each) for each in found if each.severity is Severity.ERROR]
 
 
 def abandon(store: Store) -> None:
-    """As if its process died: nothing is closed, and the system takes the lock back."""
+    """Leave a store as if its process had died: close nothing, and release only its locks, as the system does."""
     for log_dir in store.log_dirs:
         log_dir.close()
 

@@ -1,4 +1,4 @@
-"""A program on a terminal: what it shows there, and what is typed."""
+"""A program on a terminal: its output there, and input that is typed."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class Terminal:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, width, 0, 0))
 
     def read(self) -> str:
-        """What came since the last time, added to what was seen."""
+        """Read the new output, and return all output since the last `type`."""
         while select.select([self.master], [], [], 0.02)[0]:
             try:
                 self.seen += os.read(self.master, 65536).decode("utf-8", "replace")
             except OSError:
-                # EIO: nobody has the other end any more.
+                # EIO: no process has the other end open.
                 break
         return self.seen
 
     def expect(self, what: str) -> None:
-        """Wait until something is shown."""
+        """Wait until the program has shown `what`."""
         wait_for(lambda: what in self.read())
 
     def type(self, text: str) -> None:
@@ -53,7 +53,7 @@ class Terminal:
         os.write(self.master, text.encode())
 
     def end(self) -> int:
-        """Wait for the program, and see that the terminal is as it was; its exit code."""
+        """Wait for the program, and check that it has restored the terminal; return its exit code."""
         wait_for(lambda: self.read() and self.process.poll() is not None)
         assert termios.tcgetattr(self.slave) == self.before
         return self.process.returncode

@@ -58,7 +58,7 @@ SMALLEST_BYTES = 16 << 20
 MEMORY_KEYS = 1_350_000
 # The limit for all files in the cache directory, enough for about 100 million keys.
 CACHE_BYTES = 4 << 30
-# A index that was not used for this long is not kept up to date any more; its next user waits for it.
+# An index that was not used for this long is not kept up to date any more; its next user waits for it.
 IDLE_MS = 3_600_000
 
 _NULL_BIT = 1 << 63
