@@ -8,8 +8,10 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections import defaultdict
 from contextlib import ExitStack
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,7 @@ import orjson
 import pytest
 
 from tests.support.mounts import Mount, refuses
-from tests.support.processes import run, wait_for
+from tests.support.processes import Threads, run, wait_for
 from tests.support.requirements import need_command, need_fuse, need_root
 from tests.support.stores import assert_clean
 
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
 
 LAST_OFFSET = "user.logfs.last_offset"
 MIB = 1 << 20
+# The bytes that the kernel sends in one WRITE request, however they lie in memory (docs/durability.md, P3).
+LARGEST_WRITE = 1_044_480
+# The bytes of a line in test_readers_see_a_write_whole_or_not_at_all.
+WIDTH = len("00 00000 00\n")
 
 
 @pytest.fixture(scope="module")
@@ -330,6 +336,67 @@ def test_big_write_is_several_batches(topic: Path) -> None:
     assert len(found) >= len(data) // 10000
     assert max(int(str(batch["size"])) for batch in found) <= 10000
     assert (topic / "records").read_bytes() == data
+
+
+def test_the_largest_write_that_is_one_append(topic: Path) -> None:
+    """A write(2) of 1,044,480 bytes is one batch if `max.message.bytes` allows it; one of more than 1 MiB is several.
+
+    A request holds 256 pages of the caller's memory, the first and last of which may be used in part.
+    """
+    (topic / "config/max.message.bytes").write_text("3000000")
+    for size, parts in ((LARGEST_WRITE, 1), (MIB + 1, 2)):
+        before = len(batches(topic))
+        with Writer(topic / "append") as write:
+            assert write(b"x" * 4095 + b"\n" + b"y" * (size - 4097) + b"\n") == size
+        assert len(batches(topic)) - before == parts
+
+
+def test_readers_see_a_write_whole_or_not_at_all(topic: Path) -> None:
+    """While writers append groups of lines with one write each, every size, text and listing ends between groups."""
+    lines, writers = 7, 2
+    ended = threading.Event()
+    torn: list[str] = []
+    looks: list[int] = []
+    written = [0] * writers
+    threads = Threads([])
+
+    def look() -> None:
+        group_bytes = lines * WIDTH
+        with (topic / "records").open("rb", buffering=0) as records:
+            while not ended.is_set():
+                size = os.fstat(records.fileno()).st_size
+                # The last 100 groups, and what has been appended since: the read ends where the file ends.
+                start = max(size // group_bytes - 100, 0) * group_bytes
+                seen = len(os.pread(records.fileno(), MIB, start))
+                last = os.readlink(topic / "offsets/latest") if size else "-1"
+                looks.append(size)
+                if size % group_bytes or seen % group_bytes or (int(last) + 1) % lines:
+                    torn.append(f"size {size}, {seen} bytes read, last offset {last}")
+
+    def write_groups(number: int) -> None:
+        with Writer(topic / "append") as write:
+            for group in count():
+                data = b"".join(b"%02d %05d %02d\n" % (number, group, n) for n in range(lines))
+                assert write(data) == len(data)
+                written[number] = group + 1
+                if len(looks) > 60 or threads.errors:
+                    return
+
+    readers = Threads(threads.errors)
+    readers.start(look)
+    for number in range(writers):
+        threads.start(partial(write_groups, number))
+    threads.join()
+    ended.set()
+    readers.join()
+    assert (threads.errors, torn) == ([], [])
+    assert len(set(looks)) > 10
+    # The lines of each write are neighbours in the log.
+    values = (topic / "records").read_bytes().splitlines()
+    assert len(values) == lines * sum(written)
+    for first in range(0, len(values), lines):
+        group = values[first : first + lines]
+        assert group == [b"%s %02d" % (group[0][:8], n) for n in range(lines)]
 
 
 def test_segments_roll_during_a_write(topic: Path) -> None:
