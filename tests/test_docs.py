@@ -110,16 +110,21 @@ def test_filesystem_md_has_the_errno_table() -> None:
 
 def test_every_link_leads_somewhere() -> None:
     """Every relative link in the README and the documents points to an existing file."""
-    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for document in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
 
 
-def test_every_named_test_file_is_there() -> None:
-    """The test files that docs/durability.md names for its promises exist."""
-    text = (ROOT / "docs/durability.md").read_text()
-    for name in re.findall(r"`(tests/[\w/]+\.py)", text):
-        assert (ROOT / name).exists(), name
+def test_every_promise_names_its_tests() -> None:
+    """Each promise of docs/durability.md names test functions, and each test that a document names exists."""
+    rows = table("durability.md", "Promises")
+    assert len(rows) >= 10
+    for promise, _, tests in rows:
+        assert "::test_" in tests, promise
+    for document in (ROOT / "docs").glob("*.md"):
+        for name, test in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?", document.read_text()):
+            assert (ROOT / name).exists(), f"{document.name}: {name}"
+            assert f"def {test}(" in (ROOT / name).read_text() or not test, f"{name}::{test}"
 
 
 # A citation: one or more sections, each with or without items of its list.

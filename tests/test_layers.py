@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "logfs"
 # The layers from the top down. A module may import from its own layer and from the layers below.
-FLOORS = ["cli", "mount spark", "store", "log", "format", "config", "setting", "errors"]
+LAYERS = ["cli", "mount spark", "store", "log", "format", "config", "setting", "errors"]
 # The folders and modules of one layer. Each imports only from itself and from those before it in its list.
 FOLDERS = {
     "store": [
@@ -51,9 +51,9 @@ FOLDERS = {
         "kernel_warmup",
     ],
 }
-LEVEL = {name: len(FLOORS) - n for n, row in enumerate(FLOORS) for name in row.split()}
+LEVEL = {name: len(LAYERS) - n for n, row in enumerate(LAYERS) for name in row.split()}
 # The modules that may import each library, as prefixes of their paths below logfs/.
-DOORS = {
+IMPORTERS = {
     "trio": ["mount/"],
     "pyfuse3": ["mount/"],
     "pyspark": ["spark/", "cli/spark/"],
@@ -98,7 +98,7 @@ def imports(path: Path) -> list[str]:
     return found
 
 
-def floor(module: str) -> str:
+def layer(module: str) -> str:
     """Return the layer of a dotted module name of logfs, or "" for the package itself."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
@@ -109,10 +109,10 @@ def test_imports_point_down(path: Path) -> None:
     """cli > mount and spark > store > log > format > config > setting > errors; lazy imports count, too."""
     first = relative(path).split("/")[0].removesuffix(".py")
     if first not in LEVEL:
-        assert first in ("__init__", "__main__"), f"{path}: which floor is this?"
+        assert first in ("__init__", "__main__"), f"{path}: which layer is this?"
         return
     for module in imports(path):
-        target = floor(module)
+        target = layer(module)
         if not module.startswith("logfs.") or target not in LEVEL:
             continue
         same = target == first
@@ -168,18 +168,19 @@ def test_no_imports_in_a_circle() -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_libraries_are_imported_only_from_listed_modules(path: Path) -> None:
-    """Each library of `DOORS` is imported only from its modules: Spark workers import no FUSE, and the engine neither
-    FUSE, Spark nor argparse; numba is imported only for the kernels.
+    """Each library of `IMPORTERS` is imported only from its modules.
+
+    Spark workers import no FUSE, the engine imports neither FUSE, Spark nor argparse, and only kernels import numba.
     """
     for module in imports(path):
-        doors = DOORS.get(module.split(".")[0])
-        if doors is not None:
-            assert relative(path).startswith(tuple(doors)), f"{relative(path)} imports {module}"
+        importers = IMPORTERS.get(module.split(".")[0])
+        if importers is not None:
+            assert relative(path).startswith(tuple(importers)), f"{relative(path)} imports {module}"
 
 
 def test_every_library_is_known() -> None:
-    """Every imported library is in `DOORS`, or in the list of this test: a new one is added deliberately."""
-    known = {*sys.stdlib_module_names, *DOORS, "logfs", "orjson", "typing_extensions"}
+    """Every imported library is in `IMPORTERS`, or in the list of this test: a new one is added deliberately."""
+    known = {*sys.stdlib_module_names, *IMPORTERS, "logfs", "orjson", "typing_extensions"}
     for path in MODULES:
         unknown = {module.split(".")[0] for module in imports(path)} - known
         assert not unknown, f"{relative(path)}: {unknown}"

@@ -271,10 +271,10 @@ class _LogLoader:
         if not self.start.clean or self.snapshots.offsets:
             return self.snapshots.restore(segments, log_start_offset, log_end_offset, self.now_ms)
         # A clean close leaves a snapshot if the log ever had a producer, so this log had none.
-        nobody = Producers()
+        no_producers = Producers()
         for offset in [*(segment.base_offset for segment in segments[-2:]), log_end_offset]:
-            self.snapshots.take(offset, nobody)
-        return nobody
+            self.snapshots.take(offset, no_producers)
+        return no_producers
 
     def _note_producer(self, segment: Segment, info: BatchInfo) -> None:
         """Note a producer's batch of a segment under recovery, and index the transaction that it aborts."""

@@ -477,7 +477,7 @@ def test_the_listing_is_of_the_end_of_the_log(store: Store) -> None:
     found = recent_keys.recent_keys(log, 1000)
     assert found[:2] == [b"a", b"c"]
     assert found[2:] == [b"old%d" % n for n in range(2999, 2999 - len(found) + 2, -1)]
-    assert recent_keys.STRETCH_BYTES / 1100 < len(found) < recent_keys.STRETCH_BYTES / 900
+    assert recent_keys.TAIL_BYTES / 1100 < len(found) < recent_keys.TAIL_BYTES / 900
     assert recent_keys.recent_keys(log, 3) == found[:3]
 
 

@@ -249,18 +249,18 @@ def _assign_offsets(outer: LegacyMessage, inner: list[LegacyMessage]) -> tuple[L
         raise Corrupt(f"message {outer.offset}: a wrapper without messages")
     base = outer.offset - inner[-1].offset if outer.offset else 0
     late = outer.attributes & LOG_APPEND_TIME_BIT
-    settled = tuple(
+    assigned = tuple(
         message._replace(
             offset=base + message.offset,
             timestamp=outer.timestamp if late else message.timestamp,
         )
         for message in inner
     )
-    rising = all(before.offset < after.offset for before, after in pairwise(settled))
+    rising = all(before.offset < after.offset for before, after in pairwise(assigned))
     fits = base >= 0 if outer.magic else base == 0
-    if not fits or not rising or settled[0].offset < 0:
+    if not fits or not rising or assigned[0].offset < 0:
         raise Corrupt(f"message {outer.offset}: the offsets of the inner messages are invalid")
-    return settled
+    return assigned
 
 
 def _header(outer: LegacyMessage, messages: tuple[LegacyMessage, ...]) -> Header:

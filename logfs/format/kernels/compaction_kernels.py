@@ -280,7 +280,7 @@ def select_records(
 ) -> int:
     """Decide for each record of several batches whether it stays: keep[i] becomes 1 or 0.
 
-    Records are counted over all spans. verdicts[n] is DROP, KEEP, SIFT or SIFT_EXPIRED. Except in a DROP span,
+    Records are counted over all spans. verdicts[n] is DROP, KEEP, SELECT or SELECT_EXPIRED. Except in a DROP span,
     records after the offset `latest`, where the table ends, stay. kept[n] and nulls[n] become the number of
     survivors of a span, and of survivors whose value is null; for a DROP span they do not change. Returns
     len(spans), or the number of a span whose records violate the format.

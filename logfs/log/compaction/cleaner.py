@@ -114,9 +114,9 @@ class _Round:
         retention_ms = self.config.delete_retention_ms
         rules = FilterRules(self.now_ms, retention_ms, self.dirty.first_uncleanable, producers)
         transactions = self._transactions()
-        sieve = RecordFilter(self.known, transactions, rules)
+        record_filter = RecordFilter(self.known, transactions, rules)
         new = [
-            self._clean_group(group, sieve, transactions)
+            self._clean_group(group, record_filter, transactions)
             for group in groups(old, self.config, self.dirty.first_uncleanable)
         ]
         bytes_after = sum(segment.size_bytes for segment in new)
@@ -186,7 +186,10 @@ class _Round:
     # The new segments (kafka-storage 8.5 to 8.8).
 
     def _clean_group(
-        self, group: Sequence[Segment], sieve: RecordFilter, transactions: CleanedTransactions
+        self,
+        group: Sequence[Segment],
+        record_filter: RecordFilter,
+        transactions: CleanedTransactions,
     ) -> Segment:
         partition = self.partition
         base_offset = group[0].base_offset
@@ -196,7 +199,7 @@ class _Round:
         try:
             self._discard(new)
             transactions.kept.clear()
-            self._write(new, group, sieve)
+            self._write(new, group, record_filter)
             self._index(new)
             new.txn_index.collect()
             for entry in transactions.kept:
@@ -221,13 +224,13 @@ class _Round:
         for path in new.files:
             self.partition.disk.unlink(path)
 
-    def _write(self, new: Segment, group: Sequence[Segment], sieve: RecordFilter) -> None:
+    def _write(self, new: Segment, group: Sequence[Segment], record_filter: RecordFilter) -> None:
         disk = self.partition.disk
         file = disk.open(new.path, write=True, create=True)
         size = 0
         for segment in group:
             for scanned in self._read(segment):
-                for left in sieve.apply(scanned):
+                for left in record_filter.apply(scanned):
                     length = memoryview(left).nbytes
                     if size + length > names.MAX_SEGMENT_BYTES:
                         raise Unsupported(f"{new.path}: would exceed the maximum size of a segment")

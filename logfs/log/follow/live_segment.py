@@ -353,8 +353,8 @@ class LiveSegment(Segment):
         return measured
 
     def _measure(self, now: SegmentEnd) -> SegmentEnd:
-        """Measure the text up to a tip by the text index; what the index does not cover is read."""
-        # A copy with the same files, whose tip does not move meanwhile.
+        """Measure the text up to an end by the text index; what the index does not cover is read."""
+        # A copy with the same files, whose end does not move meanwhile.
         still = copy.copy(self)
         still._end = now
         if not text_fits(still) or self.text_index.last.position != now.size_bytes:
@@ -368,7 +368,7 @@ class LiveSegment(Segment):
         return self._measured
 
     def _index_text(self, still: Segment, now: SegmentEnd) -> None:
-        """Extend the text index up to a tip: in memory or, for a sealed segment, from the user's cache.
+        """Extend the text index up to an end: in memory or, for a sealed segment, from the user's cache.
 
         Another object takes the place of the index, because readers use the present one without a lock.
         """

@@ -231,7 +231,7 @@ class CommittedText:
     """The text of the records that a `CommittedReader` shows; otherwise like `TextView`.
 
     It is the text of all records without the hidden bytes, which are a list of `HiddenRange`s. All transactions below
-    the last stable offset have ended, so holes are only added at the end, and the view only grows.
+    the last stable offset have ended, so ranges are only added at the end, and the view only grows.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class CommittedText:
         self._end_offset = end
         self._hidden_ranges: list[HiddenRange] = []
         self._finding = threading.Lock()
-        # The offset up to which the holes are known, and the size of the text up to there.
+        # The offset up to which the hidden ranges are known, and the size of the text up to there.
         self._searched = (self._all.first_offset, 0)
 
     @property
@@ -288,7 +288,7 @@ class CommittedText:
         self._all.release_before(position)
 
     def _find_hidden(self) -> int:
-        """Find the holes up to the last stable offset, and return the size of the text up to there."""
+        """Find the hidden ranges up to the last stable offset, and return the size of the text up to there."""
         stable = self._reader.log_end_offset
         end = stable if self._end_offset is None else min(stable, self._end_offset)
         offset, size = self._searched
@@ -312,7 +312,7 @@ class CommittedText:
         return size
 
     def _find_hidden_between(self, start: int, end: int, segments: Sequence[Segment]) -> None:
-        """Add the holes of the hidden batches with offsets in [start, end)."""
+        """Add the ranges of the hidden batches with offsets in [start, end)."""
         shows = self._reader.shown(segments)
         at = start
         while at < end:

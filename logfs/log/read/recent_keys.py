@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from logfs.log.segment.segment import Segment
 
 # The bytes that are read backwards from the end of the log, and the most segments that are read for them.
-STRETCH_BYTES = 256 << 10
+TAIL_BYTES = 256 << 10
 _SEGMENTS = 4
 
 
@@ -34,10 +34,10 @@ def recent_keys(reader: Reader, limit: int) -> list[bytes]:
 
 
 def _newest_batches(reader: Reader) -> Iterator[Batch]:
-    """Yield the visible batches of the last `STRETCH_BYTES` of the log, the newest first."""
+    """Yield the visible batches of the last `TAIL_BYTES` of the log, the newest first."""
     segments = reader.segments
     shows = reader.shown(segments)
-    end, left = reader.log_end_offset, STRETCH_BYTES
+    end, left = reader.log_end_offset, TAIL_BYTES
     used = [segment for segment in segments if segment.base_offset < end and segment.size_bytes]
     for segment in reversed(used[-_SEGMENTS:]):
         stop = min(end, segment.next_offset)

@@ -419,7 +419,7 @@ class Segment(SegmentFiles):
         self._end = SegmentEnd(position + size, last_offset + 1, segment_end.text.plus(text))
 
     def adopt(self, batches: Sequence[BatchInfo], interval_bytes: int) -> None:
-        """Add batches that are in the file after the tip, all at once. An index without space becomes sparser."""
+        """Add batches that are in the file after the end, all at once. An index without space becomes sparser."""
         segment_end = self.end
         for batch in batches:
             last_offset = batch.next_offset - 1
@@ -438,7 +438,7 @@ class Segment(SegmentFiles):
         self._end = segment_end
 
     def _add_entries(self, last_offset: int, segment_end: SegmentEnd) -> None:
-        """Add an entry to each index for the batch that begins at the tip."""
+        """Add an entry to each index for the batch that begins at the end."""
         self.offset_index.append(last_offset, segment_end.size_bytes)
         self.time_index.maybe_append(*self.max_entry)
         if not self.text_index.is_full:
@@ -482,7 +482,7 @@ class Segment(SegmentFiles):
         return -1 if header is None else header.max_timestamp
 
     def cut_back(self) -> None:
-        """Cut the file to the tip after a failed write."""
+        """Cut the file to the end after a failed write."""
         if self._file is not None:
             # Without an open file nothing was written.
             self._disk.truncate(self._file, self.end.size_bytes)
@@ -580,7 +580,7 @@ class Segment(SegmentFiles):
         return text
 
     def _load_end(self) -> SegmentEnd:
-        """Return the tip by the closing entry of the text index or, where that is missing, by reading the log."""
+        """Return the end by the closing entry of the text index or, where that is missing, by reading the log."""
         size = self.size_bytes
         if not text_fits(self) or self.text_index.last.position != size:
             self._disk.check_may_block()

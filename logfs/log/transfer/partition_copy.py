@@ -244,11 +244,11 @@ class PartitionCopy:
 
     def _twin(self, segment: Segment) -> Segment:
         """Return a segment whose files are copies of a sealed segment's."""
-        twin = Segment(self._disk, self.directory, segment.base_offset)
-        twin.next_base, twin.gaps = segment.next_base, segment.gaps
-        twin.content, twin.damaged = segment.content, segment.damaged
-        twin.created_ms, twin.max_entry = segment.created_ms, segment.max_entry
-        return twin
+        copied = Segment(self._disk, self.directory, segment.base_offset)
+        copied.next_base, copied.gaps = segment.next_base, segment.gaps
+        copied.content, copied.damaged = segment.content, segment.damaged
+        copied.created_ms, copied.max_entry = segment.created_ms, segment.max_entry
+        return copied
 
     def _seal(self, active: Segment, now_ms: int) -> Segment:
         """Return the copy of the active segment, sealed."""

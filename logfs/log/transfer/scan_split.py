@@ -1,7 +1,7 @@
-"""A log in pieces, for readers in other processes: the planner knows the log, a reader needs only files.
+"""A log in splits, for readers in other processes: the planner knows the log, a reader needs only files.
 
-A piece names the wanted records of one segment, and the position in the file at which they begin. It is small and
-can be pickled. Only the process that reads a piece reads its bytes.
+A split names the wanted records of one segment, and the position in the file at which they begin. It is small and
+can be pickled. Only the process that reads a split reads its bytes.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class SegmentSplit:
 def plan(
     reader: Reader, first_offset: int, end_offset: int, *, split_bytes: int
 ) -> Iterator[SegmentSplit]:
-    """Yield the records [first_offset, end_offset) in pieces of about `split_bytes`.
+    """Yield the records [first_offset, end_offset) in splits of about `split_bytes`.
 
-    The pieces are cut at entries of the offset index. Together they are exactly those records, in order. `reader`
+    The splits are cut at entries of the offset index. Together they are exactly those records, in order. `reader`
     decides which transactions are visible. Raises `Gone` if a file leaves the log meanwhile: plan again.
     """
     segments = reader.segments
@@ -131,7 +131,7 @@ def _first_reaching(segment: Segment, timestamp: int) -> int:
 
 
 def divide(segment_split: SegmentSplit, records: int) -> Iterator[SegmentSplit]:
-    """Split a piece into pieces of at most `records` offsets, which begin at the same byte or a little later."""
+    """Divide a split into splits of at most `records` offsets, which begin at the same byte or a little later."""
     segment = segment_split.segment.open()
     count = max(segment_split.end_offset - segment_split.first_offset, 1)
     for first in range(segment_split.first_offset, segment_split.end_offset, records):
@@ -190,7 +190,7 @@ def _position_after(segment: Segment, offset: int) -> int:
 
 
 def read(segment_split: SegmentSplit, since: int | None = None) -> Iterator[Columns | DamagedRange]:
-    """Return an iterator over the records of a piece: columns, in order, and a `DamagedRange` for each damage.
+    """Return an iterator over the records of a split: columns, in order, and a `DamagedRange` for each damage.
 
     Control records and aborted transactions are left out, and batches in which no record has a timestamp (ms) of
     `since` or later. `Gone` is raised by this call, never by the iterator.
@@ -230,7 +230,7 @@ def _scanned(
     segment_split: SegmentSplit,
     since: int | None,
 ) -> Iterator[Columns | DamagedRange]:
-    """Yield the records of scanned batches that belong to the piece, and batches with malformed records as errors."""
+    """Yield the records of scanned batches that belong to the split, and batches with malformed records as errors."""
     rows = run.rows
     wanted = rows[:, ATTRIBUTES] & CONTROL_BIT == 0
     wanted &= rows[:, NEXT_OFFSET] > segment_split.first_offset
@@ -249,7 +249,7 @@ def _scanned(
 
 
 def _inside(columns: Columns, segment_split: SegmentSplit) -> Iterator[Columns]:
-    """Yield the rows that belong to the piece, if there are any."""
+    """Yield the rows that belong to the split, if there are any."""
     offsets = columns.offsets
     if not len(offsets):
         return

@@ -3,8 +3,8 @@
 Staged batches are sealed, with base offsets 0, n, 2n, …. Their place in the log is set by rewriting fields that no
 CRC covers. A `StagedAppend` writes the batches after the log end, where they are invisible, and then shows all of
 them at once: in the active segment by a new end, in new segments by a new list of segments. The header of the first
-batch is written last; until then, the log ends before it for processes that read the files. The store decides when the
-commit takes place.
+batch is written last; until then, the log ends before it for processes that read the files. The store decides when
+the commit takes place.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import pyarrow as pa
 from logfs.errors import CommitPending, InvalidRecord, InvalidSetting, LogfsError
 from logfs.format.files import commit_file
 from logfs.log.disk.disk import Disk
-from logfs.spark.jobs.import_forms import ImportOptions
+from logfs.spark.jobs.import_formats import ImportOptions
 from logfs.spark.jobs.import_lines import EnvelopeFormat, TextFormat
 from logfs.spark.jobs.import_parquet import ParquetFormat
 from logfs.spark.jobs.import_splits import find_files, in_order, merged
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from logfs.format.files.commit_file import StagedFile
-    from logfs.spark.jobs.import_forms import ImportFormat
+    from logfs.spark.jobs.import_formats import ImportFormat
     from logfs.spark.jobs.import_splits import FileRange
     from logfs.spark.jobs.job_runner import Progress
     from logfs.spark.jobs.selection import Paths
@@ -167,7 +167,7 @@ def _check_topics(
 
 @dataclass(frozen=True)
 class _Stage:
-    """The function of a task: stage groups of portions, one after the other.
+    """The function of a task: stage groups of file ranges, one after the other.
 
     Errors in the contents (`LogfsError` except `NotOnHost`, `ValueError`, `pa.ArrowException`) become `InvalidRecord`
     with the name of the file, or with the first and the last name of several files.

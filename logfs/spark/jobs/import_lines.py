@@ -18,7 +18,7 @@ from logfs.format.encoding.arrow_layout import gather
 from logfs.format.text.envelope import decode_placed
 from logfs.format.text.envelope_parser import parse
 from logfs.spark.arrow import binary_array
-from logfs.spark.jobs.import_forms import BATCH_ROWS, SCHEMA, ImportFormat, batch_of
+from logfs.spark.jobs.import_formats import BATCH_ROWS, SCHEMA, ImportFormat, batch_of
 from logfs.spark.jobs.import_splits import FileRange
 from logfs.spark.jobs.job_runner import TASK_BYTES
 
@@ -127,7 +127,7 @@ class EnvelopeFormat(LinesFormat):
         return file_range.size_bytes
 
     def look(self, file_range: FileRange) -> list[FileRange]:
-        """Return the portion with names and offsets, or no portion if no line begins in it.
+        """Return the file range with names and offsets, or no file range if no line begins in it.
 
         If all lines of a block begin as those of an export do, with the same partition, only the beginnings of the
         first and the last line are parsed.
@@ -146,7 +146,7 @@ class EnvelopeFormat(LinesFormat):
             known = [offset for offset in here if offset is not None]
             offsets += [known[0], max(known)] if len(known) == len(here) else [None]
         if not names:
-            # The whole portion is inside a line that began before it.
+            # The whole file range is inside a line that began before it.
             return []
         alone = len(names) == 1 and None not in {partition for _, partition in names}
         bounds = None
@@ -257,7 +257,7 @@ def _same_prefix(block: bytes) -> tuple[Name, tuple[int, int]] | None:
 
 
 def blocks(file_range: FileRange) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that begin in a portion, in blocks of whole lines, each with the position at which it begins.
+    """Yield the lines that begin in a file range, in blocks of whole lines, each with the position of its first byte.
 
     Positions in a compressed file count uncompressed bytes. The last newline of a file may be missing; the block has
     it. Raises `InvalidRecord`, `NotOnHost`, `OSError`.
@@ -268,8 +268,8 @@ def blocks(file_range: FileRange) -> Iterator[tuple[int, bytes]]:
         end = file_range.end
         if position:
             file.seek(position)
-        # A line that begins before the portion belongs to an earlier portion. It ends at the first newline, searched
-        # from the byte before this portion on.
+        # A line that begins before the file range belongs to an earlier file range. It ends at the first newline,
+        # searched from the byte before this file range on.
         skips = file_range.start > 0
         rest = b""
         while end is None or position < end:

@@ -1,4 +1,4 @@
-"""Parquet files for an import: portions are planned from the footers, and read by row groups."""
+"""Parquet files for an import: file ranges are planned from the footers, and read by row groups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from logfs.errors import InvalidRecord
-from logfs.spark.jobs.import_forms import BATCH_BYTES, BATCH_ROWS, SCHEMA, ImportFormat, batch_of
+from logfs.spark.jobs.import_formats import BATCH_BYTES, BATCH_ROWS, SCHEMA, ImportFormat, batch_of
 from logfs.spark.jobs.import_splits import FileRange, from_path
 from logfs.spark.jobs.job_runner import TASK_BYTES
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from logfs.spark.jobs.import_splits import Name
 
-# A portion with at most this many bytes is read whole and its file closed, because many may be merged at once.
+# A range with at most this many bytes is read whole and its file closed, because many may be merged at once.
 _SMALL_BYTES = 4 << 20
 # The cost of opening a file, expressed in bytes.
 _FOOTER_BYTES = 1 << 20
@@ -167,7 +167,7 @@ def _bounds(column: Any) -> tuple[Any, Any] | None:
 
 
 def _joined(file_ranges: list[FileRange]) -> Iterator[FileRange]:
-    """Join neighbouring portions that have the same names and together are not too large for one task."""
+    """Join neighbouring file ranges that have the same names and together are not too large for one task."""
     held: FileRange | None = None
     for file_range in file_ranges:
         if held is not None and _belong_together(held, file_range):

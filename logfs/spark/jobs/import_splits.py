@@ -1,4 +1,4 @@
-"""The files of an import: finding them, the portions in which tasks read them, and the order of the portions.
+"""The files of an import: finding them, the file ranges in which tasks read them, and the order of the file ranges.
 
 A `FileRange` is a run of consecutive rows of one file.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class FileRange:
     """A run of consecutive rows of a file.
 
-    In a file of lines, `start` and `end` are positions: the portion has the lines that begin in [start, end). In a
+    In a file of lines, `start` and `end` are positions: the file range has the lines that begin in [start, end). In a
     Parquet file, they are a range of row group numbers. `end` is None if the file is not cut. `names` are the topics
     and partitions of all its rows. `offsets` are the first and the last offset, if they are known and all rows are of
     one partition. `file_bytes` is the size of the whole file when it was planned.
@@ -97,9 +97,9 @@ def from_path(path: str, column: str) -> str | None:
 
 
 def in_order(file_ranges: Sequence[FileRange]) -> list[list[FileRange]]:
-    """Return the portions in the order of import, in groups; the portions of a group must be merged by offset.
+    """Return the file ranges in the order of import, in groups; the file ranges of a group must be merged by offset.
 
-    The order is by offset if all portions have offsets that ascend within each file, as in the files of an export,
+    The order is by offset if all file ranges have offsets that ascend within each file, as in the files of an export,
     where the dates of a partition may be interleaved. Otherwise the given order stays, which is that of the files'
     names.
     """
@@ -150,9 +150,9 @@ class _Head(NamedTuple):
 def merged(
     file_ranges: Sequence[FileRange], read: Callable[[FileRange], Iterator[pa.RecordBatch]]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of portions, merged by the column `offset`. The rows of a portion keep their order.
+    """Yield the rows of file ranges, merged by the column `offset`. The rows of a file range keep their order.
 
-    A portion is opened only when the merge reaches its first offset.
+    A file range is opened only when the merge reaches its first offset.
     """
     if len(file_ranges) == 1:
         yield from read(file_ranges[0])

@@ -73,14 +73,14 @@ class ImportOptions:
 
 
 class ImportFormat(ABC):
-    """Reads portions of files of one format. The object is pickled and sent to the tasks."""
+    """Reads file ranges of files of one format. The object is pickled and sent to the tasks."""
 
     def __init__(self, options: ImportOptions) -> None:
         self.options = options
 
     @abstractmethod
     def cut(self, path: str) -> list[FileRange]:
-        """Return the portions of a file, without opening it. Raises `OSError`."""
+        """Return the file ranges of a file, without opening it. Raises `OSError`."""
 
     @abstractmethod
     def look_bytes(self, file_range: FileRange) -> int:
@@ -88,14 +88,14 @@ class ImportFormat(ABC):
 
     @abstractmethod
     def look(self, file_range: FileRange) -> list[FileRange]:
-        """Return the same rows as portions with names and, if they are known, offsets.
+        """Return the same rows as file ranges with names and, if they are known, offsets.
 
         Raises `InvalidRecord`, `NotOnHost`, `OSError`.
         """
 
     @abstractmethod
     def read(self, file_range: FileRange) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a portion, in order, with `SCHEMA`. Raises `InvalidRecord`, `NotOnHost`, `OSError`."""
+        """Yield the rows of a file range, in order, with `SCHEMA`. Raises `InvalidRecord`, `NotOnHost`, `OSError`."""
 
 
 def batch_of(count: int, **columns: Any) -> pa.RecordBatch:
