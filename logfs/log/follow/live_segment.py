@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from bisect import bisect_left, bisect_right
 from contextlib import suppress
@@ -355,7 +354,7 @@ class LiveSegment(Segment):
     def _measure(self, now: SegmentEnd) -> SegmentEnd:
         """Measure the text up to an end by the text index; what the index does not cover is read."""
         # A copy with the same files, whose end does not move meanwhile.
-        still = copy.copy(self)
+        still = self.detached()
         still._end = now
         if not text_fits(still) or self.text_index.last.position != now.size_bytes:
             self._disk.check_may_block()

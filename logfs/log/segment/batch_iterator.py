@@ -46,18 +46,19 @@ class Damage(NamedTuple):
     next_offset: int
     reason: str
 
-    def error(self, path: object) -> DamagedRange:
-        """Return the error for readers of these offsets."""
+    def __str__(self) -> str:
+        """Say what is damaged, where in the file, why, and what to do."""
         where = f"bytes {self.start} to {self.end - 1}"
         if self.end == self.start:
             where = f"byte {self.start}"
         what = f"offsets {self.first_offset} to {self.next_offset - 1} are damaged"
         if self.next_offset <= self.first_offset:
             what = f"there is damage before offset {self.first_offset}"
-        return DamagedRange(
-            self,
-            f"{path}: {what} ({where}: {self.reason}); restore the file from a copy, or continue reading after it",
-        )
+        return f"{what} ({where}: {self.reason}); restore the file from a copy, or continue reading after it"
+
+    def error(self, path: object) -> DamagedRange:
+        """Return the error for readers of these offsets, for the .log file at `path`."""
+        return DamagedRange(self, f"{path}: {self}")
 
 
 class DamagedRange(Corrupt):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import random
 from contextlib import suppress
@@ -85,6 +86,10 @@ class Segment(SegmentFiles):
         self._rolling_timestamp: int | None = None
         self.created_ms = 0
         self._jitter_ms = 0
+
+    def detached(self) -> Segment:
+        """Return another segment with the same files and indexes. From now on each has an end of its own."""
+        return copy.copy(self)
 
     def repaired(self, number: int) -> SparseIndex | None:
         """Rebuild an index of a sealed segment that a crash or a manual edit damaged: see `SegmentFiles.repaired`."""

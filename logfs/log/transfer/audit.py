@@ -153,7 +153,7 @@ def audit(
         segment.path, segment.txn_index.path, segment.base_offset, segment.gaps, segment.base_offset
     )
     transactions = _TransactionAudit(segment, account)
-    indexes: list[_OffsetIndexAudit] = []
+    indexes: list[_IndexAudit] = []
     if trusts_indexes and not segment.damaged:
         indexes = yield from _sound_indexes(segment, live=live)
     text = NO_TEXT
@@ -164,7 +164,7 @@ def audit(
                 # The bytes alone do not show how far the damage goes. The segment's end does.
                 damage = found._replace(next_offset=max(found.next_offset, segment.next_offset))
             tell = note if damage.next_offset <= log_start_offset else error
-            yield tell(segment.path, str(damage.error(segment.path)).partition(": ")[2])
+            yield tell(segment.path, str(damage))
             for index in indexes:
                 index.pass_damage(found)
             text = text.plus(batch_scanner.text_size(found))
@@ -289,7 +289,7 @@ def _check_epochs(segment: Segment, batches: _BatchAudit, epochs: Epochs) -> Ite
 # The indexes.
 
 
-class _OffsetIndexAudit:
+class _IndexAudit:
     """The entries of an index, as far as the log has been walked. Only the first wrong entry is reported."""
 
     dtype: np.dtype[np.void]
@@ -342,7 +342,7 @@ class _OffsetIndexAudit:
         return error(self.path, text)
 
 
-class _OffsetAudit(_OffsetIndexAudit):
+class _OffsetIndexAudit(_IndexAudit):
     dtype, key = _OFFSETS, "position"
 
     def pass_damage(self, damage: Damage) -> None:
@@ -371,7 +371,7 @@ class _OffsetAudit(_OffsetIndexAudit):
             self._keep(self._done)
 
 
-class _TimeIndexAudit(_OffsetIndexAudit):
+class _TimeIndexAudit(_IndexAudit):
     """A time index: an entry's timestamp is the greatest of the records up to its offset (kafka-storage 3.2)."""
 
     dtype, key = _TIMES, "offset"
@@ -417,7 +417,7 @@ class _TimeIndexAudit(_OffsetIndexAudit):
             self._keep(self._done)
 
 
-class _TextIndexAudit(_OffsetIndexAudit):
+class _TextIndexAudit(_IndexAudit):
     dtype, key = _TEXTS, "position"
 
     def hold_against(self, batches: _BatchAudit, text: TextSize) -> Iterator[Finding]:
@@ -448,19 +448,17 @@ class _TextIndexAudit(_OffsetIndexAudit):
             self._keep(self._done)
 
 
-def _sound_indexes(
-    segment: Segment, *, live: bool
-) -> Generator[Finding, None, list[_OffsetIndexAudit]]:
+def _sound_indexes(segment: Segment, *, live: bool) -> Generator[Finding, None, list[_IndexAudit]]:
     """Return the indexes that can be compared with the log; yield what is wrong with the others."""
-    found: list[_OffsetIndexAudit] = []
-    kinds = (_OffsetAudit, _TimeIndexAudit, _TextIndexAudit)
+    found: list[_IndexAudit] = []
+    kinds = (_OffsetIndexAudit, _TimeIndexAudit, _TextIndexAudit)
     for index, kind in zip(segment.indexes, kinds, strict=True):
         try:
             index.check_sane()
         except Gone:
             raise
         except LogfsError as why:
-            yield error(index.path, str(why).partition(": ")[2])
+            yield error(index.path, str(why).removeprefix(f"{index.path}: "))
             continue
         if not index.exists():
             yield note(index.path, "missing; it is rebuilt when it is needed")

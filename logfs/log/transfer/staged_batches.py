@@ -9,7 +9,6 @@ the commit takes place.
 
 from __future__ import annotations
 
-import copy
 import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -219,7 +218,7 @@ class StagedAppend:
             self._begin(part.segment)
         elif len(counts) > 1:
             # Readers of the empty segment must see nothing in it before all the others are there.
-            self._runs.append(_SegmentRun(copy.copy(active), 0))
+            self._runs.append(_SegmentRun(active.detached(), 0))
         else:
             self._runs.append(_SegmentRun(active, part.position))
         left = counts.pop(0)

@@ -113,7 +113,8 @@ def check_small_files(store: Store, partition: Partition) -> Iterator[Finding]:
     try:
         PermissionTable(partition)
     except Corrupt as why:
-        yield error(directory / permissions.FILE_NAME, str(why).partition(": ")[2])
+        path = directory / permissions.FILE_NAME
+        yield error(path, str(why).removeprefix(f"{path}: "))
     for path in sorted(directory.glob("*" + TORN)):
         yield note(
             path, "a torn tail that recovery cut off and kept; remove it if it is not needed"
