@@ -26,7 +26,8 @@ from logfs.log.segment.batch_iterator import CHUNK_BYTES, Damage
 from logfs.log.segment.batch_scanner import survey
 from logfs.log.segment.index import MAX_RELATIVE_OFFSET, OffsetEntry, TimeEntry
 from logfs.log.segment.index_builder import IndexBuilder
-from logfs.log.segment.segment import UNMEASURED, Segment, SegmentEnd
+from logfs.log.segment.segment import Segment
+from logfs.log.segment.segment_end import UNMEASURED, SegmentEnd
 from logfs.log.segment.segment_listing import list_segments
 from logfs.log.state.leader_epochs import LeaderEpochs
 from logfs.log.state.producer_snapshots import ProducerSnapshots

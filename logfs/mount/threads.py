@@ -10,7 +10,7 @@ from __future__ import annotations
 import _thread
 import errno
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -122,9 +122,10 @@ class _Pool:
             pass
         with self._lock:
             self._idle -= 1
-            if job is None and self._jobs.qsize():
-                # This job was queued while this thread still counted as idle.
-                job = self._jobs.get()
+            if job is None:
+                # A job may have been queued while this thread still counted as idle. Another thread may take it now.
+                with suppress(Empty):
+                    job = self._jobs.get_nowait()
         return job
 
 

@@ -64,9 +64,10 @@ def now_ms() -> int:
 class Store(PartitionRegistry):
     """The partitions of one or several log directories, by name: `store["orders-0"]`.
 
-    A store is a context manager; after a clean close the next opening needs no recovery. Any thread may read;
-    creating, deleting and upkeep take a lock. A partition that cannot be loaded is in `offline` with the reason, and
-    the others work. In a forked child calls raise `LogDirFailed`, because Kafka's lock belongs to the parent.
+    A store is a context manager; after a clean close the next opening needs no recovery. Reading needs no lock; what
+    changes `partitions`, `offline` or checkpoints takes `lock`. A partition that cannot be loaded is in `offline`
+    with the reason, and the others work. In a forked child calls raise `LogDirFailed`, because Kafka's lock belongs
+    to the parent.
     """
 
     def __init__(

@@ -35,7 +35,8 @@ def put(segment: Segment, base: int, *records: Record, interval: int = 4096) -> 
     assign_offset(new.data, base, 0)
     text = new.text._replace(envelopes=new.text.envelopes + offset_digits(base, new.record_count))
     header = parse_header(new.data)
-    segment.append(new.data, header.last_offset, header.max_timestamp, text, interval)
+    assert segment.writer is not None
+    segment.writer.append(new.data, header.last_offset, header.max_timestamp, text, interval)
     return len(new.data)
 
 
@@ -217,7 +218,8 @@ def test_time_lookups_give_kafkas_results(
 
 
 def rolls(segment: Segment, size: int, last: int, timestamp: int, now: int = NOW, **config) -> bool:
-    return segment.should_roll(size, last, timestamp, LogConfig(**config), now)
+    assert segment.writer is not None
+    return segment.writer.should_roll(size, last, timestamp, LogConfig(**config), now)
 
 
 def test_a_segment_rolls_when_a_batch_does_not_fit(tmp_path: Path) -> None:

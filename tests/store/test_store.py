@@ -384,6 +384,31 @@ def test_a_locked_directory_names_its_holder(
     assert (log_dir / ".lock").exists()
 
 
+def test_of_two_threads_one_gets_the_lock(tmp_path: Path) -> None:
+    """Two threads that open one log directory at the same time do not both get it."""
+    for number in range(100):
+        path = tmp_path / str(number)
+        Store(path).close()
+        together = threading.Barrier(2)
+        opened: list[Store] = []
+        refused: list[StoreLocked] = []
+
+        def open_it(path: Path = path) -> None:
+            together.wait(10)  # noqa: B023
+            try:
+                opened.append(Store(path))  # noqa: B023
+            except StoreLocked as error:
+                refused.append(error)  # noqa: B023
+
+        openers = [threading.Thread(target=open_it) for _ in range(2)]
+        for opener in openers:
+            opener.start()
+        for opener in openers:
+            opener.join()
+        assert (len(opened), len(refused)) == (1, 1)
+        opened[0].close()
+
+
 def test_a_failed_opening_releases_its_locks(
     tmp_path: Path, log_dir: Path, holder: subprocess.Popen[str], clock: Clock
 ) -> None:

@@ -46,8 +46,8 @@ class FlushedLog(Protocol):
 class Flusher:
     """The recovery point of a partition, and the flushes that raise it. Times are ms since the epoch.
 
-    Records below the recovery point are durable. `lock` is taken before the partition's own lock. A commit and a move
-    hold both.
+    Records below the recovery point are durable. `lock` is taken before the partition's own lock. Commits, moves,
+    closing, truncation, dropping and replacing of segments hold both.
     """
 
     def __init__(self, log: FlushedLog, loaded: Loaded) -> None:

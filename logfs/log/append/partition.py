@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from logfs.log.disk.disk import Disk
     from logfs.log.read.key_index import KeyIndex
     from logfs.log.recovery import Loaded
+    from logfs.log.segment.segment_writer import SegmentWriter
     from logfs.log.state.leader_epochs import LeaderEpochs
     from logfs.log.state.producers import Producers
 
@@ -339,28 +340,31 @@ class Partition(Reader):
         if not self.disk.writable:
             raise NotWritable(f"{self.directory}: the store is open read-only")
 
-    def _make_room(self, batch: NewBatch, config: LogConfig, now_ms: int) -> Segment:
-        """Return the active segment, or a new one if the batch does not belong in it (kafka-storage 4.1)."""
+    def _make_room(self, batch: NewBatch, config: LogConfig, now_ms: int) -> SegmentWriter:
+        """Return the writer of the active segment, or of a new one if the batch does not belong in it.
+
+        The rules are those of kafka-storage 4.1.
+        """
         active = self.segments[-1]
-        if not active.is_active:
-            active.activate(config, now_ms)
+        writer = active.writer or active.activate(config, now_ms)
         last_offset = active.next_offset + batch.record_count - 1
-        if active.should_roll(len(batch.data), last_offset, batch.max_timestamp, config, now_ms):
+        if writer.should_roll(len(batch.data), last_offset, batch.max_timestamp, config, now_ms):
             active = self.roll(now_ms)
-        return active
+            writer = active.writer or active.activate(config, now_ms)
+        return writer
 
     def _append_batch(self, batch: NewBatch, config: LogConfig, now_ms: int) -> None:
         base_offset = self.log_end_offset
         if self.epochs.latest < 0:
             self.check_may_block()
             self.epochs.assign(LEADER_EPOCH, base_offset)
-        active = self._make_room(batch, config, now_ms)
+        writer = self._make_room(batch, config, now_ms)
         count, size, timestamp = batch.record_count, len(batch.data), batch.max_timestamp
         last_offset = base_offset + count - 1
         assign_offset(batch.data, base_offset, self.epochs.latest)
         records, lines, envelopes = batch.text
         text = TextSize(records, lines, envelopes + offset_digits(base_offset, records))
-        active.append(batch.data, last_offset, timestamp, text, config.index_interval_bytes)
+        writer.append(batch.data, last_offset, timestamp, text, config.index_interval_bytes)
         self.note_appended(count, size, timestamp, now_ms)
 
     def note_appended(self, records: int, size_bytes: int, timestamp: int, now_ms: int) -> None:

@@ -22,7 +22,8 @@ from logfs.log.segment import batch_scanner
 from logfs.log.segment.batch_iterator import Damage
 from logfs.log.segment.index import MAX_RELATIVE_OFFSET, TimeEntry
 from logfs.log.segment.index_builder import IndexBuilder
-from logfs.log.segment.segment import Segment, SegmentEnd
+from logfs.log.segment.segment import Segment
+from logfs.log.segment.segment_end import SegmentEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -3,8 +3,8 @@
 A broker does not report what it appends, rolls, deletes, compacts or truncates. `refresh` therefore looks at the
 times of the directory and of the last .log file, and reads what is new only if they have changed. Segments that still
 exist stay the same objects, so their readers are not disturbed. Segments that were replaced or dropped live on, with
-their open files, for the readers that hold them. Nothing is written or locked. A look during which files vanish is
-repeated.
+their open files, for the readers that hold them. No file is written or locked; `refresh` holds the
+partition's `lock`. A look during which files vanish is repeated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from logfs.log.disk.disk import TRIES, Gone
 from logfs.log.follow.live_segment import LiveSegment
 from logfs.log.recovery import Loaded, LoadStart
 from logfs.log.segment.index import TimeEntry
-from logfs.log.segment.segment import UNMEASURED, SegmentEnd
+from logfs.log.segment.segment_end import UNMEASURED, SegmentEnd
 from logfs.log.segment.segment_listing import list_segments
 from logfs.log.state.leader_epochs import LeaderEpochs
 from logfs.log.state.producer_snapshots import ProducerSnapshots

@@ -19,10 +19,9 @@ from logfs.log.segment.index import MAX_RELATIVE_OFFSET, TimeEntry
 from logfs.log.segment.index_builder import rebuild_text, text_fits
 from logfs.log.segment.segment import (
     POINT_READ_BYTES,
-    UNMEASURED,
     Segment,
-    SegmentEnd,
 )
+from logfs.log.segment.segment_end import UNMEASURED, SegmentEnd
 from logfs.log.segment.segment_listing import open_by_inode
 from logfs.log.segment.txn_index import TransactionIndex
 

@@ -5,6 +5,7 @@ The text indexes tell which bytes stand for which records.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from logfs.format.batches.columns import Columns
     from logfs.log.read.readable_log import ReadableLog
     from logfs.log.segment.batch_scanner import ScannedBatches
-    from logfs.log.segment.segment import Segment, SegmentEnd
+    from logfs.log.segment.segment import Segment
+    from logfs.log.segment.segment_end import SegmentEnd
     from logfs.log.segment.text_index import TextEntry
 
 # The bytes of a .log file that are rendered at a time: more costs latency, fewer cost calls. A sequential read gets
@@ -110,6 +112,15 @@ def _weight(ranges: list[RenderedRange]) -> int:
 
 
 _cache = BlockCache()
+
+
+def _after_fork() -> None:
+    """Give a forked child a cache whose lock is free: its parent's threads do not exist there."""
+    global _cache
+    _cache = BlockCache()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class TextRenderer:

@@ -190,7 +190,7 @@ class TextView:
 
     def pin(self) -> None:
         """Keep every segment that the log has now, for any may leave it; release those that readers have passed."""
-        with self._extending:
+        with self.log.disk.hold(self._extending):
             self._look_ahead()
             if self._passed:
                 # What cannot be measured is kept: an error in a view must not prevent the removal of a segment.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
-import random
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt
 from logfs.format.batches.batch import (
@@ -31,7 +30,9 @@ from logfs.log.segment.index_builder import (
     text_entries_between,
     text_fits,
 )
+from logfs.log.segment.segment_end import UNMEASURED, SegmentEnd
 from logfs.log.segment.segment_files import SegmentFiles
+from logfs.log.segment.segment_writer import SegmentWriter, max_age_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,22 +40,10 @@ if TYPE_CHECKING:
 
     from logfs.config import LogConfig
     from logfs.log.disk.disk import Disk
-    from logfs.log.segment.batch_scanner import BatchInfo
     from logfs.log.segment.index import OffsetIndex, SparseIndex, TimeIndex
     from logfs.log.segment.text_index import TextEntry
 
 logger = logging.getLogger(__name__)
-
-# The text size of a segment that has not been measured yet.
-UNMEASURED = TextSize(-1, -1, -1)
-
-
-class SegmentEnd(NamedTuple):
-    """The end of a segment: bytes of its file, next offset, text size. Replaced as a whole, so never torn."""
-
-    size_bytes: int
-    next_offset: int
-    text: TextSize
 
 
 class Segment(SegmentFiles):
@@ -76,20 +65,24 @@ class Segment(SegmentFiles):
         self._sealed_size: int | None = None
         # The offset and the time index, rebuilt after one of them was found to be impossible.
         self._lookups: tuple[OffsetIndex, TimeIndex] | None = None
-        # State of the active segment: see `append` and `should_roll`.
+        # The appends, while the segment is active.
+        self.writer: SegmentWriter | None = None
         self.max_entry = TimeEntry(-1, base_offset)
-        self.is_active = False
         # Whether the indexes may have preallocated space after their entries, as those of an active segment have.
         self.has_preallocated_space = False
-        self._bytes_since_entry = 0
-        self._indexes_are_full = False
-        self._rolling_timestamp: int | None = None
         self.created_ms = 0
-        self._jitter_ms = 0
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the segment has a writer."""
+        return self.writer is not None
 
     def detached(self) -> Segment:
-        """Return another segment with the same files and indexes. From now on each has an end of its own."""
-        return copy.copy(self)
+        """Return another segment with the same files and indexes, and from now on its own end and writer."""
+        other = copy.copy(self)
+        if self.writer is not None:
+            other.writer = self.writer.writing_to(other)
+        return other
 
     def repaired(self, number: int) -> SparseIndex | None:
         """Rebuild an index of a sealed segment that a crash or a manual edit damaged: see `SegmentFiles.repaired`."""
@@ -361,10 +354,10 @@ class Segment(SegmentFiles):
         limit = self.base_offset + MAX_RELATIVE_OFFSET + 1
         return limit if self.next_base is None else min(limit, self.next_base)
 
-    # Writing: the active segment alone.
+    # From active to sealed. Appends are in `SegmentWriter`.
 
-    def activate(self, config: LogConfig, now_ms: int, *, create: bool = False) -> None:
-        """Make the segment ready for appends: give its indexes space and, with `create`, make its files."""
+    def activate(self, config: LogConfig, now_ms: int, *, create: bool = False) -> SegmentWriter:
+        """Give the segment a writer: its indexes get space and, with `create`, its files are made."""
         self._begin_writing()
         if create:
             self._file = self._disk.open(self.path, write=True, create=True)
@@ -387,98 +380,13 @@ class Segment(SegmentFiles):
         # As many entries as the offset index, and the closing one.
         entries = config.segment_index_bytes // self.offset_index.entry.size + 1
         self.text_index.preallocate(entries * self.text_index.entry.size)
-        self.is_active = True
-        self._indexes_are_full = self.offset_index.is_full or self.time_index.is_full
-        jitter = min(config.segment_jitter_ms, config.segment_ms)
-        self._jitter_ms = random.randrange(2**31) % jitter if jitter > 0 else 0
         self.max_entry = self.max_timestamp
-
-    def append(
-        self,
-        data: bytearray | memoryview,
-        last_offset: int,
-        max_timestamp: int,
-        text: TextSize,
-        interval_bytes: int,
-    ) -> None:
-        """Write one batch at the end, and an index entry if one is due (kafka-storage 3.3, for each batch).
-
-        The batch has its offsets already. After an `OSError` the end is unchanged, and the caller must cut off any
-        bytes of the batch that are in the file.
-        """
-        segment_end = self.end
-        position = segment_end.size_bytes
-        size = len(data)
-        is_due = self._bytes_since_entry > interval_bytes
-        if is_due:
-            for index in self.indexes:
-                index.reserve()
-        self._disk.write(self.file, position, data)
-        if position == 0 and self._rolling_timestamp is None:
-            self._rolling_timestamp = max_timestamp
-        if max_timestamp > self.max_entry.timestamp:
-            self.max_entry = TimeEntry(max_timestamp, last_offset)
-        if is_due:
-            self._add_entries(last_offset, segment_end)
-        self._bytes_since_entry += size
-        self._end = SegmentEnd(position + size, last_offset + 1, segment_end.text.plus(text))
-
-    def adopt(self, batches: Sequence[BatchInfo], interval_bytes: int) -> None:
-        """Add batches that are in the file after the end, all at once. An index without space becomes sparser."""
-        segment_end = self.end
-        for batch in batches:
-            last_offset = batch.next_offset - 1
-            if batch.position == 0:
-                self._rolling_timestamp = batch.max_timestamp
-            if batch.max_timestamp > self.max_entry.timestamp:
-                self.max_entry = TimeEntry(batch.max_timestamp, last_offset)
-            if self._bytes_since_entry > interval_bytes and not self._indexes_are_full:
-                with suppress(OSError):
-                    for index in self.indexes:
-                        index.reserve()
-                    self._add_entries(last_offset, segment_end)
-            self._bytes_since_entry += batch.size_bytes
-            text = segment_end.text.plus(batch.text)
-            segment_end = SegmentEnd(batch.position + batch.size_bytes, batch.next_offset, text)
-        self._end = segment_end
-
-    def _add_entries(self, last_offset: int, segment_end: SegmentEnd) -> None:
-        """Add an entry to each index for the batch that begins at the end."""
-        self.offset_index.append(last_offset, segment_end.size_bytes)
-        self.time_index.maybe_append(*self.max_entry)
-        if not self.text_index.is_full:
-            self.text_index.append(
-                segment_end.next_offset, segment_end.size_bytes, segment_end.text
-            )
-        self._bytes_since_entry = 0
-        self._indexes_are_full = self.offset_index.is_full or self.time_index.is_full
-
-    def should_roll(
-        self, size: int, last_offset: int, max_timestamp: int, config: LogConfig, now_ms: int
-    ) -> bool:
-        """Whether a batch of `size` bytes belongs in a new segment (kafka-storage 4.1)."""
-        held = self.size_bytes
-        if held > config.segment_bytes - size:
-            return True
-        if held and self._waited_ms(max_timestamp, now_ms) > self.max_ms(config):
-            return True
-        if self._indexes_are_full:
-            return True
-        return not 0 <= last_offset - self.base_offset <= MAX_RELATIVE_OFFSET
+        self.writer = SegmentWriter(self, self._disk, config)
+        return self.writer
 
     def max_ms(self, config: LogConfig) -> int:
-        """Return the age limit (ms) of the segment, less its own jitter (kafka-storage 4.1)."""
-        limit = config.segment_ms
-        if config.is_compacted:
-            limit = min(limit, config.max_compaction_lag_ms)
-        return limit - self._jitter_ms
-
-    def _waited_ms(self, max_timestamp: int, now_ms: int) -> int:
-        if self._rolling_timestamp is None:
-            self._rolling_timestamp = self.first_timestamp
-        if self._rolling_timestamp >= 0:
-            return max_timestamp - self._rolling_timestamp
-        return now_ms - self.created_ms
+        """Return the age limit (ms) of the segment, less the jitter of its writer (kafka-storage 4.1)."""
+        return max_age_ms(config) - (self.writer.jitter_ms if self.writer else 0)
 
     @property
     def first_timestamp(self) -> int:
@@ -514,7 +422,7 @@ class Segment(SegmentFiles):
             self.has_preallocated_space = False
         finally:
             # Last: from here on a flush, which may be running in another thread, includes the indexes.
-            self.is_active = False
+            self.writer = None
 
     def save_indexes(self, *, sync: bool) -> None:
         """Replace the index files with the entries that were collected; see `SparseIndex.save`."""
@@ -563,9 +471,7 @@ class Segment(SegmentFiles):
             if not isinstance(found, Damage):
                 self._note_max(found[1].header)
         self.content = object()
-        self._bytes_since_entry = 0
         if position == 0:
-            self._rolling_timestamp = None
             self.created_ms = now_ms
         self.next_base = None
         self.activate(config, now_ms)
@@ -594,6 +500,10 @@ class Segment(SegmentFiles):
                     rebuild_text(self)
         self._end = SegmentEnd(size, self.next_offset, self.text_index.last.before)
         return self._end
+
+    def show(self, end: SegmentEnd) -> None:
+        """Replace the end, so that readers see what is in the file before it."""
+        self._end = end
 
     def resume(self, segment_end: SegmentEnd, max_entry: TimeEntry) -> None:
         """Set the end and the greatest timestamp, as loading found them."""

@@ -150,7 +150,7 @@ class SegmentFiles:
 
     def _begin_writing(self) -> None:
         """Keep the files open from now on, until they are durable."""
-        with self._rebuilding:
+        with self._disk.hold(self._rebuilding):
             self._is_durable = False
 
     def _end_writing(self) -> None:

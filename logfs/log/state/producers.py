@@ -159,7 +159,7 @@ class Producers:
         """Return the first offset of each open transaction, by producer id."""
         return {
             producer.producer_id: producer.transaction_start
-            for producer in self._producers.values()
+            for producer in list(self._producers.values())
             if producer.transaction_start is not None
         }
 

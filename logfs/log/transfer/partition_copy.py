@@ -1,6 +1,7 @@
 """A copy of a partition in another directory, made while the log is in use, which then replaces the original.
 
-Sealed segments never change (rule 4) and the active segment only grows, so everything is copied without a lock.
+Sealed segments never change (rule 4) and the active segment only grows, so `catch_up` needs no lock. `complete` and
+`take_over` need the registry's lock, `Flusher.lock` and the partition's `lock`; `take_over` also `Disk.naming`.
 Whatever retention, compaction or a truncation has changed meanwhile is copied again.
 """
 

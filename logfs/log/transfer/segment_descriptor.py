@@ -15,7 +15,8 @@ from logfs.format.base import names
 from logfs.format.text.rendering import NO_TEXT
 from logfs.log.disk.disk import Gone, ReadOnlyDisk
 from logfs.log.segment.index import TimeEntry
-from logfs.log.segment.segment import Segment, SegmentEnd
+from logfs.log.segment.segment import Segment
+from logfs.log.segment.segment_end import SegmentEnd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -40,7 +40,8 @@ from logfs.log.append.validator import check_staged
 from logfs.log.segment.batch_iterator import Damage
 from logfs.log.segment.batch_scanner import BatchInfo, ScannedBatches, scan, survey
 from logfs.log.segment.index import MAX_RELATIVE_OFFSET, TimeEntry
-from logfs.log.segment.segment import Segment, SegmentEnd
+from logfs.log.segment.segment import Segment
+from logfs.log.segment.segment_end import SegmentEnd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -276,7 +277,9 @@ class StagedAppend:
     def _complete(self) -> None:
         run = self._runs[-1]
         self.partition.disk.write(run.segment.file, run.start, run.header)
-        run.segment.adopt(run.batches, self._config.index_interval_bytes)
+        writer = run.segment.writer
+        assert writer is not None, "place and _begin activate the segment"
+        writer.adopt(run.batches, self._config.index_interval_bytes)
 
     def undo(self) -> None:
         """Take back what `write` did."""
@@ -328,15 +331,14 @@ def place(
     """
     new = measures.behind(part.skip)
     active, config = partition.active, partition.config
-    if not active.is_active:
-        active.activate(config, now_ms)
+    writer = active.writer or active.activate(config, now_ms)
     if partition.epochs.latest < 0:
         partition.epochs.assign(LEADER_EPOCH, partition.log_end_offset)
     end = partition.log_end_offset
     late = config.message_timestamp_type == TimestampType.LOG_APPEND_TIME.label
     newest = now_ms if late else int(new.timestamps.max(initial=-1))
     last = end + int(new.counts.sum()) - 1
-    rolls = active.should_roll(int(new.sizes.sum()), last, newest, config, now_ms)
+    rolls = writer.should_roll(int(new.sizes.sum()), last, newest, config, now_ms)
     in_new = rolls and active.size_bytes > 0
     return replace(
         part,

@@ -81,6 +81,8 @@ class GeneratedFile(FileNode):
     def write_value(self, data: bytes) -> None:
         """Set a new value. One write is one whole value, as in sysfs. Raises EINVAL if it is not UTF-8."""
         assert self._write is not None
+        # A value is made durable, and may wait for a lock of the store (rule 8).
+        self.context.store.disk.check_may_block()
         try:
             text = data.decode()
         except UnicodeDecodeError:

@@ -82,7 +82,7 @@ class Groups:
         with self._following() as replays:
             found = self._find(replays, group, wanted)
         if found is None:
-            for other, reason in self._registry.offline.items():
+            for other, reason in list(self._registry.offline.items()):
                 if names.parse_directory(other).topic == TOPIC:
                     raise _offline(other, reason)
         return found

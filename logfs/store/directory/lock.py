@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import struct
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -40,6 +41,11 @@ class Lock:
         """Take the lock without waiting. Raises `StoreLocked`, which names the process that holds the lock."""
         self._disk = disk
         self._path = log_dir / FILE_NAME
+        with _taking:
+            self._take(log_dir)
+
+    def _take(self, log_dir: Path) -> None:
+        disk = self._disk
         if _identity(disk, self._path) in _held:
             raise StoreLocked(f"{log_dir}: in use by this process; close the other store first")
         self._file: File = disk.open(self._path, write=True, create=True)
@@ -79,6 +85,17 @@ class Lock:
 # The locks that this process holds, by device and inode of the file. Record locks belong to a process: the kernel
 # would grant it a second lock, and release the first as soon as any descriptor of the file is closed.
 _held: WeakValueDictionary[tuple[int, int], Lock] = WeakValueDictionary()
+# Held while a lock is looked for in `_held`, taken and added: two threads of this process must not both get it.
+_taking = threading.Lock()
+
+
+def _after_fork() -> None:
+    """Make the lock free in a forked child, whose parent's threads do not exist there."""
+    global _taking
+    _taking = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Turn:

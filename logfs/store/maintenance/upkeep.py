@@ -42,7 +42,10 @@ logger = logging.getLogger(__name__)
 
 
 class MaintenanceScheduler:
-    """The periodic tasks of a store except compaction, and when each is due next. Any thread may call it."""
+    """The periodic tasks of a store except compaction, and when each is due next.
+
+    One thread at a time calls `run_due`; any thread may call the other methods.
+    """
 
     def __init__(
         self,

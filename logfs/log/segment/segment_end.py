@@ -1,0 +1,18 @@
+"""The end of a segment, which readers see."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from logfs.format.text.rendering import TextSize
+
+# The text size of a segment that has not been measured yet.
+UNMEASURED = TextSize(-1, -1, -1)
+
+
+class SegmentEnd(NamedTuple):
+    """The end of a segment: bytes of its file, next offset, text size. Replaced as a whole, so never torn."""
+
+    size_bytes: int
+    next_offset: int
+    text: TextSize

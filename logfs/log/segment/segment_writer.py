@@ -1,0 +1,167 @@
+"""The appends to an active segment: batches, index entries, and whether the next batch belongs in a new segment."""
+
+from __future__ import annotations
+
+import copy
+import random
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+from logfs.log.segment.index import MAX_RELATIVE_OFFSET, TimeEntry
+from logfs.log.segment.segment_end import SegmentEnd
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from logfs.config import LogConfig
+    from logfs.format.text.rendering import TextSize
+    from logfs.log.disk.disk import Disk, File
+    from logfs.log.segment.batch_scanner import BatchInfo
+    from logfs.log.segment.index import OffsetIndex, TimeIndex
+    from logfs.log.segment.text_index import TextIndex
+
+
+class WrittenSegment(Protocol):
+    """What a `SegmentWriter` needs of its segment."""
+
+    max_entry: TimeEntry
+    created_ms: int
+
+    @property
+    def base_offset(self) -> int:
+        """The lowest offset that the segment may hold."""
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the whole batches in the .log file, in bytes."""
+
+    @property
+    def end(self) -> SegmentEnd:
+        """Size, next offset and text in one."""
+
+    @property
+    def file(self) -> File:
+        """The .log file."""
+
+    @property
+    def first_timestamp(self) -> int:
+        """The greatest timestamp of the first batch (ms), -1 if there is none."""
+
+    @property
+    def indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
+        """The three indexes, with space for more entries."""
+
+    def show(self, end: SegmentEnd) -> None:
+        """Replace the end, so that readers see what is in the file before it."""
+
+
+class SegmentWriter:
+    """The writer of an active segment. A segment has one, from its activation until it is sealed.
+
+    One thread at a time, under the partition's lock. Readers see a batch when the segment's `end` is replaced, after
+    the bytes are in the file (rule 6).
+    """
+
+    def __init__(self, segment: WrittenSegment, disk: Disk, config: LogConfig) -> None:
+        self._segment = segment
+        self._disk = disk
+        self._bytes_since_entry = 0
+        # The timestamp of the first batch, from which the age counts; None until it is needed.
+        self._rolling_timestamp: int | None = None
+        offset_index, time_index, _ = segment.indexes
+        self._indexes_are_full = offset_index.is_full or time_index.is_full
+        jitter = min(config.segment_jitter_ms, config.segment_ms)
+        self.jitter_ms = random.randrange(2**31) % jitter if jitter > 0 else 0
+
+    def writing_to(self, segment: WrittenSegment) -> SegmentWriter:
+        """Return a writer in the same state for another object of the same segment."""
+        other = copy.copy(self)
+        other._segment = segment
+        return other
+
+    def append(
+        self,
+        data: bytearray | memoryview,
+        last_offset: int,
+        max_timestamp: int,
+        text: TextSize,
+        interval_bytes: int,
+    ) -> None:
+        """Write one batch at the end, and an index entry if one is due (kafka-storage 3.3, for each batch).
+
+        The batch has its offsets already. After an `OSError` the end is unchanged, and the caller must cut off any
+        bytes of the batch that are in the file.
+        """
+        segment = self._segment
+        end = segment.end
+        position = end.size_bytes
+        is_due = self._bytes_since_entry > interval_bytes
+        if is_due:
+            for index in segment.indexes:
+                index.reserve()
+        self._disk.write(segment.file, position, data)
+        if position == 0 and self._rolling_timestamp is None:
+            self._rolling_timestamp = max_timestamp
+        if max_timestamp > segment.max_entry.timestamp:
+            segment.max_entry = TimeEntry(max_timestamp, last_offset)
+        if is_due:
+            self._add_entries(last_offset, end)
+        self._bytes_since_entry += len(data)
+        segment.show(SegmentEnd(position + len(data), last_offset + 1, end.text.plus(text)))
+
+    def adopt(self, batches: Sequence[BatchInfo], interval_bytes: int) -> None:
+        """Show batches that are in the file after the end, all at once. An index without space becomes sparser."""
+        segment = self._segment
+        end = segment.end
+        for batch in batches:
+            last_offset = batch.next_offset - 1
+            if batch.position == 0:
+                self._rolling_timestamp = batch.max_timestamp
+            if batch.max_timestamp > segment.max_entry.timestamp:
+                segment.max_entry = TimeEntry(batch.max_timestamp, last_offset)
+            if self._bytes_since_entry > interval_bytes and not self._indexes_are_full:
+                with suppress(OSError):
+                    for index in segment.indexes:
+                        index.reserve()
+                    self._add_entries(last_offset, end)
+            self._bytes_since_entry += batch.size_bytes
+            text = end.text.plus(batch.text)
+            end = SegmentEnd(batch.position + batch.size_bytes, batch.next_offset, text)
+        segment.show(end)
+
+    def _add_entries(self, last_offset: int, end: SegmentEnd) -> None:
+        """Add an entry to each index for the batch that begins at `end`."""
+        offset_index, time_index, text_index = self._segment.indexes
+        offset_index.append(last_offset, end.size_bytes)
+        time_index.maybe_append(*self._segment.max_entry)
+        if not text_index.is_full:
+            text_index.append(end.next_offset, end.size_bytes, end.text)
+        self._bytes_since_entry = 0
+        self._indexes_are_full = offset_index.is_full or time_index.is_full
+
+    def should_roll(
+        self, size: int, last_offset: int, max_timestamp: int, config: LogConfig, now_ms: int
+    ) -> bool:
+        """Whether a batch of `size` bytes belongs in a new segment (kafka-storage 4.1)."""
+        held = self._segment.size_bytes
+        if held > config.segment_bytes - size:
+            return True
+        limit_ms = max_age_ms(config) - self.jitter_ms
+        if held and self._waited_ms(max_timestamp, now_ms) > limit_ms:
+            return True
+        if self._indexes_are_full:
+            return True
+        return not 0 <= last_offset - self._segment.base_offset <= MAX_RELATIVE_OFFSET
+
+    def _waited_ms(self, max_timestamp: int, now_ms: int) -> int:
+        if self._rolling_timestamp is None:
+            self._rolling_timestamp = self._segment.first_timestamp
+        if self._rolling_timestamp >= 0:
+            return max_timestamp - self._rolling_timestamp
+        return now_ms - self._segment.created_ms
+
+
+def max_age_ms(config: LogConfig) -> int:
+    """Return the age (ms) at which a segment rolls, without jitter (kafka-storage 4.1)."""
+    limit = config.segment_ms
+    return min(limit, config.max_compaction_lag_ms) if config.is_compacted else limit

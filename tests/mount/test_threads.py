@@ -1,0 +1,74 @@
+"""Worker threads of a mount, and what must run in them."""
+
+from __future__ import annotations
+
+from queue import Empty
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("pyfuse3")
+
+from logfs.log.disk.disk import WouldBlock
+from logfs.mount import threads
+from logfs.mount.errnos import ErrorLog
+from logfs.mount.nodes.base import Caller, Context, DirectoryNode, Handle, Node
+from logfs.mount.nodes.root import RootDirectory
+
+if TYPE_CHECKING:
+    from logfs.store.store import Store
+
+
+class TakenJobs:
+    """A queue whose only job another thread takes at the last moment; waiting for it would never end."""
+
+    def get(self, timeout: float | None = None) -> object:
+        assert timeout is not None, "waits for a job that another thread has taken"
+        raise Empty
+
+    def get_nowait(self) -> object:
+        raise Empty
+
+    def qsize(self) -> int:
+        return 1
+
+
+def test_an_idle_thread_does_not_wait_for_a_job_that_another_one_takes() -> None:
+    """A thread whose idle time is over ends if the job in the queue goes to another thread."""
+    pool = threads._Pool()
+    pool._jobs = TakenJobs()  # type: ignore[assignment]
+    assert pool._next(0.01) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("orders-0/config/retention.ms", b"3600000"),
+        ("orders-0/log-start-offset", b"1"),
+        (".logfs/config/log.retention.ms", b"3600000"),
+    ],
+)
+def test_a_value_is_set_in_a_worker_thread(store: Store, path: str, value: bytes) -> None:
+    """A write that syncs files raises `WouldBlock` in the thread that must not wait, and changes nothing (rule 8)."""
+    orders = store.create("orders-0")
+    orders.append([b"a", b"b"])
+    before = orders.config.retention_ms, orders.log_start_offset
+    handle = opened(store, path)
+    store.disk.forbid_blocking()
+    try:
+        with pytest.raises(WouldBlock):
+            handle.write(value)
+        assert (orders.config.retention_ms, orders.log_start_offset) == before
+    finally:
+        store.disk.allow_blocking()
+    assert handle.write(value) == len(value)
+    assert (orders.config.retention_ms, orders.log_start_offset) != before
+
+
+def opened(store: Store, path: str) -> Handle:
+    """Return a handle of a file of the mount, opened for writing."""
+    node: Node = RootDirectory(Context(store, ErrorLog(store.clock), "0"))
+    for name in path.split("/"):
+        assert isinstance(node, DirectoryNode)
+        node = node.known(name) or node.adopt(name, node.find(name))
+    return node.open(1, Caller(0, 0, 1, 0o022))
