@@ -508,3 +508,15 @@ def test_readers_keep_the_old_records_after_compaction(
     assert view.generation != orders.generation
     fresh = orders.text(View.LINES)
     assert fresh.read(0, fresh.size) == b"28\n29\n30\n31\n"
+
+
+def test_a_compacted_log_that_is_truncated_to_nothing_ends_at_its_base(store: Store) -> None:
+    """If no batch is left before the offset, the log ends at the segment's base offset, as after an opening."""
+    set_topic(store, "orders", cleanup_policy="compact")
+    orders = store.create(NAME)
+    put(orders, ("k", 1), ("k", 2))
+    store.compact(NAME, roll=True)
+    assert [record.offset for record in orders.read()] == [1]
+    assert store.truncate(NAME, 1)
+    assert (orders.log_end_offset, orders.recovery_point) == (0, 0)
+    assert put(orders, ("k", 3)) == 0

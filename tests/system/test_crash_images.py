@@ -11,6 +11,7 @@ import pytest
 
 from logfs.format.batches.batch import Batch
 from logfs.log import recovery
+from logfs.log.append.flusher import Flusher
 from logfs.log.append.partition import Partition
 from logfs.log.disk.disk import Disk
 from logfs.log.read import key_index
@@ -398,8 +399,8 @@ def _flush_without_fsync(patch: pytest.MonkeyPatch) -> None:
 
 
 def _flush_without_directory(patch: pytest.MonkeyPatch) -> None:
-    sync = Partition._sync
-    patch.setattr(Partition, "_sync", lambda self, *segments: sync(self, *segments[:-1], False))
+    sync = Flusher._sync
+    patch.setattr(Flusher, "_sync", lambda self, *segments: sync(self, *segments[:-1], False))
 
 
 def _rename_without_directory(patch: pytest.MonkeyPatch) -> None:
@@ -452,9 +453,9 @@ def _clean_marker_without_fsync(patch: pytest.MonkeyPatch) -> None:
 
 
 def _flush_the_active_segment_alone(patch: pytest.MonkeyPatch) -> None:
-    sync = Partition._sync
+    sync = Flusher._sync
     patch.setattr(
-        Partition, "_sync", lambda self, segments, *rest: sync(self, segments[-1:], *rest)
+        Flusher, "_sync", lambda self, segments, *rest: sync(self, segments[-1:], *rest)
     )
 
 

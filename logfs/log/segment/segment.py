@@ -441,8 +441,9 @@ class Segment(SegmentFiles):
     def truncate(self, offset: int, config: LogConfig, now_ms: int) -> None:
         """Drop the batch that holds `offset` and everything after it, and continue from there (kafka-storage 10.4).
 
-        The next offset becomes `offset`. Where offsets have no gaps, it becomes the base offset of the batch that was
-        cut: recovery would treat a batch after a gap as one with a damaged header. Cuts the indexes too, and gives
+        The next offset becomes `offset`, or the base offset of the segment if no batch is left. Where offsets have no
+        gaps, it becomes the base offset of the batch that was cut: recovery would treat a batch after a gap as one
+        with a damaged header. Cuts the indexes too, and gives
         them space again.
         """
         self._begin_writing()
@@ -458,6 +459,9 @@ class Segment(SegmentFiles):
             if cut is not None:
                 position, text = cut[0], self.text_before(cut[0])
                 offset = offset if self.gaps else min(offset, cut[1].header.base_offset)
+                if not position:
+                    # An empty file shows no other end than its name.
+                    offset = self.base_offset
         self._end = SegmentEnd(position, offset, text)
         self._disk.truncate(self.file, position)
         # Synced before the next append: a crash must neither restore dropped records nor mix them with new ones.

@@ -6,6 +6,7 @@ import copy
 import random
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
+from weakref import ref
 
 from logfs.log.segment.index import MAX_RELATIVE_OFFSET, TimeEntry
 from logfs.log.segment.segment_end import SegmentEnd
@@ -63,7 +64,8 @@ class SegmentWriter:
     """
 
     def __init__(self, segment: WrittenSegment, disk: Disk, config: LogConfig) -> None:
-        self._segment = segment
+        # The segment owns its writer: a second strong reference would keep both until the garbage collector runs.
+        self._ref = ref(segment)
         self._disk = disk
         self._bytes_since_entry = 0
         # The timestamp of the first batch, from which the age counts; None until it is needed.
@@ -76,8 +78,14 @@ class SegmentWriter:
     def writing_to(self, segment: WrittenSegment) -> SegmentWriter:
         """Return a writer in the same state for another object of the same segment."""
         other = copy.copy(self)
-        other._segment = segment
+        other._ref = ref(segment)
         return other
+
+    @property
+    def _segment(self) -> WrittenSegment:
+        segment = self._ref()
+        assert segment is not None, "the segment owns its writer"
+        return segment
 
     def append(
         self,
