@@ -210,7 +210,7 @@ class Store(PartitionRegistry):
             # Rename first, which takes no descriptor: if the removal fails, the next opening removes the directory.
             doomed = path.with_name(names.deleted_directory(name, uuid.uuid4().hex))
             with suppress(LogfsError, OSError):
-                disk.move(path, doomed)
+                disk.rename_unsynced(path, doomed)
                 remove_directory(disk, doomed)
             raise
         return Partition(

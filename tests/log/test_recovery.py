@@ -283,9 +283,9 @@ class _Stopping(Disk):
         self._count()
         super().truncate(*arguments)  # type: ignore[arg-type]
 
-    def move(self, *arguments: object) -> None:
+    def rename_unsynced(self, *arguments: object) -> None:
         self._count()
-        super().move(*arguments)  # type: ignore[arg-type]
+        super().rename_unsynced(*arguments)  # type: ignore[arg-type]
 
     def unlink(self, *arguments: object) -> None:
         self._count()

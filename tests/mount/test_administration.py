@@ -943,6 +943,8 @@ def test_read_only_beside_a_writer(make_mount: MakeMount) -> None:
     reader = make_mount("--read-only", name="ro")
     assert (reader.path / "orders-0/records").read_bytes() == b"a\n"
     (orders / "append").write_bytes(b"b\n")
+    # At once, and not only after the next refresh of the reader's upkeep.
+    assert orjson.loads((reader.path / "orders-0/status.json").read_bytes())["log_end_offset"] == 2
     assert (orders / "records").read_bytes() == b"a\nb\n"
     reader.stop()
     (orders / "append").write_bytes(b"c\n")

@@ -298,10 +298,10 @@ def test_the_next_opening_completes_a_move_whose_renames_failed(
     """
 
     class FailingDisk(Disk):
-        def move(self, old: Path, new: Path) -> None:
+        def rename_unsynced(self, old: Path, new: Path) -> None:
             is_last = old.name.endswith("-future")
             if is_renamed or not is_last:
-                super().move(old, new)
+                super().rename_unsynced(old, new)
             if is_last:
                 raise OSError(errno.ENOSPC, "injected")
 

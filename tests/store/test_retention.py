@@ -393,9 +393,9 @@ class FullDisk(Disk):
 
     lacking = ""
 
-    def move(self, old: Path, new: Path) -> None:
+    def rename_unsynced(self, old: Path, new: Path) -> None:
         self._check(new)
-        super().move(old, new)
+        super().rename_unsynced(old, new)
 
     def replace_file(self, path: Path, data: bytes) -> None:
         self._check(path)

@@ -196,14 +196,14 @@ class RecordingDisk(Disk):
         super().sync_map(mapping)
         self._note("sync", next(inode for known, inode in self._maps if known is mapping))
 
-    def move(self, old: Path, new: Path) -> None:
+    def rename_unsynced(self, old: Path, new: Path) -> None:
         inode = self._inodes.pop(old)
         parent = self._inodes[old.parent]
         self._note("rename", inode, name=old.name, other=new.name, position=parent)
         for path in [path for path in self._inodes if old in path.parents]:
             self._inodes[new / path.relative_to(old)] = self._inodes.pop(path)
         self._inodes[new] = inode
-        super().move(old, new)
+        super().rename_unsynced(old, new)
 
     def unlink(self, path: Path) -> None:
         if path in self._inodes:
@@ -306,9 +306,9 @@ class FaultDisk(RecordingDisk):
             raise
         super().sync_map(mapping)
 
-    def move(self, old: Path, new: Path) -> None:
+    def rename_unsynced(self, old: Path, new: Path) -> None:
         self._may_fail("rename", old)
-        super().move(old, new)
+        super().rename_unsynced(old, new)
 
     def unlink(self, path: Path) -> None:
         self._may_fail("unlink", path)

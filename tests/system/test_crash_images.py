@@ -454,9 +454,7 @@ def _clean_marker_without_fsync(patch: pytest.MonkeyPatch) -> None:
 
 def _flush_the_active_segment_alone(patch: pytest.MonkeyPatch) -> None:
     sync = Flusher._sync
-    patch.setattr(
-        Flusher, "_sync", lambda self, segments, *rest: sync(self, segments[-1:], *rest)
-    )
+    patch.setattr(Flusher, "_sync", lambda self, segments, *rest: sync(self, segments[-1:], *rest))
 
 
 def _stale_index_kept(patch: pytest.MonkeyPatch) -> None:

@@ -600,13 +600,13 @@ class Partition(Reader):
             number = self.segments.index(old[0])
             now_ms = self._clock()
             try:
-                new.move(names.SWAP)
+                new.rename_suffix(names.SWAP)
                 # Synced before an old name goes: otherwise a power cut could leave neither the old nor the new.
                 self.disk.sync_directory(self.directory)
                 due_ms = now_ms + self.config.file_delete_delay_ms
                 self._dropped.move_away(old, self.snapshots, due_ms, new.base_offset)
                 self.disk.sync_directory(self.directory)
-                new.move("")
+                new.rename_suffix("")
                 self.disk.sync_directory(self.directory)
             except OSError as error:
                 raise self.fail("a cleaned segment could not be put in place", error) from error
@@ -614,14 +614,14 @@ class Partition(Reader):
             self.segments = (*self.segments[:number], new, *after)
             self.generation += 1
 
-    def move(
+    def switch_to_copies(
         self, disk: Disk, directory: Path, segments: Sequence[Segment], snapshots: list[int]
     ) -> list[Segment]:
         """Switch to durable copies of all segments (`partition_copy`), under both locks; return the old ones."""
         left = [*self.segments, *self._dropped.segments]
         self.directory, self.disk, self._dropped = directory, disk, DeletedSegments(disk)
-        self.epochs.move(disk, directory)
-        self.snapshots.move(disk, directory, snapshots)
+        self.epochs.rebind(disk, directory)
+        self.snapshots.rebind(disk, directory, snapshots)
         self.segments = tuple(segments)
         self.flusher.note_durable_copies()
         return left

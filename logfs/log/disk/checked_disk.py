@@ -128,7 +128,7 @@ for _name in (
     ),
     *(
         "rename",
-        "move",
+        "rename_unsynced",
         "unlink",
         "mkdir",
         "rmdir",

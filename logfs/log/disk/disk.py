@@ -210,10 +210,10 @@ class Disk:
 
     def rename(self, old: Path, new: Path) -> None:
         """Rename, replacing `new`, and sync the directory, so that no caller can forget it."""
-        self.move(old, new)
+        self.rename_unsynced(old, new)
         self.sync_directory(new.parent)
 
-    def move(self, old: Path, new: Path) -> None:
+    def rename_unsynced(self, old: Path, new: Path) -> None:
         """Rename as one of several renames; the caller syncs the directory after the last."""
         os.rename(old, new)
 
@@ -309,7 +309,7 @@ class Disk:
             self.write(file, 0, data)
             if sync:
                 self.sync(file)
-            self.move(temporary, path)
+            self.rename_unsynced(temporary, path)
         except OSError:
             # An unfinished file must not keep a full disk full.
             with suppress(OSError):
@@ -347,7 +347,7 @@ class ReadOnlyDisk(Disk):
     def rename(self, old: Path, new: Path) -> None:
         self._refuse(old)
 
-    def move(self, old: Path, new: Path) -> None:
+    def rename_unsynced(self, old: Path, new: Path) -> None:
         self._refuse(old)
 
     def unlink(self, path: Path) -> None:

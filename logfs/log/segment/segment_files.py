@@ -110,7 +110,7 @@ class SegmentFiles:
         for index in (*self.indexes, self.txn_index):
             yield index.path
 
-    def move(self, suffix: str) -> list[Path]:
+    def rename_suffix(self, suffix: str) -> list[Path]:
         """Rename the files to names that end in `suffix`, the .log first; return the new paths (kafka-storage 8.8).
 
         Readers that hold the segment find the files there. The caller syncs the directory.
@@ -123,7 +123,7 @@ class SegmentFiles:
                 stem = old.stem if old.suffix in known else old.name
                 new = old.with_name(stem + suffix)
                 if self._disk.exists(old):
-                    self._disk.move(old, new)
+                    self._disk.rename_unsynced(old, new)
                     moved.append(new)
                 part.path = new
             return moved

@@ -56,7 +56,7 @@ class DeletedSegments:
         bases = {segment.base_offset for segment in segments}
         self._free_names([gone for gone in self._dropped if gone.base_offset in bases])
         for segment in segments:
-            moved = segment.move(names.DELETED)
+            moved = segment.rename_suffix(names.DELETED)
             if segment.base_offset != kept:
                 moved += snapshots.move_away(segment.base_offset)
             gone = DeletedSegment(due_ms, segment.base_offset, weakref.ref(segment), moved)
@@ -86,7 +86,7 @@ class DeletedSegments:
             segment = gone.segment()
             if segment is not None:
                 self._renamed += 1
-                moved = segment.move(f".{self._renamed}{names.DELETED}")
+                moved = segment.rename_suffix(f".{self._renamed}{names.DELETED}")
                 self._dropped.append(gone._replace(base_offset=_NO_NAME, paths=moved))
         self._unlink(before)
 

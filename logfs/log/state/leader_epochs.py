@@ -38,7 +38,7 @@ class LeaderEpochs:
         elif disk.writable:
             disk.open(self._path, write=True, create=True).close()
 
-    def move(self, disk: Disk, directory: Path) -> None:
+    def rebind(self, disk: Disk, directory: Path) -> None:
         """Continue with a copy of the file in another directory."""
         self._disk, self._path = disk, directory / FILE_NAME
 

@@ -45,7 +45,7 @@ class ProducerSnapshots:
             if entry.name.endswith(names.SNAPSHOT)
         )
 
-    def move(self, disk: Disk, directory: Path, offsets: list[int]) -> None:
+    def rebind(self, disk: Disk, directory: Path, offsets: list[int]) -> None:
         """Continue with the files in another directory."""
         self._disk, self._directory, self.offsets = disk, directory, offsets
         self._unsynced.clear()
@@ -142,7 +142,7 @@ class ProducerSnapshots:
         self.offsets.remove(offset)
         path = self.path(offset)
         moved = path.with_name(path.name + names.DELETED)
-        self._disk.move(path, moved)
+        self._disk.rename_unsynced(path, moved)
         return [moved]
 
     def drop_strays(self, base_offsets: Collection[int]) -> None:

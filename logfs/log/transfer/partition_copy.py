@@ -271,7 +271,9 @@ class PartitionCopy:
         old = partition.segments
         end = partition.log_end_offset
         relocate(self._segments, directory)
-        left = partition.move(self._disk, directory, self._segments, self._snapshots.offsets)
+        left = partition.switch_to_copies(
+            self._disk, directory, self._segments, self._snapshots.offsets
+        )
         # Readers of the old last segment continue with the new one at this offset.
         old[-1].next_base = end
         self.copies = dict(zip(old, self._segments, strict=False))

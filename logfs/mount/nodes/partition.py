@@ -99,6 +99,7 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
         yield from (*_APPENDS, *_TEXTS, *_FOLDERS, _STATUS, _LOG_START, _CTL)
 
     def _log_start(self) -> bytes:
+        self.partition.refresh()
         return b"%d\n" % self.partition.log_start_offset
 
     def _delete_records(self, text: str) -> None:
@@ -150,6 +151,7 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
             raise InvalidName(f"{text!r} is not a command; use one of {', '.join(_COMMANDS)}")
 
     def _status(self) -> bytes:
+        self.partition.refresh()
         status = partition_status(self.partition, self.context.store)
         return json.dumps(status, indent=2).encode() + b"\n"
 

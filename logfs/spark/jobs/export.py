@@ -174,7 +174,7 @@ def _publish(
                 str(new),
             )
         new.parent.mkdir(parents=True, exist_ok=True)
-        disk.move(old, new)
+        disk.rename_unsynced(old, new)
         moved.append((old, new))
 
     try:
@@ -187,7 +187,7 @@ def _publish(
     except BaseException:
         for old, new in reversed(moved):
             with suppress(OSError):
-                disk.move(new, old)
+                disk.rename_unsynced(new, old)
         raise
     dates = {(folder / each.place).parent for each in written}
     for directory in dates | {date.parent for date in dates} | {folder}:

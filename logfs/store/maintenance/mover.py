@@ -196,7 +196,7 @@ class Mover:
         self._prepare(partition, target)
         stray = source.path / names.stray_directory(copy.directory.name)
         with registry.disk.naming:
-            source.disk.move(partition.directory, stray)
+            source.disk.rename_unsynced(partition.directory, stray)
             # From here on the copy is the partition: after a crash, the next opening finishes the move.
             copy.is_needed = True
             partition.directory = stray
