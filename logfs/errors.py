@@ -1,7 +1,8 @@
 """The exception hierarchy. Every message says what went wrong, where, and what to do about it.
 
 `LogfsError` is the root class, so one `except` clause catches every error that logfs raises on purpose.
-`logfs.mount.errnos` maps each class to the errno that a caller of the mount gets.
+`logfs.mount.errnos` maps the classes that a mount can meet to the errno that its caller gets. The others, such as the
+errors of producers, are raised in Python only.
 """
 
 from __future__ import annotations

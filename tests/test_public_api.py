@@ -1,4 +1,4 @@
-"""The public Python API, promise by promise (product.md 3)."""
+"""The public Python API, promise by promise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def test_the_example_of_the_contract(log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The example of product.md 3 runs as written and has the stated results; an empty directory becomes a store."""
+    """The example of the package docstring runs as written; an empty directory becomes a store."""
     log_dir.mkdir()
     with logfs.open(log_dir) as store:
         orders = store.create("orders-0")

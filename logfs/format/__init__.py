@@ -1,15 +1,15 @@
 """Kafka's on-disk formats: conversions between bytes and values, with no I/O and no clock.
 
-Each folder imports from those above it in this list:
+Each folder imports only from those below it in this list:
 
-- `base`: variable-length integers, times, file and directory names.
-- `kernels`: the compiled loops over batches and over keys.
-- `batches`: records, columns of records, compression, record batches and the older message formats.
-- `messages`: Kafka's generated messages, group records, control records.
-- `text`: the text views of records: lines, and envelopes of JSON.
-- `encoding`: records, lines, columns and Arrow data to sealed batches and back.
 - `files`: the small files: checkpoints, producer snapshots, aborted transactions, key tables, the commit file.
+- `encoding`: records, lines, columns and Arrow data to sealed batches and back.
+- `text`: the text views of records: lines, and envelopes of JSON.
+- `messages`: Kafka's generated messages, group records, control records.
+- `batches`: records, columns of records, compression, record batches and the older message formats.
+- `kernels`: the compiled loops over batches and over keys.
+- `base`: variable-length integers, times, file and directory names.
 
-`kernel_warmup` compiles the kernels ahead of their first use. docs/format.md describes every byte; begin with
-`batches.batch`.
+`kernel_warmup`, above them all, compiles the kernels ahead of their first use. docs/format.md describes every byte;
+begin with `batches.batch`.
 """

@@ -325,11 +325,12 @@ class _LogLoader:
         return self._end(segment, *start) > offset
 
     def _drop_empty_end(self, segments: list[Segment]) -> None:
-        """Drop the last segments if they hold no batch and the segment before them ends too early.
+        """Drop trailing segments that hold no batch, if the log before them ends below their base offset.
 
-        A roll can survive a power cut that loses the end of the segment before, if another process has synced the
-        directory. A file without a batch is no evidence of lost records. Bytes that are not all zero are kept in a
-        `.torn` file.
+        Only segments at or above the recovery point are dropped; a read-only store drops them in memory. A power cut
+        can keep the new file of a roll and lose the unflushed end of the file before it, if another process has
+        synced the directory. A file without a batch is no evidence of lost records. Bytes that are not all zero are
+        kept in a `.torn` file.
         """
         while len(segments) > 1:
             before, last = segments[-2:]

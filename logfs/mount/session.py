@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 # The kernel shows the filesystem type as `fuse.logfs`.
 SUBTYPE = "logfs"
-# pyfuse3's default of 99 tasks is too low: more readers than that may wait for slow disks (reliability: 120 waiting
+# pyfuse3's default of 99 tasks is too low: more readers than that may wait for slow disks (120 waiting
 # readers delayed an unrelated stat for seconds).
 _MAX_TASKS = 400
 _UPKEEP_SECONDS = 1.0
@@ -218,7 +218,7 @@ def _keep_memory() -> None:
 
 
 def _raise_file_limit() -> None:
-    """Raise the file limit to its maximum: each segment has three files, and readers keep their files open."""
+    """Raise the file limit to its maximum: each segment has up to five files, and readers keep their files open."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

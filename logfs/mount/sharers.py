@@ -29,7 +29,7 @@ _STATUS = re.compile(
 
 
 def is_visible(thread: int) -> bool:
-    """Whether this process can watch a thread: it is in the same pid namespace, and `/proc` shows it."""
+    """Whether this process can watch a thread: FUSE reported a pid for it, and `/proc` shows it."""
     return thread > 0 and os.path.exists(f"/proc/{thread}/status")
 
 

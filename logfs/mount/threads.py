@@ -74,14 +74,15 @@ class _Pool:
                 _thread.start_new_thread(self._work, (True,))
             except RuntimeError as error:
                 raise OSError(
-                    errno.EAGAIN, f"the mount cannot start its threads: {error}"
+                    errno.EAGAIN,
+                    f"the mount cannot start its {count} threads ({error}); raise the limit of processes",
                 ) from None
         # There is no handshake with each thread, so a thread that dies before it runs is missing here and blocks
         # nothing.
         end = time.monotonic() + _IDLE_SECONDS
         while self._running < count:
             if time.monotonic() > end:
-                raise OSError(errno.EAGAIN, "the mount cannot start its threads")
+                raise OSError(errno.EAGAIN, f"the mount cannot start its {count} threads in time")
             time.sleep(0.001)
 
     def put(self, job: _ThreadJob) -> None:

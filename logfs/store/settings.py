@@ -181,7 +181,9 @@ class Settings:
         try:
             LogConfig.resolve(self.topic_overrides(topic), broker)
         except InvalidSetting as problem:
-            raise InvalidSetting(f"topic {topic}: {problem}") from None
+            raise InvalidSetting(
+                f"topic {topic}: {problem}; the broker-level setting, on which the topic depends, is not changed"
+            ) from None
 
     # The files.
 

@@ -400,7 +400,10 @@ class Store(PartitionRegistry):
                     log_dir.close()
 
     def _leave(self) -> None:
-        """Release the log directories without flush and marker, as after a kill: the next opening recovers them."""
+        """Unlock the log directories without a flush and without the clean-shutdown marker, as a kill does.
+
+        Used after Ctrl-C. The next opening recovers them.
+        """
         log_dirs, self.log_dirs = self.log_dirs, []
         for log_dir in log_dirs:
             log_dir.close()

@@ -21,7 +21,7 @@ NAMES = ANY_BYTES.map(lambda name: name.decode("utf-8", "surrogateescape"))
 
 
 def test_the_exact_text_of_an_envelope() -> None:
-    """The fields of an envelope, their order and their form are a contract (product.md, Appending)."""
+    """The fields of an envelope, their order and their form are a contract."""
     record = Record(b"hello", None, [("h", b"1"), ("n", None)], 1638100400000, 7)
     assert envelope.encode(record, PREFIX) == (
         b'{"topic":"orders","partition":3,"offset":7,"timestamp":1638100400000,'
@@ -59,7 +59,7 @@ def test_text_is_json_of_a_known_size(data: bytes | None) -> None:
     st.integers(-1, 2**63 - 1),
 )
 def test_envelopes_round_trip(value, key, headers, timestamp) -> None:
-    """A line of `records.jsonl` is accepted by `append.jsonl` and holds the same record (product.md, Appending)."""
+    """A line of `records.jsonl` is accepted by `append.jsonl` and holds the same record."""
     record = Record(value, key, headers, timestamp, 5)
     line = envelope.encode(record, PREFIX)
     assert line.count(b"\n") == 1

@@ -91,7 +91,7 @@ def test_the_plain_and_the_bulk_measure_agree(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_control_and_empty_batches_have_no_text() -> None:
-    """Control records are never shown, and an emptied batch has no text (product.md 1)."""
+    """Control records are never shown, and an emptied batch has no text."""
     assert rendering.measure(Batch.parse(E_COMMIT)) == NO_TEXT
     assert rendering.measure(Batch.parse(empty_batch(Batch.parse(B).header))) == NO_TEXT
 

@@ -61,7 +61,10 @@ def committed(orders: Partition) -> list[tuple[int, bytes | None]]:
 
 
 def test_basic_transaction_aware_cleaning(orders: Partition, clock: Clock) -> None:
-    """Aborted records replace nothing and are removed at once; markers stay until their horizon (14.8, 116)."""
+    """Aborted records replace nothing and are removed at once; markers stay until their horizon.
+
+    (kafka-storage 14.8 item 116)
+    """
     one, two = Producer(orders, 1), Producer(orders, 2)
     put(orders, "1", "2", "3")
     one.send("1", "2")
@@ -86,7 +89,10 @@ def test_basic_transaction_aware_cleaning(orders: Partition, clock: Clock) -> No
 
 
 def test_commit_marker_removal(orders: Partition, clock: Clock) -> None:
-    """A marker whose records an earlier pass removed stays for delete.retention.ms, and then goes (14.8, 117)."""
+    """A marker whose records an earlier pass removed stays for delete.retention.ms, and then goes.
+
+    (kafka-storage 14.8 item 117)
+    """
     producer = Producer(orders, 1)
     producer.send("1", "2")
     commit = producer.end(commit=True)
@@ -109,7 +115,10 @@ def test_commit_marker_removal(orders: Partition, clock: Clock) -> None:
 
 
 def test_abort_marker_removal(orders: Partition, clock: Clock) -> None:
-    """An abort marker goes like a commit marker, its index entry once a pass finds no batch of it (14.8, 117)."""
+    """An abort marker goes like a commit marker, its index entry once a pass finds no batch of it.
+
+    (kafka-storage 14.8 item 117)
+    """
     producer = Producer(orders, 1)
     producer.send("1")
     abort = producer.end(commit=False)
@@ -130,7 +139,7 @@ def test_abort_marker_removal(orders: Partition, clock: Clock) -> None:
 
 
 def test_commit_marker_retention_with_empty_batch(orders: Partition, clock: Clock) -> None:
-    """A marker stays as long as the header of a batch of its transaction stays (14.8, 117)."""
+    """A marker stays as long as the header of a batch of its transaction stays (kafka-storage 14.8 item 117)."""
     producer = Producer(orders, 1)
     producer.send("1")
     producer.end(commit=True)
@@ -154,7 +163,10 @@ def test_commit_marker_retention_with_empty_batch(orders: Partition, clock: Cloc
 
 
 def test_clean_empty_control_batch(orders: Partition, clock: Clock) -> None:
-    """The last marker of a round stays as long as the records of its transaction, and is then removed (14.8, 117)."""
+    """The last marker of a round stays as long as the records of its transaction, and is then removed.
+
+    (kafka-storage 14.8 item 117)
+    """
     producer = Producer(orders, 1)
     producer.send("1")
     producer.send("1")
@@ -179,7 +191,10 @@ def test_clean_empty_control_batch(orders: Partition, clock: Clock) -> None:
 def test_multi_pass_segment_cleaning_with_aborted_transactions(
     orders: Partition, clock: Clock
 ) -> None:
-    """An aborted transaction stays aborted over several passes, and its records stay hidden (14.8, 116)."""
+    """An aborted transaction stays aborted over several passes, and its records stay hidden.
+
+    (kafka-storage 14.8 item 116)
+    """
     one, two = Producer(orders, 1), Producer(orders, 2)
     one.send("1")
     two.send("1")
@@ -198,7 +213,10 @@ def test_multi_pass_segment_cleaning_with_aborted_transactions(
 
 
 def test_aborted_transaction_spanning_segments(orders: Partition, clock: Clock) -> None:
-    """Aborted records are removed even if the marker is in a later segment that is not cleaned (14.8, 116)."""
+    """Aborted records are removed even if the marker is in a later segment that is not cleaned.
+
+    (kafka-storage 14.8 item 116)
+    """
     producer = Producer(orders, 1)
     put(orders, "1")
     producer.send("1")
@@ -218,7 +236,7 @@ def test_aborted_transaction_spanning_segments(orders: Partition, clock: Clock) 
 def test_undecided_transactional_data_not_cleanable(
     orders: Partition, store: Store, clock: Clock
 ) -> None:
-    """The first uncleanable offset does not pass an open transaction until it ends (14.8, 130)."""
+    """The first uncleanable offset does not pass an open transaction until it ends (kafka-storage 14.8 item 130)."""
     producer = Producer(orders, 1)
     put(orders, "1", "1")
     orders.roll(clock())

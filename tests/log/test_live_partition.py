@@ -1,4 +1,4 @@
-"""A read-only store beside a writer in another process: users.md (d) 2, kafka-storage 3.5, 3.6, 4, 7, 8.8, 10.
+"""A read-only store beside a writer in another process: kafka-storage 3.5, 3.6, 4, 7, 8.8, 10.
 
 The writer is a logfs in a process of its own. Retention and compaction are mostly done here, by the renames that a
 broker does, so that the reader can look at the directory between any two of them.

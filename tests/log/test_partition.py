@@ -98,7 +98,7 @@ def test_an_item_that_is_no_record_is_refused(orders: Partition, wrong: Any) -> 
 
 
 def test_one_append_is_one_batch(orders: Partition) -> None:
-    """Records of one append go into one batch unless the limit forces more (product.md, Appending)."""
+    """Records of one append go into one batch unless the limit forces more."""
     orders.append_lines(b"line\n" * 1000)
     assert [batch.header.record_count for batch in orders.batches(0)] == [1000]
 
@@ -113,7 +113,7 @@ def test_a_record_too_large_leaves_the_log_unchanged(store: Store, orders: Parti
 
 
 def test_records_before_a_refused_one_are_kept(store: Store, orders: Partition) -> None:
-    """`append_lines` and `append_records` append up to the bad one and report it (product.md, Appending)."""
+    """`append_lines` and `append_records` append up to the bad one and report it."""
     set_topic(store, "orders", max_message_bytes=100)
     done = orders.append_lines(b"one\ntwo\n" + b"x" * 200 + b"\nthree\n")
     assert (done.first_offset, done.last_offset, done.consumed) == (0, 1, 8)
@@ -190,7 +190,7 @@ def test_timestamps_of_any_distance_can_be_read_back(store: Store, orders: Parti
 def test_batches_are_compressed_by_the_topics_codec(
     store: Store, orders: Partition, codec: str
 ) -> None:
-    """compression.type applies to the next append, of lines and of records (product.md 1)."""
+    """compression.type applies to the next append, of lines and of records."""
     orders.append_lines(b"plain\n" * 20)
     set_topic(store, "orders", compression_type=codec)
     orders.append_lines(b"packed\n" * 20)
@@ -201,7 +201,7 @@ def test_batches_are_compressed_by_the_topics_codec(
 
 
 def test_settings_apply_at_once(store: Store, orders: Partition, clock: Clock) -> None:
-    """segment.bytes, message.timestamp.type and max.message.bytes apply to the next append (product.md 1)."""
+    """segment.bytes, message.timestamp.type and max.message.bytes apply to the next append."""
     orders.append([SMALL])
     orders.append([SMALL])
     assert bases(orders) == [0]
@@ -362,7 +362,7 @@ def test_the_first_and_the_last_record(orders: Partition) -> None:
 
 
 def test_control_records_are_never_shown(log_dir: Path, clock: Clock) -> None:
-    """A marker has an offset, and no reader of records sees it (product.md 1)."""
+    """A marker has an offset, and no reader of records sees it."""
     marker = bytearray(E_COMMIT)
     assign_offset(marker, 1, 0)
     data = raw_batch([Record(b"a")], 0) + bytes(marker) + raw_batch([Record(b"b")], 2)
@@ -782,7 +782,7 @@ def test_an_empty_active_segment_without_indexes_is_loaded(log_dir: Path, clock:
 def test_a_torn_tail_is_cut_and_kept(
     log_dir: Path, tmp_path: Path, clock: Clock, size: int, kind: str
 ) -> None:
-    """Bytes past the recovery point that are no batch are cut from the log and the index (14.7 item 103).
+    """Bytes past the recovery point that are no batch are cut from log and index (kafka-storage 14.7 item 103).
 
     They are kept in a file of their own unless all are zero.
     """

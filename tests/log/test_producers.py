@@ -287,7 +287,10 @@ def test_a_damaged_snapshot_is_rebuilt_from_the_log(log_dir: Path, damage: bytes
 
 
 def test_stray_snapshots_and_those_beyond_the_end_are_removed(log_dir: Path) -> None:
-    """Of the snapshots at no base offset only the newest stays, if it is above all base offsets (14.5, 62, 66)."""
+    """Of the snapshots at no base offset only the newest stays, if it is above all base offsets.
+
+    (kafka-storage 14.5 items 62, 66)
+    """
     with Store(log_dir, clock=lambda: NOW) as store:
         orders = store.create(NAME)
         for number in range(4):
@@ -355,7 +358,10 @@ def test_a_duplicate_may_roll_the_log(store: Store) -> None:
 
 
 def test_a_store_without_snapshots_that_was_closed_cleanly_gets_empty_ones(log_dir: Path) -> None:
-    """A log of a release without snapshots gets them at the last two base offsets and the log end (14.6, 74)."""
+    """A log of a release without snapshots gets them at the last two base offsets and the log end.
+
+    (kafka-storage 14.6 item 74)
+    """
     with Store(log_dir, clock=lambda: NOW) as store:
         orders = store.create(NAME)
         orders.append([b"a"])

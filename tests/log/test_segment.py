@@ -328,7 +328,7 @@ def test_truncation_keeps_the_records_below(tmp_path: Path) -> None:
 def test_truncation_resets_the_timestamp_and_the_next_offset(tmp_path: Path) -> None:
     """30 messages at interval 2 * size - 1 have 14 time entries; after a truncation to 41 there are none.
 
-    The largest timestamp is then 400, and the next offset 41 (14.1 item 9).
+    The largest timestamp is then 400, and the next offset 41 (kafka-storage 14.1 item 9).
     """
     segment = fresh(tmp_path, 40)
     size = len(batch_bytes([Record(b"hello", timestamp=400)], 40))
@@ -358,7 +358,10 @@ def test_truncation_preallocates_the_indexes_again(tmp_path: Path) -> None:
 
 
 def test_full_truncation_restarts_the_segment(tmp_path: Path) -> None:
-    """Truncation to the base offset empties the segment, restarts its age, and allows appends (14.1 items 8, 10)."""
+    """Truncation to the base offset empties the segment, restarts its age, and allows appends.
+
+    (kafka-storage 14.1 items 8, 10)
+    """
     segment = fresh(tmp_path, 40)
     put(segment, 40, Record(b"a", timestamp=-1))
     put(segment, 41, Record(b"b", timestamp=-1))
@@ -401,7 +404,10 @@ def test_truncation_into_a_gap_cuts_at_the_next_batch(tmp_path: Path, target: in
 
 
 def test_a_preallocated_file_is_logically_empty(tmp_path: Path) -> None:
-    """A preallocated file has segment.bytes at once, its segment has size 0, and closing trims it (14.1 item 18)."""
+    """A preallocated file has segment.bytes at once, its segment has size 0, and closing trims it.
+
+    (kafka-storage 14.1 item 18)
+    """
     config = LogConfig(preallocate=True, segment_bytes=1 << 20)
     segment = fresh(tmp_path, 0, config)
     assert segment.path.stat().st_size == 1 << 20

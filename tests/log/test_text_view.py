@@ -109,7 +109,7 @@ def both(request: pytest.FixtureRequest, readable: Partition) -> tuple[TextView,
 
 
 def test_the_size_is_that_of_the_text(both: tuple[TextView, bytes]) -> None:
-    """The size is what a read to the end returns (product.md 1)."""
+    """The size is what a read to the end returns."""
     view, text = both
     assert view.size == len(text)
     assert view.read(0, 1 << 30) == text
@@ -168,7 +168,7 @@ def test_views_survive_reopening(log_dir: Path, clock: Clock) -> None:
 
 
 def test_a_view_grows_with_the_log(store: Store) -> None:
-    """New records are at the end of an open view, after rolls too, and nothing before them moves (product.md 1)."""
+    """New records are at the end of an open view, after rolls too, and nothing before them moves."""
     orders = store.create(NAME)
     set_topic(store, "orders", segment_bytes=300)
     views = {kind: TextView(orders, kind) for kind in View}
@@ -207,7 +207,7 @@ def test_a_range_from_the_log_end_on_is_empty(store: Store) -> None:
 
 
 def test_a_view_begins_at_the_log_start(store: Store) -> None:
-    """An advance of the log start makes a new generation: old views keep their text (product.md 1).
+    """An advance of the log start makes a new generation: old views keep their text.
 
     New views begin at the new log start.
     """
@@ -287,7 +287,7 @@ def test_the_last_records_are_found(readable: Partition, count: int) -> None:
 
 
 def test_the_last_records_leave_out_markers(log_dir: Path, clock: Clock) -> None:
-    """Control records do not appear in a view, and do not count among the last n records (product.md 1)."""
+    """Control records do not appear in a view, and do not count among the last n records."""
     marker = bytearray(E_COMMIT)
     assign_offset(marker, 2, 0)
     data = b""
@@ -308,7 +308,7 @@ def test_the_last_records_leave_out_markers(log_dir: Path, clock: Clock) -> None
 
 @pytest.mark.parametrize("change", ["missing", "empty", "garbage", "zeros", "cut"])
 def test_a_missing_or_wrong_text_index_is_rebuilt(log_dir: Path, clock: Clock, change: str) -> None:
-    """The text is the same without a text index, or with one that does not belong to the log (product.md 1)."""
+    """The text is the same without a text index, or with one that does not belong to the log."""
     with Store(log_dir, clock=clock) as store:
         filled(store, 2)
         expected = {view: text_of(list(store[NAME].read()), view) for view in View}
@@ -372,7 +372,7 @@ def test_damaged_entries_of_a_text_index_change_no_text(
 
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_log_that_a_broker_appended_to(log_dir: Path, clock: Clock, clean: bool) -> None:
-    """A broker may append to the last segment and leave its text index; the text is complete (product.md 5)."""
+    """A broker may append to the last segment and leave its text index; the text is complete."""
     with Store(log_dir, clock=clock) as store:
         orders = store.create(NAME)
         orders.append([b"ours %d" % n for n in range(20)])
@@ -431,7 +431,7 @@ def ten_lines(path: Path, clock: Clock) -> tuple[Path, int]:
 
 
 def test_damage_is_reported_and_the_text_around_it_is_shown(tmp_path: Path, clock: Clock) -> None:
-    """A read that meets damage raises; the text before and after it can be read (reliability 5.4)."""
+    """A read that meets damage raises; the text before and after it can be read (docs/durability.md)."""
     path = tmp_path / "damaged"
     log, size = ten_lines(path, clock)
     flip(log, 4 * size + 70)

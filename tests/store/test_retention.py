@@ -102,7 +102,7 @@ def test_time_based_segments_ready_to_be_deleted(
 
 
 def test_none_ready_to_be_deleted(store: Store, orders: Partition) -> None:
-    """If no record is older than retention.ms, no segment is deleted (14.6, 90)."""
+    """If no record is older than retention.ms, no segment is deleted (kafka-storage 14.6 item 90)."""
     assert store.retain() == 0
     assert bases(orders) == [0, 10, 20, 30]
 
@@ -110,7 +110,7 @@ def test_none_ready_to_be_deleted(store: Store, orders: Partition) -> None:
 def test_when_all_has_expired_one_new_empty_segment_is_left(
     store: Store, orders: Partition, clock: Clock
 ) -> None:
-    """The active segment is deleted with the others, and offsets go on (14.6, 90)."""
+    """The active segment is deleted with the others, and offsets go on (kafka-storage 14.6 item 90)."""
     clock.now += 2 * WEEK
     assert store.retain() == 4
     assert bases(orders) == [35]
@@ -199,7 +199,7 @@ def test_size_based_segments(store: Store, orders: Partition) -> None:
 
 
 def test_log_deletion_after_delete_records(store: Store, orders: Partition) -> None:
-    """Moving the log start into a segment frees exactly the segments wholly below it (14.6, 93)."""
+    """Moving the log start into a segment frees exactly the segments wholly below it (kafka-storage 14.6 item 93)."""
     assert store.delete_records(NAME, 15) == 15
     assert store.retain() == 1
     assert bases(orders) == [10, 20, 30]

@@ -261,7 +261,7 @@ def two(tmp_path: Path) -> Iterator[list[Path]]:
 
 
 def test_a_new_partition_goes_to_the_log_dir_with_the_fewest(two: list[Path], clock: Clock) -> None:
-    """Several log directories are filled evenly (product.md 5; kafka-storage 11.2)."""
+    """Several log directories are filled evenly (kafka-storage 11.2)."""
     with Store(two, clock=clock) as store:
         for n in range(5):
             store.create(f"t-{n}")
@@ -672,7 +672,7 @@ def test_one_partition_can_be_opened_alone(log_dir: Path, clock: Clock) -> None:
 
 @pytest.mark.parametrize("state", ["clean", "unclean", "torn", "leftovers", "no indexes"])
 def test_reading_touches_nothing(log_dir: Path, tmp_path: Path, clock: Clock, state: str) -> None:
-    """A read-only store changes no byte, name or time in its directory, whatever its state (product.md 5)."""
+    """A read-only store changes no byte, name or time in its directory, whatever its state."""
     copy = tmp_path / "copy"
     with Store(log_dir, clock=clock) as store:
         store.settings.set_topic("orders", "index.interval.bytes", "0")
@@ -729,7 +729,7 @@ def test_a_reader_beside_a_writer_sees_all_written_records(log_dir: Path, clock:
 
 
 def test_settings_are_in_force_at_once_and_after_reopening(log_dir: Path, clock: Clock) -> None:
-    """The settings of a topic are in force for its partitions at once, and after reopening (product.md 1)."""
+    """The settings of a topic are in force for its partitions at once, and after reopening."""
     with Store(log_dir, clock=clock) as store:
         orders = store.create(NAME)
         store.settings.set_topic("orders", "segment.bytes", "1000")

@@ -1,4 +1,4 @@
-"""Writing a partition. Imports all folders above `append`.
+"""Writing a partition. Imports `disk`, `segment`, `state`, `recovery` and `read`.
 
 - `partition`: append, roll, flush, truncate (Kafka's UnifiedLog). Begin here.
 - `flusher`: what is durable, when a flush is due, and the flush.

@@ -86,7 +86,7 @@ class Flusher:
         self._flush_messages = config.flush_messages
 
     def note_append(self, now_ms: int) -> None:
-        """Remember since when there is something to flush."""
+        """Note an append: the first since the last flush starts the time of `flush.ms`."""
         if self._unflushed_since_ms is None:
             self._unflushed_since_ms = now_ms
 

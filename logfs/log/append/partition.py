@@ -250,7 +250,8 @@ class Partition(Reader):
         appended again. With `coordinator`, sequences are not checked, as for a group coordinator.
 
         Raises `Corrupt`, `Unsupported`, `RecordTooLarge`, `InvalidRecord`, `InvalidProducerEpoch`,
-        `OutOfOrderSequence`, `InvalidTransactionState`, `NotWritable`, `PartitionFailed`, `OSError`.
+        `OutOfOrderSequence`, `InvalidTransactionState`, `NotWritable`, `PartitionFailed`, `UnknownPartition`,
+        `OSError`.
         """
         now_ms, config = self._clock(), self.config
         batch = Batch.parse(bytes(data))

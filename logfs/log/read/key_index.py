@@ -119,7 +119,8 @@ class KeyIndex:
                 # The log has not grown, so no newer record has taken its place.
                 self._rebuild(f"offset {offset} has no record with the expected key")
         raise Corrupt(
-            f"{self._reader.log.directory}: its keys cannot be determined; run 'logfs check'"
+            f"{self._reader.log.directory}: the newest record of a key was not found in {_TRIES} tries; "
+            "run 'logfs reindex'"
         )
 
     def keep_up(self, now_ms: int) -> None:

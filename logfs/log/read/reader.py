@@ -336,7 +336,7 @@ class Reader:
         return read(*arguments)
 
     def newest(self, key: bytes) -> Record | None:
-        """Return the newest record with `key`; None if there is none, or its value is null: see `KeyMap.newest`."""
+        """Return the newest record with `key`; None if there is none, or its value is null: see `KeyIndex.newest`."""
         return self.until_found(self.keys.newest, key)
 
     def first_offset_from(self, offset: int) -> int | None:

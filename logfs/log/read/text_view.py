@@ -124,12 +124,12 @@ class TextView:
 
     @property
     def is_closed(self) -> bool:
-        """See `Text.is_closed`."""
+        """Whether the size is final."""
         return self._fixed_size is not None
 
     @property
     def is_whole(self) -> bool:
-        """See `Text.is_whole`."""
+        """Whether byte 0 of the view can still be read."""
         return self._origin is None or self._segments[0][0] <= self._origin
 
     def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:

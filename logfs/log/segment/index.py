@@ -432,7 +432,9 @@ class OffsetIndex(SparseIndex):
     def check_sane(self) -> None:
         super().check_sane()
         if len(self) and self[len(self) - 1].offset < self.base_offset:
-            raise Corrupt(f"{self.path}: the last offset is below the segment's base offset")
+            raise Corrupt(
+                f"{self.path}: the last offset is below the segment's base offset; run 'logfs reindex'"
+            )
 
     def __getitem__(self, number: int) -> OffsetEntry:
         relative, position = self._get(number)
@@ -512,9 +514,13 @@ class TimeIndex(SparseIndex):
     def check_sane(self) -> None:
         super().check_sane()
         if len(self) and self.last.timestamp < self[0].timestamp:
-            raise Corrupt(f"{self.path}: the last timestamp is below the first")
+            raise Corrupt(
+                f"{self.path}: the last timestamp is below the first; run 'logfs reindex'"
+            )
         if len(self) and self.last.offset < self.base_offset:
-            raise Corrupt(f"{self.path}: the last offset is below the segment's base offset")
+            raise Corrupt(
+                f"{self.path}: the last offset is below the segment's base offset; run 'logfs reindex'"
+            )
 
     def __getitem__(self, number: int) -> TimeEntry:
         timestamp, relative = self._get(number)

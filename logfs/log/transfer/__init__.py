@@ -1,4 +1,4 @@
-"""Partitions for other processes and other places. Imports all folders above `transfer`.
+"""Partitions for other processes and other places. May import all of `log`.
 
 - `partition_copy`: a copy of a partition in another directory, which takes its place.
 - `staged_batches`: batches that wait in a partition's directory for their commit.

@@ -168,7 +168,7 @@ class FileNode(Node):
 
 
 class SymlinkNode(Node):
-    """A symbolic link. Its mtime is that of its target."""
+    """A symbolic link. Its mtime is the timestamp of the target's record, 0 if that has none."""
 
     def timestamp(self) -> int:
         """Return the time of the target, in ms since the epoch."""

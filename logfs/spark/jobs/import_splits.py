@@ -74,7 +74,9 @@ def find_files(sources: Iterable[str | os.PathLike[str]]) -> list[str]:
             path = Path(name).absolute()
             found.update(dict.fromkeys(_below(path) if path.is_dir() else [str(path)]))
     if not found:
-        raise InvalidSetting(f"{', '.join(texts) or 'sources'}: no files to import")
+        raise InvalidSetting(
+            f"{', '.join(texts) or 'sources'}: no files to import (names that begin with '_' or '.' are skipped)"
+        )
     return list(found)
 
 

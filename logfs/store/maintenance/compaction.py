@@ -1,4 +1,7 @@
-"""Plans of compaction: which log to compact next, and how much of it. Nothing is done here (kafka-storage 8.1)."""
+"""Compaction: which log to compact next and how much of it, and the rounds that do it (kafka-storage 8.1).
+
+`plan_compaction` and `choose_dirtiest` plan and change nothing; `Compactor` compacts.
+"""
 
 from __future__ import annotations
 

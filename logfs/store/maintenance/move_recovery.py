@@ -96,7 +96,7 @@ def _finish_or_undo(
     """
     if is_there and has_left:
         raise InvalidStore(
-            "this copy has replaced the partition, but another partition has its name; move one of them away"
+            f"{path}: has replaced the partition, but another partition has its name; move one of them away"
         )
     if is_there:
         if not registry.read_only:
@@ -108,8 +108,8 @@ def _finish_or_undo(
         return None
     if not has_left:
         raise InvalidStore(
-            "a move into this log directory is not finished; open the store with all of its log "
-            "directories. If the log directory that it came from is lost for good, rename this directory to "
+            f"{path}: a move into {log_dir.path} is not finished; open the store with all of its log directories. If "
+            "the log directory that the partition came from is lost for good, rename this directory to "
             f"{path.name.rpartition('.')[0]}"
         )
     if registry.read_only:

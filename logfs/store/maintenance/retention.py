@@ -1,7 +1,8 @@
-"""Plans of retention: segments eligible for deletion, with the reasons. Nothing is deleted here (kafka-storage 7).
+"""Retention: which segments are eligible for deletion and why, and their deletion (kafka-storage 7).
 
-There are three passes, each from the oldest segment on and each ended by the first segment that may stay: segments
-below the log start offset, segments in excess of `retention.bytes`, and segments older than `retention.ms`.
+`plan_retention` plans and changes nothing; `Retainer` deletes. There are three passes, each from the oldest segment
+on and each ended by the first segment that may stay: segments below the log start offset, segments in excess of
+`retention.bytes`, and segments older than `retention.ms`.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class RetentionPlan(NamedTuple):
         return bool(self.expired)
 
 
-def plan(
+def plan_retention(
     segments: Sequence[Segment], config: LogConfig | None, log_start_offset: int, now_ms: int
 ) -> RetentionPlan:
     """Return the segments of a log to drop, oldest first; the active one is among them only if all have expired.
@@ -194,7 +195,7 @@ class Retainer:
         overrides = registry.settings.topic_overrides(partition.topic)
         config = partition.config if overrides or not registry.is_brokers(name) else None
         start = partition.log_start_offset
-        return plan(partition.segments, config, start, registry.clock())
+        return plan_retention(partition.segments, config, start, registry.clock())
 
     def retain(self, names: Iterable[str] | None = None, attempt: Attempt = _do) -> int:
         """Drop all segments eligible for deletion, and return how many were dropped.
