@@ -97,7 +97,7 @@ def reader(log_dir: Path, **options: str) -> FilteredReader:
 def planned(found: FilteredReader) -> int:
     """Return how many offsets the tasks will scan."""
     return sum(
-        part.piece.end_offset - part.piece.first_offset
+        part.segment_split.end_offset - part.segment_split.first_offset
         for split in found.partitions()
         for part in split.parts
     )

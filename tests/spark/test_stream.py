@@ -370,7 +370,7 @@ def test_a_new_partition_without_its_beginning_is_a_loss(tmp_path: Path) -> None
         stream.stop()
         stream = reader(tmp_path / "logs", failOnDataLoss="false")
         (split,) = stream.partitions(start, end)
-        assert [part.piece.first_offset for part in split.parts] == [5, 4]
+        assert [part.segment_split.first_offset for part in split.parts] == [5, 4]
         stream.stop()
 
 
@@ -416,9 +416,9 @@ def test_a_topic_recreated_after_its_batch_was_planned(tmp_path: Path) -> None:
         found = stream.latestOffset(end)
         assert found == {"orders": {"0": 100}, f"orders#{topic_id(logs)}": {}}
         (split,) = stream.partitions(end, found)
-        assert [(part.piece.first_offset, part.piece.end_offset) for part in split.parts] == [
-            (0, 100)
-        ]
+        assert [
+            (part.segment_split.first_offset, part.segment_split.end_offset) for part in split.parts
+        ] == [(0, 100)]
         stream.stop()
 
 
@@ -444,7 +444,9 @@ def test_a_single_partition_recreated_between_two_triggers(tmp_path: Path) -> No
         second = stream.latestOffset(first)
         assert plain(second) == {"orders": {"0": 10, "1": 30}}
         (split,) = stream.partitions(first, second)
-        assert [(part.partition, part.piece.first_offset) for part in split.parts] == [(1, 0)]
+        assert [(part.partition, part.segment_split.first_offset) for part in split.parts] == [
+            (1, 0)
+        ]
         stream.stop()
 
 

@@ -199,7 +199,7 @@ def work(arguments: argparse.Namespace) -> None:
             words, found = worker.run(number)
             for key, details in found.items():
                 print(json.dumps([number, key, words, details]), flush=True)
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            peak = _peak_bytes()
             if peak > MOST_MEMORY:
                 print(json.dumps([number, "too much memory", words, f"{peak} bytes"]), flush=True)
                 # The peak of this process cannot go down, so the next mutation runs in another process.
@@ -211,6 +211,12 @@ def work(arguments: argparse.Namespace) -> None:
         _PROGRESS.pack_into(progress, 0, arguments.last)
     finally:
         worker.close()
+
+
+def _peak_bytes() -> int:
+    """Return the most memory that this process has had. `ru_maxrss` counts that of the process that started it."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 def _virtual_bytes() -> int:
