@@ -182,7 +182,10 @@ def _who_may_enter(log_dir: Path) -> str:
 
 
 def _in_background(options: Options) -> int:
-    """Fork before anything is locked, mounted or started, and wait for the child's message; return the exit code."""
+    """Start the daemon by two forks, and wait until it reports. Return 0 if it is ready, 1 after printing its error.
+
+    It is called before any lock, mount or thread exists. Only the original process returns.
+    """
     reading, writing = os.pipe()
     if os.fork():
         os.close(writing)

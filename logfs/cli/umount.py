@@ -103,7 +103,11 @@ def _status(mountpoint: Path) -> dict[str, Any]:
 
 
 def _check_closed(status: dict[str, Any]) -> int:
-    """Print the log directories that were not closed properly, and return the exit code."""
+    """Print each log directory without the clean-shutdown marker to standard error; return 1 if there is one, else 0.
+
+    `status` is the `status.json` of the mount, read before the unmount. A read-only mount leaves no marker, and gives
+    0.
+    """
     from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
 
     if status["read_only"]:

@@ -57,7 +57,9 @@ class TextSize(NamedTuple):
         )
 
     def size(self, view: View, prefix_bytes: int) -> int:
-        """Return the bytes of one view, if each envelope has a prefix of `prefix_bytes`."""
+        """Return the size in bytes of one view. In the envelopes view each record has `prefix_bytes` more; lines have
+        no prefix.
+        """
         if view is View.LINES:
             return self.lines
         return self.envelopes + self.records * prefix_bytes

@@ -236,7 +236,7 @@ class Disk:
         os.rmdir(path)
 
     def sync_directory(self, path: Path) -> None:
-        """Return when the directory's entries will survive a power cut."""
+        """Sync a directory. Once this returns, its entries survive a power cut. Raises `OSError`."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)

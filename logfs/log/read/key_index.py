@@ -252,7 +252,10 @@ class KeyIndex:
             self._reset(why)
 
     def _is_anchored(self, anchor: Anchor) -> bool:
-        """Return whether the log still has this batch where it was, so that nothing up to there was truncated."""
+        """Whether the log still has the batch of an anchor at the same offsets, or starts above it.
+
+        Then nothing that the index covers was truncated.
+        """
         log = self._reader.log
         if anchor.last_offset < log.log_start_offset:
             # All offsets that were noted are below the log start.

@@ -27,7 +27,16 @@ from logfs.format.base.batch_rows import (
     SPAN_COUNT,
     SPAN_START,
 )
-from logfs.format.batches.batch import CODEC_MASK, CONTROL_BIT, CRC_START, HEADER_SIZE, MAGIC, Batch
+from logfs.format.batches.batch import (
+    CODEC_MASK,
+    CONTROL_BIT,
+    CRC_START,
+    HEADER_SIZE,
+    LENGTH_OVERHEAD,
+    MAGIC,
+    START,
+    Batch,
+)
 from logfs.format.batches.columns import decode_columns
 from logfs.format.batches.record import NO_TIMESTAMP, SMALLEST_RECORD, encode_record
 from logfs.format.text import rendering
@@ -43,7 +52,7 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES = 1 << 20
 # The greatest size of a batch that a 32-bit length can express.
-_MOST_BYTES = 2**31 + 12
+_MOST_BYTES = 2**31 - 1 + LENGTH_OVERHEAD
 
 
 class ScannableSegment(Protocol):
@@ -134,8 +143,9 @@ class ScannedBatches(NamedTuple):
     def decode(self) -> Iterator[tuple[Columns | Corrupt, NDArray[np.int64]]]:
         """Yield the records as columns, in order, with the rows that they were made from.
 
-        Neighbours without attributes come together. A batch with a good CRC and malformed records comes alone, as its
-        error. Control batches are left out. One group is decoded at a time: all together may decompress to gigabytes.
+        Neighbours with attributes 0 (uncompressed, create time, no transaction) come together. A batch with a good
+        CRC and malformed records comes alone, as its error. Control batches are left out. One group is decoded at a
+        time: all together may decompress to gigabytes.
         """
         for group in self._groups():
             try:
@@ -200,7 +210,7 @@ class ScannedBatches(NamedTuple):
         return out.data if done == size else None
 
     def plain_batches(self, wanted: NDArray[np.bool_]) -> Iterator[PlainBatches]:
-        """Yield runs of batches that need no decompression, and each batch between them alone, decompressed.
+        """Yield runs of uncompressed batches; a compressed batch comes alone, decompressed.
 
         A batch that is not wanted is not decompressed, and has a span without records. Raises `Corrupt`.
         """
@@ -228,7 +238,7 @@ class ScannedBatches(NamedTuple):
             first = number + 1
 
     def _groups(self) -> Iterator[NDArray[np.int64]]:
-        """Yield neighbours without attributes as one group, every other batch alone, and no control batches."""
+        """Yield neighbours with attributes 0 as one group, every other batch alone, and no control batches."""
         rows = self.rows
         simple = rows[:, ATTRIBUTES] == 0
         cuts = np.flatnonzero(simple[1:] != simple[:-1]) + 1
@@ -328,7 +338,7 @@ def survey(
             yield from found.infos()
 
 
-def producers_batches(segment: ScannableSegment) -> Iterator[Batch]:
+def batches_with_producer(segment: ScannableSegment) -> Iterator[Batch]:
     """Yield the batches of a segment that have a producer id. Damage is skipped."""
     for found in scan_segment(segment, 0, segment.base_offset):
         if not isinstance(found, Damage):
@@ -349,7 +359,7 @@ def scan_segment(
         found, end = scan(data, expected, gaps=segment.gaps)
         if not len(found.rows) and len(data) < size - position:
             # Either one batch is larger than the chunk, or nothing here is valid.
-            length = int.from_bytes(data[8:12], "big") + 12 if len(data) >= HEADER_SIZE else 0
+            length = START.unpack_from(data)[1] + LENGTH_OVERHEAD if len(data) >= HEADER_SIZE else 0
             if _CHUNK_BYTES < length <= min(size - position, _MOST_BYTES):
                 data = segment.read(position, length)
                 found, end = scan(data, expected, gaps=segment.gaps)

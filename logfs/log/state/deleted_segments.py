@@ -49,9 +49,11 @@ class DeletedSegments:
     def move_away(
         self, segments: Sequence[Segment], snapshots: ProducerSnapshots, due_ms: int, kept: int = -1
     ) -> None:
-        """Rename the files of segments, and the snapshots at their base offsets except `kept`, to `.deleted` names.
+        """Rename the files of segments, and the producer snapshots at their base offsets, to end in `.deleted`.
 
-        The files may be removed from `due_ms` on. The caller syncs the directory.
+        The snapshot at offset `kept` stays (-1: none does). Earlier deleted files with the same names are renamed or
+        removed before. The files may be removed from `due_ms` on, in ms since the epoch. The caller syncs the
+        directory.
         """
         bases = {segment.base_offset for segment in segments}
         self._free_names([gone for gone in self._dropped if gone.base_offset in bases])

@@ -162,6 +162,6 @@ class ProducerSnapshots:
 
 def replay(producers: Producers, segment: Segment, start: int, end: int) -> None:
     """Note a segment's batches with offsets in [start, end) in `producers`; damaged ones are skipped."""
-    for batch in batch_scanner.producers_batches(segment):
+    for batch in batch_scanner.batches_with_producer(segment):
         if start <= batch.header.last_offset and batch.header.base_offset < end:
             producers.note(batch)

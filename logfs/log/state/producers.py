@@ -51,7 +51,7 @@ class SentBatch(NamedTuple):
 
     @property
     def first_sequence(self) -> int:
-        """The sequence number of its first record."""
+        """The sequence number of the batch's first record. Sequence numbers wrap to 0 after 2^31 - 1."""
         return decrement_sequence(self.last_sequence, self.offset_delta)
 
     @property

@@ -114,7 +114,7 @@ class Account:
     missing: list[Transaction] = field(default_factory=list)
 
 
-class _BatchAudit(NamedTuple):
+class _BatchArrays(NamedTuple):
     """Consecutive batches as arrays with a row for each.
 
     `texts` has three columns: records, bytes of lines, bytes of envelopes. `end` is the position after the last
@@ -226,7 +226,7 @@ def check_boundaries(accounts: Iterable[Account], log_start_offset: int) -> Iter
 
 def _check_batches(
     segment: Segment, scanned: batch_scanner.ScannedBatches
-) -> Generator[Finding, None, _BatchAudit]:
+) -> Generator[Finding, None, _BatchArrays]:
     """Return scanned batches, whose CRCs are right, for the audit; yield what is wrong with their records."""
     start, rows = scanned.position, scanned.rows
     texts = np.zeros((len(rows), 3), np.int64)
@@ -250,7 +250,7 @@ def _check_batches(
         for row in group[filled][~inside]:
             yield _odd_batch(segment, start, row, "its records lie outside its offsets")
     last = rows[-1]
-    return _BatchAudit(
+    return _BatchArrays(
         start + rows[:, POSITION],
         start + int(last[POSITION] + last[SIZE]),
         rows[:, SPAN_BASE_OFFSET],
@@ -269,7 +269,7 @@ def _odd_batch(segment: Segment, start: int, row: NDArray[np.int64], text: str) 
     return error(segment.path, f"batch {base} at byte {position}: {text}")
 
 
-def _check_epochs(segment: Segment, batches: _BatchAudit, epochs: Epochs) -> Iterator[Finding]:
+def _check_epochs(segment: Segment, batches: _BatchArrays, epochs: Epochs) -> Iterator[Finding]:
     """Yield an error for each batch whose leader epoch differs from that of the epoch file (kafka-storage 10.1)."""
     if not epochs:
         return
@@ -318,7 +318,7 @@ class _IndexAudit:
             yield self._wrong(f"entry {back[0]} is out of order; run 'logfs reindex'")
             self._keep(int(back[0]))
 
-    def hold_against(self, batches: _BatchAudit, text: TextSize) -> Iterator[Finding]:
+    def hold_against(self, batches: _BatchArrays, text: TextSize) -> Iterator[Finding]:
         """Check the entries that describe these batches; `text` is the size of the text before them."""
         raise NotImplementedError
 
@@ -349,7 +349,7 @@ class _OffsetIndexAudit(_IndexAudit):
         """Skip the entries for the damaged bytes; those after them can be checked again."""
         self._take(damage.end)
 
-    def hold_against(self, batches: _BatchAudit, text: TextSize) -> Iterator[Finding]:
+    def hold_against(self, batches: _BatchArrays, text: TextSize) -> Iterator[Finding]:
         entries = self._take(batches.end)
         if not len(entries):
             return
@@ -387,7 +387,7 @@ class _TimeIndexAudit(_IndexAudit):
         self._is_cut_short |= count < len(self.entries)
         super()._keep(count)
 
-    def hold_against(self, batches: _BatchAudit, text: TextSize) -> Iterator[Finding]:
+    def hold_against(self, batches: _BatchArrays, text: TextSize) -> Iterator[Finding]:
         latest = np.maximum(np.maximum.accumulate(batches.max_timestamps), self._largest)
         entries = self._take(int(batches.next_offsets[-1]) - self.base_offset)
         offsets = entries["offset"].astype(np.int64) + self.base_offset
@@ -420,7 +420,7 @@ class _TimeIndexAudit(_IndexAudit):
 class _TextIndexAudit(_IndexAudit):
     dtype, key = _TEXTS, "position"
 
-    def hold_against(self, batches: _BatchAudit, text: TextSize) -> Iterator[Finding]:
+    def hold_against(self, batches: _BatchArrays, text: TextSize) -> Iterator[Finding]:
         entries = self._take(batches.end)
         if not len(entries):
             return

@@ -1,4 +1,9 @@
-"""Moving partitions between log directories while they are in use (Kafka's AlterReplicaLogDirs)."""
+"""Moving partitions between log directories while they are in use (Kafka's AlterReplicaLogDirs).
+
+The names of the directories tell how far a move is. The copy is `<partition>.<uuid>-future` until it takes the name
+of the partition. The original is renamed to `-stray`, which is the point of no return, and then to `-delete`; it is
+removed once no reader uses it. docs/durability.md has the steps, and what a crash leaves after each.
+"""
 
 from __future__ import annotations
 
@@ -56,11 +61,12 @@ class Mover:
         self._compactor = compactor
         self._running = threading.Lock()
         self._stopped = threading.Event()
-        # The requested moves, as partition -> log directory. `errors` has the reasons of those that failed.
+        # The requested moves, as partition -> log directory, in the order of the requests.
         self._wanted: dict[str, Path] = {}
+        # The reasons of the requested moves that failed, by partition.
+        self.errors: dict[str, str] = {}
         # Called after a request, as `Compactor.wake`.
         self.wake: Callable[[], None] = lambda: None
-        self.errors: dict[str, str] = {}
         # For each directory to be removed: the partition, and the segments that may still be read there.
         self._left: dict[Path, tuple[Partition, WeakSet[Segment]]] = {}
 
@@ -98,12 +104,12 @@ class Mover:
     ) -> None:
         """Move a partition to another log directory of the store; appends and reads go on meanwhile.
 
-        `progress` is called with each number of bytes that is copied. An error before the swap leaves the partition
-        where it is, and the copy is removed. Raises `InvalidName` for a directory that is not one of the store's or
-        that the partition is in, `InvalidSetting` for one that has other settings of the topic, `PartitionExists` for
-        one that has an entry of the partition's name, `NotWritable`, `PartitionFailed`, `LogDirFailed`, `MoveAborted`
-        after `stop`, after a deletion, or while a commit to the partition is not done, and `OSError`: ENOSPC before
-        anything is copied if there is not enough room.
+        `progress` is called with the bytes that were copied since the last call. An error before the swap leaves the
+        partition where it is, and the copy is removed. Raises `InvalidName` for a directory that is not one of the
+        store's or that the partition is in, `InvalidSetting` for one that has other settings of the topic,
+        `PartitionExists` for one that has an entry of the partition's name, `NotWritable`, `PartitionFailed`,
+        `LogDirFailed`, `MoveAborted` after `stop`, after a deletion, or while a commit to the partition is not done,
+        and `OSError`: ENOSPC before anything is copied if there is not enough room.
         """
         with self._running:
             target = self._check(name, log_dir)
@@ -159,7 +165,7 @@ class Mover:
         copy = PartitionCopy(partition, target.disk, directory, spend)
         try:
             copy.catch_up()
-            # Compaction needs the names of the files to stay, so it waits until the swap is over.
+            # Compaction needs the names of the files to stay the same, so it waits until the swap is over.
             with self._compactor.running:
                 for _ in range(_ROUNDS):
                     if copy.missing_bytes <= _LITTLE_BYTES:
@@ -246,6 +252,7 @@ class Mover:
                 relocate(left, doomed)
             self._left[doomed] = partition, left
             registry.deletions[doomed] = due_ms
+            # In the new directory: the move is complete.
             partition.disk.unlink(partition.directory / MOVED)
             self._checkpoints.write()
             self._checkpoints.forget_cleaner_offset(source, partition.name)

@@ -175,7 +175,10 @@ def _do(_: str, work: Callable[[], None]) -> None:
 
 
 class Retainer:
-    """The retention of a store's partitions. Any thread may call it."""
+    """Deletes the segments that retention no longer keeps, in all partitions of a store, and counts them.
+
+    Any thread may call it.
+    """
 
     def __init__(
         self, registry: PartitionRegistry, checkpoints: Checkpoints, commits: Commits

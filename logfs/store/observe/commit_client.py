@@ -169,7 +169,10 @@ def parse_request(line: bytes) -> CommitRequest:
 
 
 def serve(store: Store, request: CommitRequest) -> Committed:
-    """Execute a request in a store that is open for writing. Raises as `Commits.commit` and `Commits.discard`."""
+    """Commit the staged files of a request, or remove them if it `discards`, and return the outcome.
+
+    A discard is never `already` done, and has no offsets. Raises what `Commits.commit` or `Commits.discard` raises.
+    """
     if not request.discards:
         return store.commit(request.writer, request.sequence, request.staged)
     store.commits.discard(request.staged)
