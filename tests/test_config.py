@@ -14,6 +14,7 @@ from logfs.config import (
     value_in_force,
 )
 from logfs.errors import InvalidSetting
+from logfs.format.batches.compression import LEVELS, Codec
 from logfs.setting import BROKER_SETTINGS, INT_MAX, LONG_MAX, TOPIC_SETTINGS, Type
 
 INT_MIN, LONG_MIN = -INT_MAX - 1, -LONG_MAX - 1
@@ -195,6 +196,19 @@ def test_every_number_has_a_tested_range():
     """Every integer setting of the topic table is in `TOPIC_RANGES`, and so in the test of the bounds below."""
     integers = {n for n, s in TOPIC_SETTINGS.items() if s.type in (Type.INT, Type.LONG)}
     assert integers == TOPIC_RANGES.keys() | {"compression.gzip.level"}
+
+
+def test_the_codecs_of_the_settings_are_those_of_the_format():
+    """`compression.type` and the levels accept exactly the codecs and levels of `compression`."""
+    words = TOPIC_SETTINGS["compression.type"].valid.words
+    assert set(words) == {codec.kafka_name for codec in Codec} - {"none"} | {
+        "uncompressed",
+        "producer",
+    }
+    for codec, (levels, default) in LEVELS.items():
+        setting = TOPIC_SETTINGS[f"compression.{codec.kafka_name}.level"]
+        assert (setting.valid.low, setting.valid.high) == (levels[0], levels[-1])
+        assert int(setting.default) == default
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,8 @@ def test_format_md_describes_group_records() -> None:
 )
 def test_format_md_describes_the_indexes(heading: str, index: type[SparseIndex]) -> None:
     """The tables of the three indexes name the types and positions of the code."""
-    assert layout(table("format.md", heading)).format == index.entry.format
+    rows = table("format.md", heading)
+    assert layout(rows).format == index.entry.format
 
 
 def test_format_md_describes_the_files_of_producers() -> None:
@@ -188,6 +189,31 @@ def test_every_module_is_on_a_map() -> None:
             continue
         text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
         assert re.search(rf"\b{path.stem}\b", text), f"{path.relative_to(ROOT)} is on no map"
+
+
+def members(node: ast.ClassDef) -> set[str]:
+    """The methods and attributes of a class, without those of its bases."""
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    found = {each.name for each in ast.walk(node) if isinstance(each, functions)}
+    found |= {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+    return found | {
+        each.id for part in node.body for each in ast.walk(part) if isinstance(each, ast.Name)
+    }
+
+
+def test_references_in_docstrings_resolve() -> None:
+    """A name such as `Class.method` in a docstring or a comment is a class and a member of the package."""
+    texts = {path: path.read_text() for path in (ROOT / "logfs").rglob("*.py")}
+    classes: dict[str, set[str]] = {}
+    for text in texts.values():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                classes.setdefault(node.name, set()).update(members(node))
+    foreign = {"String"}
+    for path, text in texts.items():
+        for name, member in re.findall(r"`([A-Z]\w+)\.(\w+)`", text):
+            if name not in foreign:
+                assert member in classes.get(name, ()), f"{path.name}: {name}.{member}"
 
 
 def test_every_command_is_in_the_changelog() -> None:

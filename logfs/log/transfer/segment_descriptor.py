@@ -2,7 +2,7 @@
 
 The plan carries inode numbers. A process on another machine therefore notices that it sees other files than the
 planner did: a log directory that is not mounted there, an old copy, a file that is missing. A segment may also leave
-the log between planning and reading; `PlannedFile.has_left` distinguishes the two cases.
+the log between planning and reading; `FileIdentity.has_left` distinguishes the two cases.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class SegmentDescriptor:
         return self.file.size_bytes
 
     def open(self) -> Segment:
-        """Return the segment, for reading; close it after use. Raises as `PlannedFile.open`."""
+        """Return the segment, for reading; close it after use. Raises as `SegmentDescriptor.open`."""
         segment = self.file.open()
         segment.gaps = self.gaps
         segment.next_base = None if self.is_last else self.file.next_offset

@@ -59,7 +59,7 @@ class TopicStats:
 class Stats:
     """The result of a count: the topics in the order of their names.
 
-    `bucket_ms` is the length of the time buckets of `Counts.times`.
+    `bucket_ms` is the length of the time buckets of `SegmentStats.times`.
     """
 
     topics: tuple[TopicStats, ...]

@@ -117,7 +117,7 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
         self._id = options.transaction or (str(uuid.uuid4()), 0)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """In a task: stage its rows and return the commit message. Raises as `StagingTask` and `Task.stage`."""
+        """In a task: stage its rows and return the commit message. Raises as `StagingTask` and its `stage`."""
         return self._stage(iterator, *self._id)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -141,7 +141,7 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """In a task: stage its rows and return the commit message.
 
-        Raises `RuntimeError` outside of a streaming query, and as `StagingTask` and `Task.stage`.
+        Raises `RuntimeError` outside of a streaming query, and as `StagingTask` and its `stage`.
         """
         context = TaskContext.get()
         query = context.getLocalProperty(_QUERY_ID) if context is not None else None
