@@ -357,7 +357,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return splits.plan(wanted, readers, self.options)
 
     def read(self, partition: Split) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        """Return the records of a split as Arrow batches, in order. Raises as `splits.read`."""
+        """Return the records of a split as Arrow batches, in order.
+
+        Raises `DataLoss` for records that have left the log, `Corrupt` for damage, and `NotOnHost` or `OSError`.
+        """
         return splits.read(partition, BatchMaker(arrow_schema(self.schema)), self.options)
 
     def commit(self, end: Mapping[str, Any]) -> None:

@@ -941,7 +941,7 @@ def test_a_roll_is_flushed_by_upkeep(store: Store, orders: Partition) -> None:
 
 
 def test_a_flush_without_new_records_does_nothing(orders: Partition) -> None:
-    """Callers share a sync: a flush whose records are durable already returns at once."""
+    """A flush whose records are durable already returns at once, without a sync."""
     orders.append([b"a"])
     assert orders.flush() == orders.flush() == 1
     assert orders.flusher.flushes == 1

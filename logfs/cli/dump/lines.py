@@ -60,7 +60,7 @@ class Lines:
         self._begun = False
 
     def say(self, text: str, **fields: Any) -> None:
-        """Write a complete line: `text` in the output as words, `fields` in the output as JSON."""
+        """Write one line: `text`, or with --json the object of `fields`."""
         if self.json:
             self._fields = fields
             self.end()

@@ -129,7 +129,10 @@ def parse_version(data: bytes, what: str) -> int:
 
 
 def plain(value: Any) -> Any:
-    """Return fields as data for JSON: bytes as base64, UUIDs as Kafka prints them."""
+    """Return a message, or the value of one of its fields, as data for JSON.
+
+    Bytes become base64, and UUIDs text as Kafka prints them.
+    """
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, uuid.UUID):

@@ -64,7 +64,10 @@ class Flusher:
     # The policy, for Python, the command line, upkeep and the mount.
 
     def is_due(self) -> bool:
-        """Whether `flush.messages`, as of the last append, or many unflushed segments make a flush due."""
+        """Whether a flush is due: `flush.messages` records are not flushed, or 16 segments and more are not.
+
+        `flush.messages` is the value that was in force at the last append.
+        """
         segments, point = self._log.segments, self.recovery_point
         many = len(segments) > _MOST_UNFLUSHED and segments[-_MOST_UNFLUSHED].base_offset >= point
         return many or self._log.log_end_offset - point >= self._flush_messages

@@ -257,16 +257,19 @@ class CommittedText:
 
     @property
     def is_closed(self) -> bool:
-        """See `Text.is_closed`."""
+        """Whether the size is final."""
         return self._end_offset is not None and self._searched[0] >= self._end_offset
 
     @property
     def is_whole(self) -> bool:
-        """See `Text.is_whole`."""
+        """Whether byte 0 of the view can still be read."""
         return self._all.is_whole
 
     def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:
-        """Return the bytes [position, position + size), fewer at the end of the view. Raises as `TextView.read`."""
+        """Return the bytes [position, position + size), fewer at the end of the view.
+
+        Raises `DamagedRange` and `OffsetOutOfRange` as `TextView.read`.
+        """
         stop = min(position + size, self._find_hidden())
         parts = []
         while position < stop:

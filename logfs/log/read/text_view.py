@@ -133,7 +133,10 @@ class TextView:
         return self._origin is None or self._segments[0][0] <= self._origin
 
     def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:
-        """See `Text.read`."""
+        """Return the bytes [position, position + size), fewer at the end of the view: the contract of `Text.read`.
+
+        Raises `DamagedRange`, and `OffsetOutOfRange` for bytes whose segment has left the log.
+        """
         size = min(size, self.size - position)
         if size <= 0 or self._origin is None:
             return b""
@@ -163,7 +166,7 @@ class TextView:
         return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
 
     def release_before(self, position: int) -> None:
-        """See `Text.release_before`."""
+        """Note that readers have passed a byte: see `Text.release_before`, the contract."""
         self._passed = position
         if position == NO_READER:
             self._renderer.forget_block()

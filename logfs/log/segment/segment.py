@@ -102,7 +102,7 @@ class Segment(SegmentFiles):
             return self._lookups[number]
 
     def recreated(self, before: TextEntry, after: TextEntry, count: int) -> Sequence[TextEntry]:
-        """See `SegmentFiles.recreated`."""
+        """Return `count` entries of the text index between two others, made from the log; none if it has fewer."""
         self._disk.check_may_block()
         return text_entries_between(self, before, after, count)
 
@@ -131,7 +131,10 @@ class Segment(SegmentFiles):
 
     @property
     def end(self) -> SegmentEnd:
-        """Size, next offset and text in one. Text not measured yet comes from the text index or from the log."""
+        """Size in bytes, next offset and text size, of one moment.
+
+        A text size that is not known yet is read from the text index, or measured in the log.
+        """
         segment_end = self._end
         return (
             self._load_end()
@@ -192,7 +195,7 @@ class Segment(SegmentFiles):
         return found if agrees else start
 
     def offset_before(self, timestamp: int) -> int:
-        """Return the offset at which to start looking for `timestamp`: all records below it are earlier."""
+        """Search the time index for `timestamp` (ms): all records below the returned offset are earlier."""
         found = self.time_index.lookup(timestamp)
         return found.offset if self.has(found) else self.base_offset
 
@@ -441,10 +444,14 @@ class Segment(SegmentFiles):
     def truncate(self, offset: int, config: LogConfig, now_ms: int) -> None:
         """Drop the batch that holds `offset` and everything after it, and continue from there (kafka-storage 10.4).
 
-        The next offset becomes `offset`, or the base offset of the segment if no batch is left. Where offsets have no
-        gaps, it becomes the base offset of the batch that was cut: recovery would treat a batch after a gap as one
-        with a damaged header. Cuts the indexes too, and gives
-        them space again.
+        The next offset of the segment is then one of three:
+        - its base offset, if no batch is left;
+        - `offset`, in a log whose offsets may have gaps (`gaps`);
+        - the base offset of the dropped batch in every other log, in which recovery takes a batch after a gap for one
+          with a damaged header.
+
+        Cuts the indexes too, and preallocates them again by the `config`. `now_ms` is the new time of creation if no
+        batch is left.
         """
         self._begin_writing()
         position = self.size_bytes

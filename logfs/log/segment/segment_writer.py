@@ -38,7 +38,7 @@ class WrittenSegment(Protocol):
 
     @property
     def end(self) -> SegmentEnd:
-        """Size, next offset and text in one."""
+        """Size in bytes, next offset and text size, of one moment."""
 
     @property
     def file(self) -> File:

@@ -79,7 +79,10 @@ class GeneratedFile(FileNode):
             super().truncate(size)
 
     def write_value(self, data: bytes) -> None:
-        """Set a new value. One write is one whole value, as in sysfs. Raises EINVAL if it is not UTF-8."""
+        """Set a new value. One write is one whole value, as in sysfs.
+
+        Raises `OSError` (EINVAL) if it is not UTF-8.
+        """
         assert self._write is not None
         # A value is made durable, and may wait for a lock of the store (rule 8).
         self.context.store.disk.check_may_block()

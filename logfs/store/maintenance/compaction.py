@@ -58,7 +58,7 @@ class CompactionPlan(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """The share of the bytes that have not been cleaned, from 0 to 1; 0 for a log without bytes."""
+        """`cleanable_bytes` divided by `clean_bytes` + `cleanable_bytes`; 0 if both are 0 (Kafka's dirty ratio)."""
         total = self.clean_bytes + self.cleanable_bytes
         return self.cleanable_bytes / total if total else 0.0
 

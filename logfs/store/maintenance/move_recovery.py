@@ -1,7 +1,8 @@
 """Moves between log directories that a crash interrupted: they are finished or undone before partitions are loaded.
 
-A copy is named `<name>.<uuid>-future`. It becomes the partition when the original is renamed to
-`<name>.<uuid>-stray`, with the same uuid; before that it does not count.
+A copy is named `<name>.<uuid>-future`. When it is complete and durable, it holds a file `logfs.moved` with that UUID.
+It becomes the partition when the original is renamed to `<name>.<uuid>-stray`, with the same UUID; before that it
+does not count. docs/durability.md ("Moving a partition") has the steps, and what an opening finds after each.
 """
 
 from __future__ import annotations

@@ -67,7 +67,10 @@ def next_due_ms(task: MaintenanceTask, timer: Timer, broker: BrokerConfig) -> in
 def due(
     timers: Mapping[MaintenanceTask, Timer], broker: BrokerConfig, now_ms: int, *, is_paused: bool
 ) -> list[MaintenanceTask]:
-    """Return the tasks that are due, in their order. After the clock was set back, all of them are due."""
+    """Return the tasks of `timers` that are due, in the same order. After the clock was set back, all of them are.
+
+    While upkeep is paused (`is_paused`), the tasks in `PAUSABLE` are left out.
+    """
     return [
         task
         for task, timer in timers.items()
