@@ -1,5 +1,10 @@
 """Sizes of growing files in the kernel: which size the kernel is told, when, and how long it may keep it.
 
+One `tail -f` asks for the size by GETATTR and gets the grown size in the answer, on the trio thread (`grow`). If the
+kernel may keep a size, the append that outdates it first invalidates it, also on the trio thread (`pop_stale`). If
+other threads share the descriptor, a worker thread pushes the size to the kernel (`_grow_for_all`). The rest of this
+docstring tells why.
+
 A cached read that reaches the end of a file fills the rest of the last page with zeros. The kernel reads the file's
 size after it has the page, so if the size grows in between, readers see those zeros as data. The kernel also grows
 the size before it drops the page. While several open files share a kernel inode, no order of the daemon's answers

@@ -1,7 +1,8 @@
 """One segment of a partition: a `.log` file and its indexes. Imports `disk`.
 
 - `segment`: locate, read, seal (Kafka's LogSegment). Begin here.
-- `segment_writer`: the appends to an active segment. `segment_end`: what readers see of it.
+- `segment_writer`: the appends to an active segment, and when it is full (`should_roll`).
+- `segment_end`: the end of an active segment, as readers see it.
 - `segment_files`: the files of a segment, and which of them are open.
 - `segment_listing`: the segments that a directory holds at this moment.
 - `file_checks`: files that are refused before anything reads them.

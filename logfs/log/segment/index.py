@@ -229,7 +229,7 @@ class SparseIndex:
             self._map(self._count * self.entry.size)
 
     def flush(self) -> None:
-        """Return when the entries will survive a power cut; of a mapped file, only the mapping is kept open."""
+        """Make the entries durable. If the file is mapped, its descriptor is closed then; the mapping stays."""
         if not self._is_dirty:
             return
         file, data = self._file, self._data

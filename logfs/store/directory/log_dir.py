@@ -144,8 +144,8 @@ class LogDir:
     def has_changed(self) -> bool:
         """Whether a name in the directory may have been added, removed or replaced since the last call.
 
-        If so, the state that was read from its files is brought up to date. For read-only stores. Raises `OSError` if
-        the directory cannot be read.
+        If so, reads the checkpoints, the clean marker and the lock's holder again. For read-only stores. Raises
+        `OSError` if the directory cannot be read.
         """
         found = self.disk.stat(self.path)
         if found.st_mtime_ns == self._seen:
