@@ -262,7 +262,7 @@ class Disk:
         return os.lstat(path)
 
     def is_settled(self, found: os.stat_result) -> bool:
-        """Whether the mtime in `found` is so old that every later change of the file or directory gives it another."""
+        """Whether the mtime in `found` is so old that every later change of the file or directory changes it."""
         return time.time_ns() - found.st_mtime_ns > _SETTLED_NS
 
     def set_mtime(self, path: Path, mtime_ms: int) -> None:
