@@ -43,17 +43,19 @@ _UNIT_MS = {
 
 
 def value_in_force(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -> str:
-    """Return the canonical text of a topic-level setting under the overrides of the topic and the broker.
+    """Return the value in force of a topic-level setting, as canonical text.
 
-    Raises `InvalidSetting` for an unknown name or an invalid override.
+    `topic` and `broker` are the overrides of the two levels: texts by setting name. Raises `InvalidSetting` for an
+    unknown name or an invalid override.
     """
     return topic_setting(name).format(_in_force(name, topic, broker)[0])
 
 
 def broker_value_in_force(name: str, broker: Mapping[str, str]) -> str:
-    """Return the canonical text of a broker-level setting, or "" if it is unset and has no default.
+    """Return the value in force of a broker-level setting, as canonical text; "" if it is unset and has no default.
 
-    Raises `InvalidSetting` for an unknown name or an invalid override.
+    `broker` has the broker-level overrides: texts by setting name. Raises `InvalidSetting` for an unknown name or an
+    invalid override.
     """
     setting = broker_setting(name)
     text = broker.get(name, setting.default)
@@ -63,8 +65,8 @@ def broker_value_in_force(name: str, broker: Mapping[str, str]) -> str:
 def describe_source(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -> str:
     """Return the source of a topic-level setting's value: `topic NAME`, `broker NAME` or `default`.
 
-    NAME is the setting or synonym that supplies the value. Raises `InvalidSetting` under the same
-    conditions as `value_in_force`.
+    NAME is the setting or synonym that supplies the value. `topic` and `broker` are the overrides of the two levels:
+    texts by setting name. Raises `InvalidSetting` for an unknown name or an invalid override.
     """
     return _in_force(name, topic, broker)[1]
 
@@ -181,7 +183,7 @@ class LogConfig:
 
     @classmethod
     def resolve(cls, topic: Mapping[str, str], broker: Mapping[str, str]) -> LogConfig:
-        """Return the settings in force under the overrides of the topic and the broker.
+        """Return the topic-level settings in force under the overrides `topic` and `broker`: texts by setting name.
 
         Raises `InvalidSetting` for an unknown name, an invalid text, or valid values that contradict
         each other.
@@ -200,12 +202,12 @@ class LogConfig:
 
     @property
     def compresses(self) -> bool:
-        """Whether appends compress batches. `producer` keeps the codec of a batch; lines then stay uncompressed."""
+        """Whether `compression.type` names a codec to compress with: it is neither `producer` nor `uncompressed`."""
         return self.compression_type not in ("producer", "uncompressed")
 
     @property
     def is_deleted(self) -> bool:
-        """Whether old segments are deleted, by time and by size."""
+        """Whether `cleanup.policy` has `delete`, so that old segments are deleted by time and by size."""
         return "delete" in self.cleanup_policy
 
 

@@ -69,7 +69,7 @@ class CoordinatorFenced(LogfsError, ValueError):
 
 
 class CommitPending(LogfsError):
-    """A decided commit could not be done yet; it will be done once the cause named in the message is fixed."""
+    """A commit was decided and recorded; it will be finished once the cause named in the message is fixed."""
 
 
 class NotWritable(LogfsError):

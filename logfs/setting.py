@@ -33,7 +33,7 @@ MIB = 1 << 20
 
 
 class Type(Enum):
-    """The types of kafka-storage 11.1."""
+    """The types of a setting's value (kafka-storage 11.1)."""
 
     INT = "int"  # 32-bit signed
     LONG = "long"  # 64-bit signed
@@ -102,8 +102,9 @@ class Pattern:
 class Setting:
     """The definition of one setting (kafka-storage 11).
 
-    `default` is a text, or None if Kafka leaves the setting unset. `synonyms` are the broker-level
-    names of a topic-level setting, in order of priority: the first one that is set is used.
+    `default` is a text, or None if Kafka leaves the setting unset. `valid` limits the values; None allows all of the
+    type. `synonyms` are the broker-level names of a topic-level setting, in order of priority: the first one that is
+    set is used.
     """
 
     name: str

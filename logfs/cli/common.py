@@ -96,10 +96,11 @@ def log_dirs_of(words: Iterable[str | Path], *, may_be_empty: bool = False) -> l
 
 
 def target(words: Sequence[str], *, may_be_empty: bool = False) -> Target:
-    """Return the partition that the words of a TARGET name.
+    """Return the partition that the words of a TARGET name: LOGDIR/PARTITION, or LOGDIR… PARTITION.
 
-    A partition below a mountpoint is the one in the log directories mounted there. Raises as `log_dirs_of`, and
-    `InvalidStore` if a log directory is named instead of a partition.
+    A partition below a mountpoint is the one in the log directories mounted there. Whether the partition exists is
+    not checked. Raises `InvalidStore` for a path that is not a log directory, and if a log directory is named instead
+    of a partition. With `may_be_empty` an empty directory is accepted as a log directory.
     """
     *log_dirs, name = words
     if not log_dirs:
@@ -124,10 +125,12 @@ def _check_no_log_dir(path: Path) -> None:
 def open_for_writing(
     words: Sequence[str], *, alone: bool = True, recover: bool = False
 ) -> tuple[Store, Partition]:
-    """Open a store for writing, and return it with the partition of a TARGET.
+    """Open a store for writing, and return it with the partition of a TARGET. The caller closes the store.
 
     The store locks the log directories, so no other process can write to them. With `alone` no other partition is
-    loaded; with `recover` the partition is recovered from its beginning. Raises as `target` and `open_target`.
+    loaded; with `recover` the partition is recovered from its beginning. Raises `InvalidStore` for a path that is not
+    a log directory, `UnknownPartition`, the error that keeps the partition offline, and the errors of opening a
+    store.
     """
     return open_target(target(words), alone=alone, recover=recover)
 
@@ -135,9 +138,10 @@ def open_for_writing(
 def open_target(
     wanted: Target, *, alone: bool = True, recover: bool = False
 ) -> tuple[Store, Partition]:
-    """Do the same as `open_for_writing` for a TARGET that is already parsed.
+    """Open a store for writing, and return it with the partition `wanted`. The caller closes the store.
 
-    Raises as `check_partition_exists`, `partition` and `Store`.
+    With `alone` no other partition is loaded; with `recover` the partition is recovered from its beginning. Raises
+    `UnknownPartition`, the error that keeps the partition offline, and the errors of opening a store.
     """
     from logfs.store.store import Store
 
@@ -208,10 +212,11 @@ def offset_range(text: str) -> tuple[int | None, int | None]:
 
 
 def time_range(text: str, partition: Reader) -> tuple[int | None, int | None]:
-    """Parse a time, which means from that time on, or a range of times A..B, and return the offsets (start, end).
+    """Return the offsets (start, end) for a time T, which means from T on, or for a range of times A..B.
 
-    None stands for an open side, the log end offset for a time after all records. Raises `InvalidName` for text that
-    is not a time.
+    A time stands for the first record that readers see at or after it, or for the log end offset if there is none.
+    None stands for an open side. Times are ms since the epoch or ISO 8601. Raises `InvalidName` for text that is not
+    a time.
     """
     from logfs.format.base.times import parse_time
 
@@ -232,7 +237,8 @@ def time_range(text: str, partition: Reader) -> tuple[int | None, int | None]:
 def recovery_progress() -> Callable[[str, int, int], None]:
     """Return a callback that shows the progress of a store's recovery while the store opens.
 
-    The bar is on standard error, and only if that is a terminal.
+    It takes the name of a partition, the bytes read and the bytes in all. The bar is on standard error, and only if
+    that is a terminal.
     """
     bar: Any = None
 
@@ -252,10 +258,10 @@ def recovery_progress() -> Callable[[str, int, int], None]:
 
 
 def parse_changes(words: Iterable[str], *, of_topic: bool) -> list[tuple[str, str]]:
-    """Return the names and values of NAME=VALUE words, which are settings of a topic or of the store.
+    """Return the names and values of NAME=VALUE words.
 
-    An empty VALUE stands for the default. Raises `InvalidSetting` for a word without "=", an unknown name, or a value
-    that the setting does not allow.
+    They are settings of a topic with `of_topic`, otherwise of the store. An empty VALUE stands for the default.
+    Raises `InvalidSetting` for a word without "=", an unknown name, or a value that the setting does not allow.
     """
     from logfs.setting import broker_setting, topic_setting
 
@@ -272,7 +278,10 @@ def parse_changes(words: Iterable[str], *, of_topic: bool) -> list[tuple[str, st
 
 
 def progress_bar(title: str, total_bytes: int | None) -> Any:
-    """Return a progress bar in bytes on standard error, shown on a terminal and not in a pipe."""
+    """Return a `tqdm` bar in bytes on standard error, shown on a terminal and not in a pipe.
+
+    `total_bytes` is None if the total is not known yet.
+    """
     from tqdm import tqdm
 
     # Use no monitor thread and no lock between processes: when memory runs out, either may never start.
@@ -292,7 +301,10 @@ def progress_bar(title: str, total_bytes: int | None) -> Any:
 
 
 def table_lines(rows: Sequence[Sequence[str]], *, numbers: Container[int] = ()) -> list[str]:
-    """Return rows of cells, the heading first, as lines of aligned columns; those in `numbers` are right-aligned."""
+    """Return rows of cells as lines of aligned columns; the first row is the heading.
+
+    `numbers` are the numbers of the columns to align on the right, from 0 on.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

@@ -23,7 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raise the log start offset, and drop the segments below it."""
+    """Raise the log start offset, and drop the segments below it.
+
+    Retention runs too, so segments that have expired by the topic's settings are also dropped.
+    """
     store, partition = open_for_writing(arguments.target)
     with store:
         name = partition.name.directory

@@ -41,7 +41,7 @@ def add_form(parser: argparse.ArgumentParser) -> None:
 
 
 def print_record(record: Record, partition: Reader, arguments: argparse.Namespace) -> None:
-    """Print one record."""
+    """Print one record in the form that the options of `add_form` select."""
     _write(_shown(record, partition, arguments))
     sys.stdout.flush()
 
@@ -167,7 +167,10 @@ _FEW = 64
 
 
 def formatted(record: Record, form: bytes, partition: Reader) -> bytes:
-    """Return a record as the format string `form` describes it; see `FORMAT_HELP`."""
+    """Return a record as the format string `form` describes it.
+
+    The string has placeholders such as `%s` for the value and `%k` for the key; `FORMAT_HELP` lists them.
+    """
     key, value = record.key, record.value
     tokens = {
         b"s": value or b"",

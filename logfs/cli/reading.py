@@ -30,9 +30,11 @@ class OpenTarget:
     """The partition of a TARGET, in a store that is open read-only. Only one thread may use it."""
 
     def __init__(self, words: Sequence[str], isolation: str) -> None:
-        """Open the store.
+        """Open the store, and find the partition.
 
-        Raises as `target`, `isolation_level` and `Store`, and `UnknownPartition`.
+        `words` are those of a TARGET, `isolation` is the name of an isolation level. Raises `InvalidSetting` for an
+        unknown level, `UnknownPartition`, the error that keeps the partition offline, and the errors of opening a
+        store read-only.
         """
         from logfs.store.store import Store
 
@@ -53,9 +55,11 @@ class OpenTarget:
         self.reader: Reader = self._log.isolated(self._isolation)
 
     def ask(self, question: Callable[[Reader], T]) -> T:
-        """Return the result of `question`, which is asked again if files leave the log, up to `TRIES` times.
+        """Call `question` with the reader, and return its result.
 
-        Raises `Gone` if the last try also fails, and as `look_again`.
+        If files leave the log meanwhile (`Gone`), the reader is brought up to date and `question` is called again, up
+        to `TRIES` times in all. Raises `Gone` if the last call also fails, and `UnknownPartition` if the partition is
+        gone.
         """
         for left in reversed(range(TRIES)):
             try:

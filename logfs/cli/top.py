@@ -26,7 +26,12 @@ _BYTES_OUT = "kafka_server_brokertopicmetrics_bytesout_total"
 
 
 class Row(NamedTuple):
-    """One partition: sizes in bytes, counts, offsets, and rates per second. None stands for an unknown value."""
+    """One partition in the table. None stands for an unknown value.
+
+    `size` is in bytes. `start` and `end` are the log start and end offsets. `records`, `bytes_in` and `bytes_out` are
+    rates per second. `dirty` is the dirty ratio of the cleaner, and `lag` the largest lag of a consumer group, in
+    offsets.
+    """
 
     name: str
     size: float
@@ -91,7 +96,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Show the table until `q` or Ctrl-C, or print it once.
 
-    Raises `InvalidSetting` for an option out of range, and as `source`.
+    Raises `InvalidSetting` for an option out of range, `InvalidStore` for a target that is neither a mount nor a log
+    directory, and for a missing target unless exactly one logfs is mounted.
     """
     if arguments.sort not in SORTS:
         raise InvalidSetting(f"--sort {arguments.sort!r}: give one of {', '.join(SORTS)}")
@@ -118,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
 def rows(before: StoreSnapshot, after: StoreSnapshot, seconds: float) -> list[Row]:
     """Return a row for each partition of `after`, with the rates since `before`; offline partitions come last.
 
-    `seconds` is the time between the two looks.
+    `seconds` is the time between the two snapshots.
     """
     work = {each["name"]: each["what"] for each in after.status["background"]}
     lags: dict[tuple[tuple[str, str], ...], float] = {}
@@ -166,7 +172,7 @@ def rows(before: StoreSnapshot, after: StoreSnapshot, seconds: float) -> list[Ro
 def table(found: Sequence[Row], sort: str, count: int | None) -> list[str]:
     """Return the lines of the table, the heading first.
 
-    `sort` is a key of `SORTS`; `count` limits the number of partitions, None does not.
+    `sort` is a key of `SORTS`. `count` is the largest number of partitions to show, None for all.
     """
     chosen = sorted(sorted(found, key=lambda row: row.name), key=SORTS[sort][1])[:count]
     cells = [

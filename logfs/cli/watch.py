@@ -21,7 +21,11 @@ _ESCAPED = re.compile(r"\\(.)")
 
 
 class StoreSnapshot(NamedTuple):
-    """The state at one moment: `status.json`, and the metrics as name -> labels -> value."""
+    """The state of a store at one moment.
+
+    `status` is the content of `status.json`. `metrics` maps the name of a metric to its samples, and the samples map
+    labels, as (name, value) pairs, to a value.
+    """
 
     status: Mapping[str, Any]
     metrics: Mapping[str, Mapping[tuple[tuple[str, str], ...], float]]
@@ -40,7 +44,7 @@ class Source(Protocol):
 
 
 def parse_metrics(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
-    """Return the samples of Prometheus text as name -> labels -> value."""
+    """Return the samples of Prometheus text as name -> labels -> value; labels are (name, value) pairs."""
     found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
     for name, labels, value in _SAMPLE.findall(text):
         pairs = tuple((key, _unescape(raw)) for key, raw in _LABEL.findall(labels))
@@ -53,7 +57,7 @@ def _unescape(text: str) -> str:
 
 
 class MountSource:
-    """A mount, read through its own files."""
+    """A mount, read through its files `.logfs/status.json` and `.logfs/metrics`."""
 
     def __init__(self, path: str) -> None:
         self.name = path

@@ -67,7 +67,7 @@ class LoadStart(NamedTuple):
     - `rebuild`: read all of the log and rebuild every index, even if it was closed properly; needs `clean` False.
     - `compacted`: a cleaner has run, so offsets may be missing, whatever the topic's settings are.
     - `producer_expiration_ms`: how long an idle producer is remembered.
-    - `end`: a read-only store ignores everything from there on.
+    - `end`: a read-only store ignores the log from this position on; None if it reads all of the log.
     """
 
     clean: bool
@@ -83,8 +83,9 @@ class LoadStart(NamedTuple):
 class Loaded:
     """The valid files of a partition, after recovery if it was needed.
 
-    `producers` are those at the log end; a read-only store has None here and loads them on demand. The files of the
-    segments in `unsynced` were changed: flush them before relying on their durability.
+    `producers` are those at the log end; a read-only store has None here and loads them on demand. `last_timestamp`
+    (ms) is that at the log end, -1 if none is known. `torn` has a message for each torn tail that was cut off. The
+    files of the segments in `unsynced` were changed: flush them before relying on their durability.
     """
 
     segments: list[Segment]
@@ -118,7 +119,8 @@ def load(
 ) -> Loaded:
     """Load a partition directory. If it was not closed cleanly, recover it from the recovery point on.
 
-    `progress` is called with the number of bytes of .log files as they are read; `kind` is the class of the segments.
+    `progress` is called while .log files are recovered, each time with the number of bytes read since its last call.
+    `kind` is the class of the segments, and `now_ms` is the present time.
     Raises `OSError`, `Corrupt` for a leader epoch file that cannot be read, and `InvalidName` for a file whose stem
     is not an offset.
     """

@@ -100,10 +100,10 @@ class GrowingSizes:
         self._is_stopped = False
 
     async def stop(self) -> None:
-        """Stop growing the sizes of inodes that several threads share. Return when no growth is in progress.
+        """Stop growing the sizes of inodes that several threads share, and wait until no growth is in progress.
 
-        A growth waits for pages that readers have locked, so requests must still be answered meanwhile. Returns after
-        `_STOP_SECONDS` at the latest.
+        A growth waits for pages that readers have locked, so requests must still be answered meanwhile. The wait ends
+        after 20 s at the latest.
         """
         self._is_stopped = True
         end = trio.current_time() + _STOP_SECONDS
@@ -111,7 +111,10 @@ class GrowingSizes:
             await trio.sleep(_STOP_POLL_SECONDS)
 
     def may_look_up(self, node: GrowingFile, size: int, thread: int) -> bool:
-        """Whether a lookup by `thread` may return `node` with `size`. If so, record that it does."""
+        """Return whether a lookup by `thread` may answer with `node` and `size` (bytes); if so, record that it does.
+
+        If not, the caller makes another node for the name.
+        """
         if not node.is_growing:
             return True
         told = self._told.get(node)
@@ -125,7 +128,7 @@ class GrowingSizes:
         return True
 
     def may_open(self, node: GrowingFile, thread: int) -> bool:
-        """Whether `thread` may open `node`. If not, the thread must look the name up again first.
+        """Return whether `thread` may open `node`; if not, record that the thread must look the name up again first.
 
         A thread has to repeat a lookup only once. It then has a node for itself, unless it opens a name that needs no
         lookup, such as `/dev/stdin`.

@@ -42,14 +42,14 @@ class InodeTable:
         return self._nodes.get(inode) if isinstance(inode, int) else None
 
     def node(self, inode: int) -> Node:
-        """Return the node of an inode. Raises `FUSEError` with ESTALE if there is none."""
+        """Return the node of an inode. Raises `OSError` (ESTALE) if there is none."""
         node = self._nodes.get(inode)
         if node is None:
             raise refuse(errno.ESTALE, f"inode {inode} is gone")
         return node
 
     def directory(self, inode: int) -> DirectoryNode:
-        """Return the node of a directory. Raises `FUSEError` with ESTALE or ENOTDIR."""
+        """Return the node of a directory. Raises `OSError`: ESTALE without a node, ENOTDIR for other nodes."""
         node = self.node(inode)
         if not isinstance(node, DirectoryNode):
             raise refuse(errno.ENOTDIR, f"{node.path}: is not a directory")
@@ -78,7 +78,7 @@ class InodeTable:
         return [self._nodes[inode] for inode in oldest if inode in self._nodes]
 
     def forget(self, counts: Iterable[tuple[int, int]]) -> None:
-        """Take back lookups that the kernel has forgotten, as (inode, count). The root stays."""
+        """Subtract forgotten lookups, as (inode, count), and drop nodes with none left, except the root."""
         for inode, count in counts:
             left = self._lookups.get(inode, 0) - count
             if left > 0 or inode == self._root_inode:

@@ -54,8 +54,10 @@ _INT64_MAX = 2**63 - 1
 
 @guarded
 class Operations(pyfuse3.Operations):
-    """The handlers that pyfuse3 calls. Every method runs on the trio thread (rule 6), and none blocks it:
-    a call that would have to wait runs in a worker thread (`_run`).
+    """The handlers that pyfuse3 calls.
+
+    Every method runs on the trio thread (rule 6) and does not block it: a call that would have to wait for the disk
+    runs in a worker thread (`_run`).
     """
 
     enable_writeback_cache = False
@@ -124,7 +126,10 @@ class Operations(pyfuse3.Operations):
                 )
 
     async def stop_growth(self) -> None:
-        """Return once no thread waits in the kernel for a reader, and none will: see `GrowingSizes.stop`."""
+        """Stop growing the sizes of files that threads share, and wait up to 20 s for growths in progress.
+
+        Call this before the mount ends, because a growth makes a thread of the mount wait in the kernel for readers.
+        """
         await self._sizes.stop()
 
     async def _attributes(self, node: Node) -> pyfuse3.EntryAttributes:

@@ -78,8 +78,8 @@ def run(
 ) -> None:
     """Mount, and serve requests until unmounted or stopped by SIGTERM, SIGINT or SIGHUP.
 
-    `ready` is called when the mount answers. Raises what `Store` raises, `InvalidStore` for an unsuitable mount
-    point, and `OSError`.
+    `ready` is called when the mount answers, `progress` with (partition, bytes read, bytes in all) during recovery.
+    Raises the errors of opening a `Store`, `InvalidStore` for an unsuitable mountpoint, and `OSError`.
     """
     mountpoint = check_paths(options)
     _keep_memory()
@@ -118,9 +118,9 @@ def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
 def check_paths(options: Options) -> Path:
     """Check all paths and return the absolute path of the mountpoint.
 
-    A dead mount on it is unmounted. Raises `InvalidStore` for a live mount of logfs on it, and for any other path
-    that is refused. A refusal changes nothing, except that a mountpoint is checked only after its dead mount is
-    gone.
+    A dead mount on the mountpoint is unmounted. Raises `InvalidStore` if logfs is already mounted there, or if the
+    mountpoint or a log directory is unsuitable. Nothing is changed then, except that a dead mount may be gone: the
+    mountpoint below can be checked only after the unmount.
     """
     mountpoint = Path(os.path.abspath(options.mountpoint))
     found = mounted_at(mountpoint)

@@ -36,10 +36,10 @@ _CONNECTIONS = "/sys/fs/fuse/connections"
 
 @contextmanager
 def watchdog() -> Iterator[Callable[[Path], None]]:
-    """Yield `watch(mountpoint)`: from that call on, the mount is aborted if this process dies in the block.
+    """Yield a function `watch(mountpoint)`; once called, the mount is aborted if this process dies in the block.
 
-    Call it only in the main thread of a process that has no other threads. If no process can be started (EAGAIN,
-    ENOMEM), it logs a warning that the mount has no watchdog.
+    Enter the block only in the main thread of a process that has no other threads. If no watchdog process can be
+    started (EAGAIN, ENOMEM), this is logged as a warning, and the mount has no watchdog.
     """
     reader, writer = os.pipe()
     daemon = os.getpid()

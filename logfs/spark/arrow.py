@@ -77,13 +77,17 @@ class BatchMaker:
     """Makes Arrow record batches of one schema. Only the columns in the schema are built."""
 
     def __init__(self, schema: pa.Schema) -> None:
-        """Take the schema: the unit of `timestamp` is ms or us, and the other types are those of `kafka_schema`."""
+        """Set the schema of the batches.
+
+        Its columns have the names and types of `kafka_schema`; the unit of `timestamp` is ms or us.
+        """
         self._schema = schema
 
     def batch(self, topic: str, partition: int, columns: Columns) -> pa.RecordBatch:
         """Return records of one partition as one Arrow batch.
 
-        Raises `ValueError` if a field of all records exceeds 2 GiB, and `Corrupt` for malformed headers.
+        Raises `ValueError` if one column (keys, values, header keys or header values) has 2 GiB or more, and
+        `Corrupt` for malformed headers.
         """
         makers: dict[str, Maker] = {
             "key": lambda _: binary_array(
@@ -104,7 +108,10 @@ class BatchMaker:
 
 
 def sized(parts: Iterable[Columns]) -> Iterator[Columns]:
-    """Yield the same records, in order, regrouped to the size of a batch (`_BATCH_ROWS`, `_BATCH_BYTES`)."""
+    """Yield the same records, in order, regrouped into batches of a good size for Arrow.
+
+    A batch has up to `_BATCH_ROWS` rows and about `_BATCH_BYTES` bytes.
+    """
     from logfs.format.batches.columns import concatenate
 
     waiting: list[Columns] = []
@@ -160,7 +167,10 @@ def _timestamps(times_ms: np.ndarray, kind: pa.DataType) -> pa.Array:
 
 
 def binary_array(field: GatheredField, kind: pa.DataType | None = None) -> pa.Array:
-    """Return a field as an array of binary values, or of the type `kind`, which has the same memory layout."""
+    """Return a gathered field as an Arrow array of type binary, or of `kind`, such as string.
+
+    The memory layout of `kind` must be that of binary.
+    """
     validity = pa.py_buffer(field.validity) if field.nulls else None
     buffers = [validity, pa.py_buffer(field.offsets), pa.py_buffer(field.data)]
     return pa.Array.from_buffers(kind or pa.binary(), len(field.offsets) - 1, buffers, field.nulls)

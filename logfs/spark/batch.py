@@ -34,7 +34,11 @@ class BatchReader(DataSourceReader):
         self.pushed = PushedFilters()
 
     def partitions(self) -> list[Split]:
-        """Return the splits, one for each task. Raises `ValueError`, `DataLoss`, `LogfsError`, `OSError`."""
+        """Return the splits, one for each task.
+
+        Raises `ValueError` for a partition or topic that does not exist and for a start after the end, `DataLoss` for
+        offsets outside the log (with failOnDataLoss), `LogfsError`, and `OSError`.
+        """
         topics = Topics(self.options)
         try:
             readers = topics.readers()
@@ -80,8 +84,8 @@ class BatchReader(DataSourceReader):
 class FilteredReader(BatchReader):
     """A batch read that accepts filters. Spark refuses to use such a reader if filter push-down is off.
 
-    Spark up to 4.3 gives the rows that the last filters left to every other use of the same `load`, even to one
-    without filters. So this reader is used only with the option pushDownPredicate.
+    In Spark up to 4.3, every use of the same `load` gets only the rows that pass the filters of the last use, even a
+    use without filters. So this reader is used only with the option pushDownPredicate.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:

@@ -77,7 +77,9 @@ _NUMBERS: dict[type[Filter], Callable[[Sequence[int]], Ranges]] = {
 class PushedFilters:
     """The restrictions on a read by the filters that were pushed down; without filters, none.
 
-    `since_us` (inclusive) and `until_us` (exclusive) are microseconds since the epoch, as Spark's timestamps are.
+    `topics` are filters of the topic's name. `partitions` and `offsets` are the ranges [first, end) of numbers that
+    pass. `since_us` (inclusive) and `until_us` (exclusive) are microseconds since the epoch, as Spark's timestamps
+    are.
     """
 
     topics: list[Filter] = field(default_factory=list)
@@ -87,7 +89,10 @@ class PushedFilters:
     until_us: int = _END
 
     def push(self, filters: Iterable[Filter]) -> Iterator[Filter]:
-        """Accept filters, all of which a row must pass, and yield those that Spark must evaluate again."""
+        """Accept filters, all of which a row must pass, and yield those that Spark must evaluate again.
+
+        A filter is accepted only when the iterator reaches it.
+        """
         for each in filters:
             if not self._answers(each):
                 yield each
@@ -120,7 +125,7 @@ class PushedFilters:
         return is_exact
 
     def wanted(self, reader: Reader, first: int, end: int) -> Ranges:
-        """Return the ranges of the offsets [first, end) of a partition that must be read."""
+        """Return the ranges within the offsets [first, end) that must be read from the partition of `reader`."""
         number = reader.partition
         if not _common(self.partitions, [(number, number + 1)]):
             return []

@@ -57,9 +57,10 @@ class PositionKind(Enum):
 
 @dataclass(frozen=True)
 class Limit:
-    """The start or the end of a read: an end of the log, or an offset or a timestamp (ms) for each partition.
+    """The start or the end of a read: an end of the log, or an offset or a timestamp for each partition.
 
-    `timestamp` (ms), if it is given, applies to all partitions.
+    `each` maps partitions to offsets (kind OFFSETS; `LATEST_OFFSET` and `EARLIEST_OFFSET` stand for the ends of the
+    log) or to timestamps in ms (kind TIMESTAMPS). `timestamp` (ms), if it is given, applies to all partitions.
     """
 
     kind: PositionKind
@@ -69,7 +70,12 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The partitions that are read, as one option of `SELECTIONS` selects them; `kind` is the name of the option."""
+    """The partitions that are read. `name in selection` tells whether a partition is one of them.
+
+    `kind` is the option of `SELECTIONS` that selects them. `partitions` is set for `assign`, `topics` for
+    `subscribe`, and `pattern`, a regular expression that may match anywhere in a topic's name, for
+    `subscribePattern`.
+    """
 
     kind: str
     topics: frozenset[str] = frozenset()
@@ -355,7 +361,11 @@ def check_partitions(
     found: Mapping[TopicPartition, object],
     describe: Callable[[Iterable[TopicPartition]], str],
 ) -> None:
-    """Raise `ValueError` unless a limit by partition names exactly the partitions that are read."""
+    """Raise `ValueError` unless a limit by partition names exactly the partitions that are read.
+
+    `found` has the partitions that are read. `describe` returns partitions as text for the error. A limit with one
+    timestamp for all partitions always passes.
+    """
     if limit.timestamp is None and limit.each.keys() != found.keys():
         timestamps = limit.kind is PositionKind.TIMESTAMPS
         raise ValueError(

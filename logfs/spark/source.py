@@ -22,7 +22,7 @@ class LogfsDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for `format`."""
+        """Return "logfs", the name by which `spark.read.format` and its like find the source."""
         return "logfs"
 
     def schema(self) -> StructType:

@@ -88,9 +88,10 @@ def inside_log(
 ) -> tuple[int, int]:
     """Return the part of [first, end) that is inside the log, and report the rest as a loss.
 
-    Offsets that compaction removed, control records and aborted records are no loss: they are inside the log. `where`
-    is the text that a task adds to the messages: the file and the host that show the loss. A loss raises `DataLoss`
-    if `fail` is true.
+    If nothing is inside the log, the returned range is empty: its start is not below its end. A loss raises
+    `DataLoss` if `fail` is true, and is logged as a warning otherwise. Offsets that compaction removed, control
+    records and aborted records are no loss: they are inside the log. `where` is the text that a task adds to the
+    messages: the file and the host that show the loss.
     """
     start, log_end = reader.log_start_offset, reader.log.log_end_offset
     if first < start:
@@ -113,7 +114,11 @@ def plan(
     readers: Mapping[TopicPartition, Reader],
     options: ReadOptions,
 ) -> list[Split]:
-    """Return splits that hold the records [first, end) of each partition, in order. Raises `DataLoss`, `OSError`."""
+    """Return the splits of a read, in order.
+
+    `wanted` has (partition, first, end) for each range of offsets [first, end) to read. `options` determine the
+    number and the size of the splits. Raises `Gone` if files keep leaving the log meanwhile, and `OSError`.
+    """
     split_bytes = options.split_bytes
     if options.min_partitions is not None:
         total = sum(
@@ -193,7 +198,7 @@ def packed(
 def read(
     split: Split, maker: BatchMaker, options: ReadOptions, pushed: PushedFilters | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a split as Arrow batches.
+    """Yield the records of a split that pass the filters `pushed` as Arrow batches, in order.
 
     Raises `DataLoss`, `Corrupt` for damage, and `NotOnHost` or `OSError` with the name of this host.
     """
@@ -208,9 +213,11 @@ def read(
 def columns(
     part: SplitPart, options: ReadOptions, since_ms: int | None = None
 ) -> Iterator[Columns]:
-    """Yield the records of a part, in order. Raises as `read`.
+    """Yield the records of a part, in order.
 
-    With `since_ms`, batches whose timestamps are all earlier are left out.
+    With `since_ms`, batches whose timestamps are all earlier are left out. Raises `DataLoss` for records that have
+    left the log, `Corrupt` for damage, `NotOnHost`, and `OSError`. With failOnDataLoss=false, lost and damaged
+    records are skipped with a warning instead.
     """
     try:
         # This opens the file, so a later rename or removal does not affect the read.

@@ -54,7 +54,8 @@ _LOOK_SECONDS = 0.1
 def share(backlog: Mapping[TopicPartition, int], limit: int) -> dict[TopicPartition, int]:
     """Divide a limit among the partitions in proportion to their backlogs, and return the share of each.
 
-    As in Kafka's source, a share below one is rounded up to one, so that a small partition does not starve.
+    If the limit covers all backlogs, each share is the whole backlog. As in Kafka's source, a share below one is
+    rounded up to one, so that a small partition does not starve.
     """
     total = sum(backlog.values())
     if total <= limit:
@@ -143,10 +144,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(
         self, start: Mapping[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> OffsetsJson:
-        """Return the end of the next micro-batch; the offsets of `start` if there is nothing to read, or not enough.
+        """Return the offsets at which the next micro-batch ends.
 
-        Spark calls this at every trigger, so a query without new data detects losses here. Raises `DataLoss`,
-        `ValueError`, `LogfsError`, `OSError`.
+        They are those of `start` if there is nothing to read, or too little for the options. Spark calls this at
+        every trigger, so a query without new data detects losses here. Raises `DataLoss`, `ValueError`, `LogfsError`,
+        `OSError`.
         """
         known = {} if start is None else start
         look = self._settled_look(from_json(known))

@@ -33,10 +33,11 @@ _ID_MARK = "#"
 def to_json(
     offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, str] | None = None
 ) -> OffsetsJson:
-    """Return offsets in the form in which Kafka's source writes them into a checkpoint, in order, and the topic ids.
+    """Return offsets and topic ids in the form of a checkpoint of Kafka's source, in order.
 
-    An id is the entry "topic#id" without partitions. Kafka's source reads the entry as a topic without offsets, and
-    ignores it. The options startingOffsets and endingOffsets of both sources do the same.
+    `topic_ids` maps topics to their ids. An id becomes the entry "topic#id" without partitions. Kafka's source reads
+    such an entry as a topic without offsets, and ignores it. So do the options startingOffsets and endingOffsets of
+    both sources.
     """
     found: OffsetsJson = {}
     for name, offset in sorted(offsets.items()):

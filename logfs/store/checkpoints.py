@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Checkpoints:
     """The recovery points, log start offsets, high watermarks and cleaner offsets of the partitions of a registry.
 
-    The caller of the methods that write holds the registry's lock.
+    Callers of `write`, `write_one` and `forget_cleaner_offset` hold the registry's lock.
     """
 
     def __init__(self, registry: PartitionRegistry) -> None:

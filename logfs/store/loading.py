@@ -128,7 +128,12 @@ class PartitionLoader:
         only: Only | None,
         recover: bool,
     ) -> None:
-        """`only` selects the partitions to load; with `recover` they are recovered even after a clean shutdown."""
+        """Make a loader; it reads nothing before `load`.
+
+        `only` is the name of the one partition to load, or a function that selects partitions by name; None selects
+        all. `progress` is called with (partition, bytes read so far, bytes in all) during recovery. With `recover`,
+        partitions are recovered even after a clean shutdown.
+        """
         self._registry = registry
         self._commits = commits
         self.recovered_bytes = 0
@@ -262,7 +267,11 @@ class PartitionLoader:
         return Partition(log_dir.disk, path, name, get_config, self._registry.clock, load())
 
     def refresh(self, log_dir: LogDir) -> None:
-        """Drop the partitions that have left a log directory, load new ones, and apply the log start checkpoint."""
+        """Bring a read-only store up to date with the partitions that a log directory has now.
+
+        Drops partitions that are gone or were replaced, loads new ones, loads an offline one again if its directory
+        has changed, and applies the log start offsets in the checkpoint.
+        """
         scanned = self._scan(log_dir)
         found = {name.directory: (name, path, inode) for name, path, inode in scanned.partitions}
         for name, path in scanned.futures:

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class BackgroundOperation:
-    """A background operation: its kind, its object, its start (ms since the epoch), and its progress in bytes."""
+    """A background operation, such as `what` "compacting" and `name` "orders-0", and its progress in bytes.
+
+    `since_ms` is its start (ms since the epoch), and `phase` the present step in words, or "".
+    """
 
     what: str
     name: str
@@ -42,14 +45,17 @@ class BackgroundOperation:
 class PartitionRegistry:
     """The log directories of a store and its partitions, for the parts of a store that work on them.
 
-    `Store` is one; its parts (commits, retention, compaction, …) take it as a registry and know nothing else of it.
+    `Store` is a subclass. The parts of a store (commits, retention, compaction, …) use only what is defined here.
     Any thread may read. `partitions`, `offline` and `homes` change under `lock`.
     """
 
     settings: Settings
 
     def __init__(self, disk: Disk, clock: Callable[[], int], *, read_only: bool) -> None:
-        """Make a registry without log directories. The owner sets `log_dirs` and `settings` next."""
+        """Make a registry without log directories; the owner then sets `log_dirs` and `settings`.
+
+        `clock` returns the time in ms since the epoch.
+        """
         self.disk = disk
         self.clock = clock
         self.read_only = read_only
@@ -89,7 +95,7 @@ class PartitionRegistry:
 
     @contextmanager
     def doing(self, what: str, name: str, total_bytes: int = 0) -> Iterator[BackgroundOperation]:
-        """Show an operation in `background` while the context lasts."""
+        """Yield a new operation, listed in `background` until the context ends; the caller updates its progress."""
         work = BackgroundOperation(what, name, self.clock(), total_bytes=total_bytes)
         self.background.append(work)
         try:
@@ -113,7 +119,7 @@ class PartitionRegistry:
         """Take all partitions of a log directory offline (Kafka's handleLogDirFailure).
 
         The thread that met the error may hold any locks, so this waits for none. The partitions refuse all calls from
-        now on, and `offline` has them as soon as no thread holds the lock of the store.
+        now on. They are moved to `offline` at once if `lock` is free, or else by the next `check_log_dirs`.
         """
         if log_dir.disk.is_disowned:
             # In a forked child the thread that held this lock, or a partition's, does not exist.
@@ -138,14 +144,17 @@ class PartitionRegistry:
             self.partitions = {n: p for n, p in self.partitions.items() if n not in lost}
 
     def check_log_dirs(self) -> None:
-        """Take unmounted and replaced log directories offline, and the partitions of all that have failed."""
+        """Take unmounted and replaced log directories offline; move partitions of all failed ones to `offline`."""
         for log_dir in self.log_dirs:
             log_dir.check_in_place()
         with self.lock:
             self._settle_failures()
 
     def emptiest(self) -> LogDir:
-        """Return the log directory for a new partition: the working one that has the fewest."""
+        """Return the log directory for a new partition: of those that work, the one with the fewest partitions.
+
+        Raises `LogDirFailed` if none works, or if one failed before it was known which partitions it has.
+        """
         self.check_log_dirs()
         for log_dir in self.log_dirs:
             if log_dir.failure is not None and (not self.working or not log_dir.is_known):

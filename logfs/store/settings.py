@@ -2,12 +2,12 @@
 
 A broker keeps such changes in its metadata log. logfs has no such log, so each log directory has two
 more kinds of files: `logfs.properties` for the broker-level settings and `<topic>@p` for those of a
-topic. Kafka ignores plain files there, and would not start over a directory (kafka-storage 1.2).
+topic. Kafka ignores plain files there, but does not start if it finds a directory that is not a
+partition's (kafka-storage 1.2).
 
-The names of topics have no `@`. So whatever its topic is, the name of such a file differs from those
-of Kafka's files, of other topics' files, and of the `.tmp` files that will replace either. A suffix
-of more than two characters does not fit: 249 characters of a topic's name, `@p` and `.tmp` make the
-255 that a file's name may have.
+Topic names have no `@`, so `<topic>@p` cannot clash with Kafka's files, with the file of another
+topic, or with a `.tmp` file. The suffix has only two characters because a file name may have 255: a
+topic's name takes up to 249 of them, and `.tmp` four.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 class Settings:
     """The overrides of a store's topics and of the broker level, and the settings in force.
 
-    Every log directory has a copy of each file. The copy in the first directory that has one counts,
-    and that directory is written last: the copy that counts is unchanged if a change fails or crashes
-    half-way. (A first change, with no copy before it, may then be found at the next start.) The next
-    change makes all copies equal again. A file has only changed settings, as canonical text.
+    Every log directory has a copy of each file, with the changed settings only. The copy in the first
+    directory that has one counts. The first directory is written last, so its copy is unchanged if a
+    change fails or crashes half-way. (If no directory had a copy before, the next start may find the
+    unfinished change.) The next change makes all copies equal again.
 
     Any thread may read and change settings: a mapping that was returned never changes. A topic need
     not have partitions. Methods that read a file raise `OSError` as the disk does, `Corrupt` for a
@@ -66,7 +66,7 @@ class Settings:
 
     @property
     def broker_overrides(self) -> Mapping[str, str]:
-        """The broker-level settings that were changed."""
+        """The texts of the broker-level settings that were changed, by setting name."""
         return self._broker
 
     @property
@@ -75,7 +75,7 @@ class Settings:
         return self._broker_config
 
     def topic_overrides(self, topic: str) -> Mapping[str, str]:
-        """Return the settings that were changed for a topic."""
+        """Return the texts of the settings that were changed for a topic, by setting name."""
         overrides = self._topics.get(topic)
         if overrides is None:
             overrides = self._read(_topic_file(topic), topic_setting)
@@ -133,7 +133,7 @@ class Settings:
             self._topics[topic] = _NOTHING
 
     def check_copy(self, topic: str, disk: Disk, log_dir: Path) -> None:
-        """Raise `InvalidSetting` if a log directory has other overrides of a topic than those in force."""
+        """Raise `InvalidSetting` if `log_dir` has a file of overrides for a topic that differ from those in force."""
         try:
             theirs = _read_file(disk, log_dir / _topic_file(topic), topic_setting)
         except FileNotFoundError:
@@ -147,7 +147,9 @@ class Settings:
                 )
 
     def copy_to(self, topic: str, disk: Disk, log_dir: Path, *, is_new: bool) -> None:
-        """Copy the overrides of a topic durably to a log directory without any: it may be opened without the others.
+        """Copy the overrides of a topic durably to a log directory that has no file of them.
+
+        The copy is needed if the directory is opened without the others later.
 
         With `is_new`, if the directory has no partition yet, the broker-level overrides are copied, too.
         """

@@ -57,17 +57,17 @@ PARTITION_METADATA = "partition.metadata"
 
 
 def now_ms() -> int:
-    """Return the wall-clock time in ms since the epoch: the clock of a store that is given no other."""
+    """Return the wall-clock time in ms since the epoch; this is the default clock of a store."""
     return time.time_ns() // 1_000_000
 
 
 class Store(PartitionRegistry):
     """The partitions of one or several log directories, by name: `store["orders-0"]`.
 
-    A store is a context manager; after a clean close the next opening needs no recovery. Reading needs no lock; what
-    changes `partitions`, `offline` or checkpoints takes `lock`. A partition that cannot be loaded is in `offline`
-    with the reason, and the others work. In a forked child calls raise `LogDirFailed`, because Kafka's lock belongs
-    to the parent.
+    A store is a context manager; after a clean close the next opening needs no recovery. Reading needs no lock;
+    methods that change `partitions`, `offline` or checkpoints take `lock`. A partition that cannot be loaded is in
+    `offline` with the reason, and the others work. In a forked child calls raise `LogDirFailed`, because Kafka's lock
+    belongs to the parent.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class Store(PartitionRegistry):
         not a log directory raises `InvalidStore`, and nothing in it is changed.
         `progress` is called with (partition, bytes read, bytes in all) during recovery. `only` is the name of the one
         partition to load, or a function that selects partitions by name; the others stay as they are. `recover`
-        recovers even after a clean shutdown. A `Lease` stands for a log directory that another process has locked,
-        and in which this process may work.
+        recovers even after a clean shutdown. `clock` returns the time in ms since the epoch. A `Lease` may be given
+        in place of a log directory that another process has locked: it permits work on one partition.
 
         Raises `StoreLocked` with the holder's pid, `InvalidStore`, `InvalidSetting` and `Corrupt` for settings
         files, and `OSError`.
@@ -165,7 +165,7 @@ class Store(PartitionRegistry):
     # Partitions.
 
     def create(self, name: str) -> Partition:
-        """Create a partition in the log directory that has the fewest, and return it once it is durable.
+        """Create a partition in the log directory with the fewest partitions, and return it once it is durable.
 
         Raises `InvalidName`, `PartitionExists`, `NotWritable`.
         """
@@ -218,11 +218,14 @@ class Store(PartitionRegistry):
         )
 
     def move(self, name: str, log_dir: str | os.PathLike[str]) -> None:
-        """Move a partition to another log directory of the store; see `Mover.move`, which also reports progress."""
+        """Move a partition to another log directory of the store; appends and reads go on meanwhile.
+
+        `Mover.move` does the same, reports progress, and lists the errors.
+        """
         self.mover.move(name, log_dir)
 
     def topic_id(self, topic: str) -> uuid.UUID | None:
-        """Return the id that all partitions of a topic share, or None if no file has it; see `read_topic_id`."""
+        """Return the id that all partitions of a topic share, or None if no `partition.metadata` file has it."""
         for partition in self.partitions.values():
             if partition.topic == topic:
                 topic_id = read_topic_id(partition.disk, partition.directory)
@@ -323,7 +326,11 @@ class Store(PartitionRegistry):
             return partition.log_start_offset
 
     def commit(self, writer: str, sequence: int, staged: Iterable[StagedFile]) -> Committed:
-        """Append staged batches to several partitions, all or none and only once; see `Commits.commit`."""
+        """Append staged batches to several partitions, all or none, and return when they are durable.
+
+        Each `writer` numbers its commits: a commit whose `sequence` is not above the writer's last one is not done
+        again. `Commits.commit` lists the errors.
+        """
         return self.commits.commit(writer, sequence, staged)
 
     # Retention and compaction, by `retainer` and `compactor`.
@@ -333,11 +340,19 @@ class Store(PartitionRegistry):
         return self.retainer.plan(name)
 
     def retain(self, names: Iterable[str] | None = None) -> int:
-        """Drop all segments eligible for deletion (kafka-storage 7), and return how many; see `Retainer.retain`."""
+        """Drop all segments eligible for deletion (kafka-storage 7), and return how many were dropped.
+
+        Without `names`, all partitions that are neither paused nor failed are examined.
+        """
         return self.retainer.retain(names)
 
     def compact(self, name: str, *, roll: bool = False) -> None:
-        """Compact a partition now; see `Compactor.compact`, which also reports progress."""
+        """Compact a partition now, whatever its dirty ratio.
+
+        With `roll` the active segment is sealed first, so that it is compacted, too. Raises `NotWritable`,
+        `InvalidSetting` if `cleanup.policy` has no `compact`, and the errors of a round of compaction.
+        `Compactor.compact` also reports progress and returns the result.
+        """
         self._check_writable(name)
         self.compactor.compact(name, roll=roll)
 
@@ -368,8 +383,8 @@ class Store(PartitionRegistry):
     def upkeep(self, *, compaction: bool = True) -> None:
         """Do the tasks that are due (see `MaintenanceScheduler`). May take long; a failure is logged and tried again.
 
-        In a read-only store this is `refresh`. Without `compaction`, the longest task is left to a caller of
-        `compactor.run_due` in another thread.
+        In a read-only store this only calls `refresh`. If `compaction` is False, no log is compacted: another thread
+        then calls `compactor.run_due`, because a round of compaction may take minutes.
         """
         if self.read_only:
             self.refresh()

@@ -48,10 +48,10 @@ class LogFile:
         self._chunk = memoryview(b"")
 
     def batches(self, position: int = 0, end: int | None = None) -> Iterator[tuple[int, Batch]]:
-        """Yield each batch that lies completely in the bytes [position, end), with its position.
+        """Yield (position, batch) for each batch that lies completely in the bytes [position, end).
 
-        Raises `Corrupt` for a position outside the file, for a length that no batch can have, and for a batch of
-        magic 2 or more if the file ends within its header.
+        An `end` of None stands for the end of the file. Raises `Corrupt` for a position outside the file, for a
+        length that no batch can have, and for a batch of magic 2 or more if the file ends within its header.
         """
         if not 0 <= position <= self.size_bytes:
             raise Corrupt(f"byte {position} is outside the log of {self.size_bytes} bytes")
@@ -113,7 +113,8 @@ def is_valid(batch: Batch) -> bool:
 class Shown(NamedTuple):
     """A record and its timestamp in ms.
 
-    For a message of an old format also its own CRC, and whether that matches; None for a record of a batch.
+    For a message of magic 0 or 1, `crc` is the message's own CRC, and `is_valid` tells whether it matches. Both are
+    None for a record of a batch of magic 2.
     """
 
     record: Record

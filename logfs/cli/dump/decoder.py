@@ -20,10 +20,10 @@ class _Undecodable(Exception):
 
 
 def decode_group_record(record: Record) -> tuple[Any, Any]:
-    """Return key and payload as mappings, with `DELETED` as the payload for a null value.
+    """Return (key, payload) as mappings; the payload is `DELETED` for a null value.
 
     For a record that the tool cannot decode, the key is the message that the tool prints, and the payload is None.
-    Raises `Corrupt` for a record without a key, on which the tool dies.
+    Raises `Corrupt` for a record without a key, on which the tool fails with an exception.
     """
     if record.key is None:
         raise Corrupt(

@@ -24,9 +24,10 @@ Index = TypeVar("Index", bound=SparseIndex)
 
 
 def dump_offset_index(name: str, job: DumpJob) -> None:
-    """Dump every entry. Each must have the last offset of the batch at its position; one that differs is a finding.
+    """Dump every entry of the .index file `name`, and compare it with the .log file beside it.
 
-    Raises `Corrupt`, `InvalidName` and `OSError`.
+    An entry whose offset is not the last offset of the batch at its position is a finding. Raises `Corrupt`,
+    `InvalidName` and `OSError`.
     """
     log = LogFile(_sibling(name, ".log"))
     index = _open(OffsetIndex, name)
@@ -55,10 +56,10 @@ def _batch_at(log: LogFile, position: int, job: DumpJob) -> int:
 
 
 def dump_time_index(name: str, job: DumpJob) -> None:
-    """Dump every entry. An entry that does not fit is a finding.
+    """Dump every entry of the .timeindex file `name`, and compare it with the .log file beside it.
 
     Each entry must have the last offset of a batch and the largest timestamp in that batch, and the timestamps must
-    rise. Raises `Corrupt`, `InvalidName` and `OSError`.
+    rise. An entry that does not fit is a finding. Raises `Corrupt`, `InvalidName` and `OSError`.
     """
     log = LogFile(_sibling(name, ".log"))
     offsets = _open(OffsetIndex, _sibling(name, ".index"))

@@ -36,7 +36,7 @@ class DumpJob:
         self.wrong = False
 
     def fail(self, message: str) -> None:
-        """Report why the dump of a file stops. End the line that is being written, if any."""
+        """End the line being written, if any, and report on standard error why the dump stops. Sets `wrong`."""
         self.lines.abandon()
         self.complain(f"logfs: {message}")
 
@@ -100,7 +100,10 @@ class DumpFindings:
         return any(kind.wrong for kind, _ in self._found)
 
     def add(self, kind: DumpFinding, name: str, **values: int) -> None:
-        """Add a finding in a file. The numbers wrap around as they do in the tool."""
+        """Add a finding of a kind in the file `name`.
+
+        `values` are the numbers that the kind's `line` names. They wrap around at 64 bits, as in the tool.
+        """
         wrapped = {word: varint.wrap(value) for word, value in values.items()}
         self._found.setdefault((kind, name), []).append(wrapped)
 

@@ -27,9 +27,9 @@ _SNAPSHOT = re.compile(r"([0-9]{20})-([0-9]{10})\.checkpoint")
 
 
 def dump(name: str, job: DumpJob) -> None:
-    """Dump every batch, valid or not, by its length field, and its records if they are requested.
+    """Dump every batch of a .log or .checkpoint file, valid or not, and its records if they are requested.
 
-    Raises `Corrupt`, `InvalidName` and `OSError`.
+    Batches are found by their length fields alone. Raises `Corrupt`, `InvalidName` and `OSError`.
     """
     _say_where_it_starts(Path(name).name, job)
     log = LogFile(name)

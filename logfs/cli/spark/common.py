@@ -113,7 +113,10 @@ def bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def print_visits(visits: Iterable[Visited[_Result]], describe: Callable[[_Result], str]) -> int:
-    """Print what was done to each partition, and return the number of partitions that failed."""
+    """Print what was done to each partition, and return the number of partitions that failed.
+
+    `describe` returns the text for a result. The reason of a failure is printed to standard error.
+    """
     failed = 0
     for visit in visits:
         if visit.result is None:

@@ -1,7 +1,7 @@
 """The columns of a row of scanned batches: int64[BATCH_COLUMNS], one row for each batch.
 
-`batch_kernels.scan_batches` writes the rows. The columns from SPAN_START on are a span: the records of a batch, as
-`batch_kernels.decode_spans` reads them.
+`batch_kernels.scan_batches` writes the rows. The first columns describe the batch. The columns from SPAN_START on are
+its span: where its records lie, and what `batch_kernels.decode_spans` needs to decode them.
 """
 
 from __future__ import annotations

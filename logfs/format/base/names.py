@@ -44,7 +44,7 @@ NOT_IN_TOPIC = re.compile(r"[^a-zA-Z0-9._-]")
 
 
 class TopicPartition(NamedTuple):
-    """One partition of a topic: a plain value. The functions below check its topic and its number."""
+    """One partition of a topic. The values are not checked: see `check_topic` and `check_partition`."""
 
     topic: str
     partition: int
@@ -56,7 +56,11 @@ class TopicPartition(NamedTuple):
 
 
 class DirectoryKind(enum.Enum):
-    """The purpose of a partition directory. The value is the suffix of its name (kafka-storage 1.2)."""
+    """The purpose of a partition directory. The value is the suffix of its name (kafka-storage 1.2).
+
+    NORMAL is a partition in use. DELETED waits for the removal of its files. FUTURE is a copy that will replace a
+    partition in another log directory. STRAY is an original that such a copy has replaced.
+    """
 
     NORMAL = ""
     DELETED = "-delete"
@@ -65,7 +69,7 @@ class DirectoryKind(enum.Enum):
 
 
 def stem(offset: int) -> str:
-    """Return the numeric part of a file's name: the offset as 20 digits.
+    """Return the beginning of a file's name, up to the first dot: the offset as 20 digits.
 
     Raises `InvalidName` unless the offset is in 0..2^63-1.
     """
@@ -75,10 +79,10 @@ def stem(offset: int) -> str:
 
 
 def parse_stem(name: str) -> int:
-    """Return the offset at the beginning of a file's name: everything before the first dot, padded or not.
+    """Return the offset at the beginning of a file's name: the number before the first dot.
 
-    As in Kafka it is a signed 64-bit decimal, so a negative offset is returned too. Raises `InvalidName` for
-    anything else.
+    As in Kafka the number may have a sign and any number of leading zeros, so a negative offset is returned too.
+    Raises `InvalidName` for anything but a decimal number of 64 bits.
     """
     digits, _, _ = name.partition(".")
     number = STEM.fullmatch(digits)
@@ -147,18 +151,24 @@ def deleted_directory(partition: TopicPartition, uuid_hex: str) -> str:
 def future_directory(partition: TopicPartition, uuid_hex: str) -> str:
     """Return the name of a copy of a partition, in another log directory, that will replace the partition.
 
-    The name is never cut, as in Kafka.
+    `uuid_hex` is a random UUID as 32 hex digits. The name is never cut, as in Kafka.
     """
     return f"{partition.directory}.{uuid_hex}{DirectoryKind.FUTURE.value}"
 
 
 def stray_directory(future: str) -> str:
-    """Return the name that the original gets when the copy in the directory `future` replaces it."""
+    """Return the name that a partition's original directory gets when a copy replaces it.
+
+    `future` is the name of the copy's directory, as `future_directory` returns it.
+    """
     return future.removesuffix(DirectoryKind.FUTURE.value) + DirectoryKind.STRAY.value
 
 
 def unique_part(directory: str) -> str:
-    """Return the UUID in a directory's name, which identifies its move or deletion among others of the partition."""
+    """Return the UUID in the name of a deleted, future or stray directory.
+
+    It distinguishes this deletion or move from others of the same partition.
+    """
     return directory.rpartition(".")[2].partition("-")[0]
 
 
@@ -183,11 +193,11 @@ ESCAPE = re.compile(rb"%([0-9A-F]{2})")
 
 
 def file_name(data: bytes, reserved: tuple[str, ...] = ()) -> str:
-    """Return a file name for any bytes, a different one for each: text stays as it is, the rest is percent-encoded.
+    """Return a file name for any bytes, such as a key. Different bytes get different names.
 
-    `/` (as `%2F`), NUL, `%`, a leading dot, and bytes that are not UTF-8 are encoded. `reserved` are endings, such
-    as `.lag`, that other files beside this one have; if the name has such an ending, the dot of the ending is
-    encoded too. Empty bytes become a lone `%`.
+    UTF-8 text stays as it is, except for `/`, NUL, `%` and a leading dot. These, and bytes that are not UTF-8, are
+    percent-encoded (`/` as `%2F`). `reserved` are name endings, such as `.lag`, of other files in the same folder; if
+    the name has such an ending, the dot of the ending is encoded too. Empty bytes become a lone `%`.
     """
     name = PERCENT.sub(_percent, data).decode()
     if name.startswith("."):
@@ -199,7 +209,7 @@ def file_name(data: bytes, reserved: tuple[str, ...] = ()) -> str:
 
 
 def parse_file_name(name: str, reserved: tuple[str, ...] = ()) -> bytes | None:
-    """Return the bytes for which `file_name` returns `name`; None if there are none."""
+    """Return the bytes whose `file_name`, with the same `reserved`, is `name`; None if there are no such bytes."""
     try:
         data = ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), name.encode())
     except UnicodeEncodeError:

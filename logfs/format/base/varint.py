@@ -32,10 +32,10 @@ def encode_unsigned(value: int) -> bytes:
 
 
 def decode(data: Sequence[int], position: int, most_bytes: int = VARINT_BYTES) -> tuple[int, int]:
-    """Return the value at `position` and the position after it.
+    """Return the value of the zigzag varint at `position`, and the position after the varint.
 
-    Raises `Corrupt` if there is no varint of at most `most_bytes` bytes, or if its value has more than 32 bits (64
-    bits for a varlong).
+    `most_bytes` is VARINT_BYTES for values of 32 bits, or VARLONG_BYTES for values of 64 bits. Raises `Corrupt` if
+    the varint is longer, is not complete in `data`, or has more bits.
     """
     if position < len(data) and data[position] < 128:
         # Most varints have one byte.

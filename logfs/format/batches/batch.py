@@ -100,9 +100,9 @@ class Header(NamedTuple):
 
     @property
     def has_holes(self) -> bool:
-        """Whether a batch of magic 2 has another number of records than of offsets, as after compaction.
+        """Whether the number of records differs from the number of offsets, as after compaction.
 
-        False for magic 0 and 1.
+        Always False for magic 0 and 1.
         """
         return self.magic == MAGIC and self.record_count != self.last_offset_delta + 1
 
@@ -118,7 +118,7 @@ class Header(NamedTuple):
 
     @property
     def timestamp_type(self) -> TimestampType:
-        """Whether the producer or the log set the timestamps; magic 0 has no timestamps."""
+        """The meaning of the records' timestamps: set by the producer, set by the log, or none (magic 0)."""
         if self.magic == 0:
             return TimestampType.NO_TIMESTAMP_TYPE
         return TimestampType(bool(self.attributes & LOG_APPEND_TIME_BIT))
@@ -196,7 +196,7 @@ class Batch:
         return header.magic == MAGIC and crc32c(self.data[CRC_START:]) == header.crc
 
     def check(self) -> None:
-        """Raise `Corrupt` unless `is_valid`."""
+        """Raise `Corrupt` unless the magic is 2 and the CRC matches."""
         if not self.is_valid:
             raise Corrupt(f"batch {self.header.base_offset}: the CRC does not match its bytes")
 
@@ -205,8 +205,8 @@ class Batch:
         """The records' bytes, uncompressed.
 
         Raises `Corrupt` if the bytes are not a stream of the batch's codec, if they decompress to more than
-        `compression.DEFAULT_LIMIT` bytes, or if the header's record count does not fit them or is above
-        `MOST_RECORDS`.
+        `compression.DEFAULT_LIMIT` bytes, or if the header's record count is negative, too large for the bytes, or
+        above `MOST_RECORDS`.
         """
         header = self.header
         payload: bytes | memoryview = self.data[HEADER_SIZE:]
@@ -229,7 +229,10 @@ class Batch:
         return self.header.base_timestamp
 
     def records(self) -> Iterator[Record]:
-        """Yield the records in offset order, control records included. Raises `Corrupt` as `columns` does."""
+        """Yield the records in offset order, control records included.
+
+        Raises `Corrupt` if the payload is malformed, or does not hold exactly the header's number of records.
+        """
         from logfs.format.batches import columns
 
         if columns.worthwhile(self.header.record_count):
@@ -244,7 +247,11 @@ class Batch:
             yield self._stamped(record)
 
     def columns(self) -> Columns:
-        """Return the records as columns over `payload`. Raises `Corrupt` if it does not hold exactly the records."""
+        """Return the records as columns over `payload`.
+
+        With LogAppendTime the timestamps of all records are the batch's `max_timestamp`. Raises `Corrupt` if the
+        payload is malformed, or does not hold exactly the header's number of records.
+        """
         import numpy as np
 
         from logfs.format.batches.columns import decode_columns
@@ -316,9 +323,9 @@ class Batch:
         return None if position == -1 else int(position)
 
     def first_at(self, timestamp: int, offset: int) -> tuple[int, int] | None:
-        """Return (offset, timestamp) of the first record at or after `timestamp` and `offset`; None if there is none.
+        """Return (offset, timestamp) of the first record with at least this timestamp (ms) and this offset.
 
-        Raises `Corrupt` as `columns` does.
+        Returns None if there is none. Raises `Corrupt` if the records are malformed.
         """
         from logfs.format.batches import columns
 
@@ -369,7 +376,10 @@ def seal(
     producer_epoch: int = NO_PRODUCER_EPOCH,
     base_sequence: int = NO_SEQUENCE,
 ) -> None:
-    """Write the header of a batch, CRC included, into its first 61 bytes. The records must already follow them."""
+    """Write the header of a new batch, CRC included, into the first 61 bytes of `data`.
+
+    The records must already follow these bytes, compressed with the codec in `attributes`. Timestamps are in ms.
+    """
     HEADER.pack_into(
         data,
         0,

@@ -31,7 +31,10 @@ _FEW_BEFORE_IMPORT = 32768
 
 
 def worthwhile(records: int) -> bool:
-    """Whether the compiled kernels should be used for this many records."""
+    """Whether the compiled kernels are faster than a plain loop for this many records.
+
+    If they are not imported yet, the time of the import counts too.
+    """
     loaded = "logfs.format.kernels.batch_kernels" in sys.modules
     return records > (_FEW if loaded else _FEW_BEFORE_IMPORT)
 
@@ -40,9 +43,9 @@ def worthwhile(records: int) -> bool:
 class Columns:
     """Records as columns: row i of every array belongs to the same record. The rows are in offset order.
 
-    `data` is uint8[n], the bytes that all starts and ends point into. A length of -1 is a null. `header_starts` and
-    `header_ends` delimit the encoded headers of a record, `header_counts` is the number of its headers.
-    `timestamp_type` is None if the rows come from batches of several types.
+    `data` is uint8[n]; all starts and ends are positions in it. A length of -1 is a null. `header_starts` and
+    `header_ends` delimit the encoded headers of a record, `header_counts` is the number of its headers. Timestamps
+    are in ms since the epoch. `timestamp_type` is None if the rows come from batches of several types.
     """
 
     data: NDArray[np.uint8]
@@ -61,7 +64,10 @@ class Columns:
         return len(self.offsets)
 
     def select(self, rows: slice | NDArray[np.bool_] | NDArray[np.int64]) -> Columns:
-        """Return these columns with some of their rows: a slice, a mask or row numbers. The bytes are shared."""
+        """Return columns with only some of the rows, in the given order. `data` is shared, not copied.
+
+        `rows` is a slice, a mask of all rows, or row numbers.
+        """
         chosen = {name: getattr(self, name)[rows] for name in _ROW_FIELDS}
         return Columns(data=self.data, timestamp_type=self.timestamp_type, **chosen)
 

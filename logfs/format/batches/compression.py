@@ -269,9 +269,10 @@ def _decompress_lz4(view: memoryview, output: _Output) -> None:
 
 
 def fix_lz4_header(frame: bytes | memoryview) -> bytes:
-    """Return the frame with the correct header checksum.
+    """Return a copy of an LZ4 frame from a message of magic 0, with a correct header checksum.
 
-    In magic 0 Kafka computed it over too many bytes, and Kafka's readers ignore it there.
+    In magic 0 Kafka computed this checksum over too many bytes. Kafka's readers ignore it there, the LZ4 library does
+    not.
     """
     mended = bytearray(frame)
     flags = mended[len(LZ4_MAGIC)] if len(mended) > len(LZ4_MAGIC) else 0

@@ -52,9 +52,10 @@ SMALLEST_BYTES = LENGTH_OVERHEAD + _LEAST[0]
 
 
 class LegacyMessage(NamedTuple):
-    """One message, and the positions of its key and value in its buffer; a length of -1 is a null.
+    """The fields of one message; key and value are given by their positions in the buffer that was parsed.
 
-    `timestamp` is in ms, -1 in magic 0. `is_valid` is whether the CRC, a plain CRC-32, matches.
+    A length of -1 is a null. `timestamp` is in ms, -1 in magic 0. `is_valid` tells whether the CRC, a plain CRC-32,
+    matches.
     """
 
     offset: int
@@ -71,7 +72,7 @@ class LegacyMessage(NamedTuple):
 
 
 def parse_message(data: bytes | memoryview, position: int = 0) -> LegacyMessage:
-    """Return the message at `position`.
+    """Return the message at `position`. A wrong CRC is no error; it makes `is_valid` of the result False.
 
     Raises `Corrupt` if the message is incomplete, has a magic other than 0 and 1, or is not exactly as long as its
     fields.
@@ -115,10 +116,11 @@ def _field(data: bytes | memoryview, position: int, end: int) -> tuple[int, int,
 
 @dataclass(frozen=True)
 class LegacyBatch(Batch):
-    """A message, or a wrapper with its messages. `messages` lie in `unpacked`, and have their offsets in the log.
+    """A single message, or a compressed wrapper with the messages in it.
 
-    A `LegacyBatch` is always whole and valid. `parse` refuses any other, because without its messages the base
-    offset of a wrapper is unknown.
+    `unpacked` contains the bytes of all `messages`: those of the single message, or the decompressed value of the
+    wrapper. The messages have their offsets in the log. A `LegacyBatch` is always whole and valid: `parse` refuses
+    any other, because the base offset of a wrapper is unknown until its messages have been read.
     """
 
     unpacked: bytes | memoryview
@@ -128,9 +130,9 @@ class LegacyBatch(Batch):
     def parse(cls, data: bytes | bytearray | memoryview, position: int = 0) -> LegacyBatch:
         """Return the batch at `position` of a buffer.
 
-        Raises `Corrupt` if the buffer does not hold all of it, and if its CRC does not match. Also raises `Corrupt`
-        for a wrapper without messages, or with a message that is not valid, has another magic or a codec, or whose
-        offset does not rise.
+        Raises `Corrupt` if the buffer does not hold all of it, or its CRC does not match. A wrapper must also contain
+        at least one message, and its messages must be valid, uncompressed, of the wrapper's magic, and have rising
+        offsets that fit the wrapper's; otherwise `Corrupt` is raised too.
         """
         view = memoryview(data)[position:].toreadonly()
         outer = parse_message(view)

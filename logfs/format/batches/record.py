@@ -67,7 +67,11 @@ def as_record(item: object) -> Record:
 
 
 def encode_record(record: Record, *, offset_delta: int, timestamp_delta: int) -> bytes:
-    """Return the bytes of a record inside its batch."""
+    """Return a record as the bytes that it has in a batch, its length first (kafka-storage 2.2).
+
+    The deltas are relative to the batch's base offset and base timestamp (ms). The record's own offset and timestamp
+    are not used.
+    """
     body = bytearray(1)
     body += varint.encode(varint.wrap(timestamp_delta))
     body += varint.encode(offset_delta)
@@ -145,9 +149,9 @@ def skip_records(data: bytes | memoryview, count: int) -> int:
 def decode_headers(
     data: bytes | memoryview, position: int
 ) -> tuple[Sequence[tuple[str, bytes | None]], int]:
-    """Return the headers at `position`, which begin with their count, and the position after them.
+    """Return the headers whose count is at `position`, and the position after them.
 
-    Raises `Corrupt` if they are malformed.
+    Each header is a pair of its name and its value. Raises `Corrupt` if they are malformed.
     """
     count, position = varint.decode(data, position)
     if count == 0:

@@ -23,9 +23,10 @@ _MOST_BYTES = 2**31 - 1
 
 
 class GatheredField(NamedTuple):
-    """One field of n rows: offsets int32[n + 1] into `data`, and the bitmap of the rows that are not null.
+    """One field of n rows in Arrow's layout: value i is data[offsets[i] : offsets[i + 1]].
 
-    `nulls` is the number of rows that are null.
+    `offsets` is int32[n + 1]. `validity` is a bitmap, lowest bit first; bit i is set if value i is not null. `nulls`
+    is the number of rows that are null.
     """
 
     offsets: NDArray[np.int32]
@@ -65,9 +66,9 @@ def _gather(
 def gather(
     data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int32]
 ) -> GatheredField:
-    """Return a field with the lengths[i] bytes at starts[i] for each row i; a length of -1 is a null.
+    """Copy the values data[starts[i] : starts[i] + lengths[i]] into one field; a length of -1 is a null.
 
-    Raises `ValueError` if the values have more than 2 GiB in total.
+    Raises `ValueError` if the values have 2 GiB or more in total.
     """
     total = int(np.maximum(lengths, 0).sum(dtype=np.int64))
     if total > _MOST_BYTES:
@@ -111,9 +112,10 @@ def _locate_headers(
 
 
 def gather_headers(columns: Columns) -> tuple[NDArray[np.int32], GatheredField, GatheredField]:
-    """Return the headers of all rows: int32[n + 1] with the number of each row's first header, all keys, all values.
+    """Return the headers of all rows as (offsets, keys, values).
 
-    Raises `Corrupt` for headers that are malformed.
+    `offsets` is int32[n + 1]: row i has the headers from offsets[i] up to offsets[i + 1]. `keys` and `values` have
+    one value for each header. Raises `Corrupt` for headers that are malformed.
     """
     counts = columns.header_counts
     total = int(counts.sum(dtype=np.int64))

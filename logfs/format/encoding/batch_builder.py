@@ -58,7 +58,11 @@ _LINE_ENVELOPE = len(envelope.encode(Record(b"", timestamp=0, offset=0), b"")) -
 
 
 class BatchFormat(NamedTuple):
-    """The settings of a topic's batches: `compression.type` and level, `max.message.bytes`, the timestamp type."""
+    """The settings of a topic that determine the form of its batches.
+
+    `level` is the compression level, None for the codec's default. `limit_bytes` is the largest size of a batch with
+    its header: the lower of `max.message.bytes` and `segment.bytes`.
+    """
 
     codec: Codec = Codec.NONE
     level: int | None = None
@@ -97,7 +101,8 @@ class BatchFormat(NamedTuple):
 class NewBatch:
     """A sealed batch that has no base offset yet.
 
-    `text` does not include the digits of the offsets; the log adds them when it assigns the offsets.
+    `max_timestamp` is in ms. `text` is the size of the records' text without the digits of their offsets; the log
+    adds these when it assigns the offsets.
     """
 
     data: bytearray | memoryview
@@ -127,7 +132,8 @@ class Built:
 def build_lines(data: bytes, form: BatchFormat, now_ms: int) -> Built:
     """Build batches in which each line of `data` is the value of a record; `data` ends with a newline.
 
-    `consumed` counts bytes. A line whose batch would exceed the limit is refused with `RecordTooLarge`.
+    The records have no key and the timestamp `now_ms`. `consumed` of the result counts bytes. A line whose batch
+    would exceed the limit ends the work, and `refused` of the result is then a `RecordTooLarge`.
     """
     lines = data.count(b"\n") if len(data) <= _FEW_LINES_BYTES else _FEW_LINES + 1
     if lines == 1 and form.codec is Codec.NONE:
@@ -222,10 +228,10 @@ def _build_many_lines(data: bytes, form: BatchFormat, now_ms: int) -> Built:
 
 
 def build_records(records: Sequence[Record], form: BatchFormat, now_ms: int) -> Built:
-    """Build batches with as many records in each as the limit allows; `consumed` counts records.
+    """Build batches with as many records in each as the limit allows.
 
-    A record without a timestamp (None) gets `now_ms`. A record whose batch would exceed the limit is refused with
-    `RecordTooLarge`.
+    A record without a timestamp (None) gets `now_ms`. `consumed` of the result counts records. A record whose batch
+    would exceed the limit ends the work, and `refused` of the result is then a `RecordTooLarge`.
     """
     built = Built([], 0)
     buffer = bytearray(HEADER_SIZE)
@@ -288,7 +294,11 @@ def sealed(
     now_ms: int,
     text: TextSize,
 ) -> NewBatch:
-    """Compress the records after the first `HEADER_SIZE` bytes of `data`, write the header, and return the batch."""
+    """Return the batch of the `count` records that follow the first `HEADER_SIZE` bytes of `data`.
+
+    The records are compressed if `form` has a codec; otherwise the header is written into `data` itself. Timestamps
+    are in ms. `text` is the size of the records' text.
+    """
     if form.codec is not Codec.NONE:
         packed = compression.compress(form.codec, data[HEADER_SIZE:], form.level)
         data = bytearray(HEADER_SIZE) + packed
@@ -304,12 +314,12 @@ def sealed(
 
 
 def rebuild(batch: Batch, form: BatchFormat, now_ms: int) -> NewBatch:
-    """Convert a producer's batch to the settings of a topic (kafka-storage 2.9.2).
+    """Return a producer's batch, converted to the settings of a topic (kafka-storage 2.9.2).
 
     The records are encoded again if their offsets have gaps, or if the codec changes and the base timestamp is not
-    that of the first record. Otherwise their bytes stay as they are, and if the codec is the topic's, the
-    compressed stream stays too. The producer's id, epoch and sequence always stay. Raises `Corrupt` for records
-    that are malformed.
+    that of the first record. Otherwise their bytes stay as they are, and a batch that already has the topic's codec
+    keeps its compressed stream. The producer's id, epoch and sequence always stay. With LogAppendTime the records get
+    the timestamp `now_ms`. Raises `Corrupt` for records that are malformed.
     """
     header = batch.header
     decoded = batch.columns()

@@ -63,7 +63,8 @@ class Rows(NamedTuple):
 
 
 def build_rows(rows: Rows, order: Int64s, form: BatchFormat, now_ms: int) -> Iterator[NewBatch]:
-    """Yield the records with the row numbers in `order`, in batches.
+    """Yield sealed batches of the rows whose numbers are in `order`, in that order.
+
     The bytes of a batch are valid until the next batch is requested. Batches hold about `TARGET_BYTES` before
     compression. Their `text` has the number of records, but no sizes. Raises `RecordTooLarge` for a record whose
     batch would exceed the limit, `InvalidRecord` for a timestamp below -1.

@@ -42,10 +42,10 @@ def parse_aborted(data: Buffer) -> list[AbortedTransaction]:
 
 
 def parse_entries(data: Buffer) -> list[tuple[int, AbortedTransaction]]:
-    """Return the entries as `parse_aborted` does, each as a pair of its version and the entry.
+    """Return the entries of a .txnindex file as (version, entry); an incomplete last entry is ignored.
 
     Kafka reads only the first byte of the version, as a signed number, and so does this function: the version is 0,
-    or below 0 in an entry that is not valid.
+    or below 0 in an entry that is not valid. Raises `Corrupt` for a version above 0.
     """
     view = memoryview(data)
     found: list[tuple[int, AbortedTransaction]] = []

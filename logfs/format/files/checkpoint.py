@@ -156,7 +156,8 @@ def is_reserved(value: uuid.UUID) -> bool:
 def random_uuid(draw: Callable[[], uuid.UUID] = uuid.uuid4) -> uuid.UUID:
     """Return a new id for a topic, directory or cluster.
 
-    The id is never reserved. Its text never begins with `-`, so it never looks like an option.
+    The id is never reserved. Its text never begins with `-`, so it never looks like an option. `draw` returns a
+    random id, and is called until the id is suitable.
     """
     while True:
         value = draw()

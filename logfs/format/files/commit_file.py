@@ -33,10 +33,11 @@ _RANGES = {
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """Sealed record batches in a file of a partition's directory, with base offsets from 0 on.
+    """A file of sealed record batches in a partition's directory, which a commit appends to the partition.
 
-    `name` is the file's name in that directory, `size_bytes` its length, and `record_count` the number of offsets
-    that the batches take.
+    The base offsets in the file begin at 0. `partition` is the name of the directory, such as `orders-0`, and `name`
+    that of the file in it. `size_bytes` is the file's length, `record_count` the number of offsets that the batches
+    take.
     """
 
     partition: str
@@ -56,11 +57,11 @@ class Writer(NamedTuple):
 class CommitPart:
     """The part of a commit that concerns one partition.
 
-    Its batches, in the order of `files` and without the first `skip`, begin at offset `base_offset`, at byte
-    `position` of the segment with the base offset `segment`. The first `skip` batches are already in the log, at
-    another place. If `done` is set, all batches are in the log. If `base_offset` is NO_PLACE, only the first `skip`
-    are. `append_time` (ms) is stamped on every batch if the topic has LogAppendTime. `log_dir` is the log directory
-    that the partition was in, "" for the one that contains the file of commits.
+    Its batches are those of `files`, in order. The first `skip` batches are already in the log, at another place. The
+    others begin at offset `base_offset`, at byte `position` of the segment whose base offset is `segment`. If
+    `base_offset` is NO_PLACE, they have no place yet, and are not in the log. If `done` is set, nothing of the part
+    is left to do. `append_time` (ms) is stamped on every batch if the topic has LogAppendTime. `log_dir` is the log
+    directory that the partition was in, "" for the one that contains the file of commits.
     """
 
     partition: str
@@ -90,7 +91,10 @@ _Made = TypeVar("_Made", StagedFile, CommitPart, Pending)
 
 @dataclass(frozen=True, slots=True)
 class CommitLog:
-    """The content of a file of commits."""
+    """The content of a file of commits.
+
+    `writers` maps the name of each writer to its last commit. `pending` is the decided commit, None if there is none.
+    """
 
     writers: dict[str, Writer] = field(default_factory=dict)
     pending: Pending | None = None
@@ -174,7 +178,11 @@ def staged_name(writer: str, sequence: int, unique: str) -> str:
 
 
 def is_over(name: str, writers: dict[str, Writer]) -> bool:
-    """Whether a staged file belongs to the last commit of its writer or to an earlier one."""
+    """Whether a staged file belongs to the last commit of its writer or to an earlier one.
+
+    `name` is the file's name. `writers` maps the name of each writer to its last commit; for a file of any other
+    writer the result is False.
+    """
     digest, _, rest = name.partition("-")
     sequence = rest.partition("-")[0]
     return sequence.isdecimal() and any(

@@ -50,7 +50,12 @@ class Anchor(NamedTuple):
 
 
 class TableHeader(NamedTuple):
-    """The header of a key index's file. `covered` is the first offset that the index does not cover."""
+    """The header of a key index's file.
+
+    `isolation` is 0 for read_uncommitted, 1 for read_committed. `slots` is the number of slots, `used` how many of
+    them are in use. `covered` is the first offset that the index does not cover, and `anchor` identifies the last
+    batch that it covers.
+    """
 
     isolation: int
     slots: int
@@ -72,7 +77,7 @@ def anchor_of(header: Header) -> Anchor:
 
 
 def format_header(header: TableHeader, crcs: bytes) -> bytes:
-    """Return the first bytes of the file, up to the zeros. `crcs` are the CRCs of the blocks, as in the file."""
+    """Return the first bytes of the file, up to the zeros. `crcs` are the bytes that `format_crcs` returns."""
     isolation, slots, used, covered, secret, anchor = header
     head = _HEAD.pack(
         _MAGIC, _VERSION, isolation, slots, used, covered, secret, *anchor, crc32c(crcs)
@@ -81,7 +86,7 @@ def format_header(header: TableHeader, crcs: bytes) -> bytes:
 
 
 def parse_header(data: Buffer, size_bytes: int) -> TableHeader:
-    """Return the header of a key index's file of `size_bytes` bytes.
+    """Return the header of a key index's file that is `size_bytes` long; `data` is the beginning of the file.
 
     Raises `Corrupt` if the file is not a key index, is of another version, or has a wrong header CRC or another
     length.
@@ -102,9 +107,10 @@ def parse_header(data: Buffer, size_bytes: int) -> TableHeader:
 
 
 def parse_crcs(head: Buffer, crcs: Buffer) -> Sequence[int]:
-    """Return the CRC of each block, from the bytes of the CRCs and the header's first bytes.
+    """Return the CRC of each block of a key index's file.
 
-    Raises `Corrupt` if the CRCs do not match the header.
+    `head` is the beginning of the file, `crcs` are its last bytes, after the table. Raises `Corrupt` if the CRCs do
+    not match the header.
     """
     view = memoryview(crcs)
     if _HEAD.unpack_from(head)[-1] != crc32c(view):
@@ -113,7 +119,10 @@ def parse_crcs(head: Buffer, crcs: Buffer) -> Sequence[int]:
 
 
 def format_crcs(slots: Buffer) -> bytes:
-    """Return the CRC of each block of a table's bytes, as in the file."""
+    """Return the CRCs of the blocks of a table as they stand in the file, 4 bytes for each block.
+
+    `slots` are the bytes of the whole table.
+    """
     view = memoryview(slots)
     crcs = [crc32c(view[at : at + BLOCK_BYTES]) for at in range(0, len(view), BLOCK_BYTES)]
     return struct.pack(f">{len(crcs)}I", *crcs)
@@ -126,9 +135,9 @@ def check_block(data: Buffer, crc: int) -> None:
 
 
 def slots_for(keys: int) -> int:
-    """Return the number of slots of a table for `keys` keys.
+    """Return the number of slots of a table for `keys` keys: a multiple of BLOCK_SLOTS.
 
-    A third or more of the slots stay empty, and the last block is whole.
+    At least a third of the slots stay empty.
     """
     return (keys * 3 // 2 // BLOCK_SLOTS + 1) * BLOCK_SLOTS
 

@@ -27,8 +27,10 @@ _CRC_START = 6
 class ProducerEntry(NamedTuple):
     """One producer of a snapshot: its epoch, its last batch and its open transaction.
 
-    If no batch is known, `last_sequence` and `last_offset` are -1 and `offset_delta` is 0. `timestamp` is in ms.
-    `coordinator_epoch` and `current_txn_first_offset` are -1 for none.
+    `last_sequence` and `last_offset` are those of the last record in its last batch, `offset_delta` is the difference
+    between the last and the first offset of that batch, and `timestamp` is in ms. If no batch is known,
+    `last_sequence` and `last_offset` are -1 and `offset_delta` is 0. `coordinator_epoch` and
+    `current_txn_first_offset` are -1 for none.
     """
 
     producer_id: int

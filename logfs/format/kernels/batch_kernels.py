@@ -327,7 +327,7 @@ def encode_lines(
     """Encode lines as the records of one batch: no key, no headers, timestamp delta 0, offset deltas from 0 up.
 
     Line i is data[ends[i - 1] + 1 : ends[i]]; line `first` begins at `start`. Records are written to `out` from
-    `out_start` on, until the next one would end after `limit`.
+    `out_start` on, until the next record would end after the position `limit`.
 
     Returns (records written, end position in out, sum of the values' JSON sizes).
     """
@@ -439,7 +439,10 @@ def decode_records(
 
 @kernel
 def find_record(data: Bytes, start: int, end: int, count: int, offset_delta: int) -> int:
-    """Return the position of the record with `offset_delta`; -1 if there is none, BAD_LENGTH for malformed bytes."""
+    """Return the position of the record with `offset_delta` among the `count` records of data[start:end].
+
+    Returns -1 if there is none, and BAD_LENGTH for malformed bytes.
+    """
     position = start
     for _ in range(count):
         body, after = get_varint(data, position, end, 5)
@@ -479,7 +482,10 @@ def skip_records(data: Bytes, start: int, end: int, count: int) -> int:
 
 @kernel
 def write_values(data: Bytes, starts: Int64s, lengths: Int32s, out: Bytes, out_ends: Int64s) -> int:
-    """Write each value and a newline to `out`, and their ends to `out_ends`. Return the bytes written."""
+    """Write each value and a newline to `out`, and the end of each line to `out_ends`.
+
+    A null value (length -1) becomes an empty line. Returns the number of bytes written.
+    """
     position = 0
     for index in range(len(starts)):
         length = max(lengths[index], 0)
@@ -606,9 +612,10 @@ def envelope_sizes(
     header_counts: Int32s,
     sizes: Int64s,
 ) -> int:
-    """Measure each record's envelope line without its prefix (topic and partition). Return the sum of all.
+    """Write the size in bytes of each record's envelope line to `sizes`. Return the sum.
 
-    `timestamp_type` is the label of the records' type.
+    The sizes exclude the prefix (topic and partition). `timestamp_type` is the label of the records' type; the other
+    arrays are those of `Columns`.
     """
     total = 0
     fixed = _FIXED_SIZE + len(timestamp_type)
@@ -647,7 +654,11 @@ def write_envelopes(
     out: Bytes,
     out_ends: Int64s,
 ) -> int:
-    """Write each record's envelope line to `out`, and their ends to `out_ends`. Return the bytes written."""
+    """Write each record's envelope line to `out`, and the end of each line to `out_ends`.
+
+    `timestamp_type` is the label of the records' type; the other arrays are those of `Columns`. Returns the number of
+    bytes written.
+    """
     position = 0
     for index in range(len(offsets)):
         position = _put(out, position, prefix)
@@ -693,16 +704,16 @@ def _big_endian(data: Bytes, position: int, size: int) -> int:
 
 @kernel
 def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> tuple[int, int]:
-    """Find the whole batches at the start of `data` by their length fields; write a row of int64[BATCH_COLUMNS] each.
+    """Find the whole batches at the start of `data` by their length fields, and write a row for each.
 
-    Returns (the number of batches, the position after the last). The scan stops when `rows` is full, and before a
-    batch if:
+    `rows` is int64[n, BATCH_COLUMNS]. CRCs are not checked. Returns (the number of batches, the position after the
+    last). The scan stops when `rows` is full, and before a batch in these cases:
 
-    - it is incomplete, its magic is not 2, or its last offset is not valid;
-    - its base offset is not the next offset of the batch before it (`first_offset` for the first batch), or with
-      `gaps` is below that offset;
-    - it has another number of records than of offsets, and bytes follow it that are too few for a header or begin
-      with an offset below its next one.
+    - The batch is incomplete, its magic is not 2, or its last offset is not valid.
+    - Its base offset is not the expected one: `first_offset` for the first batch, then the offset after the batch
+      before. With `gaps` the base offset may also be higher.
+    - Its number of records differs from its number of offsets, and the bytes after it are too few for a header or
+      begin with an offset inside or below the batch.
     """
     count = 0
     position = 0

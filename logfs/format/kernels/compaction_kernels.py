@@ -126,7 +126,7 @@ def hash_key(data: Bytes, start: int, length: int, secret: UInt64s) -> tuple[np.
 
 @kernel
 def find_slot(slots: UInt64s, first: np.uint64, second: np.uint64) -> np.int64:
-    """Return the number of the slot of a hash, or of the empty slot where it belongs."""
+    """Return the number of the slot with the hash (`first`, `second`), or of the empty slot where it belongs."""
     size = len(slots)
     at = np.int64(((first >> np.uint64(32)) * np.uint64(size)) >> np.uint64(32))
     while slots[at, 2] != 0 and not (slots[at, 0] == first and slots[at, 1] == second):
@@ -168,11 +168,14 @@ def put_keys(
     scratch: UInt64s,
     null_bit: np.uint64,
 ) -> tuple[int, int, np.int64, int]:
-    """Store the offset of each record that has a key and lies at or after `first_offset`, in offset order.
+    """Store in `slots` the offset of each record that has a key and lies at or after `first_offset`.
 
-    A `null_bit` other than 0 is set in the words of records whose value is null; with 0, values are not read. Stops
-    before the record whose key would be one more than `limit`. Returns (spans done, slots used, the last offset
-    that was stored or -1, and GOOD, FULL or a BAD_ code for the span that was not done).
+    Records are stored in offset order, so the newest record of a key stays. `used` is the number of slots in use, and
+    `limit` its upper bound: the loop stops before a record whose key would need one more slot. If `null_bit` is not
+    0, it is set in the words of records whose value is null; if it is 0, values are not read.
+
+    Returns (spans done, slots in use, last offset stored or -1, outcome). The outcome is GOOD, or FULL or a BAD_ code
+    for the span that was not done.
     """
     latest = np.int64(-1)
     for number in range(len(spans)):
@@ -245,9 +248,9 @@ def _look_up(scratch: UInt64s, count: int, slots: UInt64s, keep: Bytes) -> tuple
 def move_slots(old: UInt64s, slots: UInt64s, used: int) -> int:
     """Put the entries of the table `old` into the table `slots`, where they replace the entries of the same keys.
 
-    Both tables have the same secret. Returns the number of keys that are new. `used` is the number of keys in
-    `slots`. Returns -1 if the keys of `old` would fill it: one slot must stay empty, or a search would never end.
-    Tables are roughly in the order of the hashes, so both are traversed from one end to the other.
+    Both tables have the same secret. `used` is the number of keys in `slots`. Returns the number of keys that are new
+    to `slots`, or -1 if they would fill it: one slot must stay empty, or a search would never end. Tables are roughly
+    in the order of the hashes, so both are traversed from one end to the other.
     """
     added = 0
     room = len(slots) - 1 - used
@@ -280,10 +283,17 @@ def select_records(
 ) -> int:
     """Decide for each record of several batches whether it stays: keep[i] becomes 1 or 0.
 
-    Records are counted over all spans. verdicts[n] is DROP, KEEP, SELECT or SELECT_EXPIRED. Except in a DROP span,
-    records after the offset `latest`, where the table ends, stay. kept[n] and nulls[n] become the number of
-    survivors of a span, and of survivors whose value is null; for a DROP span they do not change. Returns
-    len(spans), or the number of a span whose records violate the format.
+    The number i counts the records of all spans. verdicts[n] is the rule for span n:
+
+    - DROP: no record stays.
+    - KEEP: all records stay.
+    - SELECT: the newest record of each key stays, and so do all records after the offset `latest`, where the table
+      ends.
+    - SELECT_EXPIRED: as SELECT, but up to `latest` a record whose value is null does not stay.
+
+    kept[n] and nulls[n] become the number of records of span n that stay, and the number of these whose value is
+    null; for a DROP span they do not change. Returns len(spans), or the number of a span whose records violate the
+    format.
     """
     row = 0
     for number in range(len(spans)):
@@ -359,11 +369,11 @@ def filter_records(
     out: Bytes,
     position: int,
 ) -> tuple[int, int, int]:
-    """Write the records of one span with keep[first + i] set to `out` at `position`. The records must be valid.
+    """Write to `out`, from `position` on, each record i of one span for which keep[first + i] is set.
 
-    Timestamp deltas become relative to `base`, or, unless `has_base`, to the timestamp of the first survivor.
-    `append_time` is the timestamp of all records, or -1 if each has its own. Returns (the position after the last
-    record, base timestamp, greatest timestamp).
+    The records must be valid. Their timestamp deltas become relative to `base` if `has_base` is set, otherwise to the
+    timestamp of the first record written. `append_time` is the timestamp of all records, or -1 if each has its own.
+    Returns (the position after the last record, base timestamp, greatest timestamp).
     """
     at = span[0]
     end = span[1]
@@ -405,12 +415,15 @@ def write_batches(
     out: Bytes,
     rewritten: Int64s,
 ) -> tuple[int, int]:
-    """Write what is left of scanned batches (rows of `kernels.scan_batches`) that need no decompression.
+    """Write to `out` what stays of scanned batches whose records need no decompression.
 
-    actions[n] is GONE, COPIED, EMPTIED or FILTERED; a filtered batch has the delete horizon bases[n] if
-    with_base[n] is set. `keep` counts records over all rows. Returns (bytes written, the number of batches that
-    must be sealed). For the latter, rewritten[i] is (start, end) in `out`; all of such a batch but the CRC is
-    written.
+    `rows` are rows of `batch_kernels.scan_batches`. actions[n] is GONE (nothing is written), COPIED (the batch
+    unchanged), EMPTIED (its header alone) or FILTERED (its header, and its records with keep[i] set; i counts the
+    records of all rows). kept[n] is the number of records that stay in batch n. If with_base[n] is set, a filtered
+    batch gets the delete horizon bases[n].
+
+    Returns (bytes written, the number of batches with a new header). For each of the latter, rewritten[i] becomes
+    (start, end) in `out`; the caller still has to write its CRC.
     """
     written = 0
     count = 0

@@ -81,7 +81,7 @@ class OffsetCommit(NamedTuple):
 
 
 def parse_key(data: bytes) -> Message | None:
-    """Return a key: its type, as the version, and its fields; None for a type of a later release.
+    """Return the parsed key of a record; its `version` is the key's type. None for a type of a later release.
 
     A record with a key of a later release must be skipped. Raises `Corrupt` for bytes that are not a key.
     """
@@ -156,7 +156,10 @@ def java_string_hash(text: str) -> int:
 
 
 def coordinator_partition(group: str, partitions: int) -> int:
-    """Return the partition of `__consumer_offsets`, out of `partitions`, for a group's records."""
+    """Return the number of the partition of `__consumer_offsets` that has a group's records.
+
+    `partitions` is the number of partitions of that topic.
+    """
     found = java_string_hash(group)
     # The lowest int has no positive counterpart in Java, so Kafka uses 0.
     return 0 if found == -(1 << 31) else abs(found) % partitions

@@ -116,12 +116,15 @@ class Schema(NamedTuple):
         return _INT16.pack(version) + _encode_struct(self.fields, version, values, flexible)
 
     def defaults(self) -> dict[str, Any]:
-        """Return the value of each field in versions that lack it, by name."""
+        """Return the default of each field by its name: the value in versions that lack the field."""
         return {field.name: field.default for field in self.fields}
 
 
 def parse_version(data: bytes, what: str) -> int:
-    """Return the version of a message, or the type of a key. Raises `Malformed` if `data` is too short."""
+    """Return the version of a message, or the type of a key: the first two bytes of `data`.
+
+    Raises `Malformed` if `data` is too short. `what` names the message in the error.
+    """
     if len(data) < _INT16.size:
         raise Malformed(f"{what}: {len(data)} bytes are too few", "null")
     (version,) = _INT16.unpack_from(data)

@@ -54,9 +54,10 @@ _BAD = -1
 
 
 class Envelopes(NamedTuple):
-    """Records of one partition as columns over `data`. As in `Columns`, a length of -1 is a null.
+    """Records of one partition as columns over `data`, which has the decoded bytes of their fields.
 
-    Record i has the headers from `header_offsets`[i] up to `header_offsets`[i + 1].
+    Timestamps are in ms. As in `Columns`, a length of -1 is a null. Record i has the headers from `header_offsets`[i]
+    up to `header_offsets`[i + 1].
     """
 
     data: Bytes
@@ -74,7 +75,10 @@ class Envelopes(NamedTuple):
 
 
 def parse(lines: bytes, prefix: bytes) -> Envelopes | None:
-    """Return the envelopes in whole `lines`; None if any of them is not canonical or does not begin with `prefix`."""
+    """Return the records of envelope lines; None if a line is not canonical or does not begin with `prefix`.
+
+    `lines` ends with a newline. `prefix` is that of the partition (`envelope.prefix`).
+    """
     try:
         lines.decode()
     except UnicodeDecodeError:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class View(enum.Enum):
-    """A text view: the text that represents a record."""
+    """A text view: LINES (a record is its value and a newline) or ENVELOPES (its JSON envelope)."""
 
     LINES = "lines"
     ENVELOPES = "envelopes"
@@ -57,8 +57,9 @@ class TextSize(NamedTuple):
         )
 
     def size(self, view: View, prefix_bytes: int) -> int:
-        """Return the size in bytes of one view. In the envelopes view each record has `prefix_bytes` more; lines have
-        no prefix.
+        """Return the size of one view in bytes.
+
+        `prefix_bytes` is the length of an envelope's prefix, which is added for each record of the envelopes view.
         """
         if view is View.LINES:
             return self.lines
@@ -102,7 +103,10 @@ def envelope_sizes(decoded: Columns) -> NDArray[np.int64]:
 
 
 def sizes(decoded: Columns, view: View, prefix_bytes: int) -> NDArray[np.int64]:
-    """Return each record's bytes in a view, int64[n]."""
+    """Return each record's bytes in a view, int64[n].
+
+    `prefix_bytes` is the length of an envelope's prefix; lines have none.
+    """
     if view is View.LINES:
         return line_sizes(decoded)
     return envelope_sizes(decoded) + prefix_bytes
@@ -111,7 +115,10 @@ def sizes(decoded: Columns, view: View, prefix_bytes: int) -> NDArray[np.int64]:
 def render(
     decoded: Columns, view: View, prefix: bytes
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the text of records as uint8[n], and the end of each record in it as int64[records]."""
+    """Return the text of records as uint8[n], and the position after each record in it as int64[records].
+
+    `prefix` is the beginning of each envelope; lines have none.
+    """
     import numpy as np
 
     from logfs.format.kernels import batch_kernels

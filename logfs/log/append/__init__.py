@@ -3,16 +3,17 @@
 - `partition`: append, roll, flush, truncate (Kafka's UnifiedLog). Begin here.
 - `flusher`: what is durable, when a flush is due, and the flush.
 - `validator`: which records and batches a topic accepts, and how they are stored (Kafka's LogValidator).
-- `line_framer`: a stream of writes to whole lines or envelopes, and these to appends.
+- `line_framer`: cuts a stream of writes into whole lines or envelopes, and appends these.
 
 What refuses a record that is written to `append` or `append.jsonl`, in this order:
 
 1. `Partition.check_appendable`: the store is read-only, the partition was deleted, or an earlier write or fsync
    failed.
-2. `line_framer`: an envelope is not one, or a line exceeds `max.message.bytes` before its newline has arrived.
+2. `line_framer`: a line is not a valid envelope, or exceeds `max.message.bytes` before its newline has arrived.
 3. `validator`: `check_record` for the key that a compacted topic needs, and the timestamp.
 4. `format/encoding/batch_builder`: the record in a batch exceeds `max.message.bytes` or `segment.bytes`.
-5. The write to the disk: `Partition` cuts it back, and fails after an error that is not for want of room.
+5. The write to the disk fails: `Partition` cuts off what was written. Unless the disk is full or too many files are
+   open, it also refuses all later appends.
 
 docs/filesystem.md ("Errors") has the errno of each. A producer's batch (`append_batch`, Python only) is refused by
 `validator.check_batch` and by `state/producers`.

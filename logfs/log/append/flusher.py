@@ -64,7 +64,7 @@ class Flusher:
     # The policy, for Python, the command line, upkeep and the mount.
 
     def is_due(self) -> bool:
-        """Whether a flush is due: `flush.messages` records are not flushed, or 16 segments and more are not.
+        """Whether a flush is due, because at least `flush.messages` records or 16 segments are not flushed.
 
         `flush.messages` is the value that was in force at the last append.
         """
@@ -85,7 +85,7 @@ class Flusher:
     # What the partition reports.
 
     def note_settings(self, config: LogConfig) -> None:
-        """Take the settings of an append."""
+        """Remember the `flush.messages` that is in force at an append; `is_due` uses it."""
         self._flush_messages = config.flush_messages
 
     def note_append(self, now_ms: int) -> None:
@@ -98,7 +98,7 @@ class Flusher:
         self._directory_is_dirty = True
 
     def note_durable_copies(self) -> None:
-        """Remember that all files were replaced by durable copies."""
+        """Raise the recovery point to the log end, because durable copies have replaced all files."""
         self.recovery_point = self._log.log_end_offset
         self._directory_is_dirty, self._unflushed_since_ms = False, None
 
@@ -110,9 +110,9 @@ class Flusher:
     # The flush.
 
     def flush(self) -> int:
-        """Return the new recovery point when everything that is in the log now will survive a power cut.
+        """Make everything that is in the log now durable, and return the new recovery point (an offset).
 
-        Callers share a sync: one that waited while another's sync covered its records returns at once. Raises
+        Callers share a sync: a caller that waited while another's sync covered its records returns at once. Raises
         `PartitionFailed` if this sync fails, or if a write or sync failed before: there is no retry.
         """
         log = self._log

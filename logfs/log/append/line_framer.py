@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LineFramer:
-    """Splits one handle's writes into lines, whatever their sizes, and appends them.
+    """Splits the writes of one file handle, of any size, into lines and appends the lines.
 
     `carry` is the unfinished line. `skipped` is the error of a line that was refused before its newline arrived. The
     rest of that line is refused too. Good lines after it are not lost: a write that holds both is cut short after
@@ -31,10 +31,10 @@ class LineFramer:
         self.skipped: LogfsError | None = None
 
     def write(self, data: bytes) -> AppendResult:
-        """Take the data of one write(2), and return how many bytes of it were taken.
+        """Take the data of one write(2). `consumed` in the result is the number of its bytes that were taken.
 
         If `refused` is set and nothing was taken, the write fails with that error; if something was taken, the caller
-        writes the rest again. Raises as `Partition.check_appendable`.
+        writes the rest again. Raises `NotWritable`, `PartitionFailed` or `UnknownPartition` if no append can succeed.
         """
         self.partition.check_appendable()
         if self.skipped is not None:

@@ -57,8 +57,8 @@ LEADER_EPOCH = 0
 class AppendResult(NamedTuple):
     """The result of an append or a write: the offsets assigned, how much was taken, and why the rest was refused.
 
-    `consumed` counts bytes of lines, or records. If nothing was appended, `last_offset` is `first_offset` - 1.
-    `refused` is None if all of the input was taken.
+    `consumed` counts bytes if the input was lines, else records. If nothing was appended, `last_offset` is
+    `first_offset` - 1. `refused` is None if all of the input was taken.
     """
 
     first_offset: int
@@ -207,8 +207,9 @@ class Partition(Reader):
     def append(self, records: Iterable[bytes | Record]) -> int:
         """Append records and return the offset of the first; a `bytes` item is a record with that value and no key.
 
-        The append is atomic: `RecordTooLarge` and `InvalidRecord` leave the log unchanged, as does an `OSError` of a
-        full disk unless the records made several batches. Readable at once; durable after `flush`.
+        The records are readable at once, and durable after `flush`. `RecordTooLarge` and `InvalidRecord` leave the
+        log unchanged. So does the `OSError` of a full disk if the records fit in one batch; of several batches, the
+        first ones may stay in the log.
         """
         wanted = [as_record(item) for item in records]
         now_ms, config = self._clock(), self.config
@@ -236,7 +237,10 @@ class Partition(Reader):
             return self._append(built, config, now_ms)
 
     def append_records(self, records: Sequence[Record]) -> AppendResult:
-        """Append records up to the first that is refused. Raises as `append_lines`."""
+        """Append records up to the first that is refused; `consumed` in the result counts records.
+
+        Raises only errors of the whole partition: `NotWritable`, `PartitionFailed`, `UnknownPartition`.
+        """
         now_ms, config = self._clock(), self.config
         built = self._checked(records, config, now_ms)
         with self.disk.hold(self.lock):
@@ -273,7 +277,8 @@ class Partition(Reader):
     ) -> int:
         """Append the marker that commits or aborts a producer's transaction; return its offset (kafka-storage 9.3).
 
-        Raises `InvalidProducerEpoch`, `CoordinatorFenced`, and the errors of `append_batch`.
+        Raises `InvalidProducerEpoch` or `CoordinatorFenced` for an outdated epoch, and `NotWritable`,
+        `PartitionFailed`, `UnknownPartition` or `OSError` if the marker cannot be written.
         """
         now_ms = self._clock()
         kind = ControlType.COMMIT if commit else ControlType.ABORT
@@ -369,7 +374,10 @@ class Partition(Reader):
         self.note_appended(count, size, timestamp, now_ms)
 
     def note_appended(self, records: int, size_bytes: int, timestamp: int, now_ms: int) -> None:
-        """Count what was appended, and note since when there is something to flush."""
+        """Count appended records and bytes, and note when the first of them since the last flush was appended.
+
+        `timestamp` is the greatest timestamp of the last batch.
+        """
         self.last_timestamp = timestamp
         self.appended_records += records
         self.appended_bytes += size_bytes
@@ -385,7 +393,10 @@ class Partition(Reader):
         return error if error.errno in EXHAUSTED else self.fail("a write failed", error)
 
     def fail(self, what: str, error: OSError) -> PartitionFailed:
-        """Refuse all further appends (rule 7), and return the error that they raise."""
+        """Refuse all further appends (rule 7), and return the error that they raise.
+
+        `what` says in its message what failed; `error` is the cause.
+        """
         if self.disk.failure is not None:
             # The whole log directory has failed.
             self.failure = self.disk.failure
@@ -398,9 +409,10 @@ class Partition(Reader):
         return self.failure
 
     def roll(self, now_ms: int) -> Segment:
-        """Seal the active segment and begin the next (kafka-storage 4.2); an empty active segment is reused.
+        """Seal the active segment and return the next one (kafka-storage 4.2); an empty active segment is reused.
 
-        After an `OSError` the log is as it was, and refuses appends unless the error is `EXHAUSTED`.
+        After an `OSError` the log is as it was. Unless the error is for a full disk or too many open files
+        (`EXHAUSTED`), the log refuses further appends.
         """
         with self.lock:
             sealed = self.active
@@ -466,7 +478,11 @@ class Partition(Reader):
             self.flush()
 
     def close(self, ended: UnknownPartition | None = None) -> bool:
-        """Flush and trim; return whether the files may be trusted without recovery. Later appends raise `ended`."""
+        """Flush, trim and close the files; return whether they may be trusted without recovery.
+
+        Returns False if the flush fails; the files then stay open. Later appends raise `ended`, or `PartitionFailed`
+        if it is None.
+        """
         with self.flusher.lock, self.lock:
             if self.disk.writable:
                 try:
@@ -511,8 +527,8 @@ class Partition(Reader):
     def truncate(self, offset: int) -> bool:
         """Drop every record at or after `offset` (kafka-storage 10.4); return whether anything changed.
 
-        A batch that straddles `offset` is dropped whole; the log then ends before it, or at `offset` if it has gaps.
-        The store's recovery points must have been lowered before.
+        A batch that straddles `offset` is dropped whole. The log then ends at the base offset of that batch, or at
+        `offset` in a log whose offsets may have gaps. The caller has lowered the recovery point in the checkpoint.
         """
         self.check_appendable()
         with self.flusher.lock, self.lock:
@@ -555,9 +571,10 @@ class Partition(Reader):
     def drop_oldest(self, count: int) -> Sequence[Segment]:
         """Drop the `count` oldest segments and return those dropped; their files stay for `file.delete.delay.ms`.
 
-        The caller has made the new log start offset durable. A segment that reaches above it stays: since `count` was
-        determined, records were appended to it, or compaction put it in the place of several. If all segments go, an
-        empty one takes over at the log end. After an error, segments whose files keep their names stay in the log.
+        The caller has made the new log start offset durable. A segment that reaches above the log start is not
+        dropped: since `count` was determined, records were appended to it, or compaction put it in the place of
+        several. If all segments go, an empty one takes over at the log end. After an error, segments whose files keep
+        their names stay in the log.
         """
         self.check_appendable()
         self.views.pin()
@@ -590,10 +607,11 @@ class Partition(Reader):
         return [*map(id, found)] == [*map(id, segments)] and self.failure is None
 
     def replace(self, old: Sequence[Segment], new: Segment, check: Callable[[], None]) -> None:
-        """Replace segments by one that was made of them, whose files end in `.cleaned` and are durable.
+        """Replace segments by `new`, which was made of them; its files are durable and end in `.cleaned`.
 
-        Uses Kafka's renames (kafka-storage 8.8): once all files of `new` are `.swap`, recovery finishes after a
-        crash; before that it drops them. `check` raises if the old segments have changed since `new` was made.
+        Uses Kafka's renames (kafka-storage 8.8): after a crash, recovery finishes the replacement if all files of
+        `new` end in `.swap`, and otherwise drops `new`. `check` is called first, under the locks; it raises if the
+        old segments have changed since `new` was made. Raises `PartitionFailed` if a rename fails.
         """
         self.views.pin()
         with self.flusher.lock, self.lock:
@@ -618,7 +636,11 @@ class Partition(Reader):
     def switch_to_copies(
         self, disk: Disk, directory: Path, segments: Sequence[Segment], snapshots: list[int]
     ) -> list[Segment]:
-        """Switch to durable copies of all segments (`partition_copy`), under both locks; return the old ones."""
+        """Switch to durable copies of all segments, in `directory` of `disk`; return the segments left behind.
+
+        `snapshots` are the offsets of the producer snapshots in `directory`. The result includes segments that were
+        dropped earlier and that readers still hold. The caller holds `Flusher.lock` and `lock`.
+        """
         left = [*self.segments, *self._dropped.segments]
         self.directory, self.disk, self._dropped = directory, disk, DeletedSegments(disk)
         self.epochs.rebind(disk, directory)

@@ -50,7 +50,7 @@ def check_record(record: Record, config: LogConfig, now_ms: int) -> InvalidRecor
 
 
 def refusal(record: Record, config: LogConfig, now_ms: int, name: str) -> InvalidRecord | None:
-    """Return the same as `check_record`, with the name of the partition in the message."""
+    """Return why `check_record` refuses a record, with the partition's `name` in the message; None if it does not."""
     refused = check_record(record, config, now_ms)
     return InvalidRecord(f"{name}: {refused}") if refused else None
 
@@ -114,7 +114,8 @@ def check_batch(batch: Batch, config: LogConfig, now_ms: int, *, trusted: bool) 
 def check_staged(batch: Batch, config: LogConfig, now_ms: int) -> None:
     """Raise an error for a staged batch that `check_batch` would refuse or would have to rebuild.
 
-    The batch was built for the topic's settings, and cannot be rebuilt any more. Raises as `check_batch`.
+    The batch was built for the topic's settings, and cannot be rebuilt any more. Raises `RecordTooLarge`,
+    `InvalidRecord`, and `Corrupt` for malformed records.
     """
     header = batch.header
     _check_size(len(batch.data), config)

@@ -50,7 +50,7 @@ def clean(
     """Run one round of compaction and return its result.
 
     The map of keys takes `memory_bytes`, of which the share `load_factor` is used. If the map fills up, the round
-    cleans the log only up to there.
+    cleans the log only up to the last offset in the map.
 
     `spend` is called with the number of bytes of each read and write. It may wait, and may raise to end the round;
     the segments that were replaced before that stay valid. `begin` is called with the name of each phase as it
@@ -257,7 +257,10 @@ class _Round:
 def groups(
     segments: Sequence[Segment], config: LogConfig, first_uncleanable: int
 ) -> Iterator[list[Segment]]:
-    """Group neighbours that become one segment, as many as the topic's limits allow (kafka-storage 8.4)."""
+    """Yield groups of adjacent segments, each to become one segment within the topic's limits (kafka-storage 8.4).
+
+    `first_uncleanable` is the offset after the last of `segments`.
+    """
     limits = (config.segment_bytes, config.segment_index_bytes, config.segment_index_bytes)
     ends = [segment.base_offset for segment in segments[1:]] + [first_uncleanable][: len(segments)]
     group: list[Segment] = []

@@ -22,8 +22,9 @@ class Dirty(NamedTuple):
 
 
 class Cleaned(NamedTuple):
-    """The result of a round: the offset at which the log is now dirty, and bytes and segments before and after.
+    """The result of a round: the log is clean below the offset `first_dirty`.
 
+    The bytes (of .log files) and the numbers of segments are those of the cleaned part, before and after the round.
     `map_share` is how full the map of keys was, from 0 to 1.
     """
 

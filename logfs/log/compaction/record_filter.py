@@ -62,7 +62,10 @@ class CleanedTransactions:
         self._open_committed: set[int] = set()
 
     def discarded(self, scanned: ScannedBatches) -> NDArray[np.bool_]:
-        """Return which batches hold aborted data, or a marker whose transaction has no data left, as bool[rows]."""
+        """Return which batches hold aborted data, or a marker whose transaction has no data left, as bool[rows].
+
+        The call advances the state of the transactions: call it once for each part of the log, in order.
+        """
         data, rows = scanned.data, scanned.rows
         found = np.zeros(len(rows), np.bool_)
         attributes = rows[:, ATTRIBUTES]

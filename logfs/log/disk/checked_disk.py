@@ -46,7 +46,11 @@ class CheckedDisk(Disk):
     def __init__(
         self, disk: Disk, log_dir: Path, failed: Callable[[], object] = lambda: None
     ) -> None:
-        """`failed` is called once, in the thread that met the error, with the locks that this thread holds."""
+        """Wrap `disk`, which holds the log directory `log_dir`.
+
+        `failed` is called at the first storage error, by the thread that met it, which may hold locks at that moment.
+        `disown` calls it too.
+        """
         super().__init__()
         self.disk = disk
         self.writable = disk.writable
@@ -68,7 +72,7 @@ class CheckedDisk(Disk):
         return self.failure
 
     def disown(self, owner: int) -> None:
-        """Refuse every call in a child that process `owner` forked: it has the descriptors, but not the lock."""
+        """Refuse every call from now on, in a forked child: the lock belongs to its parent, process `owner`."""
         self.is_disowned = True
         # The thread that held the lock does not exist in the child.
         self.naming = threading.RLock()
@@ -92,7 +96,7 @@ class CheckedDisk(Disk):
         return iter(self.call(lambda: list(self.disk.scan(path))))
 
     def call(self, work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Run an operation on the directory. Raises `LogDirFailed` after a storage error, in this call or before."""
+        """Call `work` and return its result. Raises `LogDirFailed` if this or an earlier call met a storage error."""
         if self.failure is not None:
             raise self.failure
         try:

@@ -123,7 +123,9 @@ class Disk:
     # Files.
 
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
-        """Open a regular file; a symlink, FIFO or device of that name is an `OSError` and is never waited for.
+        """Open a regular file for reading, with `write` for writing too.
+
+        Raises `OSError` at once for a symlink, a FIFO or a device.
 
         `create` makes a missing file, with mode 0640 less the umask. Other users read through the mount, whose mode
         bits control their access, and not from these files.
@@ -190,11 +192,11 @@ class Disk:
         return os.fstat(file.fd)
 
     def sync(self, file: File) -> None:
-        """Return when the file's data, and the metadata that is needed to read it, will survive a power cut."""
+        """Wait until the file's data, and the metadata that is needed to read it, are safe from a power cut."""
         os.fdatasync(file.fd)
 
     def allocate(self, file: File, position: int, size: int) -> None:
-        """Allocate the blocks of a range of a file, so that a store through a mapping cannot meet a full disk."""
+        """Allocate disk blocks for [position, position + size), so that a mapped write cannot find the disk full."""
         os.posix_fallocate(file.fd, position, size)
 
     def map(self, file: File, size: int) -> mmap.mmap:
@@ -203,7 +205,7 @@ class Disk:
         return mmap.mmap(file.fd, size, access=access)
 
     def sync_map(self, mapping: mmap.mmap) -> None:
-        """Return when what was stored through the mapping will survive a power cut."""
+        """Wait until all bytes that were written through the mapping are safe from a power cut."""
         mapping.flush()
 
     # Names.
@@ -262,7 +264,7 @@ class Disk:
         return os.lstat(path)
 
     def is_settled(self, found: os.stat_result) -> bool:
-        """Whether the mtime in `found` is so old that every later change of the file or directory changes it."""
+        """Whether the mtime in `found` is so old that any later change of the file or directory sets a new mtime."""
         return time.time_ns() - found.st_mtime_ns > _SETTLED_NS
 
     def set_mtime(self, path: Path, mtime_ms: int) -> None:
@@ -272,7 +274,7 @@ class Disk:
     # Small files.
 
     def read_file(self, path: Path) -> bytes:
-        """Return all bytes of a small regular file. Raises `Corrupt` for a file that is not small."""
+        """Return all bytes of a small regular file. Raises `Corrupt` for a file of more than 64 MiB."""
         file = self.open(path)
         try:
             return self.read_all(file)
@@ -280,7 +282,7 @@ class Disk:
             file.close()
 
     def read_all(self, file: File) -> bytes:
-        """Return all bytes of an open small file. Raises `Corrupt` for a file that is not small."""
+        """Return all bytes of an open small file. Raises `Corrupt` for a file of more than 64 MiB."""
         size = self.size(file)
         if size > _MOST_BYTES:
             raise Corrupt(

@@ -124,7 +124,7 @@ class KeyIndex:
         )
 
     def keep_up(self, now_ms: int) -> None:
-        """Cover what the log has gained, if the index was used in the last `IDLE_MS`. May take long."""
+        """Index the records appended meanwhile, if there was a lookup in the last hour (`IDLE_MS`). May take long."""
         if self._was_asked:
             self._was_asked, self._asked_ms = False, now_ms
         if self._asked_ms is not None and now_ms - self._asked_ms < IDLE_MS:

@@ -78,7 +78,7 @@ class MemoryTable:
             spans = spans[done:]
 
     def put_one(self, key: bytes, offset: int, *, is_null: bool) -> None:
-        """Put one key."""
+        """Put the key of the record at `offset`; with `is_null`, the record's value is null."""
         if self.used >= int(len(self.slots) * _LOAD_FACTOR):
             self._grow()
         first, second = hash_key(key, self.secret)
@@ -95,7 +95,10 @@ class MemoryTable:
         self.used += _moved(slots, self.slots, self.used)
 
     def get(self, first: np.uint64, second: np.uint64) -> int:
-        """Return the last word of the slot of a hash, or 0 if it has none."""
+        """Return what the table has for the two words of a key's hash; 0 if nothing.
+
+        It is the offset of the newest record plus 1, with `NULL_BIT` set if the record's value is null.
+        """
         return int(self.slots[compaction_kernels.find_slot(self.slots, first, second), 2])
 
     def _grow(self) -> None:
@@ -154,10 +157,10 @@ class FileTable:
         self.secret = np.frombuffer(self.header.secret, np.uint64)
 
     def get(self, disk: Disk, first: np.uint64, second: np.uint64) -> int:
-        """Return the last word of the slot of a hash, or 0 if it has none.
+        """Return what the table has for the two words of a key's hash; 0 if nothing.
 
-        `disk` decides whether the calling thread may wait. Raises `Corrupt` for a damaged block, `WouldBlock`,
-        `OSError`.
+        It is the offset of the newest record plus 1, with `NULL_BIT` set if the record's value is null. `disk`
+        decides whether the calling thread may wait. Raises `Corrupt` for a damaged block, `WouldBlock`, `OSError`.
         """
         low, high, count = int(first), int(second), self.header.slots
         at = ((low >> 32) * count) >> 32
@@ -195,7 +198,10 @@ class FileTable:
 
 
 class Coverage(NamedTuple):
-    """What a table covers: the isolation level, the offset where it ends, and the last batch before that."""
+    """The part of a log that a table covers: all offsets below `end`; `anchor` identifies the last batch there.
+
+    `isolation` is 0 for read_uncommitted and 1 for read_committed.
+    """
 
     isolation: int
     end: int
@@ -211,7 +217,9 @@ def write_table(
     secret: bytes,
     coverage: Coverage,
 ) -> FileTable:
-    """Write a table that merges `parts` to a file, and open it. Later parts override earlier ones.
+    """Merge the tables `parts`, each uint64[n, 3], write the result to the file `path`, and open it.
+
+    Later parts override earlier ones.
 
     `keys` is the greatest number of keys that the parts may have together. The table is written to `temporary` and
     renamed at the end, so a crash leaves the old file or the new one. It is durable on return. Raises `Corrupt` if

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class SegmentHolder(Protocol):
-    """A view that keeps segments after they have left the log. The log calls it before any of them leaves."""
+    """A view that keeps segments after they have left the log. The log calls `pin` before segments leave it."""
 
     def pin(self) -> None:
         """Keep every segment that the log has now, and release those that readers have passed."""
 
     def exchange(self, copies: Mapping[Segment, Segment]) -> None:
-        """Replace segments that the view holds by their copies in another place."""
+        """Replace each segment that the view holds by its copy in another log directory, if `copies` has one."""
 
 
 class ViewRegistry:
@@ -45,7 +45,10 @@ class ViewRegistry:
             view.pin()
 
     def exchange(self, copies: Mapping[Segment, Segment]) -> None:
-        """Make the views continue with copies of segments that have the same text. Hold no lock of the log."""
+        """Make the views continue with copies of segments that have the same text.
+
+        `copies` has the copy of each old segment. The caller must not hold a lock of the log.
+        """
         for view in self._all():
             view.exchange(copies)
 
@@ -55,7 +58,7 @@ class ViewRegistry:
 
 
 class ReadableLog(Protocol):
-    """An ordered list of segments, of which the offsets in [log_start_offset, log_end_offset) are readable.
+    """An ordered list of segments. Its records with offsets in [log_start_offset, log_end_offset) are readable.
 
     `Reader` has all of this, and says more about each.
     """
@@ -86,7 +89,7 @@ class ReadableLog(Protocol):
 
     @property
     def generation(self) -> int:
-        """Changes when bytes of the text views may differ from before."""
+        """A number that grows when a new text view may have other bytes than one made before."""
 
     @property
     def log(self) -> ReadableLog:
@@ -103,12 +106,12 @@ class ReadableLog(Protocol):
         """Bring a partition of a read-only store up to date with its files; return whether anything has changed."""
 
     def shown(self, segments: Sequence[Segment]) -> Callable[[Header], bool]:
-        """Return a predicate on batch headers: whether readers see the records."""
+        """Return a function that takes a batch's header and returns whether readers see the batch's records."""
 
     def segments_from(
         self, offset: int, segments: Sequence[Segment] | None = None
     ) -> Sequence[Segment]:
-        """Return the segments from the one whose range holds `offset` on."""
+        """Return the segment that holds `offset` and all after it, from `segments` or by default from the log."""
 
     def batches(
         self, offset: int, end: int | None = None, segments: Sequence[Segment] | None = None

@@ -82,7 +82,7 @@ class Traffic:
 
 
 class Reader:
-    """An ordered list of segments, of which the offsets in [log_start_offset, log_end_offset) are readable.
+    """An ordered list of segments. Its records with offsets in [log_start_offset, log_end_offset) are readable.
 
     Any thread may read without a lock: the list of segments is replaced as a whole, sealed segments never change
     (rule 4), and the active segment is read up to its end.
@@ -121,7 +121,7 @@ class Reader:
 
         @property
         def generation(self) -> int:
-            """Changes when bytes of the text views may differ from before: see `text_view`."""
+            """A number that grows when a new text view may have other bytes than one made before (`text_view`)."""
 
         @property
         def views(self) -> ViewRegistry:
@@ -169,14 +169,18 @@ class Reader:
         return sum(segment.size_bytes for segment in self.segments)
 
     def shown(self, segments: Sequence[Segment]) -> Callable[[Header], bool]:
-        """Return a predicate on batch headers: whether readers see the records. Control batches are never seen.
+        """Return a function that takes a batch's header and returns whether readers see the batch's records.
 
-        `segments` are those that the log had when the reading began, because compaction may replace them meanwhile.
+        Control batches are never seen. `segments` are those that the log had when the reading began, because
+        compaction may replace them meanwhile.
         """
         return _is_data
 
     def aborted(self, segments: Sequence[Segment]) -> dict[int, list[tuple[int, int]]]:
-        """Return the transactions hidden from readers, by producer id: (first offset, marker's offset) in order."""
+        """Return the aborted transactions that this reader hides, by producer id; here none.
+
+        Each is (first offset, offset of the marker), in order.
+        """
         return {}
 
     def text(self, view: View, start: int | None = None, end: int | None = None) -> Text:
@@ -205,7 +209,7 @@ class Reader:
     def segments_from(
         self, offset: int, segments: Sequence[Segment] | None = None
     ) -> Sequence[Segment]:
-        """Return the segments from the one whose range holds `offset` on, out of `segments` or else of the log."""
+        """Return the segment that holds `offset` and all after it, from `segments` or by default from the log."""
         segments = self.segments if segments is None else segments
         number = bisect_right(segments, offset, key=lambda segment: segment.base_offset)
         return segments[max(number - 1, 0) :]
@@ -332,11 +336,15 @@ class Reader:
             self._keys = None
 
     def until_found(self, read: Callable[..., T], *arguments: Any) -> T:
-        """Return the result of a call. In a log that another process writes, repeat the call while files vanish."""
+        """Return `read(*arguments)`. In a log that another process writes, repeat the call while it raises `Gone`."""
         return read(*arguments)
 
     def newest(self, key: bytes) -> Record | None:
-        """Return the newest record with `key`; None if there is none, or its value is null: see `KeyIndex.newest`."""
+        """Return the newest record with `key`; None if there is none, or its value is null.
+
+        The first call reads the whole log, or the file of the key index and what was appended after it. Raises
+        `Corrupt` for a record in a damaged range, `WouldBlock` in a thread that must not wait, and `OSError`.
+        """
         return self.until_found(self.keys.newest, key)
 
     def first_offset_from(self, offset: int) -> int | None:
@@ -386,9 +394,9 @@ class Reader:
         """Return the earliest offset with a timestamp (ms) of at least `timestamp`, as Kafka's offsetsForTimes does.
 
         Also takes `LATEST`, `EARLIEST` and `MAX_TIMESTAMP`; raises `InvalidRecord` for other negative values. Returns
-        None if there is no such record. Only the first segment whose largest timestamp is at least `timestamp` is
-        searched (kafka-storage 3.10). Kafka's answer may be a control record; with `shown`, the answer is a record
-        that readers see, in any segment.
+        None if there is no such record. Without `shown`, only the first segment whose largest timestamp is at least
+        `timestamp` is searched, and the answer may be a control record, as in Kafka (kafka-storage 3.10). With
+        `shown`, later segments are searched too, and the answer is a record that readers see.
         """
         if timestamp == LATEST:
             return OffsetAndTimestamp(self.log_end_offset, NO_TIMESTAMP, self.epochs.latest)

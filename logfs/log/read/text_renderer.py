@@ -41,7 +41,7 @@ INLINE_BYTES = _AHEAD_BYTES
 
 
 class RenderedRange(NamedTuple):
-    """The text of some batches; if `data` is None, text that cannot be read because of `damage`."""
+    """The bytes [start, end) of a segment's text in one view; `data` is None if `damage` makes them unreadable."""
 
     start: int
     end: int
@@ -80,7 +80,10 @@ _NO_BLOCK = Block(None, [RenderedRange(0, 0, None)], 0)
 
 
 class BlockCache:
-    """The blocks rendered last, by what they are made from, for all views of a process. Any thread may use it."""
+    """A cache of the blocks rendered last, for all views of a process. Any thread may use it.
+
+    The key of a block tells what it is rendered from: the segment's content, the positions, the view and the prefix.
+    """
 
     def __init__(self, limit_bytes: int = _CACHE_BYTES) -> None:
         self._limit_bytes = limit_bytes
@@ -138,7 +141,7 @@ class TextRenderer:
         self._last_block = _NO_BLOCK
 
     def size_of(self, size: TextSize) -> int:
-        """Return the bytes of a text size in this view."""
+        """Return the number of bytes that text of this size has in this view."""
         return size.size(self.view, len(self.prefix))
 
     def forget_block(self) -> None:
@@ -146,7 +149,7 @@ class TextRenderer:
         self._last_block = _NO_BLOCK
 
     def text_before(self, segment: Segment, offset: int) -> int:
-        """Return the bytes of text of a segment's records below an offset."""
+        """Return the number of bytes of text of a segment's records below an offset. Raises `Corrupt`."""
         if offset <= segment.base_offset:
             return 0
         segment_end = segment.end

@@ -42,7 +42,7 @@ class Text(Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the size is final; known after `size` was read."""
+        """Whether the size is final. Reading `size` updates this."""
 
     @property
     def is_whole(self) -> bool:
@@ -133,9 +133,10 @@ class TextView:
         return self._origin is None or self._segments[0][0] <= self._origin
 
     def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:
-        """Return the bytes [position, position + size), fewer at the end of the view: the contract of `Text.read`.
+        """Return the bytes [position, position + size), fewer at the end of the view.
 
-        Raises `DamagedRange`, and `OffsetOutOfRange` for bytes whose segment has left the log.
+        Raises `DamagedRange` if any of them is damaged; with `up_to_damage`, returns those before the damage, and
+        raises only if the first is damaged. Raises `OffsetOutOfRange` for bytes whose segment is not kept any more.
         """
         size = min(size, self.size - position)
         if size <= 0 or self._origin is None:
@@ -166,7 +167,10 @@ class TextView:
         return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
 
     def release_before(self, position: int) -> None:
-        """Note that readers have passed a byte: see `Text.release_before`, the contract."""
+        """Note that readers have passed byte `position`: earlier segments that left the log need not be kept.
+
+        The next `pin` releases them: with `NO_READER` all of them, otherwise all but the last `KEPT_SEGMENTS`.
+        """
         self._passed = position
         if position == NO_READER:
             self._renderer.forget_block()
@@ -201,7 +205,7 @@ class TextView:
                     self._drop_passed()
 
     def exchange(self, copies: Mapping[Segment, Segment]) -> None:
-        """Replace segments that the view holds by their copies in another place."""
+        """Replace each segment that the view holds by its copy in another log directory, if `copies` has one."""
         with self._extending:
             reached = [(start, copies.get(segment, segment)) for start, segment in self._segments]
             # An empty segment that the view has reached, and the segment that replaced it, have the same copy.

@@ -37,7 +37,8 @@ _HEAD = np.dtype([("offset", ">i8"), ("size", ">i4"), ("unchecked", ">i4"), ("ma
 class Damage(NamedTuple):
     """Bytes [start, end) of a .log file that hold no valid batches.
 
-    Offsets [first_offset, next_offset) belong there.
+    Offsets [first_offset, next_offset) cannot be read because of it. Either range may be empty: `start` is `end` if
+    batches are missing and have left no bytes.
     """
 
     start: int
@@ -71,7 +72,7 @@ class DamagedRange(Corrupt):
 
 
 def unreadable(position: int, batch: Batch, error: Corrupt) -> Damage:
-    """Return as damage a batch that has a valid checksum and records that cannot be read."""
+    """Return the `Damage` for a batch whose checksum is valid and whose records cannot be read because of `error`."""
     header = batch.header
     scanned = position, position + header.size_bytes
     return Damage(*scanned, header.base_offset, header.next_offset, str(error))
@@ -80,12 +81,13 @@ def unreadable(position: int, batch: Batch, error: Corrupt) -> Damage:
 class Walk(NamedTuple):
     """The arguments of a walk: bytes [start, end), which `read(position, size)` returns, and the offsets in them.
 
-    `first_offset` is the lowest offset that the first batch may have; it is exact if `exact`. `next_offset` is the
-    offset after the last batch, None if it is unknown (a tail under recovery). `limit_offset` is above every offset
-    (the next segment's base).
+    `first_offset` is the lowest offset that the first batch may have; with `exact`, it is known to be the offset
+    after the batches before `start`. `next_offset` is the offset after the last batch, None if it is unknown (a tail
+    under recovery). `limit_offset` is above every offset (the next segment's base). `chunk_bytes` is the size of a
+    read.
 
     With `gaps`, offsets may be missing between batches, as compaction leaves them. Otherwise a batch whose offsets
-    fit neither neighbour has a damaged header, for the CRC does not cover its base offset. `base_offset` is the
+    fit neither neighbour counts as damaged, because the CRC does not cover its base offset. `base_offset` is the
     lowest offset of the whole file: with it, the checks of a batch against its neighbours do not depend on `start`.
     """
 
@@ -102,7 +104,7 @@ class Walk(NamedTuple):
 
 
 def walk(what: Walk) -> Iterator[tuple[int, Batch] | Damage]:
-    """Yield every valid batch with its position, in order, and each `Damage` between them."""
+    """Yield (position, batch) for every valid batch, in order, and each `Damage` between them."""
     what = what._replace(limit_offset=min(what.limit_offset, _LIMIT_OFFSET))
     window = _Window(what.read, what.end, what.chunk_bytes)
     position = what.start

@@ -84,11 +84,14 @@ class ScannableSegment(Protocol):
     def walk_unknown_end(
         self, position: int, first_offset: int
     ) -> Iterator[tuple[int, Batch] | Damage]:
-        """Yield the batches from a position on one by one, past damage."""
+        """Yield (position, batch) for the batches from `position` on, and each `Damage` between them."""
 
 
 class BatchInfo(NamedTuple):
-    """The facts about a batch that the indexes need."""
+    """The facts about a batch that the indexes need.
+
+    `position` is that in the .log file, in bytes. `max_timestamp` is in ms. `producer_id` is -1 without a producer.
+    """
 
     position: int
     size_bytes: int
@@ -103,9 +106,9 @@ class BatchInfo(NamedTuple):
 class ScannedBatches(NamedTuple):
     """A run of valid batches that follow each other in a file without a gap.
 
-    `data` are the bytes of the file from `position` on. `rows`, int64[batches, BATCH_COLUMNS], has what
-    `batch_kernels.scan_batches` found of each batch; the positions in it count from the start of `data`. A batch of
-    an old format comes alone: it is `legacy`, and its row has the values of its header.
+    `data` are the bytes of the file from `position` on. `rows`, int64[batches, BATCH_COLUMNS], has one row of header
+    values for each batch; `batch_rows` names the columns. The positions in it count from the start of `data`. A batch
+    of an old format comes alone, as `legacy`, with a row for its header.
     """
 
     position: int
@@ -141,11 +144,12 @@ class ScannedBatches(NamedTuple):
             yield Batch.parse(self.data, position)
 
     def decode(self) -> Iterator[tuple[Columns | Corrupt, NDArray[np.int64]]]:
-        """Yield the records as columns, in order, with the rows that they were made from.
+        """Yield (columns, rows) for each group of batches, in order: their records, and their part of `rows`.
 
-        Neighbours with attributes 0 (uncompressed, create time, no transaction) come together. A batch with a good
-        CRC and malformed records comes alone, as its error. Control batches are left out. One group is decoded at a
-        time: all together may decompress to gigabytes.
+        Neighbours with attributes 0 (uncompressed, create time, no transaction) are one group, and every other batch
+        is a group of its own. If records of a group are malformed, its batches come one by one, the malformed ones
+        with a `Corrupt` in place of the columns. Control batches are left out. One group is decoded at a time: all
+        together may decompress to gigabytes.
         """
         for group in self._groups():
             try:
@@ -163,9 +167,10 @@ class ScannedBatches(NamedTuple):
     def measure(
         self,
     ) -> Iterator[tuple[Columns | Corrupt, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield the same as `decode`, with the text size of each row: int64[rows, 3].
+        """Yield (columns, rows, sizes): as `decode`, and the text size of each batch of the group.
 
-        The columns of the sizes are records, bytes of lines, bytes of envelopes. Control batches have no text.
+        `sizes` is int64[batches, 3]: records, bytes of lines, bytes of envelopes. A batch with malformed records
+        counts as 0 records, and in both views as long as the batch itself.
         """
         for columns, group in self.decode():
             if isinstance(columns, Corrupt):
@@ -195,9 +200,9 @@ class ScannedBatches(NamedTuple):
             yield BatchInfo._make((self.position + position, *rest, TextSize._make(size)))
 
     def render_lines(self, size: int) -> memoryview | None:
-        """Return the lines of the batches, made in one pass.
+        """Return the lines of the batches, which the text index expects to have `size` bytes.
 
-        Returns None if any of the batches has attributes set, or if the lines do not have exactly `size` bytes.
+        Returns None if they have another size, or if any of the batches has attributes set, such as a codec.
         """
         from logfs.format.kernels import batch_kernels
 
@@ -212,7 +217,8 @@ class ScannedBatches(NamedTuple):
     def plain_batches(self, wanted: NDArray[np.bool_]) -> Iterator[PlainBatches]:
         """Yield runs of uncompressed batches; a compressed batch comes alone, decompressed.
 
-        A batch that is not wanted is not decompressed, and has a span without records. Raises `Corrupt`.
+        `wanted` is bool[batches]. A batch that is not wanted is not decompressed, and has a span without records.
+        Raises `Corrupt` if records do not fit in their batch or cannot be decompressed.
         """
         if self.legacy is not None:
             yield from _plain_legacy(self.legacy, wanted)
@@ -262,7 +268,11 @@ class ScannedBatches(NamedTuple):
 
 
 class PlainBatches(NamedTuple):
-    """Neighbouring batches [first, end) of scanned ones: their uncompressed bytes, and a span in these for each."""
+    """The uncompressed records of neighbouring scanned batches, those with the row numbers [first, end).
+
+    `data` is uint8[bytes]. `spans` is int64[batches, 5]: start and end of each batch's records in `data`, record
+    count, base offset, base timestamp (ms).
+    """
 
     first: int
     end: int
@@ -330,7 +340,10 @@ def _spans(rows: NDArray[np.int64]) -> NDArray[np.int64]:
 def survey(
     segment: ScannableSegment, position: int, first_offset: int
 ) -> Iterator[BatchInfo | Damage]:
-    """Yield the `BatchInfo` of every batch of a segment from a position on, and `Damage` as `Segment.walk` does."""
+    """Yield the `BatchInfo` of every batch of a segment from `position` on, and each `Damage` between them.
+
+    `first_offset` is the base offset that the first batch should have; with `segment.gaps` it may have a higher one.
+    """
     for found in scan_segment(segment, position, first_offset):
         if isinstance(found, Damage):
             yield found
@@ -348,9 +361,9 @@ def batches_with_producer(segment: ScannableSegment) -> Iterator[Batch]:
 def scan_segment(
     segment: ScannableSegment, position: int, first_offset: int
 ) -> Iterator[ScannedBatches | Damage]:
-    """Yield all of a segment from a position on: valid batches in runs, and `Damage`.
+    """Yield the valid batches of a segment from `position` on, in runs, and each `Damage` between them.
 
-    `first_offset` is as for `scan`.
+    `first_offset` is the base offset that the first batch should have; with `segment.gaps` it may have a higher one.
     """
     size = segment.size_bytes
     expected = first_offset

@@ -31,7 +31,7 @@ _INTERVAL_BYTES = 4096
 
 
 class IndexedSegment(ScannableSegment, Protocol):
-    """What building and checking its indexes needs of a segment."""
+    """What the functions that build and check the indexes of a segment need of it."""
 
     @property
     def indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
@@ -64,19 +64,19 @@ class IndexedSegment(ScannableSegment, Protocol):
         """Return the batch that holds `offset`, or else the next one."""
 
     def has(self, entry: TimeEntry) -> bool:
-        """Whether the log has a batch that matches a time index entry."""
+        """Whether the batch that holds the entry's offset has the entry's timestamp as its greatest."""
 
     def walk(
         self, position: int, end: int, *, first_offset: int
     ) -> Iterator[tuple[int, Batch] | Damage]:
-        """Yield the batches in [position, end) one by one, past damage."""
+        """Yield (position, batch) for the batches in bytes [position, end), and each `Damage` between them."""
 
 
 class TextBuilder:
     """A builder that adds text index entries for the batches of a segment, in order."""
 
     def __init__(self, index: TextIndex, interval_bytes: int) -> None:
-        """Continue after the last entry of an index."""
+        """Continue after the last entry of `index`, with an entry about every `interval_bytes` of log."""
         self._index = index
         self._interval_bytes = interval_bytes
         self._last_entry = index.last.position
@@ -97,7 +97,7 @@ class TextBuilder:
         self.position = found.position + found.size_bytes
 
     def finish(self, next_offset: int, size: int) -> None:
-        """Add the closing entry."""
+        """Add the closing entry of a segment of `size` bytes whose next offset is `next_offset`."""
         self._entry(next_offset, size)
 
     def _entry(self, offset: int, position: int) -> None:
@@ -227,7 +227,10 @@ def text_fits(segment: IndexedSegment) -> bool:
 def text_entries_between(
     segment: IndexedSegment, before: TextEntry, after: TextEntry, count: int
 ) -> list[TextEntry]:
-    """Return `count` entries of a text index between two others; none if the log between them does not agree."""
+    """Make `count` text index entries from the log, to replace damaged ones between two valid entries.
+
+    Returns an empty list if the log between `before` and `after` has another text size than they say or is too short.
+    """
     # Offset, position and text size of each batch or damage in between. A size of None is derived from the other
     # sizes.
     parts: list[tuple[int, int, TextSize | None]] = []

@@ -11,7 +11,10 @@ UNMEASURED = TextSize(-1, -1, -1)
 
 
 class SegmentEnd(NamedTuple):
-    """The end of a segment: bytes of its file, next offset, text size. Replaced as a whole, so never torn."""
+    """The end of a segment: its length in bytes, the offset after it, and the size of its text.
+
+    An end is replaced as a whole, so readers never see fields of two moments together.
+    """
 
     size_bytes: int
     next_offset: int

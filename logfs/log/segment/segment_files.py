@@ -60,7 +60,7 @@ class SegmentFiles:
         self._watch_indexes()
 
     def identify(self, files: Files) -> None:
-        """Use the files with these inode numbers. This class ignores them, and finds its files by name."""
+        """Do nothing: this class finds its files by name. `LiveSegment` uses the files with these inode numbers."""
 
     def new_indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
         """Return new objects for the three indexes, without the callbacks of this segment."""
@@ -78,11 +78,11 @@ class SegmentFiles:
         self.text_index.recreate = partial(_recreate, ref(self))
 
     def repaired(self, number: int) -> SparseIndex | None:
-        """Return index `number` as the log says, if the content of its file cannot be right; None otherwise."""
+        """Return a rebuilt index `number` if its file cannot be right; None otherwise, and always in this class."""
         return None
 
     def recreated(self, before: TextEntry, after: TextEntry, count: int) -> Sequence[TextEntry]:
-        """Return `count` entries of the text index between two others, made from the log; none if it has fewer."""
+        """Return `count` text index entries to replace damaged ones between two others; always none in this class."""
         return ()
 
     @property
@@ -129,7 +129,7 @@ class SegmentFiles:
             return moved
 
     def hold_open(self, *, indexes: bool = True) -> None:
-        """Open what readers of the segment need and keep it open, because the names are about to go."""
+        """Open the .log file and, with `indexes`, the indexes. They stay open: their names will be removed."""
         self._is_held_open = True
         _ = self.file
         if indexes:
@@ -189,7 +189,10 @@ def _recreate(
 
 
 def relocate(segments: Iterable[SegmentFiles], directory: Path) -> None:
-    """Set the new directory of segments. The caller holds `naming`, as does code that opens their files by name."""
+    """Change the directory in the paths of the segments' files; no file is moved.
+
+    The caller holds `Disk.naming`, as does all code that opens these files by name.
+    """
     for segment in segments:
         for part in (segment, *segment.indexes, segment.txn_index):
             part.path = directory / part.path.name

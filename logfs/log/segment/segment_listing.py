@@ -32,11 +32,12 @@ _LOOKS = 10
 
 
 def list_segments(disk: Disk, directory: Path, end_of: Callable[[int, Files], int]) -> Listing:
-    """Return the segments in order of their base offsets, as a crash at this moment would leave them.
+    """Return the inode numbers of the segments' files, by base offset (in order) and suffix (".log").
 
-    A swap that is in progress (kafka-storage 8.8) is therefore seen as not begun or as done, never as half done.
-    `end_of` returns the offset after the last batch of a segment that is being swapped in. Raises `OSError`, and the
-    errors of `end_of`.
+    The segments are those that recovery would find after a crash at this moment. A swap that is in progress
+    (kafka-storage 8.8) is therefore seen as not begun or as done, never as half done. `end_of` takes the base offset
+    and the files of a segment that is being swapped in, and returns the offset after its last batch. Raises
+    `OSError`, and the errors of `end_of`.
     """
     plain: Listing = {}
     swapped: Listing = {}

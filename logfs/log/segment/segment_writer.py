@@ -53,7 +53,7 @@ class WrittenSegment(Protocol):
         """The three indexes, with space for more entries."""
 
     def show(self, end: SegmentEnd) -> None:
-        """Replace the end, so that readers see what is in the file before it."""
+        """Set the segment's end: from now on readers see the batches before it."""
 
 
 class SegmentWriter:
@@ -97,8 +97,9 @@ class SegmentWriter:
     ) -> None:
         """Write one batch at the end, and an index entry if one is due (kafka-storage 3.3, for each batch).
 
-        The batch has its offsets already. After an `OSError` the end is unchanged, and the caller must cut off any
-        bytes of the batch that are in the file.
+        `data` are the bytes of the batch with its final offsets; `max_timestamp` (ms) and `text` are the greatest
+        timestamp and the text size of its records. An entry is due after more than `interval_bytes` of log. After an
+        `OSError` the end is unchanged, and the caller must cut off any bytes of the batch that are in the file.
         """
         segment = self._segment
         end = segment.end
@@ -118,7 +119,10 @@ class SegmentWriter:
         segment.show(SegmentEnd(position + len(data), last_offset + 1, end.text.plus(text)))
 
     def adopt(self, batches: Sequence[BatchInfo], interval_bytes: int) -> None:
-        """Show batches that are in the file after the end, all at once. An index without space becomes sparser."""
+        """Move the end past `batches`, which are in the file already, so that readers see all of them at once.
+
+        Adds the index entries that are due. An index without space becomes sparser.
+        """
         segment = self._segment
         end = segment.end
         for batch in batches:
@@ -150,7 +154,10 @@ class SegmentWriter:
     def should_roll(
         self, size: int, last_offset: int, max_timestamp: int, config: LogConfig, now_ms: int
     ) -> bool:
-        """Whether a batch of `size` bytes belongs in a new segment (kafka-storage 4.1)."""
+        """Whether the segment must be sealed before a batch of `size` bytes is appended (kafka-storage 4.1).
+
+        `last_offset` and `max_timestamp` (ms) are those of the batch; `now_ms` is the present time.
+        """
         held = self._segment.size_bytes
         if held > config.segment_bytes - size:
             return True

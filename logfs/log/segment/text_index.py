@@ -110,7 +110,10 @@ class TextIndex(SparseIndex):
         return count if self.check_entries(bytes(last)) is None else count - 1
 
     def append(self, offset: int, position: int, before: TextSize) -> None:
-        """Add an entry for the batch at `position`: the next offset there, and the size of the text before it."""
+        """Add an entry for `position`: `offset` is the next offset there, `before` the size of the text before it.
+
+        Does nothing unless `position` is beyond that of the last entry. Raises `ValueError` if the index is full.
+        """
         self._open()
         if position > self.last.position:
             # The base offset of the next segment ends this one. That segment may be a stray file with a far higher
@@ -137,7 +140,11 @@ class TextIndex(SparseIndex):
         return bisect_right(range(self._count), position, key=lambda i: self._get(i)[1]) - 1
 
     def last_before(self, position: int, number: int) -> int:
-        """Return the same as `number_of_position`, for a position that is not far after entry `number`."""
+        """Return the number of the last entry at or before a position, out of the 256 entries from `number` on.
+
+        `position` must lie at or after entry `number - 1`. If it lies after all entries searched, the number of the
+        last one is returned.
+        """
         self._open()
         high = min(number + _NEAR, self._count)
         return (
@@ -165,7 +172,10 @@ class TextIndex(SparseIndex):
         return (start, position, after) if self._count else None
 
     def number_of_text(self, at: int, view: View, prefix_bytes: int) -> int:
-        """Return the number of the last entry at or before byte `at` of a view; -1 for the segment's start."""
+        """Return the number of the last entry at or before byte `at` of a view; -1 for the segment's start.
+
+        `at` counts from the start of the segment's text; `prefix_bytes` is the length of each envelope's prefix.
+        """
         self._open()
 
         def size_before(number: int) -> int:

@@ -41,7 +41,7 @@ _TRAILER = struct.Struct(">I")
 
 
 def directory(kind: str = "text") -> Path | None:
-    """Return the cache directory of a kind; None for a user without a home directory."""
+    """Return the cache directory of `kind`, "text" or "keys"; None for a user without a home directory."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(home):
         home = os.path.expanduser("~/.cache")

@@ -46,7 +46,7 @@ class ProducerSnapshots:
         )
 
     def rebind(self, disk: Disk, directory: Path, offsets: list[int]) -> None:
-        """Continue with the files in another directory."""
+        """Continue with the durable snapshots in another directory, which are at `offsets`."""
         self._disk, self._directory, self.offsets = disk, directory, offsets
         self._unsynced.clear()
 
@@ -75,7 +75,7 @@ class ProducerSnapshots:
         self._unsynced.add(offset)
 
     def flush(self) -> None:
-        """Return when the snapshots will survive a power cut, provided that the caller syncs their directory."""
+        """Sync the snapshots that a power cut could lose. The caller syncs their directory."""
         while self._unsynced:
             offset = next(iter(self._unsynced))
             # A snapshot that has been dropped since needs no sync.
@@ -90,7 +90,7 @@ class ProducerSnapshots:
     def newest(self, now_ms: int) -> tuple[int, Producers]:
         """Return the offset and the producers of the newest snapshot that can be read, without expired producers.
 
-        Drops damaged snapshots. Without any other, returns `minimum_offset` and no producers.
+        Drops damaged snapshots. If none can be read, returns `minimum_offset` and no producers.
         """
         for offset in reversed(self.offsets):
             try:
@@ -109,7 +109,7 @@ class ProducerSnapshots:
     def restore(
         self, segments: Sequence[Segment], log_start_offset: int, end: int, now_ms: int
     ) -> Producers:
-        """Return the producers at the offset `end`, from the newest snapshot up to there and the log after it.
+        """Return the producers at the offset `end`: those of the newest snapshot, updated by the batches after it.
 
         Drops the snapshots beyond either end of the log, and writes those that are missing at the base offsets of the
         last two segments and at `end` (kafka-storage 9.8).
@@ -146,7 +146,10 @@ class ProducerSnapshots:
         return [moved]
 
     def drop_strays(self, base_offsets: Collection[int]) -> None:
-        """Remove all snapshots but those at segment bases, and that of a clean shutdown (the newest, above all)."""
+        """Remove the snapshots that are not at the base offset of a segment.
+
+        The newest one stays if it is above all `base_offsets`: it was written at a clean shutdown.
+        """
         strays = [offset for offset in self.offsets if offset not in base_offsets]
         if strays and strays[-1] > max(base_offsets, default=-1):
             strays.pop()

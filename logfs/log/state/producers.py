@@ -71,7 +71,11 @@ class Transaction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """One producer of a partition. `batches` are its last batches in the current epoch, oldest first."""
+    """One producer of a partition. `batches` are its last batches in the current epoch, oldest first.
+
+    `timestamp` (ms) is that of its last batch or marker. `transaction_start` is the first offset of its open
+    transaction, None without one.
+    """
 
     producer_id: int
     epoch: int = NO_PRODUCER_EPOCH
@@ -86,7 +90,7 @@ class Producer:
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
 
     def duplicate(self, header: Header) -> SentBatch | None:
-        """Return the remembered batch that this one repeats, or None."""
+        """Return the remembered batch that a batch with this header repeats, or None."""
         if header.producer_epoch != self.epoch:
             return None
         wanted = (header.base_sequence, header.last_sequence)
@@ -169,10 +173,11 @@ class Producers:
     # Checks, for what a client sends (kafka-storage 9.2, 9.3).
 
     def check_batch(self, header: Header, *, trusted: bool = False) -> SentBatch | None:
-        """Return the remembered batch that this one repeats, or None if the batch may be appended.
+        """Return the remembered batch that a batch with this header repeats; None if the batch may be appended.
 
-        A `trusted` batch comes from a coordinator, which keeps no sequences. Raises `InvalidProducerEpoch`,
-        `OutOfOrderSequence` and `InvalidTransactionState`.
+        A `trusted` batch comes from a coordinator, which keeps no sequences. Raises `InvalidProducerEpoch` for an
+        outdated epoch, `OutOfOrderSequence` for a sequence that does not follow the last one, and
+        `InvalidTransactionState` for a batch outside the producer's open transaction.
         """
         producer = self[header.producer_id]
         duplicate = None if trusted else producer.duplicate(header)

@@ -94,7 +94,7 @@ class Marker(NamedTuple):
 
 @dataclass
 class Account:
-    """What matters of a segment to its neighbours: its end, and the transactions that cross its ends.
+    """What `check_boundaries` needs to know of a segment: its end, and the transactions that cross its boundaries.
 
     - `began`: the producers with a transaction open at the segment's end, and the offset at which it began.
     - `ended`: the first marker of each producer whose transaction began before the segment, or did not begin at all.
@@ -142,9 +142,10 @@ def audit(
     """Yield all problems that reading a segment can find; its account comes last.
 
     Checks every batch: its CRC, its records, its offsets, and its leader epoch against `epochs`, which are (epoch,
-    start offset) in order. Without `trusts_indexes` the indexes are not checked: a crash may have left them behind
-    the log. In a `live` log, a writer that has just rolled may not have trimmed the indexes yet. Damage wholly below
-    `log_start_offset` is a note, because it is no loss: a crash during retention leaves gaps there.
+    start offset) in order. Without `trusts_indexes` the indexes are not checked: a crash may have left them
+    incomplete. `live` means that another process writes the log: an index that it has not trimmed after a roll is no
+    problem. Damage wholly below `log_start_offset` is a note, because it is no loss: a crash during retention leaves
+    gaps there.
 
     `report` is called with the number of bytes as they are read. Raises `OSError`, and `Gone` if files leave the log
     meanwhile.

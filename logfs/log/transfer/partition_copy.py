@@ -221,6 +221,7 @@ class PartitionCopy:
     def complete(self, unique: str, now_ms: int) -> None:
         """Copy the rest and make the whole copy durable; the original stays as it is.
 
+        `unique` is the unique part of the directory's name; the copy keeps it in the file `logfs.moved`.
         The copy of the active segment is sealed, and a new active segment begins after it. Readers of the old segment
         therefore find the new one as after any other roll. Raises `Corrupt` if a .log file has become shorter.
         """
@@ -265,7 +266,7 @@ class PartitionCopy:
         return sealed
 
     def take_over(self, directory: Path) -> list[Segment]:
-        """Let the partition continue with the copy, now at `directory`, and return the segments that it leaves."""
+        """Let the partition continue with the copy, which was renamed to `directory`; return its old segments."""
         partition = self._partition
         assert self._snapshots is not None, "complete"
         old = partition.segments

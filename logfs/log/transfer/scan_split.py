@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 class SegmentSplit:
     """The records [first_offset, end_offset) of a segment, from byte `position` of its file on.
 
-    `bytes` is the approximate number of bytes to read.
+    `bytes` is the approximate number of bytes to read. `aborted` has the aborted transactions to leave out, by
+    producer id: (first offset, offset of the marker) in order.
     """
 
     segment: SegmentDescriptor
@@ -97,7 +98,7 @@ def plan(
 
 
 def ranges_reaching(reader: Reader, timestamp: int) -> list[tuple[int, int]]:
-    """Return the ranges of offsets, in order, outside of which all records are earlier than `timestamp` (ms).
+    """Return ranges [first, end) of offsets, in order, that hold every record of `timestamp` (ms) or later.
 
     The ranges come from the time indexes. Timestamps need not rise with the offsets, so each segment is looked up
     separately, and the ranges may contain earlier records too.
@@ -131,7 +132,10 @@ def _first_reaching(segment: Segment, timestamp: int) -> int:
 
 
 def divide(segment_split: SegmentSplit, records: int) -> Iterator[SegmentSplit]:
-    """Divide a split into splits of at most `records` offsets, which begin at the same byte or a little later."""
+    """Divide a split into splits of at most `records` offsets; the index tells from which byte each is read.
+
+    Raises `Gone` if the segment's file is missing or was cut.
+    """
     segment = segment_split.segment.open()
     count = max(segment_split.end_offset - segment_split.first_offset, 1)
     for first in range(segment_split.first_offset, segment_split.end_offset, records):

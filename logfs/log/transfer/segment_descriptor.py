@@ -155,7 +155,10 @@ def _inode_of(disk: Disk, path: Path) -> int | None:
 
 @dataclass(frozen=True)
 class SegmentDescriptor:
-    """A whole segment for a job to read; it can be pickled."""
+    """A whole segment for a job to read; it can be pickled.
+
+    `is_last` means that no segment followed it when it was planned, `gaps` that offsets may be missing in it.
+    """
 
     file: FileIdentity
     is_last: bool
@@ -172,7 +175,10 @@ class SegmentDescriptor:
         return self.file.size_bytes
 
     def open(self) -> Segment:
-        """Return the segment, for reading; close it after use. Raises as `SegmentDescriptor.open`."""
+        """Return the segment, for reading; close it after use.
+
+        Raises `Gone` if its file is missing, is another file, or is shorter than planned. Raises `OSError`.
+        """
         segment = self.file.open()
         segment.gaps = self.gaps
         segment.next_base = None if self.is_last else self.file.next_offset
@@ -226,7 +232,11 @@ def describe_segments(
 
 
 def describe_segment(reader: Reader) -> list[tuple[Segment, SegmentDescriptor]]:
-    """Return the segments of a partition as they are now, in order. Raises `Gone`, `OSError`."""
+    """Return all segments of a partition, in order, each with its description for other processes.
+
+    If a file leaves the log meanwhile, refreshes the reader and tries again, up to five times. Raises `Gone` or
+    `OSError`.
+    """
     for left in reversed(range(_TRIES)):
         try:
             return list(describe_segments(reader, reader.segments))

@@ -1,6 +1,6 @@
 """Batches that are staged in files of a partition directory, and how a decided commit puts them into the log.
 
-Staged batches are sealed, with base offsets 0, n, 2n, …. Their place in the log is set by rewriting fields that no
+Staged batches are sealed, with base offsets from 0 on. Their place in the log is set by rewriting fields that no
 CRC covers. A `StagedAppend` writes the batches after the log end, where they are invisible, and then shows all of
 them at once: in the active segment by a new end, in new segments by a new list of segments. The header of the first
 batch is written last; until then, the log ends before it for processes that read the files. The store decides when
@@ -145,8 +145,8 @@ def measure_staged(
 ) -> BatchMeasures:
     """Read staged files and return the measures of their batches.
 
-    With `checked_for`, batches that these settings of the topic do not allow are refused. Raises as `read_staged`,
-    and `RecordTooLarge`, `InvalidRecord`.
+    `checked_for` are settings of the topic: a batch that they do not allow at `now_ms` raises `RecordTooLarge` or
+    `InvalidRecord`. Raises `Corrupt` if a file does not match its description, and `FileNotFoundError` if it is gone.
     """
 
     columns = (SIZE, SPAN_COUNT, MAX_TIMESTAMP)
@@ -161,7 +161,12 @@ def measure_staged(
 
 
 def final_batches(disk: Disk, directory: Path, part: CommitPart) -> Iterator[ScannedBatches]:
-    """Yield the batches of a part in their final form, in runs; positions count from the first byte of the part."""
+    """Yield the batches of a part as they will be in the log, in runs; the batches that the part skips are left out.
+
+    Offsets, leader epoch and, for LogAppendTime, timestamps are set. The `position` of a run counts from the first
+    byte that is not skipped. Raises `Corrupt` if a staged file does not match its description, and
+    `FileNotFoundError` if it is gone.
+    """
 
     offset, skip, position = part.base_offset, part.skip, 0
     for staged in part.files:
@@ -200,7 +205,10 @@ class _SegmentRun:
 
 
 class StagedAppend:
-    """Puts staged batches into a partition. The caller holds both locks of the partition."""
+    """Puts staged batches into a partition: call `write`, then `show` or `undo`.
+
+    The caller holds `Flusher.lock` and the partition's `lock`.
+    """
 
     def __init__(self, partition: Partition, part: CommitPart, measures: BatchMeasures) -> None:
         """Prepare a part whose place is the log end; `measures` are those of all of its batches."""
@@ -325,9 +333,10 @@ class StagedAppend:
 def place(
     partition: Partition, part: CommitPart, measures: BatchMeasures, now_ms: int
 ) -> CommitPart:
-    """Return the part with its place, at the log end. The caller holds the locks of the partition.
+    """Return the part with its place at the log end, its leader epoch and its append time.
 
-    If the part had a place before, `skip` of its batches stay there.
+    The first `skip` batches are in the log already, and stay where they are; `measures` include them. The caller
+    holds the locks of the partition.
     """
     new = measures.behind(part.skip)
     active, config = partition.active, partition.config
@@ -354,14 +363,18 @@ def place(
 
 
 def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart, bool]:
-    """Return a part as the files of its partition have it, and whether the log ends where it begins.
+    """Compare a part with the files of its partition; return it updated, and whether it can be written at its place.
 
-    There are three cases. The part is done: all of its batches are in the log, or the log starts above them by now.
-    Or batches of another writer stand there: everything stays, and `skip` counts the batches of the part that are in
-    the log. Otherwise only what a crash left of the part lies at or after its place: the second value is True, and a
-    writable disk has these bytes cut off.
+    There are three cases:
 
-    Raises as `read_staged`, `Corrupt` for a place within an existing batch, and `OSError`.
+    - All of its batches are in the log, or the log now starts above them: the part is `done`, and the value is False.
+    - Batches of another writer are at or after its place: the files stay as they are, `skip` counts the batches of
+      the part that are in the log, and the value is False.
+    - At most remains of the part, left by a crash, are at or after its place: the value is True, and a writable disk
+      has the remains cut off.
+
+    Raises `Corrupt` if a staged file does not match its description or if the place is within an existing batch,
+    `FileNotFoundError` if a staged file is gone, and `OSError`.
     """
 
     bases = sorted(

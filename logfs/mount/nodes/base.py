@@ -29,7 +29,7 @@ DIRECTORY_BITS = 0o555
 
 
 def first_found(store: Store) -> os.stat_result:
-    """Return the status of the first working log directory; if none works, that of the first when it was opened."""
+    """Return the `os.stat` of the first working log directory; if none works, that of the first at its opening."""
     for log_dir in store.log_dirs:
         with suppress(OSError):
             return log_dir.disk.stat(log_dir.path)
@@ -38,7 +38,7 @@ def first_found(store: Store) -> os.stat_result:
 
 
 def file_number_of(*identity: object) -> int:
-    """Return the `st_ino` of a file, a hash of `identity`; it is never one of the small numbers of nodes."""
+    """Return an `st_ino` that is a hash of `identity`; it is at least 2**62, above the inode numbers of all nodes."""
     digest = hashlib.blake2b(repr(identity).encode(), digest_size=7).digest()
     return 2**62 + int.from_bytes(digest, "big")
 
@@ -143,7 +143,7 @@ class Handle:
         raise refuse(errno.EBADF, f"{self.node.path}: cannot be written")
 
     def grown(self) -> Sequence[Reader]:
-        """Return the logs that writes were appended to; the kernel then forgets the sizes it keeps of their files."""
+        """Return the logs that writes have grown; the caller makes the kernel forget the sizes of their files."""
         return ()
 
     def needs_sync(self) -> bool:
@@ -171,7 +171,7 @@ class SymlinkNode(Node):
     """A symbolic link. Its mtime is the timestamp of the target's record, 0 if that has none."""
 
     def timestamp(self) -> int:
-        """Return the time of the target, in ms since the epoch."""
+        """Return the timestamp of the target's record in ms since the epoch; negative if it has none."""
         raise NotImplementedError
 
     def target(self) -> str:

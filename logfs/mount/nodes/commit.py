@@ -39,7 +39,10 @@ class CommitFile(FileNode):
 
 
 class CommitHandle(Handle):
-    """An open `commit` file. A request is the writes up to a newline; its answer is read from the same handle."""
+    """An open `commit` file.
+
+    A request is the writes up to one that ends with a newline. Its answer is read from the same handle.
+    """
 
     direct_io = True
 
@@ -54,7 +57,11 @@ class CommitHandle(Handle):
         self._grown: Sequence[Reader] = ()
 
     def read(self, position: int, size: int) -> bytes:
-        """Return bytes of the answer, which begins at the descriptor's position after the writes, or else at 0."""
+        """Return up to `size` bytes of the answer to the last request.
+
+        The first read after a write decides where the answer begins: at its `position` if that is at or after the
+        number of bytes written, as for a sequential reader, and otherwise at 0.
+        """
         if self._begins is None:
             self._begins = position if position >= self._written else 0
         position = max(position - self._begins, 0)

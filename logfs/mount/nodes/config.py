@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TopicConfigDirectory(PartitionFolder):
-    """The settings of the partition's topic, shared by all its partitions. The owner's w bit applies to the files."""
+    """The settings of a topic, shared by its partitions. The files have the directory's owner, and mode & 0644."""
 
     allowed_bits = 0o755
 
@@ -45,7 +45,7 @@ class TopicConfigDirectory(PartitionFolder):
 
 
 class BrokerConfigDirectory(DirectoryNode):
-    """The broker-level settings, to which topics fall back. A setting without a value and a default is empty."""
+    """The broker-level settings, to which topics fall back. A setting without any value reads as a blank line."""
 
     def stat(self) -> Stat:
         assert self.parent is not None

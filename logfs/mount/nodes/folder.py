@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class PartitionFolder(PartitionAccess, DirectoryNode):
-    """`offsets/`, `time/`, `keys/`, `segments/`, `config/` or `groups/` of one partition."""
+    """The base of `offsets/`, `time/`, `keys/`, `segments/`, `config/` and `groups/` in a partition directory."""
 
     allowed_bits = DIRECTORY_BITS
     entry_timeout = 1.0

@@ -41,7 +41,12 @@ class GeneratedFile(FileNode):
         access: Callable[[], Access] | None = None,
         changed_ns: Callable[[], int] | None = None,
     ) -> None:
-        """`changed_ns` returns the time of the content's last change in ns; without it, the mtime is always now."""
+        """Make a file whose content is returned by `make`.
+
+        `write` sets a new value; without it the file is read-only. `access` returns the mode and owner; without it
+        they are those of the first log directory. `changed_ns` returns the time of the content's last change (ns
+        since the epoch); without it, the mtime is always now.
+        """
         super().__init__(context, name, parent)
         self._make = make
         self._write = write

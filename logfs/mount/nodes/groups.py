@@ -35,7 +35,7 @@ _NAME_BYTES = 255
 
 
 class GroupsDirectory(PartitionFolder):
-    """Committed offsets by group. To commit or forget one needs write permission, to see one read permission."""
+    """Committed offsets by group. Read permission allows seeing them, write permission committing and forgetting."""
 
     allowed_bits = 0o777
 
@@ -53,7 +53,7 @@ class GroupsDirectory(PartitionFolder):
                 yield name
 
     def create(self, name: str, flags: int) -> Node:
-        """Return the file of a group, which need not have an offset. This commits none: only a write does.
+        """Return the file of a group, even if the group has no committed offset. Only a write to it commits one.
 
         Raises EEXIST with O_EXCL if the group has a committed offset, EPERM for a lag, EINVAL for an invalid name.
         """
@@ -102,7 +102,7 @@ class GroupFile(FileNode):
         self.openers: set[GroupHandle] = set()
 
     def committed(self) -> OffsetCommit | None:
-        """Return the commit, or None. Raises ENOENT if there is none and the file is not open."""
+        """Return the group's commit. If there is none, returns None while the file is open, else raises ENOENT."""
         commit = self.folder.committed(self.group)
         if commit is None and not self.openers:
             raise OSError(errno.ENOENT, f"{self.path}: no such group")

@@ -1,4 +1,4 @@
-"""`offsets/`: every offset and range of offsets resolves; `ls` shows the ends and the first of each segment."""
+"""`offsets/`: records and ranges by offset; `ls` shows only `earliest`, `latest` and each segment's first offset."""
 
 from __future__ import annotations
 

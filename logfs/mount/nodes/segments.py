@@ -146,7 +146,10 @@ class SegmentFile(GrowingFile):
 
 
 class OtherHandle(Handle):
-    """An open real file other than the one whose pages the kernel has. The daemon gets every read of it."""
+    """An open real file that has replaced another one, which other handles of the node have open.
+
+    The kernel has the pages of the former file, so every read of this one goes to the daemon.
+    """
 
     direct_io = True
 

@@ -89,7 +89,11 @@ def parquet_schema() -> pa.Schema:
 
 
 def by_date(columns: Columns) -> Iterator[tuple[str, Columns]]:
-    """Yield each UTC date with its records, in order; those without a timestamp or after 9999 are under `NO_DATE`."""
+    """Yield (date, records) for each UTC date in `columns`, which must not be empty. Dates have the form YYYY-MM-DD.
+
+    Records without a timestamp or after the year 9999 come first, under `NO_DATE`. The records of a date keep their
+    order.
+    """
     days = columns.timestamps // _DAY_MS
     days[(days < 0) | (days > _LAST_DAY)] = -1
     if (days == days[0]).all():
@@ -112,7 +116,10 @@ class Files:
     """
 
     def __init__(self, directory: Path, form: ExportFormat, name: TopicPartition) -> None:
-        """Take the directory for the files, which must exist and belong to this job alone."""
+        """Prepare to write the files of the partition `name`.
+
+        The files are written into `directory`, which must exist and belong to this job alone.
+        """
         self._directory = directory
         self._form = form
         self._name = name
@@ -120,7 +127,7 @@ class Files:
         self._written: list[WrittenFile] = []
 
     def write(self, date: str, columns: Columns) -> None:
-        """Add records of a date. Raises `OSError`."""
+        """Add records to the file of a date, as `by_date` yields them. Raises `OSError`."""
         if date not in self._open:
             if len(self._open) >= _OPEN_FILES:
                 self._close_all()

@@ -87,9 +87,11 @@ def import_(
     done, bytes in all), which include the bytes that are read to plan the import.
 
     Rows keep their order within a file. Files that specify partitions and offsets, as those of an export do, are
-    imported in the order of the offsets. Blocks until the job has ended. Raises `InvalidSetting` for wrong arguments,
-    `FileNotFoundError`, `JobFailed` that names the file (or the first and the last of several files) and for a
-    malformed line its number, and the errors of `logfs.store.observe.commit_client.commit`.
+    imported in the order of the offsets. Blocks until the job has ended.
+
+    Raises `InvalidSetting` for wrong arguments, `FileNotFoundError`, and `JobFailed`, which names the file (or the
+    first and the last of several files) and the number of a malformed line. Raises the errors of a commit too, such
+    as `StoreLocked`, and `CommitPending` if the commit is decided but cannot be done yet.
     """
     options = ImportOptions(format, topic, key, value, key_separator, repartition)
     if partitions is not None and partitions < 1:

@@ -88,9 +88,10 @@ class ImportFormat(ABC):
 
     @abstractmethod
     def look(self, file_range: FileRange) -> list[FileRange]:
-        """Return the same rows as file ranges with names and, if they are known, offsets.
+        """Find the topics, partitions and offsets in a file range, and return file ranges of the same rows.
 
-        Raises `InvalidRecord`, `NotOnHost`, `OSError`.
+        The results have their `names`, and their `offsets` if these are known. Raises `InvalidRecord`, `NotOnHost`,
+        `OSError`.
         """
 
     @abstractmethod

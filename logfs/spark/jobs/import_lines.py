@@ -257,10 +257,10 @@ def _same_prefix(block: bytes) -> tuple[Name, tuple[int, int]] | None:
 
 
 def blocks(file_range: FileRange) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that begin in a file range, in blocks of whole lines, each with the position of its first byte.
+    """Yield the lines that begin in a file range in blocks of whole lines, as (position of the first byte, block).
 
-    Positions in a compressed file count uncompressed bytes. The last newline of a file may be missing; the block has
-    it. Raises `InvalidRecord`, `NotOnHost`, `OSError`.
+    Positions in a compressed file count uncompressed bytes. Every block ends with a newline, even if the last newline
+    of the file is missing. Raises `InvalidRecord`, `NotOnHost`, `OSError`.
     """
     file_range.check_here()
     with _open(file_range.path) as file:

@@ -99,11 +99,11 @@ def from_path(path: str, column: str) -> str | None:
 
 
 def in_order(file_ranges: Sequence[FileRange]) -> list[list[FileRange]]:
-    """Return the file ranges in the order of import, in groups; the file ranges of a group must be merged by offset.
+    """Return the file ranges in the order of import, in groups; those of a group must be merged by offset.
 
-    The order is by offset if all file ranges have offsets that ascend within each file, as in the files of an export,
-    where the dates of a partition may be interleaved. Otherwise the given order stays, which is that of the files'
-    names.
+    If all file ranges have offsets that ascend within each file, as in the files of an export, the order is by topic,
+    partition and offset. File ranges of a partition whose offsets overlap are then one group, because an export may
+    interleave the dates of a partition. Otherwise the given order stays, and each file range is a group.
     """
     if not all(file_range.offsets for file_range in file_ranges) or not _ascend(file_ranges):
         return [[file_range] for file_range in file_ranges]

@@ -31,7 +31,7 @@ _LOOK_SECONDS = 0.2
 
 
 class JobFailed(LogfsError):
-    """Some tasks of a job met an error. The work of the other tasks is done and stays."""
+    """Some work items of a job failed. The others were done, but `export` and `import_` discard their results."""
 
 
 class WorkItem(NamedTuple, Generic[_Item]):

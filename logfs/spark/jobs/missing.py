@@ -42,13 +42,13 @@ class MissingSegment(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The same text without the path of the file, for messages that name the path already."""
+        """The error of this entry without the path of the file, for messages that name the path already."""
         reason = self.reason.removeprefix(f"{self.file.path}: ")
         return str(workers.NotOnHost.because(reason, self.host))
 
 
 def failure(missing: Sequence[MissingSegment]) -> JobFailed:
-    """Return the error for the missing segments that are still in the log; there must be at least one."""
+    """Return the error to raise for missing segments that are still in the log; there must be at least one."""
     more = len(missing) - _MAX_NAMED
     rest = f"; and {more} more segments" if more > 0 else ""
     return JobFailed("; ".join(map(str, missing[:_MAX_NAMED])) + rest)

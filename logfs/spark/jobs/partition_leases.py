@@ -101,7 +101,10 @@ class LeasedPartitions:
     """
 
     def __init__(self, store: Store, topics: Iterable[str] | None) -> None:
-        """Select the partitions of a store, which must have none loaded. Raises `UnknownPartition`."""
+        """Select the partitions of `topics`, or all partitions if it is None.
+
+        No partition of `store` may be loaded. Raises `UnknownPartition` for a topic that does not exist.
+        """
         chosen = None if topics is None else list(topics)
         wanted = of_topics(chosen)
         self.store = store
@@ -120,8 +123,9 @@ class LeasedPartitions:
     ) -> list[Visited[_Result]]:
         """Call `do(store, name)` in tasks, once for each wanted partition, and return the results in the same order.
 
-        `store` contains that partition alone, and is opened with `recover`, as in `Store`. `do` must be picklable.
-        Blocks until the job has ended. An error for one partition does not stop the others.
+        `store` contains that partition alone. With `recover` the partition is recovered from its beginning when the
+        store opens. `title` is the name of the job in Spark's UI. `do` must be picklable. Blocks until the job has
+        ended. An error for one partition does not stop the others.
         """
         works = []
         for name in wanted:

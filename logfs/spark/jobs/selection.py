@@ -23,9 +23,9 @@ def log_dirs(paths: Paths) -> list[str]:
 
 
 def of_topics(topics: Iterable[str] | None) -> Callable[[str], bool]:
-    """Return a predicate that takes the name of a partition directory: whether the partition is of one of the topics.
+    """Return a function that takes the name of a partition directory, and tells whether its topic is in `topics`.
 
-    Without topics, it is true for every name.
+    If `topics` is None, it returns True for every name.
     """
     wanted = None if topics is None else frozenset(topics)
 
@@ -39,7 +39,10 @@ def of_topics(topics: Iterable[str] | None) -> Callable[[str], bool]:
 
 
 def check_topics(topics: Iterable[str] | None, directories: Iterable[str], store: Store) -> None:
-    """Raise `UnknownPartition` for a topic without a partition among `directories`."""
+    """Raise `UnknownPartition` for a topic without a partition among `directories`.
+
+    `directories` are names of partition directories. `store` is only used to name the log directories in the error.
+    """
     there = {names.parse_directory(name).topic for name in directories}
     for topic in topics or ():
         if topic not in there:

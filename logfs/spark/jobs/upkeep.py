@@ -66,7 +66,10 @@ def compact(
 
     This does the same as `logfs compact`. `roll` seals the active segments first, so that they are compacted too.
     Each task uses as much memory as `log.cleaner.dedupe.buffer.size` specifies, and observes
-    `log.cleaner.io.max.bytes.per.second`. Locking, `topics`, `progress` and errors are as in `reindex`.
+    `log.cleaner.io.max.bytes.per.second`. No other process may hold the log directories. `topics` limits the job to
+    these topics. `progress` is called with (bytes of logs done, bytes in all). Blocks until the job has ended. The
+    `Visited` of a partition that could not be compacted has the reason, and the others are done. Raises
+    `StoreLocked`, `UnknownPartition`, and the errors of opening a store.
     """
     with lease_partitions(paths, topics) as lending:
         settings = lending.store.settings

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of an audit: what was read, and the findings, by partition in the order of the names."""
+    """The result of an audit: the findings, by partition in the order of the names, and how much was audited.
+
+    `partitions`, `segments` and `records` are counts. `size_bytes` is the size of the .log files.
+    """
 
     findings: tuple[Finding, ...]
     partitions: int
@@ -56,12 +59,12 @@ def verify(
     topics: Iterable[str] | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Audit log directories as `logfs check` does, except for the maps of `keys/`, and return the findings.
+    """Audit log directories as `logfs check` does, except for the key indexes, and return the findings.
 
     Nothing is changed. A broker or a mount may use the directories meanwhile; a segment that leaves the log during
     the audit is reported as a note. A segment that is in the log but missing on a task's machine is an error that
-    names the host. `topics` limits the audit to these topics. `progress` is called with (bytes of logs done, bytes
-    in all). Blocks until the job has ended. Raises the errors of opening a store read-only, and `JobFailed` if a log
+    names the host. `topics` limits the audit to these topics. `progress` is called with (bytes of logs done, bytes in
+    all). Blocks until the job has ended. Raises the errors of opening a store read-only, and `JobFailed` if a log
     could not be read at all.
     """
     with opened(paths, topics) as store:
@@ -107,7 +110,11 @@ def verify(
 
 @dataclass(frozen=True)
 class AuditSubject:
-    """A segment to audit in another process, with the arguments of `audit`. It can be pickled."""
+    """A segment to audit in another process. It can be pickled.
+
+    `epochs` are the (leader epoch, start offset) pairs of the log, in order. `trusts_indexes` tells whether the
+    indexes must agree with the log, `live` whether another process may write the log directory.
+    """
 
     segment: SegmentDescriptor
     epochs: tuple[tuple[int, int], ...]
@@ -116,7 +123,7 @@ class AuditSubject:
     log_start_offset: int
 
     def audit(self) -> tuple[list[Finding], Account | None]:
-        """Audit the segment, and return the findings and the segment's account.
+        """Audit the segment, and return the findings and the account, which is compared with those of its neighbours.
 
         Raises `Gone` or `FileNotFoundError` if the planned segment is not there, and `OSError`.
         """
@@ -159,7 +166,7 @@ def _of_missing(missing: MissingSegment, *, is_error: bool) -> Finding:
 
 
 def audit_subjects(store: Store, partition: Partition) -> list[AuditSubject]:
-    """Return a `AuditSubject` for each segment of a partition, in order. Raises `Gone`, `OSError`."""
+    """Return an `AuditSubject` for each segment of a partition, in order. Raises `Gone`, `OSError`."""
     epochs, start = tuple(partition.epochs.entries), partition.log_start_offset
     live = store.homes[partition.name.directory].live
     return [

@@ -162,7 +162,11 @@ class StagingTask:
 
 
 def planned_partitions(log_dirs: Iterable[str], topic: str | None) -> PlannedPartitions:
-    """In the driver: return the partitions of a topic, or of all topics if it is None. Raises `OSError`."""
+    """In the driver: return the partitions of a topic, or of all topics if it is None.
+
+    The result has the path and the inode number of each partition directory, by topic and partition number. Raises
+    `OSError`.
+    """
     return {
         name: {number: (str(path), path.stat().st_ino) for number, path in numbers.items()}
         for name, numbers in partitions_in(map(Path, log_dirs)).items()

@@ -117,13 +117,19 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
         self._id = options.transaction or (str(uuid.uuid4()), 0)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """In a task: stage its rows and return the commit message. Raises as `StagingTask` and its `stage`."""
+        """In a task: stage the rows of the task, and return the commit message.
+
+        Raises `ValueError` for rows that Kafka's sink refuses, `NotOnHost` if this machine lacks the planned
+        partitions, `UnknownPartition`, `RecordTooLarge`, `InvalidRecord`, and `OSError`.
+        """
         return self._stage(iterator, *self._id)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """In the driver: append all staged records atomically.
+        """In the driver: append all staged records atomically, unless this commit was done before.
 
-        Raises `NotOnHost` for a staged file that is missing, and as `logfs.store.observe.commit_client.commit`.
+        Raises `NotOnHost` for a staged file that is missing, `StoreLocked` if another process, such as a broker,
+        keeps the log directories locked, `CommitPending` if the commit is decided but cannot be done yet, and the
+        other errors of a commit.
         """
         self._commit(messages, *self._id)
 
@@ -139,9 +145,11 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):
     """
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """In a task: stage its rows and return the commit message.
+        """In a task: stage the rows of the task, and return the commit message.
 
-        Raises `RuntimeError` outside of a streaming query, and as `StagingTask` and its `stage`.
+        Raises `RuntimeError` outside of a streaming query, `ValueError` for rows that Kafka's sink refuses,
+        `NotOnHost` if this machine lacks the planned partitions, `UnknownPartition`, `RecordTooLarge`,
+        `InvalidRecord`, and `OSError`.
         """
         context = TaskContext.get()
         query = context.getLocalProperty(_QUERY_ID) if context is not None else None
@@ -155,7 +163,9 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """In the driver: append all staged records atomically, unless the micro-batch was committed before.
 
-        Raises `NotOnHost` for a staged file that is missing, and as `logfs.store.observe.commit_client.commit`.
+        Raises `NotOnHost` for a staged file that is missing, `StoreLocked` if another process, such as a broker,
+        keeps the log directories locked, `CommitPending` if the commit is decided but cannot be done yet, and the
+        other errors of a commit.
         """
         writers = {message.writer for message in messages if isinstance(message, Staged)}
         for writer in writers:

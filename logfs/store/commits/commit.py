@@ -290,7 +290,7 @@ class Commits:
     def discard(self, files: Iterable[StagedFile]) -> None:
         """Remove staged files that will not be committed. The files of a decided commit stay.
 
-        Raises as `read_commits`.
+        Raises `Corrupt` or `OSError` if a commit file cannot be read.
         """
         with self._lock:
             # Read the files again: a decision whose fsync failed may be on the disk all the same.
@@ -369,12 +369,12 @@ class Commits:
         return None
 
     def clear_place(self, name: str) -> None:
-        """Record that nothing of a waiting commit is in a log, before the log is changed at the commit's place.
+        """Remove the place of a decided commit that is not done yet; call this before a partition's log is changed.
 
-        An opening looks for the remains of a commit at its place, and treats the commit as done if retention or a
-        cleaner has passed that place. Without a place, the commit gets another one when it is done. Raises
-        `LogfsError` and `OSError`, after which the log must not be changed, and `WouldBlock` in a thread that must
-        not wait.
+        The place is where the batches are to begin in the log. An opening looks there for remains of the commit, and
+        takes the commit for done if retention or a cleaner has passed the place: after the change, this could be
+        wrong. A commit without a place gets a new one when it is done. Raises `LogfsError` and `OSError`, after
+        which the log must not be changed, and `WouldBlock` in a thread that must not wait.
         """
         if not self.concerns(name):
             return
@@ -395,7 +395,7 @@ class Commits:
                     )
 
     def finish_at_opening(self) -> None:
-        """Call `finish`. An error is logged, and the commit stays decided."""
+        """Do the decided commits, after partitions were loaded. An error is logged, and the commit stays decided."""
         try:
             self.finish()
         except (LogfsError, OSError) as error:
@@ -440,9 +440,10 @@ class Commits:
     def place_of_remains(
         self, log_dir: LogDir, name: TopicPartition, directory: Path
     ) -> FilePosition | None:
-        """Return where a read-only store must end a log: before the remains of a commit. None without remains.
+        """Return the position in a log at which the remains of a commit begin, or None if there are none.
 
-        A crash leaves such remains. The next opening for writing cuts them off and does the commit.
+        A crash leaves such remains. A read-only store ends the log there; the next opening for writing cuts the
+        remains off and does the commit.
         """
         for home in self._registry.log_dirs:
             try:
@@ -463,7 +464,7 @@ class Commits:
         return None
 
     def upkeep(self, now_ms: int) -> None:
-        """Finish the commits that a full disk has held up and, every hour, remove leftover staged files."""
+        """Do the decided commits that are not done yet and, every hour, remove leftover staged files."""
         if self.pending():
             self.finish()
         if now_ms >= self._next_look_ms:
@@ -473,7 +474,10 @@ class Commits:
     # Leftovers.
 
     def remove_leftovers(self, now_ms: int) -> int:
-        """Remove the staged files of finished commits and of commits that never came; return the number of files."""
+        """Remove the staged files of finished commits, and those older than a day that are in no decided commit.
+
+        Return the number of files removed. `now_ms` is in ms since the epoch.
+        """
         removed = 0
         with self._lock:
             for partition in list(self._registry.partitions.values()):

@@ -66,7 +66,10 @@ class Groups:
     """
 
     def __init__(self, registry: PartitionRegistry, create: Callable[[str], Partition]) -> None:
-        """Make the groups of a store. `create` creates the partition of commits that is missing."""
+        """Make the groups of a store; nothing is read before the first call.
+
+        `create` is called with the name of a partition of `__consumer_offsets` that is missing, and creates it.
+        """
         self._registry = registry
         self._create = create
         self._lock = threading.RLock()

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Lease:
-    """The state of a partition as known to the holder of its log directory's lock; opened in place of the directory.
+    """A permission to work on one partition of a log directory that another process has locked.
 
-    `recovery_point`, `log_start` and `cleaner_offset` are the entries of the checkpoints, None where there is none.
+    `Store` accepts it in place of the directory. `clean` and `is_brokers` are attributes of the directory.
+    `recovery_point`, `log_start` and `cleaner_offset` are the partition's entries in the checkpoints, None where
+    there is none.
     """
 
     log_dir: str
@@ -56,7 +58,7 @@ class Lease:
 
 
 class Returned(NamedTuple):
-    """The new checkpoint entries of a partition, and whether it was closed cleanly."""
+    """The result of work on a leased partition: its new checkpoint entries, and whether it was closed cleanly."""
 
     recovery_point: int
     log_start: int | None
@@ -65,7 +67,9 @@ class Returned(NamedTuple):
 
 
 class LeasedLogDir(LogDir):
-    """A log directory whose lock another process holds for this one, which writes none of its own files.
+    """A log directory that another process has locked, opened for work on one leased partition.
+
+    The files of the log directory itself are not written: `returned` has the partition's new entries instead.
 
     Processes that have the same lease, such as two attempts of a task, take turns. A process that ended during its
     turn has left the partition as a crash does, so the next one recovers the partition.
@@ -78,7 +82,7 @@ class LeasedLogDir(LogDir):
         self._turn: Turn | None = None
 
     def open(self) -> None:
-        """Wait for the turn, and adopt the state in the lease. Raises `OSError` if the directory is unusable."""
+        """Wait until no other process works with the lease, then take over its state. Raises `OSError`."""
         lease = self.lease
         self.found = self.disk.stat(self.path)
         self._turn = Turn(self.disk, self.path / lease.partition.directory)
@@ -93,7 +97,7 @@ class LeasedLogDir(LogDir):
                 known[lease.partition] = value
 
     def returned(self) -> Returned:
-        """Return the entries for the holder. Call this once the store is closed."""
+        """Return the new checkpoint entries, for the holder of the lock. Call this after the store is closed."""
         name = self.lease.partition
         return Returned(
             self.recovery_points.get(name, 0),
@@ -118,7 +122,7 @@ class LeasedLogDir(LogDir):
         self.cleaner_offsets = dict(offsets)
 
     def mark_clean(self) -> None:
-        """Keep the clean close for `returned`."""
+        """Record for `returned` that the partition was closed cleanly."""
         self._closed_cleanly = True
 
     def close(self) -> None:
@@ -128,6 +132,6 @@ class LeasedLogDir(LogDir):
             turn.release()
 
     def disown(self) -> None:
-        """See `LogDir.disown`. The turn belongs to the parent process, too."""
+        """Refuse all calls from now on, without ending the turn: for a forked child, whose parent has the turn."""
         super().disown()
         self._turn = None

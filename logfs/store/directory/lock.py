@@ -66,7 +66,7 @@ class Lock:
         _held[self.identity] = self
 
     def release(self) -> None:
-        """Release the lock. As a broker does, first remove its file, if that is still the locked one."""
+        """Remove the lock file, as a broker does, unless it was replaced by another file; then release the lock."""
         try:
             if self.is_in_place():
                 self._disk.unlink(self._path)
@@ -78,7 +78,7 @@ class Lock:
             self._file.close()
 
     def is_in_place(self) -> bool:
-        """Whether the locked file still has its name."""
+        """Whether `.lock` in the log directory is still the file that was locked."""
         return _identity(self._disk, self._path) == self.identity
 
 
@@ -99,10 +99,10 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Turn:
-    """The turn of one process to work on a partition, for which other processes wait.
+    """The turn of this process to work on a partition; other processes wait until the turn ends.
 
-    A process that ends without `release`, as when it is killed, leaves a file that is not empty. For the next process
-    `was_left_behind` is then true.
+    `was_left_behind` is true if the process that had the previous turn ended without `release`, for example because
+    it was killed.
     """
 
     def __init__(self, disk: Disk, directory: Path) -> None:

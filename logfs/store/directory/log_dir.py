@@ -31,10 +31,10 @@ META_PROPERTIES = "meta.properties"
 
 
 class FirstError:
-    """The first error of an action on several directories or partitions: `with errors:` around each, then `throw`.
+    """A collector of errors: do the work on each directory or partition in `with errors:`, then call `throw`.
 
-    It catches `LogfsError` and `OSError`. A `LogDirFailed` gives way to any later error, because work in the other
-    directories need not stop for it.
+    It catches each `LogfsError` and `OSError`, and keeps the first in `error`. A later error replaces a
+    `LogDirFailed`, because work in the other directories need not stop for it.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,10 @@ class LogDir:
     def __init__(
         self, disk: Disk, path: Path, failed: Callable[[LogDir], object] = lambda _: None
     ) -> None:
-        """Touch nothing on the disk before `open`. `failed` is called once, if the directory fails."""
+        """Make an object for the directory at `path`; it uses the disk from `open` on.
+
+        `failed` is called with this object if the directory fails.
+        """
         self.path = path
         self.disk = CheckedDisk(disk, path, lambda: failed(self))
         # The directory's attributes when it was opened; its mode and owner become those of the mount.
@@ -94,7 +97,7 @@ class LogDir:
             _written_here.add(self)
 
     def open(self) -> None:
-        """Lock the directory, and read its small files.
+        """Lock the directory if the disk is writable, and read its checkpoints and markers.
 
         Raises `StoreLocked` if another process holds the lock, `OSError` if the directory is unusable.
         """
@@ -142,10 +145,10 @@ class LogDir:
             self.disk.fail(error)
 
     def has_changed(self) -> bool:
-        """Whether a name in the directory may have been added, removed or replaced since the last call.
+        """Read the checkpoints, clean marker and lock's holder again if needed; return whether this was done.
 
-        If so, reads the checkpoints, the clean marker and the lock's holder again. For read-only stores. Raises
-        `OSError` if the directory cannot be read.
+        It is needed if a name in the directory may have been added, removed or replaced since the last call. For
+        read-only stores. Raises `OSError` if the directory cannot be read.
         """
         found = self.disk.stat(self.path)
         if found.st_mtime_ns == self._seen:
@@ -189,7 +192,10 @@ class LogDir:
         )
 
     def mark_clean(self) -> None:
-        """Write the clean-shutdown marker, last before `close`: no file here needs recovery (kafka-storage 5.6)."""
+        """Write the clean-shutdown marker, which states that no file here needs recovery (kafka-storage 5.6).
+
+        It is written last, just before `close`.
+        """
         marker = checkpoint.format_clean_shutdown(self._broker_epoch)
         self.disk.replace_file(self.path / CLEAN_SHUTDOWN, marker)
 

@@ -41,7 +41,8 @@ class MountEntry(NamedTuple):
     """One line of the mount table.
 
     `number` is the kernel's mount id. `root` is the directory of the filesystem that is mounted: "/" except for bind
-    mounts of a part of it. `source` is the source that was mounted, `device` the `st_dev` of the files in the mount.
+    mounts of a part of it. `kind` is the filesystem type, `source` the source that was mounted, `device` the `st_dev`
+    of the files in the mount. `flags` are the options of this mount, `options` those of the filesystem.
     """
 
     number: int

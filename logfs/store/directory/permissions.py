@@ -30,7 +30,7 @@ class Access(NamedTuple):
 
 
 class PermissionTable:
-    """The access of a partition directory ("") and of the files in it, by name.
+    """The `Access` (mode bits and owner) of the files in a partition directory by name, and of the directory as "".
 
     Access that was never set follows the directory: it has the directory's owner and mode bits, the bits limited to
     0444 for files that are read, to 0666 for files that are written, and to 0555 for subdirectories. The directory
@@ -38,7 +38,7 @@ class PermissionTable:
     """
 
     def __init__(self, partition: Reader) -> None:
-        """Read the file, if there is one. Raises `Corrupt` if it is damaged."""
+        """Read the file `logfs.modes` of the partition, if there is one. Raises `Corrupt` if it is damaged."""
         # The partition, not its directory, which changes when the partition is moved.
         self._partition = partition
         disk = partition.disk
@@ -64,7 +64,7 @@ class PermissionTable:
             raise self._partition.disk.failure
 
     def get(self, name: str, allowed: int = 0o777) -> Access:
-        """Return the access of a file. Unless it was set, its mode is limited to the bits of `allowed`."""
+        """Return the access that was set for a file, or else the directory's with the mode limited to `allowed`."""
         found = self._set.get(name)
         if found is not None:
             return found

@@ -64,7 +64,7 @@ class RecognisedPath(NamedTuple):
     meant: tuple[str, ...] = ()
 
     def error(self, advice: str = "") -> InvalidStore:
-        """Return the error for a path that is refused: one line, with `advice` if no other path was meant."""
+        """Return the error that refuses the path, in one line; `advice` is added only if `meant` is empty."""
         guess = f"; did you mean {' '.join(self.meant)}?" if self.meant else ""
         return InvalidStore(f"{self.path} {self.words}{guess or advice}")
 
@@ -167,7 +167,7 @@ def check_log_dirs(
 
 
 def check_place(path: Path) -> None:
-    """Raise `InvalidStore` for a new log directory in another one or in a partition, which is a mistake."""
+    """Raise `InvalidStore` if the new log directory `path` would lie in another log directory or in a partition."""
     if around := _around(path):
         words = "does not exist, and a log directory cannot be created inside another one"
         raise RecognisedPath(path, PathKind.MISSING, words, (around,)).error()

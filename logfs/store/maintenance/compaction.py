@@ -47,8 +47,9 @@ class LogState(NamedTuple):
 class CompactionPlan(NamedTuple):
     """How dirty a log is: what a round would clean, in offsets and in bytes, and how overdue the round is.
 
-    `clean_bytes` counts the sealed segments below the dirty part. `delay_ms` is the time by which the oldest dirty
-    batch exceeds `max.compaction.lag.ms`, or 0.
+    `dirty` has the offsets that a round would clean, and `cleanable_bytes` is the size of their segments.
+    `clean_bytes` is the size of the sealed segments below. `delay_ms` is the time by which the oldest dirty batch
+    exceeds `max.compaction.lag.ms`, or 0.
     """
 
     dirty: Dirty
@@ -64,7 +65,7 @@ class CompactionPlan(NamedTuple):
 
     @property
     def work_bytes(self) -> int:
-        """The most bytes that a round reads and writes: dirty bytes are read twice, the others once."""
+        """The most bytes that a round reads and writes: dirty bytes are read twice, others once, all written once."""
         return 2 * self.clean_bytes + 3 * self.cleanable_bytes
 
     def is_due(self, config: LogConfig) -> bool:
@@ -126,7 +127,10 @@ _LEAST_WAIT_SECONDS = 0.05
 
 
 class Throttle:
-    """A limit of `bytes_per_second` for reads and writes together; `spend` waits where they exceed it."""
+    """A limit of `bytes_per_second` for reads and writes together.
+
+    `spend` calls `wait` with the seconds to wait. `clock` returns the time in seconds.
+    """
 
     def __init__(
         self,
@@ -188,7 +192,8 @@ class Compactor:
     def request(self, name: str, *, roll: bool = False) -> None:
         """Request that the next `run_due` compacts a log, whatever its dirty ratio.
 
-        Raises as `compact` for a log that is unknown or offline, or whose `cleanup.policy` has no `compact`.
+        With `roll` its active segment is sealed first, so that it is compacted, too. Raises `UnknownPartition`, the
+        error that keeps the log offline, or `InvalidSetting` if `cleanup.policy` has no `compact`.
         """
         self._check(name)
         self._wanted[name] = roll
@@ -255,9 +260,10 @@ class Compactor:
     ) -> Cleaned:
         """Compact a log now, whatever its dirty ratio, in as many rounds as its keys need; return the overall result.
 
-        With `roll` the active segment is sealed before, so that it is compacted, too. `progress` is called with each
-        number of bytes that is read or written. Raises `InvalidSetting` if `cleanup.policy` has no `compact`, and the
-        errors of `logfs.log.compaction.cleaner.clean`.
+        With `roll` the active segment is sealed first, so that it is compacted, too. `progress` is called with the
+        number of bytes of each read and write. Raises `InvalidSetting` if `cleanup.policy` has no `compact`,
+        `CleaningAborted`, `Corrupt` for damage, `Unsupported` for a log of old formats, `PartitionFailed` and
+        `OSError`.
         """
         self._check(name)
         partition = self._registry[name]

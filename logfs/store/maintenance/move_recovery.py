@@ -28,7 +28,11 @@ logger = logging.getLogger(__name__)
 
 
 class FoundDirectories(NamedTuple):
-    """The partition directories in a log directory, by kind; `partitions` also have inode numbers."""
+    """The partition directories in a log directory, by kind.
+
+    `partitions` have (name, path, inode number). `futures` are the copies of unfinished moves. `strays` are originals
+    that a copy has replaced, or directories that a broker has set aside.
+    """
 
     partitions: list[tuple[TopicPartition, Path, int]]
     futures: list[tuple[TopicPartition, Path]]
@@ -55,7 +59,8 @@ def finish_or_undo(
 ) -> None:
     """Finish or undo the moves of the partitions that `wanted` selects, and schedule originals for removal.
 
-    A partition for which that fails is offline, with the reason. `found` gets the copies that are partitions now.
+    `found` has the directories in each log directory; a copy that becomes the partition is added to its `partitions`.
+    If a move can be neither finished nor undone and no original is left, the partition is offline, with the reason.
     """
     homes = {name: log_dir for log_dir, each in found.items() for name, *_ in each.partitions}
     strays = {path: log_dir for log_dir, each in found.items() for path in each.strays}

@@ -49,9 +49,10 @@ class Expired(NamedTuple):
 
 
 class RetentionPlan(NamedTuple):
-    """What retention would do now: the oldest segments, which it drops, and why the first of the others stays.
+    """The result of retention if it were done now.
 
-    `stays` is empty if no segment is left. `log_start_offset` is the log start offset once the segments are dropped.
+    `expired` are the segments to drop, oldest first. `stays` says why the next segment stays, and is empty if no
+    segment is left. `log_start_offset` is the log start offset after the segments are dropped.
     """
 
     expired: Sequence[Expired]
@@ -65,9 +66,10 @@ class RetentionPlan(NamedTuple):
 def plan_retention(
     segments: Sequence[Segment], config: LogConfig | None, log_start_offset: int, now_ms: int
 ) -> RetentionPlan:
-    """Return the segments of a log to drop, oldest first; the active one is among them only if all have expired.
+    """Return which segments of a log to drop; the active one is among them only if all have expired.
 
-    Without a `config`, if the topic's settings are unknown here, no segment is dropped by size or age.
+    `config` is None if the topic's settings are unknown here: then no segment is dropped by size or age. `now_ms` is
+    in ms since the epoch.
     """
     # Read before the timestamps: records appended to the last segment from now on have not expired.
     starts = [log_start_offset, *(segment.next_offset for segment in segments)]
@@ -204,7 +206,7 @@ class Retainer:
         """Drop all segments eligible for deletion, and return how many were dropped.
 
         Without `names`, all partitions that are neither paused nor failed are examined. Each step for one partition
-        is done by `attempt`, which may keep its errors from the other partitions.
+        is done by `attempt(name, step)`, which may catch the errors of `step`.
         """
         registry = self._registry
         plans: dict[str, RetentionPlan] = {}

@@ -80,7 +80,10 @@ def due(
 
 
 class Backoff:
-    """The waits of failed work: a second, then twice as long after each further failure, up to a minute."""
+    """The waits of failed work: a second, then twice as long after each further failure, up to a minute.
+
+    Work is identified by its task and the name of its partition or directory, or "" for the task as a whole.
+    """
 
     def __init__(self) -> None:
         self._failed: dict[tuple[MaintenanceTask, str], tuple[int, Timer]] = {}
@@ -107,7 +110,7 @@ class Backoff:
         self._failed.pop((task, name), None)
 
     def keep(self, names: Container[str]) -> None:
-        """Forget the failures for all names but these: work for other names will not be tried again."""
+        """Forget the failures of work for other names, which is not tried again; those of whole tasks stay."""
         for task, name in self:
             if name and name not in names:
                 self.succeeded(task, name)

@@ -231,7 +231,10 @@ class MaintenanceScheduler:
 
 
 def rolls_when_quiet(config: LogConfig, *, is_brokers: bool) -> bool:
-    """Whether `logfs.roll.quiet` has quiet segments rolled; by default, unless a broker has the directory."""
+    """Whether upkeep rolls the active segment of a log that gets no appends, as `logfs.roll.quiet` says.
+
+    With the default, `auto`, it does so unless a broker also uses the log directory (`is_brokers`).
+    """
     return config.logfs_roll_quiet == "always" or (
         config.logfs_roll_quiet == "auto" and not is_brokers
     )

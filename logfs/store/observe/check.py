@@ -107,7 +107,7 @@ def check_log_dirs(store: Store) -> Iterator[Finding]:
 
 
 def check_small_files(store: Store, partition: Partition) -> Iterator[Finding]:
-    """Audit the files beside a partition's segments, and the log's ends against checkpoints and leader epochs."""
+    """Audit a partition's other files, and compare the log's start and end with checkpoints and leader epochs."""
     directory = partition.directory
     yield from _check_metadata(store.disk, directory)
     try:

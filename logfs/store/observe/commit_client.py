@@ -1,5 +1,6 @@
-"""Commits and new partitions from outside: through the mount that holds the log directories, or under Kafka's lock.
+"""Commits and new partitions from a process that does not have the store open.
 
+They go through the mount that holds the log directories or, without one, through a store opened for the purpose.
 A mount writes a file with its mountpoint into each of its log directories, and accepts commits at `.logfs/commit`.
 A mount may begin or end while a commit is sent. The commit is then sent again, which is safe because no commit is
 made twice.
@@ -95,7 +96,7 @@ def find_commit_file(disk: Disk, log_dir: Path) -> Path | None:
 
 
 def log_dirs_of(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Return the log directories of paths: a mountpoint of logfs stands for those that are mounted there."""
+    """Return `paths`, with each mountpoint of logfs replaced by the log directories that are mounted there."""
     found: list[str] = []
     for path in paths:
         found += mounted_log_dirs(path) or [os.fspath(path)]
@@ -123,10 +124,16 @@ def open_store(
     only: Only | None = None,
     recover: bool = False,
 ) -> Store:
-    """Open log directories as a `Store`, with the arguments and the errors of its constructor.
+    """Open log directories as a `Store`, and recover the partitions that were not closed cleanly.
 
     An empty directory becomes a new store. A missing directory becomes one only with `create`, so that a misspelt
-    path is an error (`InvalidStore`) and not a new store.
+    path is an error (`InvalidStore`) and not a new store. With `read_only` nothing on the disk is changed or locked.
+    `clock` returns the time in ms since the epoch. `progress` is called with (partition, bytes read, bytes in all)
+    during recovery. `only` is the name of the one partition to load, or a function that selects partitions by name.
+    `recover` recovers even after a clean shutdown.
+
+    Raises `StoreLocked` with the holder's pid, `InvalidStore`, `InvalidSetting` and `Corrupt` for settings files, and
+    `OSError`.
     """
     return Store(
         log_dirs,
@@ -171,7 +178,8 @@ def parse_request(line: bytes) -> CommitRequest:
 def serve(store: Store, request: CommitRequest) -> Committed:
     """Commit the staged files of a request, or remove them if it `discards`, and return the outcome.
 
-    A discard is never `already` done, and has no offsets. Raises what `Commits.commit` or `Commits.discard` raises.
+    The outcome of a removal is not `already`, and has no offsets. Raises the errors of `Commits.commit` or
+    `Commits.discard`.
     """
     if not request.discards:
         return store.commit(request.writer, request.sequence, request.staged)
@@ -218,16 +226,22 @@ def commit(
     *,
     seconds: float = 60.0,
 ) -> Committed:
-    """Commit files that were staged in log directories, through a mount or directly; see `Commits.commit`.
+    """Commit files that were staged in log directories, all or none, through a mount or directly.
 
-    Waits up to `seconds` for another process that holds the directories. Raises `StoreLocked` if the process keeps
-    them, as a broker does: it accepts no commits. Also raises `InvalidStore`, and the errors of opening a store.
+    Each `writer` numbers its commits: a commit whose `sequence` is not above the writer's last one is not done
+    again. Waits up to `seconds` for another process that holds the directories. Raises `StoreLocked` if the process
+    keeps them, as a broker does: it accepts no commits. Also raises `InvalidStore`, and the errors of opening a store
+    and of `Commits.commit`.
     """
     return _send(log_dirs, CommitRequest(writer, sequence, tuple(staged)), seconds)
 
 
 def discard(log_dirs: LogDirs, staged: Sequence[StagedFile], *, seconds: float = 5.0) -> None:
-    """Remove staged files that will not be committed; see `Commits.discard`. Waits and raises as `commit`."""
+    """Remove staged files that will not be committed; the files of a decided commit stay.
+
+    Waits up to `seconds` for another process that holds the directories. Raises `StoreLocked` if the process keeps
+    them, `InvalidStore`, and the errors of opening a store.
+    """
     if staged:
         _send(log_dirs, CommitRequest("", 0, tuple(staged), discards=True), seconds)
 
@@ -235,8 +249,8 @@ def discard(log_dirs: LogDirs, staged: Sequence[StagedFile], *, seconds: float =
 def create(log_dirs: LogDirs, partitions: Sequence[str], *, seconds: float = 60.0) -> None:
     """Create the partitions that do not exist yet, through a mount or directly.
 
-    A log directory may be empty, but must exist. Waits as `commit`. Raises `InvalidName`, the errors of
-    opening a store, and `StoreLocked` as `commit`.
+    A log directory may be empty, but must exist. Waits up to `seconds` for another process that holds the
+    directories. Raises `StoreLocked` if the process keeps them, `InvalidName`, and the errors of opening a store.
     """
     for name in partitions:
         names.parse_directory(name)

@@ -78,7 +78,7 @@ def _number(value: float) -> str:
 def histogram(
     labels: Mapping[str, object], times: LatencyHistogram, unit: float = 1.0
 ) -> list[Sample]:
-    """Return the samples of one histogram, whose values are seconds times `unit`."""
+    """Return the samples of a histogram of durations in seconds times `unit`; a `unit` of 1000 gives milliseconds."""
     buckets = list(times.buckets())
     samples = [
         Sample(count, {**labels, "le": _number(bound * unit)}, "_bucket")
