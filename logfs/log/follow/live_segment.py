@@ -47,8 +47,9 @@ _SUFFIXES = (names.OFFSET_INDEX, names.TIME_INDEX, names.TEXT_INDEX)
 class LiveSegment(Segment):
     """A segment of a read-only store, identified by the inodes of its files rather than by their names.
 
-    The last segment grows when `advance` is called, up to the last whole batch. An open file stays the same, whatever
-    becomes of its names. A file that was not opened in time, or that was cut, raises `Gone`.
+    The last segment grows when `advance` is called, up to the last whole batch. An open file stays readable
+    after it is renamed or deleted. Reading raises `Gone` if a file was deleted before it was opened, or if the .log
+    file was cut.
     """
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int) -> None:
@@ -95,7 +96,7 @@ class LiveSegment(Segment):
                 index.source = partial(_open_index, self._disk, index.path, inode, may_go=may_go)
 
     def is_same(self, files: Files) -> bool:
-        """Whether the .log file is the one that this segment reads."""
+        """Whether the .log file in `files` (inode numbers by suffix) is the one that this segment reads."""
         inode, file = files[names.LOG], self._file
         if not self.inodes and file is not None:
             return self._disk.stat_file(file).st_ino == inode
@@ -131,7 +132,7 @@ class LiveSegment(Segment):
     # Growing.
 
     def follow_end(self) -> None:
-        """Find the end of the last segment by its indexes; nothing before their last entry is read."""
+        """Find the end of the last segment. In a large file, the search begins at an index entry near the end."""
         self._end = SegmentEnd(0, self.base_offset, UNMEASURED)
         self.advance()
 
@@ -285,7 +286,7 @@ class LiveSegment(Segment):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether another `advance` may show more, though the .log file stays the same."""
+        """Whether the last `advance` stopped at an abort marker without an index entry; another may go past it."""
         return self._awaited is not None
 
     def _awaits(self, position: int, before: tuple[int, float] | None) -> bool:
@@ -327,8 +328,12 @@ class LiveSegment(Segment):
         return walk(Walk(read, position, end, *bounds, exact=True, base_offset=self.base_offset))
 
     def seal_at(self, next_base: int) -> None:
-        """Take in the rest of this segment and seal it: the log continues in another. Raises `Gone` as `advance`."""
+        """Take in the rest of this segment and seal it; the next begins at `next_base`.
+
+        Raises `Gone` if the .log file has vanished or was cut.
+        """
         # A writer that has rolled has written the entries of all markers before.
+        self.txn_index.forget()
         self.advance(may_wait=False)
         segment_end = self._end
         assert segment_end is not None
@@ -355,14 +360,15 @@ class LiveSegment(Segment):
         # A copy with the same files, whose end does not move meanwhile.
         still = self.detached()
         still._end = now
-        if not text_fits(still) or self.text_index.last.position != now.size_bytes:
+        if not text_fits(still) or (last := still.text_index.last).position != now.size_bytes:
             self._disk.check_may_block()
             with self._rebuilding:
                 measured = self._measured
                 if measured is not None and measured >= now:
                     return measured
                 self._index_text(still, now)
-        self._measured = now._replace(text=self.text_index.last.before)
+                last = still.text_index.last
+        self._measured = now._replace(text=last.before)
         return self._measured
 
     def _index_text(self, still: Segment, now: SegmentEnd) -> None:

@@ -95,7 +95,7 @@ class SparseIndex:
         return self._disk.exists(self.path) if self.source is None else self.source() is not None
 
     def to_bytes(self) -> bytes:
-        """Return the entries as the trimmed file holds them, or will hold them."""
+        """Return the bytes of all entries in the format of the file, without the preallocated space after them."""
         size = self.size_bytes
         file, data = self._entries()
         if data is not None:
@@ -103,7 +103,7 @@ class SparseIndex:
         return b"" if file is None else bytes(self._disk.read(file, 0, size))
 
     def file_bytes(self) -> bytes:
-        """Return the whole entries of the file, right or wrong; `repair` is not called."""
+        """Return the bytes of the file without an incomplete entry at its end. They are not checked or repaired."""
         with self._disk.hold(self._disk.naming):
             file = self._find_file()
         if file is None:
@@ -176,11 +176,11 @@ class SparseIndex:
             self._file = None
 
     def take_entries(self, data: bytes) -> None:
-        """Use these entries in memory, whatever the file holds."""
+        """Use the entries in `data`, in the format of the file, in place of those in the file. Writes nothing."""
         self._data, self._count = bytearray(data), len(data) // self.entry.size
 
     def take_file(self, file: File, count: int) -> None:
-        """In a read-only store, continue with the first `count` entries of another file."""
+        """In a read-only store, read the entries from another file from now on: its first `count` ones."""
         self._count = min(self._count, count)
         self._file = file
         self._is_taken = True
@@ -262,7 +262,10 @@ class SparseIndex:
             self._data = None
 
     def check_sane(self) -> None:
-        """Raise `Corrupt` as Kafka's sanity check does (kafka-storage 3.8), and for a file that is too long."""
+        """Raise `Corrupt` if the file is too long, or does not hold a whole number of entries (kafka-storage 3.8).
+
+        As in Kafka, the offset index and the time index check their last entry too.
+        """
         # An open file may have lost its name.
         file = self._file or self._find_file()
         size = self._disk.size(file) if file else 0
@@ -273,8 +276,12 @@ class SparseIndex:
                 f"{self.path}: is {size} bytes long, but an index has at most {_MOST_BYTES}"
             )
 
+    @property
+    def _is_open(self) -> bool:
+        return self._data is not None or (self._file is not None and not self._disk.writable)
+
     def _open(self) -> None:
-        if self._data is not None or (self._file is not None and not self._disk.writable):
+        if self._is_open:
             return
         self._open_file()
         try:
@@ -294,26 +301,32 @@ class SparseIndex:
             self._data, self._count = better._data, better._count
 
     def _open_file(self) -> None:
+        # Under the lock, and once: a thread that reads must not replace what a thread that appends has opened and
+        # made space in since.
         with self._disk.hold(self._disk.naming):
+            if self._is_open:
+                return
             file = self._find_file()
-        if file is None:
-            self._data, self._count, self._has_rest = bytearray(), 0, False
-            return
-        size = self._disk.size(file)
-        if size > _MOST_BYTES and not self.is_growing:
-            size = 0
-        if not self._disk.writable:
-            # A writer that has just rolled may not have trimmed the file yet.
-            has_preallocated_space = self.is_growing or self.source is not None
-            self._count = self._written(file) if has_preallocated_space else size // self.entry.size
-            self._file = file
-        else:
-            self._count = size // self.entry.size
-            # A writer opens the file again to make space. The descriptor of an empty file is kept, or the index would
-            # count as one in memory.
-            self._file = None if size else file
-            self._data = self._disk.map(file, size) if size else bytearray()
-        self._has_rest = bool(size % self.entry.size)
+            if file is None:
+                self._count, self._has_rest, self._data = 0, False, bytearray()
+                return
+            size = self._disk.size(file)
+            if size > _MOST_BYTES and not self.is_growing:
+                size = 0
+            self._has_rest = bool(size % self.entry.size)
+            if not self._disk.writable:
+                # A writer that has just rolled may not have trimmed the file yet.
+                has_preallocated_space = self.is_growing or self.source is not None
+                self._count = (
+                    self._written(file) if has_preallocated_space else size // self.entry.size
+                )
+                self._file = file
+            else:
+                self._count = size // self.entry.size
+                # A writer opens the file again to make space. The descriptor of an empty file is kept, or the index
+                # would count as one in memory.
+                self._file = None if size else file
+                self._data = self._disk.map(file, size) if size else bytearray()
 
     def _entries(self) -> tuple[File | None, mmap.mmap | bytearray | None]:
         """Return the file and the entries in memory, at least one of them; they are opened again if released."""
@@ -396,7 +409,10 @@ class OffsetIndex(SparseIndex):
     entry = struct.Struct(">ii")
 
     def append(self, offset: int, position: int) -> None:
-        """Add the batch with the last offset `offset`. Raises `ValueError` if full or not above the last entry."""
+        """Add an entry for the batch that starts at `position` and whose last offset is `offset`.
+
+        Raises `ValueError` if the index is full, or if `offset` is not above that of the last entry.
+        """
         self._open()
         relative = self._relative(offset)
         if self._count and relative <= self._get(self._count - 1)[0]:
@@ -474,7 +490,7 @@ class TimeIndex(SparseIndex):
 
     @property
     def is_full(self) -> bool:
-        """Whether at most the slot kept for the closing entry is left (kafka-storage 3.5)."""
+        """Whether no entry fits except the closing one, for which one slot is reserved (kafka-storage 3.5)."""
         return len(self) >= self.capacity - 1
 
     def maybe_append(self, timestamp: int, offset: int, *, closing: bool = False) -> None:

@@ -55,7 +55,7 @@ class Segment(SegmentFiles):
     """
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
-        """Make a segment of the files with these names, each followed by `suffix` (kafka-storage 1.1)."""
+        """Make a segment of the files that are named after `base_offset`, each name followed by `suffix`."""
         super().__init__(disk, directory, base_offset, suffix)
         # Identifies the content of the file in caches, because a path may come to hold other bytes.
         self.content = object()
@@ -78,14 +78,17 @@ class Segment(SegmentFiles):
         return self.writer is not None
 
     def detached(self) -> Segment:
-        """Return another segment with the same files and indexes, and from now on its own end and writer."""
+        """Return a second object for the same files and indexes, whose end and writer change independently."""
         other = copy.copy(self)
         if self.writer is not None:
             other.writer = self.writer.writing_to(other)
         return other
 
     def repaired(self, number: int) -> SparseIndex | None:
-        """Rebuild an index of a sealed segment that a crash or a manual edit damaged: see `SegmentFiles.repaired`."""
+        """Rebuild the offset index (0) or the time index (1) from the log if its file cannot be right.
+
+        Returns the new index; None if the file may be used, and for a segment that is not sealed or is empty.
+        """
         next_base = self.next_base
         if next_base is None or self.is_active or not self.size_bytes:
             return None
@@ -102,7 +105,10 @@ class Segment(SegmentFiles):
             return self._lookups[number]
 
     def recreated(self, before: TextEntry, after: TextEntry, count: int) -> Sequence[TextEntry]:
-        """Return `count` entries of the text index between two others, made from the log; none if it has fewer."""
+        """Make `count` text index entries from the log, to replace damaged ones between two valid entries.
+
+        Returns an empty sequence if the log between `before` and `after` does not agree with them or is too short.
+        """
         self._disk.check_may_block()
         return text_entries_between(self, before, after, count)
 
@@ -154,7 +160,10 @@ class Segment(SegmentFiles):
 
     @property
     def largest_timestamp(self) -> int:
-        """The timestamp (ms) that counts for retention and time lookups (kafka-storage 3.10)."""
+        """The greatest timestamp of a record (ms); the .log file's modification time if no record has one.
+
+        Retention and time lookups use it (kafka-storage 3.10).
+        """
         timestamp = self.max_timestamp.timestamp
         return timestamp if timestamp >= 0 else self.mtime_ms()
 
@@ -178,7 +187,7 @@ class Segment(SegmentFiles):
     # Kafka's indexes have no checksum, so an entry is checked against the log before it is used.
 
     def position_of(self, offset: int) -> int:
-        """Return the position at which to start looking for `offset`."""
+        """Return the position of a batch at or before `offset`, from which a search for `offset` may start."""
         return self._entry_before(offset).position
 
     def _entry_before(self, offset: int) -> OffsetEntry:
@@ -195,12 +204,15 @@ class Segment(SegmentFiles):
         return found if agrees else start
 
     def offset_before(self, timestamp: int) -> int:
-        """Search the time index for `timestamp` (ms): all records below the returned offset are earlier."""
+        """Return the offset, by the time index, from which to search for `timestamp` (ms).
+
+        All records in the batches before the one that holds it are earlier.
+        """
         found = self.time_index.lookup(timestamp)
         return found.offset if self.has(found) else self.base_offset
 
     def has(self, entry: TimeEntry) -> bool:
-        """Whether the log has a batch that matches a time index entry. An entry of untrimmed zeros matches none."""
+        """Whether the batch that holds the entry's offset has the entry's timestamp as its greatest."""
         if entry.timestamp < 0:
             return False
         with suppress(DamagedRange):
@@ -216,9 +228,9 @@ class Segment(SegmentFiles):
         chunk_bytes: int = CHUNK_BYTES,
         first_offset: int | None = None,
     ) -> Iterator[tuple[int, Batch] | Damage]:
-        """Yield the batches from `position`, the start of a batch, and report damage separately (`batch_iterator`).
+        """Yield (position, batch) for the batches in bytes [position, end), and each `Damage` between them.
 
-        `first_offset` is the offset after what lies before `position`, if that is known.
+        `position` is the start of a batch. `first_offset` is the next offset after the batches before it, if known.
         """
         first, size = self.base_offset, self.size_bytes
         stop = size if end is None else min(end, size)
@@ -251,7 +263,7 @@ class Segment(SegmentFiles):
         return walk(what._replace(base_offset=self.base_offset))
 
     def batches_from(self, offset: int) -> Iterator[tuple[int, Batch] | Damage]:
-        """Yield the batches with their positions, from the first whose last offset is at or after `offset`."""
+        """Yield (position, batch) for the batches from the one that holds `offset` on, and `Damage` from there on."""
         for found in self.walk(self.position_of(offset)):
             if isinstance(found, Damage):
                 if found.next_offset > offset:
@@ -319,11 +331,11 @@ class Segment(SegmentFiles):
         return found.position, found.offset - STEP.unpack_from(header)[-1], POINT_READ_BYTES
 
     def skip_earlier(self, position: int, timestamp: int) -> tuple[int, int | None]:
-        """Step over headers, from the batch at `position` on, to the first with a timestamp of at least `timestamp`.
+        """Find, by headers alone, the first batch from `position` on with a timestamp of at least `timestamp` (ms).
 
-        Returns the position of the batch before the one found, and the base offset of the one found. The offset is
-        None if the headers end first or do not lead to one another. Nothing else is checked, so the caller must check
-        the batch.
+        Returns a position from which to walk, that of the batch before the one found (or `position`), and the base
+        offset of the batch found. The offset is None if there is no such batch, or if the headers do not lead to one
+        another. The caller must check the batch.
         """
         before, expected = position, None
         window, window_start = self.read(position, POINT_READ_BYTES), position
@@ -360,7 +372,10 @@ class Segment(SegmentFiles):
     # From active to sealed. Appends are in `SegmentWriter`.
 
     def activate(self, config: LogConfig, now_ms: int, *, create: bool = False) -> SegmentWriter:
-        """Give the segment a writer: its indexes get space and, with `create`, its files are made."""
+        """Give the segment a writer, and return it. The indexes are preallocated.
+
+        With `create`, the .log file and the three indexes are created or emptied, at the time `now_ms`.
+        """
         self._begin_writing()
         if create:
             self._file = self._disk.open(self.path, write=True, create=True)
@@ -428,12 +443,15 @@ class Segment(SegmentFiles):
             self.writer = None
 
     def save_indexes(self, *, sync: bool) -> None:
-        """Replace the index files with the entries that were collected; see `SparseIndex.save`."""
+        """Replace each index file with the entries that were collected in memory.
+
+        With `sync`, a power cut leaves each old file or its new one. The caller syncs the directory.
+        """
         for index in (*self.indexes, self.txn_index):
             index.save(sync=sync)
 
     def flush(self, *, indexes: bool) -> None:
-        """Return when the .log file, and the indexes if asked, will survive a power cut: data before index."""
+        """Make the .log file durable, and then with `indexes` the index files too."""
         self._disk.sync(self.file)
         if indexes:
             for index in (*self.indexes, self.txn_index):
@@ -503,17 +521,20 @@ class Segment(SegmentFiles):
 
     def _load_end(self) -> SegmentEnd:
         """Return the end by the closing entry of the text index or, where that is missing, by reading the log."""
-        size = self.size_bytes
-        if not text_fits(self) or self.text_index.last.position != size:
-            self._disk.check_may_block()
-            with self._rebuilding:
-                if self._end is None or self._end.text is UNMEASURED:
-                    rebuild_text(self)
-        self._end = SegmentEnd(size, self.next_offset, self.text_index.last.before)
-        return self._end
+        with self._disk.hold(self._rebuilding):
+            segment_end = self._end
+            if segment_end is not None and segment_end.text is not UNMEASURED:
+                # Another thread has measured the text since the caller looked, and may have appended to it.
+                return segment_end
+            size = self.size_bytes
+            if not text_fits(self) or self.text_index.last.position != size:
+                self._disk.check_may_block()
+                rebuild_text(self)
+            self._end = SegmentEnd(size, self.next_offset, self.text_index.last.before)
+            return self._end
 
     def show(self, end: SegmentEnd) -> None:
-        """Replace the end, so that readers see what is in the file before it."""
+        """Set the segment's end: from now on readers see the batches before it."""
         self._end = end
 
     def resume(self, segment_end: SegmentEnd, max_entry: TimeEntry) -> None:

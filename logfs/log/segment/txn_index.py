@@ -37,18 +37,27 @@ class TransactionIndex:
 
         Raises `WouldBlock` in a thread that must not wait, if the file has to be read first.
         """
-        if self._entries is None:
+        entries = self._entries
+        if entries is None:
             self._disk.check_may_block()
-            try:
-                with self._disk.naming:
-                    self._entries = tuple(parse_aborted(self._read()))
-            except FileNotFoundError:
-                self._entries = ()
-        return self._entries
+            with self._disk.naming:
+                # Once: a thread that reads must not replace what a thread that appends has read and added to since.
+                entries = self._entries
+                if entries is None:
+                    entries = self._entries = self._load()
+        return entries
 
     def forget(self) -> None:
         """Read the file again at the next use, because another process writes it."""
-        self._entries = None
+        # Under the lock: a thread that is reading the file now may not have the newest entries.
+        with self._disk.hold(self._disk.naming):
+            self._entries = None
+
+    def _load(self) -> tuple[AbortedTransaction, ...]:
+        try:
+            return tuple(parse_aborted(self._read()))
+        except FileNotFoundError:
+            return ()
 
     def _read(self) -> bytes:
         return self._disk.read_file(self.path)
@@ -85,7 +94,11 @@ class TransactionIndex:
         self._file, self._entries, self._is_collecting = None, (), True
 
     def save(self, *, sync: bool) -> None:
-        """Replace the file with the collected entries, as `SparseIndex.save`. Without entries, it creates no file."""
+        """Replace the file with the collected entries; in a read-only store they stay in memory.
+
+        Creates no file without entries. With `sync`, a power cut leaves the old file or the new one. The caller syncs
+        the directory.
+        """
         self._is_collecting = False
         if self._disk.writable and (self.entries or self._disk.exists(self.path)):
             data = b"".join(entry.pack() for entry in self.entries)
@@ -93,7 +106,7 @@ class TransactionIndex:
             self._is_dirty = not sync
 
     def remove(self) -> None:
-        """Return to the state before the first entry: unlink the file, which an earlier segment may have left."""
+        """Drop all entries and unlink the file, which an earlier segment with the same base offset may have left."""
         self._file, self._entries = None, ()
         if self._disk.exists(self.path):
             self._disk.unlink(self.path)
@@ -107,10 +120,16 @@ class TransactionIndex:
             self._disk.truncate(self._file, len(kept) * ENTRY.size)
 
     def flush(self) -> None:
-        """Return when the entries will survive a power cut."""
-        if self._is_dirty:
+        """Make the entries durable."""
+        if not self._is_dirty:
+            return
+        # Cleared first: an entry that is written meanwhile needs the next flush.
+        self._is_dirty = False
+        try:
             self._disk.sync(self._file or self._disk.open(self.path, write=True))
-            self._is_dirty = False
+        except BaseException:
+            self._is_dirty = True
+            raise
 
     def release(self) -> None:
         """Release the file, which is not written any more; the entries in memory stay."""
