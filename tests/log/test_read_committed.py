@@ -12,9 +12,10 @@ import pytest
 from logfs.errors import OffsetOutOfRange
 from logfs.format.text.rendering import View
 from logfs.log.read.read_committed import Isolation
+from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.store.store import Store
 from tests.support.batches import NOW, batch
-from tests.support.partitions import by_splits
+from tests.support.partitions import by_splits, flip, log
 from tests.support.processes import wait_for
 
 if TYPE_CHECKING:
@@ -96,6 +97,26 @@ def test_the_text_omits_hidden_records_and_grows_as_transactions_end(
     orders.end_transaction(3, 0, commit=True)
     assert text.read(4, 100) == b"D\ne\ng\nH\n"
     assert lines(orders) == text.read(0, 100)
+
+
+@pytest.mark.parametrize("offset", [0, 2, 4, 6])
+def test_the_text_before_damage_is_read(log_dir: Path, orders: Partition, offset: int) -> None:
+    """With `up_to_damage` a read returns what it has, also if the damage follows a hidden record."""
+    committed = orders.committed
+    before = sum(len(record.value or b"") + 1 for record in committed.read(0, offset))
+    position = next(position for position, _ in orders.segments[0].batches_from(offset))
+    # Measure the text first, as an opened view has done.
+    text = committed.text(View.LINES)
+    assert text.size == 8
+    flip(log_dir / NAME / log(0), position + 65)
+    with pytest.raises(DamagedRange):
+        text.read(0, 100)
+    with pytest.raises(DamagedRange):
+        text.read(before, 100, up_to_damage=True)
+    if before:
+        assert text.read(0, 100, up_to_damage=True) == b"a\nc\nD\ne\n"[:before]
+    # Undo the damage for the audit.
+    flip(log_dir / NAME / log(0), position + 65)
 
 
 @pytest.mark.parametrize("start", range(9))

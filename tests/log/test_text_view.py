@@ -30,6 +30,7 @@ from logfs.log.segment.text_index import TextIndex
 from logfs.store.observe.check import check
 from logfs.store.store import Store
 from tests.support.batches import E_COMMIT
+from tests.support.partitions import flip
 from tests.support.stores import set_topic
 
 if TYPE_CHECKING:
@@ -48,15 +49,6 @@ def text_of(records: list[Record], view: View) -> bytes:
     if view is View.LINES:
         return b"".join((record.value or b"") + b"\n" for record in records)
     return b"".join(envelope.encode(record, PREFIX) for record in records)
-
-
-def flip(path: Path, at: int) -> None:
-    """Flip a bit of the byte at position `at`."""
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 1 << at % 8]))
 
 
 def noise(rng: random.Random, count: int) -> list[Record]:

@@ -19,6 +19,7 @@ from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
 from logfs.store.observe.check import check
 from logfs.store.store import Store
 from tests.support.batches import Batches
+from tests.support.partitions import flip
 from tests.support.stores import Clock, assert_clean
 
 if TYPE_CHECKING:
@@ -83,12 +84,6 @@ def find(log_dirs: list[Path], name: str) -> Path:
     """Return the directory of a partition."""
     (found,) = (path / name for path in log_dirs if (path / name).is_dir())
     return found
-
-
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 0x10
-    path.write_bytes(data)
 
 
 def ruin(log_dirs: list[Path]) -> dict[str, Path]:

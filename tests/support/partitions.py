@@ -51,6 +51,15 @@ def log(base: int, suffix: str = ".log") -> str:
     return f"{base:020}{suffix}"
 
 
+def flip(path: Path, at: int) -> None:
+    """Flip a bit of the byte at position `at`."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << at % 8]))
+
+
 def snapshots(orders: Partition) -> list[int]:
     found = orders.directory.glob("*" + names.SNAPSHOT)
     return sorted(names.parse_stem(path.name) for path in found)

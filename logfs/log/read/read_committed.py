@@ -62,7 +62,7 @@ class StableLog(ReadableLog, Protocol):
         """Raise `OffsetOutOfRange` unless the offset is in [log start offset, log end offset]."""
 
     def until_found(self, read: Callable[..., T], *arguments: Any) -> T:
-        """Return the result of a call, which is repeated while files vanish."""
+        """Return `read(*arguments)`. In a log that another process writes, repeat the call while it raises `Gone`."""
 
 
 class CommittedReader(Reader):
@@ -137,11 +137,11 @@ class CommittedReader(Reader):
         return self._log.last_stable_offset
 
     def refresh(self) -> bool:
-        """Refresh the partition; see `Reader.refresh`."""
+        """Bring a partition of a read-only store up to date with its files; return whether anything has changed."""
         return self._log.refresh()
 
     def until_found(self, read: Callable[..., T], *arguments: Any) -> T:
-        """Call `until_found` of the partition."""
+        """Return `read(*arguments)`. In a log that another process writes, repeat the call while it raises `Gone`."""
         return self._log.until_found(read, *arguments)
 
     def check_readable(self, offset: int) -> None:
@@ -149,7 +149,10 @@ class CommittedReader(Reader):
         self._log.check_readable(offset)
 
     def shown(self, segments: Sequence[Segment]) -> Callable[[Header], bool]:
-        """Return a predicate for batches of these segments: whether one holds records that are not aborted."""
+        """Return a function that takes the header of a batch of `segments`, and returns whether readers see it.
+
+        They see neither control batches nor batches of aborted transactions.
+        """
         aborted: dict[int, list[tuple[int, int]]] | None = None
 
         def shows(header: Header) -> bool:
@@ -268,7 +271,8 @@ class CommittedText:
     def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:
         """Return the bytes [position, position + size), fewer at the end of the view.
 
-        Raises `DamagedRange` and `OffsetOutOfRange` as `TextView.read`.
+        Raises `DamagedRange` if any of them is damaged; with `up_to_damage`, returns those before the damage, and
+        raises only if the first is damaged. Raises `OffsetOutOfRange` for bytes whose segment is not kept any more.
         """
         stop = min(position + size, self._find_hidden())
         parts = []
@@ -280,14 +284,22 @@ class CommittedText:
             wanted = stop - position
             if number < len(self._hidden_ranges):
                 wanted = min(wanted, self._hidden_ranges[number].start - at)
-            parts.append(self._all.read(at, wanted, up_to_damage=up_to_damage))
+            try:
+                parts.append(self._all.read(at, wanted, up_to_damage=up_to_damage))
+            except DamagedRange:
+                if parts and up_to_damage:
+                    break
+                raise
             position += len(parts[-1])
             if len(parts[-1]) < wanted:
                 break
         return b"".join(parts)
 
     def release_before(self, position: int) -> None:
-        """See `Text.release_before`. In the text of all records the same byte lies at `position` or later."""
+        """Note that readers have passed byte `position`: earlier segments that left the log need not be kept.
+
+        `position` is used for the text of all records too, where the same byte lies at `position` or later.
+        """
         self._all.release_before(position)
 
     def _find_hidden(self) -> int:
