@@ -1,9 +1,10 @@
 """Recovery: make valid segments of whatever a crash left, in Kafka's order (kafka-storage 5.2, 5.3).
 
 One difference is deliberate. Kafka cuts the log at the first bad batch and deletes every later segment, which is
-right where replicas hold the data, and loses data on a single node. Here only a torn tail is cut: bytes at or after
-the recovery point that no valid batch follows. They are kept in a `.torn` file. Damage anywhere else stays where it
-is. Its offsets raise `Corrupt`, and everything after it stays readable.
+right where replicas hold the data, and loses data on a single node. Here only a torn tail is cut off, as
+`_LogLoader._is_torn` decides: invalid bytes at the end of the log, at or after the recovery point, which do not begin
+with a whole batch. They are kept in a `.torn` file. Damage anywhere else stays where it is. Its offsets raise
+`Corrupt`, and everything after it stays readable.
 
 Nothing here needs a loaded partition: a partition is made from what `load` returns. A read-only store takes the same
 steps in memory and changes nothing.
@@ -492,7 +493,7 @@ class _LogLoader:
         With `sync`, each index is durable before it replaces the old one. The caller of `load` must flush the segment
         in any case.
         """
-        cut = segment is segments[-1]
+        is_last = segment is segments[-1]
         logger.info("%s: recovering", segment.path)
         size = self.disk.size(segment.file)
         if self.start.end is not None and segment.base_offset == self.start.end.base_offset:
@@ -511,11 +512,11 @@ class _LogLoader:
         for found in survey(segment, 0, segment.base_offset):
             if isinstance(found, Damage):
                 self.progress(found.end - found.start)
-                if self._is_torn(segment, found, size, cut=cut):
+                if self._is_torn(segment, found, size, is_last=is_last):
                     size = found.start
                     self._cut(segment, found)
                     break
-                if cut and found.end == size:
+                if is_last and found.end == size:
                     # The damage includes durable offsets, so the log continues at the recovery point or later.
                     after = max(found.next_offset, self.start.recovery_point)
                     found = found._replace(next_offset=after)
@@ -535,24 +536,25 @@ class _LogLoader:
         segment.finish()
         segment.save_indexes(sync=sync)
         self.unsynced.append(segment)
-        if not cut:
+        if not is_last:
             # There may be more segments than a process may have files open.
             segment.close()
         self.producers_end = builder.end
         self.snapshots.take(builder.end, self.producers)
 
-    def _is_torn(self, segment: Segment, damage: Damage, size: int, *, cut: bool) -> bool:
-        """Whether damage is a torn tail that was never durable: nothing follows it, at or after the recovery point.
+    def _is_torn(self, segment: Segment, damage: Damage, size: int, *, is_last: bool) -> bool:
+        """Whether damage is a torn tail: the end of an append that never became durable.
 
-        In a segment that is not the last, it is a tail before which no offset is missing, such as the preallocated
-        space of a file when a crash interrupted a roll.
+        It reaches to the end of the file, at `size` bytes, and does not begin with a whole batch. In the last segment
+        it lies at or after the recovery point. In another segment no offset is missing before the next segment, as
+        in the preallocated space of a file when a crash interrupted a roll.
         """
         if damage.end != size or damage.start == damage.end:
             return False
         # Neither an unfinished append nor preallocated space begins with a whole batch.
         if _is_whole(segment, damage.start):
             return False
-        if not cut:
+        if not is_last:
             return damage.first_offset == segment.next_base
         return damage.first_offset >= self.start.recovery_point
 

@@ -133,7 +133,10 @@ class Settings:
             self._topics[topic] = _NOTHING
 
     def check_copy(self, topic: str, disk: Disk, log_dir: Path) -> None:
-        """Raise `InvalidSetting` if `log_dir` has a file of overrides for a topic that differ from those in force."""
+        """Compare the overrides of a topic in `log_dir`, a directory on `disk`, with those in force.
+
+        Raises `InvalidSetting` if they differ. A directory without a file of them is fine.
+        """
         try:
             theirs = _read_file(disk, log_dir / _topic_file(topic), topic_setting)
         except FileNotFoundError:

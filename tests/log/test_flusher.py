@@ -35,7 +35,7 @@ class HeldDisk(Disk):
 
 
 def test_concurrent_flushes_share_one_sync(log_dir: Path) -> None:
-    """While a sync runs, any number of callers append and flush; one more sync makes all their records durable."""
+    """While a sync runs, any number of callers append, which need not wait, and flush, which one more sync serves."""
     disk = HeldDisk()
     with Store(log_dir, disk=disk) as store:
         orders = store.create(NAME)

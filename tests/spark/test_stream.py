@@ -282,7 +282,7 @@ def test_a_partition_that_moves_is_no_loss(spark: SparkSession, tmp_path: Path) 
 
 
 def test_max_offsets_per_trigger_is_shared_by_backlog(spark: SparkSession, tmp_path: Path) -> None:
-    """No batch is larger than the limit, and a larger backlog gets a larger share."""
+    """No micro-batch exceeds a limit above the number of partitions; a larger backlog gets a larger share."""
     with Store(tmp_path / "logs") as store:
         store.create("orders-0").append([b"x"] * 900)
         store.create("orders-1").append([b"x"] * 100)

@@ -102,7 +102,8 @@ class DumpFindings:
     def add(self, kind: DumpFinding, name: str, **values: int) -> None:
         """Add a finding of a kind in the file `name`.
 
-        `values` are the numbers that the kind's `line` names. They wrap around at 64 bits, as in the tool.
+        `values` are the numbers for the placeholders in the kind's format string `line`. They wrap around at 64 bits,
+        as in the tool.
         """
         wrapped = {word: varint.wrap(value) for word, value in values.items()}
         self._found.setdefault((kind, name), []).append(wrapped)

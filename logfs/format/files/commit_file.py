@@ -178,7 +178,7 @@ def staged_name(writer: str, sequence: int, unique: str) -> str:
 
 
 def is_over(name: str, writers: dict[str, Writer]) -> bool:
-    """Whether a staged file belongs to the last commit of its writer or to an earlier one.
+    """Whether the commit of a staged file has been done: it is not later than the last commit of its writer.
 
     `name` is the file's name. `writers` maps the name of each writer to its last commit; for a file of any other
     writer the result is False.

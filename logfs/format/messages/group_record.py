@@ -34,7 +34,10 @@ class OffsetKey(NamedTuple):
     partition: int
 
     def encode(self) -> bytes:
-        """Return the key's bytes, of type 1. Raises `struct.error` for a name of more than 32767 bytes."""
+        """Return the bytes of the key of an offset commit, which begin with its type, 1.
+
+        Raises `struct.error` for a name of a group or topic of more than 32767 bytes.
+        """
         return group_schema.KEYS[OFFSET_COMMIT].encode(OFFSET_COMMIT, self._asdict())
 
 

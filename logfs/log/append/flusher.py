@@ -112,7 +112,8 @@ class Flusher:
     def flush(self) -> int:
         """Make everything that is in the log now durable, and return the new recovery point (an offset).
 
-        Callers share a sync: a caller that waited while another's sync covered its records returns at once. Raises
+        Appends go on during the sync: the lock of the log is held only to note where the log ends. Callers share a
+        sync: a caller that waited while another's sync covered its records returns at once. Raises
         `PartitionFailed` if this sync fails, or if a write or sync failed before: there is no retry.
         """
         log = self._log

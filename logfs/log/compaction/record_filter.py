@@ -1,7 +1,9 @@
 """The filter of compaction: which records and headers of batches stay, and the bytes that they make.
 
-The rules are those of kafka-storage 8.5 to 8.7. They are applied to a whole run of scanned batches (`ScannedBatches`)
-at once. Batches that do not change are copied as they are in the file.
+The rules are those of kafka-storage 8.5 to 8.7. The first round that meets a tombstone gives its batch a delete
+horizon, `delete.retention.ms` from then; a round after the horizon drops the tombstone. The rules are applied to a
+whole run of scanned batches (`ScannedBatches`) at once. Batches that do not change are copied as they are in the
+file.
 """
 
 from __future__ import annotations
@@ -139,6 +141,7 @@ class RecordFilter:
 
         Raises `Corrupt` for a batch that cannot be decoded.
         """
+        # First, by the headers: the rule for the records of each batch.
         attributes = scanned.rows[:, ATTRIBUTES]
         control = attributes & CONTROL_BIT != 0
         discarded = self._transactions.discarded(scanned)
@@ -150,6 +153,8 @@ class RecordFilter:
         verdicts[control] = compaction_kernels.KEEP
         verdicts[discarded & (~control | expired)] = compaction_kernels.DROP
         retained = self._retained(scanned, control)
+        # Second, by the records: what becomes of each batch. One that holds its first tombstones or marker gets a
+        # delete horizon.
         for part in scanned.plain_batches(verdicts != compaction_kernels.DROP):
             here = slice(part.first, part.end)
             counts = part.spans[:, 2]
@@ -170,14 +175,14 @@ class RecordFilter:
             )
             if done < len(counts):
                 raise Corrupt(f"batch {part.spans[done, 3]}: its records are malformed")
-            starts_clock = ((nulls > 0) | (discarded & control)[here]) & ~has_horizon[here]
-            starts_clock &= kept > 0
+            gets_horizon = ((nulls > 0) | (discarded & control)[here]) & ~has_horizon[here]
+            gets_horizon &= kept > 0
             actions = np.where(
                 kept == 0, compaction_kernels.GONE, compaction_kernels.FILTERED
             ).astype(np.uint8)
             actions[(kept == 0) & retained[here]] = compaction_kernels.EMPTIED
-            actions[(kept > 0) & (kept == counts) & ~starts_clock] = compaction_kernels.COPIED
-            yield self._write(scanned, part, actions, starts_clock, keep, kept)
+            actions[(kept > 0) & (kept == counts) & ~gets_horizon] = compaction_kernels.COPIED
+            yield self._write(scanned, part, actions, gets_horizon, keep, kept)
 
     def _retained(self, scanned: ScannedBatches, control: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return which batches keep at least their header: a producer's last one, and the last one of the round."""
@@ -203,15 +208,15 @@ class RecordFilter:
         scanned: ScannedBatches,
         part: PlainBatches,
         actions: NDArray[np.uint8],
-        starts_clock: NDArray[np.bool_],
+        gets_horizon: NDArray[np.bool_],
         keep: NDArray[np.uint8],
         kept: NDArray[np.int64],
     ) -> Buffer:
         rows = np.ascontiguousarray(scanned.rows[part.first : part.end])
         rows[:, SPAN_COUNT] = part.spans[:, 2]
         horizon = self._rules.now_ms + self._rules.delete_retention_ms
-        bases = np.where(starts_clock, horizon, rows[:, SPAN_BASE_TIMESTAMP])
-        with_base = starts_clock | (rows[:, ATTRIBUTES] & DELETE_HORIZON_BIT != 0)
+        bases = np.where(gets_horizon, horizon, rows[:, SPAN_BASE_TIMESTAMP])
+        with_base = gets_horizon | (rows[:, ATTRIBUTES] & DELETE_HORIZON_BIT != 0)
         if actions[0] == compaction_kernels.FILTERED and rows[0, ATTRIBUTES] & CODEC_MASK:
             base = int(bases[0]) if with_base[0] else None
             batch = Batch.parse(scanned.data, int(rows[0, POSITION]))

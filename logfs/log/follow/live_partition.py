@@ -275,7 +275,8 @@ class ReadOnlyPartition(Partition):
                 error,
             )
 
-    # Reading: a reader that finds a file gone looks at the directory again and starts over.
+    # Reading: a lookup that finds a file gone looks at the directory again and starts over. A text view does not: it
+    # holds its segments open, and bytes that it could not open in time are `Gone` for its reader, too.
 
     def batches(
         self, offset: int, end: int | None = None, segments: Sequence[Segment] | None = None

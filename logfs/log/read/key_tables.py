@@ -57,7 +57,9 @@ class MemoryTable:
     def put(self, data: NDArray[np.uint8], spans: NDArray[np.int64], first_offset: int) -> None:
         """Put the keys of the records at or above `first_offset`. Putting a record again changes nothing.
 
-        `spans` is int64[batches, 5] as for `decode_columns`. Raises `Corrupt` for records that break the format.
+        `data` has the uncompressed records of some batches. `spans` is int64[batches, 5]: start and end of each
+        batch's records in `data`, record count, base offset, base timestamp. Raises `Corrupt` for records that break
+        the format.
         """
         while len(spans):
             done, self.used, _, outcome = compaction_kernels.put_keys(

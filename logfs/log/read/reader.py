@@ -190,7 +190,7 @@ class Reader:
     def refresh(self) -> bool:
         """Bring a partition of a read-only store up to date with its files; return whether anything has changed.
 
-        A partition that is written by this process is always up to date: see `live_partition`.
+        Returns False for a partition that this process writes, which is always up to date.
         """
         return False
 

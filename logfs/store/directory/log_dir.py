@@ -169,15 +169,18 @@ class LogDir:
         self._write(RECOVERY_POINTS, offsets)
 
     def write_log_starts(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Replace the log start offsets of the partitions that start after their first segment's base offset."""
+        """Replace the checkpoint of log start offsets.
+
+        `offsets` has those partitions whose log start offset is above the base offset of their first segment.
+        """
         self._write(LOG_STARTS, offsets)
 
     def write_high_watermarks(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Replace the high watermarks, up to which consumers may read if a broker adopts the directory."""
+        """Replace the checkpoint of the offsets up to which the logs were compacted (kafka-storage 8.9)."""
         self._write(HIGH_WATERMARKS, offsets)
 
     def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Replace the offsets up to which each log was compacted (kafka-storage 8.9)."""
+        """Replace the checkpoint of the offsets up to which each log was compacted (kafka-storage 8.9)."""
         self._write(CLEANER_OFFSETS, offsets)
         self.cleaner_offsets = dict(offsets)
 
