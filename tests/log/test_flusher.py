@@ -5,33 +5,16 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from logfs.log.disk.disk import Disk
 from logfs.store.store import Store
+from tests.support.disks import HeldDisk
 from tests.support.processes import wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from logfs.log.disk.disk import File
 
 NAME = "orders-0"
 CALLERS = 8
-
-
-class HeldDisk(Disk):
-    """A disk whose syncs of .log files wait until they are released; it counts them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.released = threading.Event()
-        self.released.set()
-        self.syncs = 0
-
-    def sync(self, file: File) -> None:
-        if file.path.suffix == ".log":
-            self.syncs += 1
-            assert self.released.wait(60)
-        super().sync(file)
 
 
 def test_concurrent_flushes_share_one_sync(log_dir: Path) -> None:

@@ -9,14 +9,23 @@ import pytest
 
 pytest.importorskip("pyfuse3")
 
+import trio
+import trio.testing
+
 from logfs.log.disk.disk import WouldBlock
 from logfs.mount import threads
 from logfs.mount.errnos import ErrorLog
 from logfs.mount.nodes.base import Caller, Context, DirectoryNode, Handle, Node
 from logfs.mount.nodes.root import RootDirectory
+from logfs.mount.protocol import Operations
+from logfs.store.store import Store
+from tests.support.disks import HeldDisk
+from tests.support.processes import wait_for
 
 if TYPE_CHECKING:
-    from logfs.store.store import Store
+    from pathlib import Path
+
+CALLERS = 6
 
 
 class TakenJobs:
@@ -63,6 +72,39 @@ def test_a_value_is_set_in_a_worker_thread(store: Store, path: str, value: bytes
         store.disk.allow_blocking()
     assert handle.write(value) == len(value)
     assert (orders.config.retention_ms, orders.log_start_offset) != before
+
+
+def test_fsyncs_of_different_files_share_one_sync(log_dir: Path) -> None:
+    """While one fsync of a partition runs, those of other handles wait; one more sync makes all records durable."""
+    disk = HeldDisk()
+    with Store(log_dir, disk=disk) as store:
+        orders = store.create("orders-0")
+        operations = Operations(RootDirectory(Context(store, ErrorLog(store.clock), "0")))
+        answered: list[int] = []
+        disk.released.clear()
+
+        async def fsync(number: int) -> None:
+            datasync = False
+            await operations.fsync(number, datasync)
+            answered.append(orders.recovery_point)
+
+        async def write_and_fsync() -> None:
+            threads.start()
+            async with trio.open_nursery() as nursery:
+                try:
+                    for number in range(CALLERS):
+                        name = "append.jsonl" if number % 2 else "append"
+                        handle = operations._handles[number] = opened(store, f"orders-0/{name}")
+                        assert handle.write(b'{"value":"x"}\n') > 0
+                        nursery.start_soon(fsync, number)
+                        await trio.to_thread.run_sync(wait_for, lambda: disk.syncs == 1)
+                    await trio.testing.wait_all_tasks_blocked()
+                finally:
+                    disk.released.set()
+
+        trio.run(write_and_fsync)
+        assert answered == [1, *[CALLERS] * (CALLERS - 1)]
+        assert disk.syncs == 2
 
 
 def opened(store: Store, path: str) -> Handle:

@@ -24,7 +24,7 @@ from logfs.store.directory.permissions import Access, PermissionTable
 from logfs.store.maintenance.mover import MoveAborted
 from logfs.store.store import Store
 from tests.support.processes import wait_for
-from tests.support.stores import Clock, abandon, assert_clean
+from tests.support.stores import Clock, abandon, assert_clean, fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -442,6 +442,34 @@ def test_a_move_that_a_crash_interrupted_is_completed_or_undone(
         assert content(store[NAME]) == before
         assert "undone" in caplog.text
     assert directories(log_dirs) == {"one/a-0-delete", "two/a-0"}
+
+
+def test_a_partition_that_was_created_anew_during_an_unfinished_move(
+    log_dirs: list[Path], clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The new partition is used; neither the copy nor the original is touched, and that is reported."""
+    one, two = log_dirs
+    with Store(log_dirs, clock=clock) as store:
+        before = content(fill(store))
+        store.move(NAME, two)
+        before = content(store[NAME])
+    gone = next(one.glob("*-delete"))
+    unique = gone.name.rpartition(".")[2].removesuffix("-delete")
+    future, stray = two / f"{NAME}.{unique}-future", one / f"{NAME}.{unique}-stray"
+    gone.rename(stray)
+    (two / NAME).rename(future)
+    (future / "logfs.moved").write_text(unique)
+    with Store([one], clock=clock) as store:
+        store.create(NAME).append([b"new"])
+    held = {path: fingerprint(path) for path in (future, stray)}
+    with Store(log_dirs, clock=clock) as store:
+        assert [record.value for record in store[NAME].read()] == [b"new"]
+        assert "another partition has its name; move one of them away" in caplog.text
+    assert {path: fingerprint(path) for path in (future, stray)} == held
+    (one / NAME).rename(one.parent / "aside")
+    with Store(log_dirs, clock=clock) as store:
+        # Its log start offset was forgotten for that of the new partition, so deleted records may show again.
+        assert content(store[NAME])[-len(before) :] == before
 
 
 def test_the_move_command_and_the_copy_in_describe(

@@ -14,7 +14,11 @@ What refuses a record that is written to `append` or `append.jsonl`, in this ord
 4. `format/encoding/batch_builder`: the record in a batch exceeds `max.message.bytes` or `segment.bytes`.
 5. The write to the disk fails: `Partition` cuts off what was written. Unless the disk is full or too many files are
    open, it also refuses all later appends.
+6. A due or requested sync fails (`flush.messages`, O_SYNC, O_DSYNC): the records are in the log and readable, but not
+   durable; the write fails, and so do all later appends.
 
-docs/filesystem.md ("Errors") has the errno of each. A producer's batch (`append_batch`, Python only) is refused by
-`validator.check_batch` and by `state/producers`.
+docs/filesystem.md ("Errors") has the errno of each class of error: `NotWritable`, `UnknownPartition` and
+`PartitionFailed` of 1 and 6, `InvalidEnvelope`, `InvalidRecord` and `RecordTooLarge` of 2 to 4. The `OSError` of a
+full disk in 5 keeps its own. A producer's batch (`append_batch`, Python only) is refused by `validator.check_batch`
+and by `state/producers`.
 """

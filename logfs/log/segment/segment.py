@@ -206,7 +206,7 @@ class Segment(SegmentFiles):
     def offset_before(self, timestamp: int) -> int:
         """Return the offset, by the time index, from which to search for `timestamp` (ms).
 
-        All records in the batches before the one that holds it are earlier.
+        All records in the batches before the batch of that offset have lower timestamps.
         """
         found = self.time_index.lookup(timestamp)
         return found.offset if self.has(found) else self.base_offset

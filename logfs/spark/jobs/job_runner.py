@@ -5,6 +5,8 @@ The tasks read and write the bytes of the logs themselves. These bytes never pas
 
 from __future__ import annotations
 
+import time
+import uuid
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from pyspark import InheritableThread
@@ -28,6 +30,8 @@ _Result = TypeVar("_Result")
 # The bytes of work that small work items share in one task, because a task costs as much as reading some MB.
 TASK_BYTES = 128 << 20
 _LOOK_SECONDS = 0.2
+# How long an interrupted caller waits for the end of its job.
+_CANCEL_SECONDS = 10
 
 
 class JobFailed(LogfsError):
@@ -56,8 +60,9 @@ def run(
 
     Small items share a task. `do` runs in Spark's Python workers, so `do`, its argument and its result must be
     picklable. It may run more than once for the same item, even at the same time. `progress` is called in the calling
-    thread with (bytes done, bytes in all). Blocks until the job has ended. If `do` raised `LogfsError` or `OSError`
-    for an item, the other items are done, and then `JobFailed` is raised.
+    thread with (bytes done, bytes in all). Blocks until the job has ended; if it is interrupted, the job is
+    cancelled. If `do` raised `LogfsError` or `OSError` for an item, the other items are done, and then `JobFailed` is
+    raised.
     """
     if not works:
         return []
@@ -69,23 +74,34 @@ def run(
     outcome: list[list[list[_Result | _Failure]]] = []
     failure: list[BaseException] = []
 
+    tag = f"logfs-{uuid.uuid4().hex}"
+
     def collect() -> None:
-        context.setJobDescription(title)
         try:
+            context.setJobDescription(title)
+            context.addJobTag(tag)
             outcome.append(tasks.collect())
         except BaseException as error:
             failure.append(error)
-        finally:
-            context.setJobDescription(None)  # type: ignore[arg-type]
 
+    # The description and the tag end with the thread.
     thread = InheritableThread(target=collect, name=title, daemon=True)
     thread.start()
     total = sum(work.size_bytes for work in works)
-    while thread.is_alive():
-        thread.join(_LOOK_SECONDS)
-        if progress is not None:
-            # The accumulator counts a task that ran twice two times.
-            progress(min(done.value, total), total)
+    try:
+        while thread.is_alive():
+            thread.join(_LOOK_SECONDS)
+            if progress is not None:
+                # The accumulator counts a task that ran twice two times.
+                progress(min(done.value, total), total)
+    except BaseException:
+        # Ctrl-C, or an error of `progress`. The caller may stop Spark next, and the job must not run on until then.
+        deadline = time.monotonic() + _CANCEL_SECONDS
+        while thread.is_alive() and time.monotonic() < deadline:
+            # Again and again, because the job may not have been submitted yet.
+            context.cancelJobsWithTag(tag)
+            thread.join(_LOOK_SECONDS)
+        raise
     if failure:
         raise failure[0]
     results = [result for group in outcome[0] for result in group]

@@ -146,11 +146,13 @@ class Mover:
         target = found[0]
         if target.failure is not None:
             raise target.failure
-        if target is registry.homes[name]:
-            raise InvalidName(f"{name}: is in {target.path} already")
+        # Under the lock: another move that ends now changes both at once.
+        with registry.disk.hold(registry.lock):
+            if target is registry.homes.get(name):
+                raise InvalidName(f"{name}: is in {target.path} already")
+            if target.disk.exists(target.path / name):
+                raise PartitionExists(f"{target.path / name}: already exists; move it away")
         registry.settings.check_copy(partition.topic, target.disk, target.path)
-        if target.disk.exists(target.path / name):
-            raise PartitionExists(f"{target.path / name}: already exists; move it away")
         free, size = target.disk.free_bytes(target.path), partition.size_bytes
         if free < size:
             raise OSError(
