@@ -257,7 +257,10 @@ def _at_time(
 def ranges(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]
 ) -> Sequence[tuple[TopicPartition, int, int]]:
-    """Return the offset range [start, end) of each partition in both maps, in order; empty ranges are left out."""
+    """Return (partition, start, end) for each partition in both maps, sorted by partition.
+
+    Empty ranges are left out.
+    """
     return [
         (name, start[name], end[name])
         for name in sorted(end)

@@ -57,11 +57,11 @@ class Writer(NamedTuple):
 class CommitPart:
     """The part of a commit that concerns one partition.
 
-    Its batches are those of `files`, in order. The first `skip` batches are already in the log, at another place. The
-    others begin at offset `base_offset`, at byte `position` of the segment whose base offset is `segment`. If
+    Its batches are those of `files`, in order. The first `skip` of them are in the log already, at an earlier place.
+    The others begin at offset `base_offset`, at byte `position` of the segment whose base offset is `segment`. If
     `base_offset` is NO_PLACE, they have no place yet, and are not in the log. If `done` is set, nothing of the part
     is left to do. `append_time` (ms) is stamped on every batch if the topic has LogAppendTime. `log_dir` is the log
-    directory that the partition was in, "" for the one that contains the file of commits.
+    directory that the partition was in, or "" if it was the directory that holds the commit file.
     """
 
     partition: str

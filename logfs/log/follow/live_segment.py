@@ -246,7 +246,7 @@ class LiveSegment(Segment):
         back = 1
         while number >= 0:
             entry = index[number]
-            if self.has(entry):
+            if self.has_batch_of(entry):
                 return entry
             number -= back
             back *= 2

@@ -440,7 +440,8 @@ class Reader:
     ) -> OffsetAndTimestamp | None:
         """Return the first record at or after `timestamp`, searched from offset `start` on; None if there is none.
 
-        It is in the first batch that reaches `timestamp`, or in a later one.
+        The first batch whose greatest timestamp is at least `timestamp` has it, unless readers do not see the record;
+        then a later batch has it.
         """
         position, reached = segment.skip_earlier(segment.position_of(start), timestamp)
         if reached is not None and reached >= self.log_start_offset:

@@ -63,7 +63,7 @@ class IndexedSegment(ScannableSegment, Protocol):
     def find_batch(self, offset: int) -> Batch | None:
         """Return the batch that holds `offset`, or else the next one."""
 
-    def has(self, entry: TimeEntry) -> bool:
+    def has_batch_of(self, entry: TimeEntry) -> bool:
         """Whether the batch that holds the entry's offset has the entry's timestamp as its greatest."""
 
     def walk(
@@ -199,7 +199,7 @@ def lookup_fits(segment: IndexedSegment, number: int) -> bool:
         newest = segment.find_batch(segment.next_offset - 1)
         if newest is not None and newest.header.max_timestamp > times.last.timestamp:
             return False
-    return not len(times) or segment.has(times.last)
+    return not len(times) or segment.has_batch_of(times.last)
 
 
 def text_fits(segment: IndexedSegment) -> bool:

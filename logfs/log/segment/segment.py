@@ -209,9 +209,9 @@ class Segment(SegmentFiles):
         All records in the batches before the batch of that offset have lower timestamps.
         """
         found = self.time_index.lookup(timestamp)
-        return found.offset if self.has(found) else self.base_offset
+        return found.offset if self.has_batch_of(found) else self.base_offset
 
-    def has(self, entry: TimeEntry) -> bool:
+    def has_batch_of(self, entry: TimeEntry) -> bool:
         """Whether the batch that holds the entry's offset has the entry's timestamp as its greatest."""
         if entry.timestamp < 0:
             return False

@@ -90,7 +90,10 @@ class Producer:
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
 
     def duplicate(self, header: Header) -> SentBatch | None:
-        """Return the remembered batch that a batch with this header repeats, or None."""
+        """Return the one of `batches` with the same epoch and sequences as `header`; None if there is none.
+
+        A batch with such a header is a repetition and must not be appended again.
+        """
         if header.producer_epoch != self.epoch:
             return None
         wanted = (header.base_sequence, header.last_sequence)

@@ -120,10 +120,10 @@ def _first_reaching(segment: Segment, timestamp: int) -> int:
         # While a segment is written, its last entry does not cover all records, and an entry may predate a
         # truncation.
         if not segment.is_active and not index.is_growing:
-            if index.last.timestamp < timestamp and segment.has(index.last):
+            if index.last.timestamp < timestamp and segment.has_batch_of(index.last):
                 return segment.next_offset
             entry = index.lookup(timestamp - 1)
-            if segment.has(entry):
+            if segment.has_batch_of(entry):
                 return entry.offset + 1
     except (Gone, FileNotFoundError):
         # The process that reads the segment reports the missing file.

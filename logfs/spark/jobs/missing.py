@@ -48,7 +48,7 @@ class MissingSegment(NamedTuple):
 
 
 def failure(missing: Sequence[MissingSegment]) -> JobFailed:
-    """Return the error to raise for missing segments that are still in the log; there must be at least one."""
+    """Return the error for segments that the log has and tasks did not find; there must be at least one."""
     more = len(missing) - _MAX_NAMED
     rest = f"; and {more} more segments" if more > 0 else ""
     return JobFailed("; ".join(map(str, missing[:_MAX_NAMED])) + rest)

@@ -99,7 +99,7 @@ class Backoff:
         return since_ms <= now_ms < since_ms + (wait_ms or 0)
 
     def failed(self, task: MaintenanceTask, name: str, now_ms: int) -> int:
-        """Record a failure, and return how many ms the work has to wait."""
+        """Record a failure of `task` for `name`, and return how many ms the task has to wait for that name."""
         count = self._failed[task, name][0] + 1 if (task, name) in self._failed else 0
         wait_ms = min(_FIRST_WAIT_MS << min(count, 16), _LONGEST_WAIT_MS)
         self._failed[task, name] = (count, Timer(now_ms, wait_ms))
