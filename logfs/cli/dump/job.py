@@ -109,7 +109,10 @@ class DumpFindings:
         self._found.setdefault((kind, name), []).append(wrapped)
 
     def print(self, lines: Lines) -> None:
-        """Print the headings and lines to standard error, or as JSON to standard output like all other lines."""
+        """Print the findings to standard error, each kind and file under its heading.
+
+        If `lines` prints JSON, the findings are printed through it instead, without headings.
+        """
         lines.flush()
         for kind in _KINDS:
             for name in [name for found, name in self._found if found is kind]:

@@ -178,10 +178,10 @@ def staged_name(writer: str, sequence: int, unique: str) -> str:
 
 
 def is_over(name: str, writers: dict[str, Writer]) -> bool:
-    """Whether the commit of a staged file has been done: it is not later than the last commit of its writer.
+    """Whether the commit that a staged file was written for has been done, or a later one of the same writer.
 
-    `name` is the file's name. `writers` maps the name of each writer to its last commit; for a file of any other
-    writer the result is False.
+    `name` is the file's name, which tells the writer and the number (`sequence`) of the commit. `writers` maps the
+    name of each writer to its last commit. The result is False for a writer that is not in it.
     """
     digest, _, rest = name.partition("-")
     sequence = rest.partition("-")[0]

@@ -43,7 +43,10 @@ def prefix(partition: TopicPartition) -> bytes:
 
 
 def encode(record: Record, prefix: bytes) -> bytes:
-    """Return the envelope line of a record, newline included. `prefix` is that of the record's partition."""
+    """Return the envelope line of a record, newline included.
+
+    `prefix` is the beginning that all envelopes of the partition share, as `prefix()` returns it.
+    """
     headers = b",".join(
         b"[%s,%s]" % (text(name.encode("utf-8", "surrogateescape")), text(value))
         for name, value in record.headers

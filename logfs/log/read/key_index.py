@@ -434,9 +434,9 @@ def remove_files(log: ReadableLog) -> None:
 
 
 def audit(reader: ReadableLog) -> str | None:
-    """Return what is wrong with the file of a key index; None if nothing is, or if there is no file.
+    """Compare the key index file of a log with the log; return how they disagree, None if they agree.
 
-    Raises `Corrupt` for a damaged file, and `OSError`.
+    Returns None for a log without such a file, too. Raises `Corrupt` if the file cannot be parsed, and `OSError`.
     """
     from logfs.log.read.key_tables import FileTable
 

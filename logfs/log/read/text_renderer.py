@@ -141,7 +141,7 @@ class TextRenderer:
         self._last_block = _NO_BLOCK
 
     def size_of(self, size: TextSize) -> int:
-        """Return the number of bytes that text of this size has in this view."""
+        """Return how many bytes the records that `size` counts take in this view."""
         return size.size(self.view, len(self.prefix))
 
     def forget_block(self) -> None:

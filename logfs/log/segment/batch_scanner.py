@@ -217,8 +217,8 @@ class ScannedBatches(NamedTuple):
     def plain_batches(self, wanted: NDArray[np.bool_]) -> Iterator[PlainBatches]:
         """Yield runs of uncompressed batches; a compressed batch comes alone, decompressed.
 
-        `wanted` is bool[batches]. A batch that is not wanted is not decompressed, and has a span without records.
-        Raises `Corrupt` if records do not fit in their batch or cannot be decompressed.
+        `wanted` is bool[batches]. A compressed batch that is not wanted is not decompressed: the record count of its
+        span is 0. Raises `Corrupt` if records do not fit in their batch or cannot be decompressed.
         """
         if self.legacy is not None:
             yield from _plain_legacy(self.legacy, wanted)

@@ -196,8 +196,8 @@ def _position_after(segment: Segment, offset: int) -> int:
 def read(segment_split: SegmentSplit, since: int | None = None) -> Iterator[Columns | DamagedRange]:
     """Return an iterator over the records of a split: columns, in order, and a `DamagedRange` for each damage.
 
-    Control records and aborted transactions are left out, and batches in which no record has a timestamp (ms) of
-    `since` or later. `Gone` is raised by this call, never by the iterator.
+    Leaves out control records, aborted transactions and, with `since` (ms), each batch whose records are all earlier.
+    A batch that stays may have earlier records, too. `Gone` is raised by this call, never by the iterator.
     """
     return _read(segment_split.segment.open(), segment_split, since)
 

@@ -333,10 +333,11 @@ class StagedAppend:
 def place(
     partition: Partition, part: CommitPart, measures: BatchMeasures, now_ms: int
 ) -> CommitPart:
-    """Return the part with its place at the log end, its leader epoch and its append time.
+    """Return `part` with a place at the log end, the partition's leader epoch and, if it has one, its append time.
 
-    The first `skip` batches are in the log already, and stay where they are; `measures` include them. The caller
-    holds the locks of the partition.
+    The place is a base offset and a position in a segment. It is that of the first batch after `part.skip` batches,
+    which are in the log already. `measures` has a row for every batch of the part. The caller holds the locks of the
+    partition.
     """
     new = measures.behind(part.skip)
     active, config = partition.active, partition.config

@@ -118,7 +118,7 @@ class OfflineDirectory(DirectoryNode):
 
 
 class SelfDirectory(DirectoryNode):
-    """The directory `.logfs/`."""
+    """The directory `.logfs/`: the files about the mount itself, such as `status.json` and `ctl`."""
 
     def stat(self) -> Stat:
         assert self.parent is not None

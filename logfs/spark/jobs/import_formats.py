@@ -80,7 +80,10 @@ class ImportFormat(ABC):
 
     @abstractmethod
     def cut(self, path: str) -> list[FileRange]:
-        """Return the file ranges of a file, without opening it. Raises `OSError`."""
+        """Divide a file into ranges that tasks read separately, without opening it. Raises `OSError`.
+
+        Each row of the file is in exactly one of the ranges, which are in order.
+        """
 
     @abstractmethod
     def look_bytes(self, file_range: FileRange) -> int:

@@ -45,7 +45,10 @@ _LOOK_SECONDS = 0.1
 
 
 class StagingTask:
-    """Stages the rows of one task for the commit `sequence` of a `writer`."""
+    """Stages the rows of one Spark task, as batches in files of the partitions' directories.
+
+    They belong to the commit with the number `sequence` of the writer with the name `writer`.
+    """
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ class LogState(NamedTuple):
 
 
 class CompactionPlan(NamedTuple):
-    """How dirty a log is: what a round would clean, in offsets and in bytes, and how overdue the round is.
+    """What a round of compaction would clean, in offsets and in bytes, and how overdue the round is.
 
     `dirty` has the offsets that a round would clean, and `cleanable_bytes` is the size of their segments.
     `clean_bytes` is the size of the sealed segments below. `delay_ms` is the time by which the oldest dirty batch
@@ -75,7 +75,7 @@ class CompactionPlan(NamedTuple):
 
 
 def plan_compaction(log: LogState, now_ms: int) -> CompactionPlan:
-    """Return how dirty a log is at the time `now_ms` (ms since the epoch)."""
+    """Return which part of a log a round of compaction would clean at the time `now_ms` (ms since the epoch)."""
     first_dirty = _first_dirty(log)
     sealed = log.segments[:-1]
     dirty = [segment for segment in sealed if segment.next_offset > first_dirty]
@@ -211,7 +211,7 @@ class Compactor:
         return name in self._wanted
 
     def plan(self, name: str) -> CompactionPlan:
-        """Return how dirty a log is now."""
+        """Return which part of a partition's log a round of compaction would clean now; clean nothing."""
         partition = self._registry[name]
         log = LogState(
             partition.segments,
