@@ -43,19 +43,19 @@ _UNIT_MS = {
 
 
 def value_in_force(name: str, topic: Mapping[str, str], broker: Mapping[str, str]) -> str:
-    """Return the value in force of a topic-level setting, as canonical text.
+    """Return the value that a topic-level setting has under the given overrides, as canonical text.
 
-    `topic` and `broker` are the overrides of the two levels: texts by setting name. Raises `InvalidSetting` for an
-    unknown name or an invalid override.
+    `topic` and `broker` are the overrides of the two levels: texts by setting name. The topic's own override is used
+    first, then the broker's, then the default. Raises `InvalidSetting` for an unknown name or an invalid override.
     """
     return topic_setting(name).format(_in_force(name, topic, broker)[0])
 
 
 def broker_value_in_force(name: str, broker: Mapping[str, str]) -> str:
-    """Return the value in force of a broker-level setting, as canonical text; "" if it is unset and has no default.
+    """Return the value that a broker-level setting has under the given overrides, as canonical text.
 
-    `broker` has the broker-level overrides: texts by setting name. Raises `InvalidSetting` for an unknown name or an
-    invalid override.
+    `broker` has the overrides: texts by setting name. Without an override the value is the default, or "" if there is
+    none. Raises `InvalidSetting` for an unknown name or an invalid override.
     """
     setting = broker_setting(name)
     text = broker.get(name, setting.default)
@@ -183,10 +183,10 @@ class LogConfig:
 
     @classmethod
     def resolve(cls, topic: Mapping[str, str], broker: Mapping[str, str]) -> LogConfig:
-        """Return the topic-level settings in force under the overrides `topic` and `broker`: texts by setting name.
+        """Return the settings that result from the overrides of a topic and of the broker.
 
-        Raises `InvalidSetting` for an unknown name, an invalid text, or valid values that contradict
-        each other.
+        `topic` and `broker` have the overrides: texts by setting name. Raises `InvalidSetting` for an unknown name,
+        an invalid text, or valid values that contradict each other.
         """
         for name in topic:
             topic_setting(name)
@@ -213,7 +213,7 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """The broker-level settings that are not defaults of topics: background work and consumer groups.
+    """The broker-level settings for background work and consumer groups, without those that are defaults of topics.
 
     Each attribute has its setting's name; sizes are in bytes. The values of an instance made by
     `resolve` are valid and consistent; the constructor, which is for tests, checks nothing.
@@ -249,7 +249,7 @@ class BrokerConfig:
 
     @classmethod
     def resolve(cls, broker: Mapping[str, str]) -> BrokerConfig:
-        """Return the settings in force under the broker's overrides.
+        """Return the values of the settings under the broker's overrides: texts by setting name.
 
         Raises `InvalidSetting` for an unknown name, an invalid text, or valid values that contradict
         each other (kafka-storage 11.2).

@@ -61,7 +61,7 @@ class OutOfOrderSequence(LogfsError, ValueError):
 
 
 class InvalidTransactionState(LogfsError, ValueError):
-    """A batch lies outside the transaction that its producer has open."""
+    """A producer with an open transaction sent a batch that does not belong to the transaction."""
 
 
 class CoordinatorFenced(LogfsError, ValueError):
@@ -86,7 +86,8 @@ class PartitionFailed(LogfsError):
 class LogDirFailed(PartitionFailed, OSError):
     """A log directory had a storage error or is gone: everything in it is offline until the store is opened again.
 
-    It corresponds to Kafka's KafkaStorageException. Without an errno of its own, it is not mistaken for a full disk.
+    It corresponds to Kafka's KafkaStorageException. Its `errno` is None, so callers do not mistake it for a full
+    disk.
     """
 
 

@@ -66,7 +66,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A fixed set of words: the value is one of them; a list value has any number of them."""
+    """The words that a setting allows: its value is one of them, or a list of any number of them."""
 
     words: tuple[str, ...]
 
@@ -81,7 +81,7 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Texts that match `regex`; a list matches by its items joined by commas.
+    """Texts that match `regex` as a whole; for a list, its items joined by commas must match.
 
     `form` describes these texts in error messages.
     """
@@ -90,7 +90,7 @@ class Pattern:
     form: str
 
     def admits(self, value: Value) -> bool:
-        """Whether the text, or the joined list, matches."""
+        """Whether the whole text matches; the items of a list are joined by commas first."""
         text = ",".join(value) if isinstance(value, tuple) else str(value)
         return re.fullmatch(self.regex, text) is not None
 

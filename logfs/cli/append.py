@@ -17,7 +17,7 @@ _READ_BYTES = 1 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: TARGET, the input files, and the form of their lines."""
+    """Add the arguments: TARGET (the partition), the input files, and the form of their lines."""
     add_target(parser)
     parser.add_argument(
         "-f",

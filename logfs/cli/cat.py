@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: TARGET, the records to print, the isolation level, and the form of the output."""
+    """Add the arguments: TARGET (the partition), the records to print, the isolation level, and the output's form."""
     add_target(parser)
     what = parser.add_mutually_exclusive_group()
     what.add_argument(

@@ -31,7 +31,7 @@ def _size_bytes(log_dir: Path) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings; exit code 1 if one of them is an error.
+    """Audit the log directories, and print the findings; exit code 1 if one of them is an error.
 
     A log directory without partitions is not reported as clean, because nothing was checked.
     """

@@ -29,22 +29,22 @@ class Target(NamedTuple):
 
 
 def path_argument(text: str) -> Path:
-    """Return an argument as a path; `ArgumentTypeError` for an empty one.
+    """Return an argument of the command line as a path. Raises `ArgumentTypeError` if it is empty.
 
-    An empty argument, usually an unset variable of a shell, would mean the working directory.
+    An empty argument usually comes from an unset shell variable, and as a path would mean the working directory.
     """
     return Path(not_empty(text))
 
 
 def not_empty(text: str) -> str:
-    """Return an argument unchanged; `ArgumentTypeError` for an empty one."""
+    """Return an argument of the command line unchanged. Raises `ArgumentTypeError` if it is empty."""
     if not text:
         raise argparse.ArgumentTypeError("the value is empty; is a variable unset?")
     return text
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
-    """Add the TARGET argument."""
+    """Add the TARGET argument, which names a partition: LOGDIR/PARTITION, or LOGDIR… PARTITION."""
     parser.add_argument(
         "target",
         nargs="+",
@@ -65,7 +65,7 @@ def add_isolation(parser: argparse.ArgumentParser) -> None:
 
 
 def isolation_level(text: str) -> Isolation:
-    """Return the isolation level with that name; `InvalidSetting` for an unknown name."""
+    """Return the isolation level named `text`, such as `read_committed`; `InvalidSetting` for any other text."""
     from logfs.log.read.read_committed import Isolation
 
     try:
@@ -83,10 +83,10 @@ def add_log_dirs(parser: argparse.ArgumentParser) -> None:
 
 
 def log_dirs_of(words: Iterable[str | Path], *, may_be_empty: bool = False) -> list[Path]:
-    """Return the log directories that `words` name. A mountpoint stands for the log directories mounted there.
+    """Return the log directories that `words` name; a mountpoint stands for the log directories mounted there.
 
-    Raises `InvalidStore` for a path that is not a log directory; the message describes the path. With `may_be_empty`
-    an empty directory is accepted, too: it becomes a log directory.
+    Raises `InvalidStore` for any other path; the message says what the path is. With `may_be_empty` an empty
+    directory is accepted, too: opening a store in it makes it a log directory.
     """
     from logfs.store.observe import commit_client
 
@@ -98,9 +98,9 @@ def log_dirs_of(words: Iterable[str | Path], *, may_be_empty: bool = False) -> l
 def target(words: Sequence[str], *, may_be_empty: bool = False) -> Target:
     """Return the partition that the words of a TARGET name: LOGDIR/PARTITION, or LOGDIR… PARTITION.
 
-    A partition below a mountpoint is the one in the log directories mounted there. Whether the partition exists is
-    not checked. Raises `InvalidStore` for a path that is not a log directory, and if a log directory is named instead
-    of a partition. With `may_be_empty` an empty directory is accepted as a log directory.
+    The partition need not exist. If LOGDIR is a mountpoint, it stands for the log directories mounted there. Raises
+    `InvalidStore` if a LOGDIR is not a log directory, or if the only word is a log directory or a mountpoint. With
+    `may_be_empty` an empty directory is accepted as a LOGDIR.
     """
     *log_dirs, name = words
     if not log_dirs:
@@ -125,12 +125,12 @@ def _check_no_log_dir(path: Path) -> None:
 def open_for_writing(
     words: Sequence[str], *, alone: bool = True, recover: bool = False
 ) -> tuple[Store, Partition]:
-    """Open a store for writing, and return it with the partition of a TARGET. The caller closes the store.
+    """Open a store for writing, and return it with a partition. The caller closes the store.
 
-    The store locks the log directories, so no other process can write to them. With `alone` no other partition is
-    loaded; with `recover` the partition is recovered from its beginning. Raises `InvalidStore` for a path that is not
-    a log directory, `UnknownPartition`, the error that keeps the partition offline, and the errors of opening a
-    store.
+    `words` are those of a TARGET, which names the partition. The store locks the log directories, so no other process
+    can write to them. With `alone` no other partition is loaded; with `recover` the partition is recovered from its
+    beginning. Raises `InvalidStore` for a path that is not a log directory, `UnknownPartition`, the error that keeps
+    the partition offline, and the errors of opening a store.
     """
     return open_target(target(words), alone=alone, recover=recover)
 
@@ -158,9 +158,9 @@ def open_target(
 
 
 def partition(store: Store, wanted: Target) -> Partition:
-    """Return the partition of a target.
+    """Return the partition `wanted` of an open store.
 
-    Raises `UnknownPartition`, with the log directories searched, or the error that keeps the partition offline.
+    Raises `UnknownPartition`, which names the log directories searched, or the error that keeps it offline.
     """
     if wanted.name not in store and wanted.name not in store.offline:
         raise _unknown(wanted)
@@ -168,7 +168,7 @@ def partition(store: Store, wanted: Target) -> Partition:
 
 
 def check_partition_exists(wanted: Target) -> None:
-    """Raise `UnknownPartition` if no log directory has the partition, or `OSError` if one cannot be read.
+    """Raise `UnknownPartition` if no log directory has the partition; `OSError` if one could not be searched.
 
     This check comes before the store is opened for writing, which would rewrite the clean-shutdown marker: if the
     partition is missing, nothing in the directories changes.
@@ -212,11 +212,11 @@ def offset_range(text: str) -> tuple[int | None, int | None]:
 
 
 def time_range(text: str, partition: Reader) -> tuple[int | None, int | None]:
-    """Return the offsets (start, end) for a time T, which means from T on, or for a range of times A..B.
+    """Convert a time or a range of times to offsets (start, end); None stands for an open side.
 
-    A time stands for the first record that readers see at or after it, or for the log end offset if there is none.
-    None stands for an open side. Times are ms since the epoch or ISO 8601. Raises `InvalidName` for text that is not
-    a time.
+    `text` is T (from T on), A..B, A.. or ..B; times are ms since the epoch or ISO 8601. A time becomes the offset of
+    the first record at or after it that readers of `partition` see, or the log end offset if there is none. Raises
+    `InvalidName` for text that is not a time.
     """
     from logfs.format.base.times import parse_time
 
@@ -258,10 +258,10 @@ def recovery_progress() -> Callable[[str, int, int], None]:
 
 
 def parse_changes(words: Iterable[str], *, of_topic: bool) -> list[tuple[str, str]]:
-    """Return the names and values of NAME=VALUE words.
+    """Return the (name, value) pairs of words of the form NAME=VALUE.
 
-    They are settings of a topic with `of_topic`, otherwise of the store. An empty VALUE stands for the default.
-    Raises `InvalidSetting` for a word without "=", an unknown name, or a value that the setting does not allow.
+    With `of_topic` the names are topic-level settings, otherwise broker-level ones. An empty VALUE stands for the
+    default. Raises `InvalidSetting` for a word without "=", an unknown name, or a value that is not allowed.
     """
     from logfs.setting import broker_setting, topic_setting
 
@@ -303,7 +303,7 @@ def progress_bar(title: str, total_bytes: int | None) -> Any:
 def table_lines(rows: Sequence[Sequence[str]], *, numbers: Container[int] = ()) -> list[str]:
     """Return rows of cells as lines of aligned columns; the first row is the heading.
 
-    `numbers` are the numbers of the columns to align on the right, from 0 on.
+    `numbers` are the columns to align on the right, counted from 0.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: TARGET, and whether to seal and compact the active segment, too."""
+    """Add the arguments: TARGET (the partition), and whether to seal and compact the active segment, too."""
     add_target(parser)
     parser.add_argument(
         "--roll", action="store_true", help="seal the active segment first, so that it is compacted"

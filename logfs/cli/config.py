@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show the values in force and where they come from, or change settings."""
+    """Set each NAME=VALUE, then show each NAME with its value in force and source; without settings, show all."""
     from logfs.store.store import Store
 
     words = [word for word in arguments.settings if "=" in word]

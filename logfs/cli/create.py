@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: TARGET, settings, and whether to create missing log directories."""
+    """Add the arguments: TARGET (the partition), settings, and whether to create missing log directories."""
     add_target(parser)
     parser.add_argument(
         "-c",

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the TARGET argument."""
+    """Add the TARGET argument: the partition to delete."""
     add_target(parser)
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: TARGET and the offset."""
+    """Add the arguments: TARGET (the partition), and the first offset that stays readable."""
     add_target(parser)
     parser.add_argument(
         "--before",
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raise the log start offset, and drop the segments below it.
+    """Raise the log start offset to the given offset, and drop the segments that lie below it.
 
     Retention runs too, so segments that have expired by the topic's settings are also dropped.
     """

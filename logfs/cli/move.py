@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: TARGET, and the log directory to move to."""
+    """Add the arguments: TARGET (the partition), and the log directory to move to."""
     add_target(parser)
     parser.add_argument(
         "--to",

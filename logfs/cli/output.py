@@ -34,7 +34,7 @@ FORMAT_HELP = (
 
 
 def add_form(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the form in which records are printed."""
+    """Add `--json` and `--format`, which select how records are printed; the default is a line with the value."""
     form = parser.add_mutually_exclusive_group()
     form.add_argument("-J", "--json", action="store_true", help="JSON envelopes, one per line")
     form.add_argument("-F", "--format", metavar="FORMAT", help=FORMAT_HELP)
@@ -49,11 +49,11 @@ def print_record(record: Record, partition: Reader, arguments: argparse.Namespac
 def print_records(
     log: OpenTarget, start: int, end: int | None, arguments: argparse.Namespace
 ) -> bool:
-    """Print the records [start, end), and return whether all of them could be read.
+    """Print the records [start, end), and return True if all of them could be read.
 
-    Damaged ranges, and ranges that retention drops before they are printed, are reported on standard error, and
-    printing continues after them. Without an `end` no key is missed if the log is compacted during the output:
-    printing goes on to the new end, and each record that compaction removed has a newer one at a higher offset.
+    An `end` of None stands for the log end. Damaged ranges, and ranges that retention drops before they are printed,
+    are reported on standard error and skipped. If the log is compacted meanwhile, a record may be removed before it
+    is printed; without an `end`, printing then goes on to the new log end, where the key has a newer record.
 
     Raises `Gone` if files leave the log in `TRIES` attempts in a row, or if the partition was deleted and created
     again, and `OffsetOutOfRange` if the files of a segment are replaced or moved after a part of it was printed.

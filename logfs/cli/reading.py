@@ -27,7 +27,7 @@ _ON_THE_WAY = ("-stray", "-future")
 
 
 class OpenTarget:
-    """The partition of a TARGET, in a store that is open read-only. Only one thread may use it."""
+    """The partition that a TARGET argument names, in a store opened read-only. Only one thread may use it."""
 
     def __init__(self, words: Sequence[str], isolation: str) -> None:
         """Open the store, and find the partition.
@@ -55,7 +55,7 @@ class OpenTarget:
         self.reader: Reader = self._log.isolated(self._isolation)
 
     def ask(self, question: Callable[[Reader], T]) -> T:
-        """Call `question` with the reader, and return its result.
+        """Return the result of `question`, which is called with the partition's reader.
 
         If files leave the log meanwhile (`Gone`), the reader is brought up to date and `question` is called again, up
         to `TRIES` times in all. Raises `Gone` if the last call also fails, and `UnknownPartition` if the partition is
@@ -71,9 +71,9 @@ class OpenTarget:
         raise AssertionError("the last try returns or raises")
 
     def look_again(self) -> bool:
-        """Bring the reader up to date, and return whether it now reads another log with the same name.
+        """Bring the reader up to date. Return True if the reader now reads another log, else False.
 
-        A partition that was deleted and created again is another log, one that was moved is the same. Raises
+        A partition that was deleted and created again is another log; one that was moved is the same. Raises
         `UnknownPartition` if the partition is gone.
         """
         self.store.refresh()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the TARGET argument."""
+    """Add the TARGET argument: the partition whose indexes are rebuilt."""
     add_target(parser)
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: log directories, and whether to drop nothing."""
+    """Add the arguments: log directories, and `--dry-run`, which only lists what would be dropped."""
     add_log_dirs(parser)
     parser.add_argument(
         "-n",
@@ -26,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print each segment eligible for deletion with the reason, then drop them all, unless `--dry-run` is given.
 
-    For each partition, also print why its oldest remaining record stays.
+    For each partition, also print the oldest segment that stays, and why. The exit code is 1 if a log directory has
+    failed.
     """
     from logfs.store.store import Store
 

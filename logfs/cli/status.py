@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the status.
+    """Print the state of a mount or a log directory; without an argument, of all mounts.
 
     The exit code is 1 if a mount cannot be read, a partition is offline, or a log directory has failed; with `--json`
     only if a mount cannot be read.

@@ -16,7 +16,7 @@ _POLL_SECONDS = 0.5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments: TARGET, the number of records, whether to follow, and the form of the output."""
+    """Add the arguments: TARGET (the partition), the number of records, whether to follow, and the output's form."""
     add_target(parser)
     parser.add_argument(
         "-n", "--lines", type=int, default=10, metavar="N", help="the last N records (10)"

@@ -28,9 +28,9 @@ _BYTES_OUT = "kafka_server_brokertopicmetrics_bytesout_total"
 class Row(NamedTuple):
     """One partition in the table. None stands for an unknown value.
 
-    `size` is in bytes. `start` and `end` are the log start and end offsets. `records`, `bytes_in` and `bytes_out` are
-    rates per second. `dirty` is the dirty ratio of the cleaner, and `lag` the largest lag of a consumer group, in
-    offsets.
+    `size` is in bytes. `start` and `end` are the log start and end offsets. `records` (appended), `bytes_in` and
+    `bytes_out` are rates per second. `dirty` is the cleaner's dirty ratio, from 0 to 1, and `lag` the largest lag of
+    a consumer group, in offsets. `state` has words such as "offline" and "damaged", or is empty.
     """
 
     name: str
@@ -170,7 +170,7 @@ def rows(before: StoreSnapshot, after: StoreSnapshot, seconds: float) -> list[Ro
 
 
 def table(found: Sequence[Row], sort: str, count: int | None) -> list[str]:
-    """Return the lines of the table, the heading first.
+    """Return the table of the rows `found` as lines, the heading first.
 
     `sort` is a key of `SORTS`. `count` is the largest number of partitions to show, None for all.
     """

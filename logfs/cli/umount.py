@@ -39,11 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Unmount. Returns when another process can open the store, or at once with `--lazy` or if the mount was dead.
+    """Unmount, and wait until another process can open the store.
 
-    The exit code is 3 if the daemon continues because the filesystem is also mounted elsewhere: in another mount
-    namespace, such as a container's, or by a bind mount on another directory. It is 1 if a log directory could not be
-    closed properly.
+    With `--lazy`, or if the mount was dead, there is no wait. The exit code is 3 if the daemon continues because the
+    filesystem is also mounted elsewhere: in another mount namespace, such as a container's, or by a bind mount on
+    another directory. It is 1 if a log directory could not be closed properly.
     """
     try:
         from logfs.mount.session import unmount

@@ -32,12 +32,12 @@ class StoreSnapshot(NamedTuple):
 
 
 class Source(Protocol):
-    """A mount or a log directory that can be read repeatedly."""
+    """A mount or a log directory that `status` and `top` read; `name` is its path."""
 
     name: str
 
     def look(self) -> StoreSnapshot:
-        """Return the current state."""
+        """Return the present status and metrics of the store."""
 
     def close(self) -> None:
         """Release the resources that the source holds."""
@@ -63,9 +63,9 @@ class MountSource:
         self.name = path
 
     def look(self) -> StoreSnapshot:
-        """Return the current state.
+        """Return the present status and metrics of the store.
 
-        Raises `TimeoutError` if the daemon is stopped or waits for its disk, and `OSError` if it cannot be read.
+        Raises `TimeoutError` if the daemon is stopped or waits for its disk, and `OSError` if a file cannot be read.
         """
         from logfs.store.directory.mount_table import PATIENCE_SECONDS, within
 
@@ -128,7 +128,8 @@ def mounts() -> list[str]:
 def source(path: Path | None) -> Source:
     """Return the mount or log directory at `path`; without a path, the only mount.
 
-    Raises `InvalidStore` if there is no path and not exactly one mount, or if the path is neither.
+    Raises `InvalidStore` if `path` is neither a mount nor a log directory. Without a path, raises `InvalidStore` if
+    there is no mount or more than one.
     """
     from logfs.store.directory.recognition import PathKind, recognise
 

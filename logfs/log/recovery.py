@@ -3,11 +3,11 @@
 One difference is deliberate. Kafka cuts the log at the first bad batch and deletes every later segment, which is
 right where replicas hold the data, and loses data on a single node. Here only a torn tail is cut off, as
 `_LogLoader._is_torn` decides: invalid bytes at the end of the log, at or after the recovery point, which do not begin
-with a whole batch. They are kept in a `.torn` file. Damage anywhere else stays where it is. Its offsets raise
-`Corrupt`, and everything after it stays readable.
+with a whole batch. A torn tail is kept in a `.torn` file, unless it is all zeros. Damage anywhere else stays where it
+is: reading its offsets raises `Corrupt`, and everything after it stays readable.
 
-Nothing here needs a loaded partition: a partition is made from what `load` returns. A read-only store takes the same
-steps in memory and changes nothing.
+`load` returns what a `Partition` is made from. For a read-only store it takes the same steps in memory, and changes
+no file.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _UNFINISHED = {f"{names.KEY_INDEX}.tmp", f"{names.COMMITTED_KEY_INDEX}.tmp"}
 
 
 class FilePosition(NamedTuple):
-    """A position in the .log file of a segment."""
+    """A byte position in the .log file of the segment that begins at `base_offset`."""
 
     base_offset: int
     position: int
@@ -64,11 +64,12 @@ class FilePosition(NamedTuple):
 class LoadStart(NamedTuple):
     """What is known of a partition before it is loaded.
 
-    - `clean`: it was closed properly, and the offsets are those of the checkpoints.
+    - `clean`: the partition was closed properly, so its log needs no recovery.
+    - `recovery_point`, `log_start_offset`: the offsets in the checkpoint files, 0 if these have none.
+    - `compacted`: compaction may have removed records, so a missing offset is not damage.
     - `rebuild`: read all of the log and rebuild every index, even if it was closed properly; needs `clean` False.
-    - `compacted`: a cleaner has run, so offsets may be missing, whatever the topic's settings are.
     - `producer_expiration_ms`: how long an idle producer is remembered.
-    - `end`: a read-only store ignores the log from this position on; None if it reads all of the log.
+    - `end`: where the log ends for a read-only store, which ignores all later bytes; None if it reads the whole log.
     """
 
     clean: bool
@@ -84,9 +85,10 @@ class LoadStart(NamedTuple):
 class Loaded:
     """The valid files of a partition, after recovery if it was needed.
 
-    `producers` are those at the log end; a read-only store has None here and loads them on demand. `last_timestamp`
-    (ms) is that at the log end, -1 if none is known. `torn` has a message for each torn tail that was cut off. The
-    files of the segments in `unsynced` were changed: flush them before relying on their durability.
+    `producers` has the producers at the log end, or None in a read-only store, which loads them on demand.
+    `last_timestamp` (ms) is the greatest timestamp of the last batch or, if the last segment is empty, of the segment
+    before it; -1 if it is not known. `torn` has a message for each torn tail that was cut off. The files of the
+    segments in `unsynced` were changed: flush them before relying on their durability.
     """
 
     segments: list[Segment]

@@ -107,5 +107,5 @@ class ErrorLog:
 
 
 def refuse(number: int, what: str) -> OSError:
-    """Return an `OSError` with the given errno and the reason in words."""
+    """Return, not raise, an `OSError` with errno `number`; the message is `what` followed by the errno's own text."""
     return OSError(number, f"{what} ({os.strerror(number)})")

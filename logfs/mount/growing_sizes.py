@@ -143,7 +143,12 @@ class GrowingSizes:
         return False
 
     async def grow(self, node: GrowingFile, size: int, thread: int) -> int:
-        """Wait until the answer to a GETATTR by `thread` may tell the kernel `size`. Return the size to tell."""
+        """Return the size to tell the kernel in the answer to a GETATTR by `thread`, as soon as that is safe.
+
+        `size` is the present size of the file in bytes. If other threads may share the file, a growth waits until
+        they have left the kernel's read path. While the mount stops, a growth is not told: the size told before is
+        returned.
+        """
         if not node.is_growing:
             return size
         told = self._told.get(node)
@@ -170,7 +175,8 @@ class GrowingSizes:
     def timeout(self, node: GrowingFile, end_offset: int, thread: int) -> float:
         """Return for how many seconds the kernel may keep the size in the answer to a GETATTR by `thread`.
 
-        `end_offset` is the log end offset before the size was determined.
+        The result is 0 if the kernel may not keep the size. `end_offset` is the log end offset before the size was
+        determined.
         """
         told = self._told.get(node)
         if told is None:
@@ -193,9 +199,9 @@ class GrowingSizes:
         return KEEP_SECONDS
 
     def pop_stale(self, partition: ReadableLog) -> set[int]:
-        """Remove and return the inodes whose kept sizes an append to `partition` makes stale.
+        """Remove and return the inodes of files that `partition` has grown and whose old sizes the kernel keeps.
 
-        The caller must invalidate the attributes of each.
+        The caller must invalidate the attributes of each inode.
         """
         return self._kept.pop(partition, set()) if self._kept else set()
 

@@ -26,7 +26,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 class RequestCounts:
-    """The requests of one kind: `times` has their durations, `errors` their number by errno."""
+    """The requests to one handler: `times` has the durations of all, `errors` the number of failed ones by errno."""
 
     __slots__ = ("errors", "times")
 

@@ -22,8 +22,8 @@ _EVICTED = 256
 class InodeTable:
     """The nodes by inode number. Only the trio thread uses it (rule 6).
 
-    A node gets its number before its first entry is sent to the kernel, and stays here until the kernel has forgotten
-    as many lookups of it as it has been sent.
+    A node gets its number before its first entry is sent to the kernel. It stays here until the kernel has forgotten
+    every lookup of it.
     """
 
     def __init__(self, root: Node, root_inode: int) -> None:
@@ -49,7 +49,7 @@ class InodeTable:
         return node
 
     def directory(self, inode: int) -> DirectoryNode:
-        """Return the node of a directory. Raises `OSError`: ESTALE without a node, ENOTDIR for other nodes."""
+        """Return the node of a directory. Raises `OSError`: ESTALE if there is no node, ENOTDIR for another kind."""
         node = self.node(inode)
         if not isinstance(node, DirectoryNode):
             raise refuse(errno.ENOTDIR, f"{node.path}: is not a directory")
@@ -64,7 +64,8 @@ class InodeTable:
     def remember(self, node: Node) -> list[Node]:
         """Count a lookup of a node whose entry is sent to the kernel.
 
-        Returns the nodes whose names the kernel should be asked to forget, because too many evictable ones are known.
+        Returns the nodes whose names the caller should ask the kernel to forget; empty unless the table has too many
+        evictable nodes.
         """
         self._nodes[node.inode] = node
         self._lookups[node.inode] = self._lookups.get(node.inode, 0) + 1

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 def families(errors: ErrorLog) -> Iterator[Family]:
-    """Yield the metrics of this process's mount, without the operations that were never called."""
+    """Yield the metrics of the mount that this process serves; `errors` supplies the number of recorded errors.
+
+    Operations that were never called have no metrics.
+    """
     seen = {name: requests for name, requests in REQUESTS.items() if sum(requests.times.counts)}
     yield Family(
         "logfs_request_seconds",

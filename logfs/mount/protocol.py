@@ -76,7 +76,10 @@ class Operations(pyfuse3.Operations):
         self._sync_locks: WeakKeyDictionary[Partition, trio.Lock] = WeakKeyDictionary()
 
     def failed(self, name: str, arguments: tuple[Any, ...], error: Exception) -> int:
-        """Return the errno of an error, and record the error with its path for `.logfs/errors`."""
+        """Return the errno of an error, and record the error with its path for `.logfs/errors`.
+
+        `name` is the name of the handler that failed, and `arguments` are those of the call.
+        """
         number = self.context.errors.note(self._path_of(name, arguments), error)
         if number != errno.ENOENT:
             self._count_failure(name, arguments)

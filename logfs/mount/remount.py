@@ -46,7 +46,7 @@ CHANGEABLE = frozenset({*_FLAGS, *_OPPOSITE} - {"nosuid", "nodev"})
 
 
 def remount(mountpoint: Path, words: Iterable[str]) -> None:
-    """Set the flags of the mount on `mountpoint` that `words` name; other flags keep their values.
+    """Change flags of the mount on `mountpoint`; flags that `words` do not name keep their values.
 
     `words` are options of `logfs mount`. An option that is already in force changes nothing. Raises `InvalidStore` if
     no logfs is mounted there, and for an option that is unknown or needs a new mount. Raises `OSError`: EPERM unless

@@ -116,11 +116,11 @@ def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def check_paths(options: Options) -> Path:
-    """Check all paths and return the absolute path of the mountpoint.
+    """Check the mountpoint and the log directories, and return the absolute path of the mountpoint.
 
     A dead mount on the mountpoint is unmounted. Raises `InvalidStore` if logfs is already mounted there, or if the
-    mountpoint or a log directory is unsuitable. Nothing is changed then, except that a dead mount may be gone: the
-    mountpoint below can be checked only after the unmount.
+    mountpoint or a log directory is unsuitable. Even then a dead mount may have been unmounted, because the directory
+    below it can be checked only afterwards; nothing else changes.
     """
     mountpoint = Path(os.path.abspath(options.mountpoint))
     found = mounted_at(mountpoint)
@@ -172,11 +172,10 @@ def _check_mountpoint(mountpoint: Path, options: Options) -> None:
 
 
 def source_of(options: Options) -> str:
-    """Return the source that the mount table shows: the log directories, joined by commas.
+    """Return the source that the mount table shows: `options.source`, or else the log directories, joined by commas.
 
     mount(8) uses it to detect that a line of fstab is already mounted: it resolves the symlinks of the path in that
-    line and compares. It does not resolve a list of paths, so for several log directories the source is the list as
-    given.
+    line and compares. It does not resolve a list of paths, so the paths of several log directories stay unresolved.
     """
     if options.source is not None:
         return options.source
@@ -186,7 +185,10 @@ def source_of(options: Options) -> str:
 
 
 def unmount(mountpoint: Path, *, lazy: bool = False) -> None:
-    """Unmount with `umount` as root, with `fusermount3` otherwise. Raises `OSError` (EBUSY) if that fails."""
+    """Unmount with `umount` as root, with `fusermount3` otherwise. Raises `OSError` (EBUSY) if that fails.
+
+    With `lazy` the mountpoint is detached at once, even while files are open.
+    """
     import subprocess
 
     if os.geteuid() == 0:
@@ -224,7 +226,10 @@ def _raise_file_limit() -> None:
 
 
 def warm_up() -> None:
-    """Compile, or load from the cache, the code that the first request would otherwise wait for."""
+    """Compile, or load from the cache, the code that the first request would otherwise wait for.
+
+    Objects that exist now are excluded from garbage collection.
+    """
     from logfs.format.kernel_warmup import warm_up as warm
     from logfs.log.read import key_tables
 

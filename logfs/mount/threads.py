@@ -144,7 +144,7 @@ async def run_in_thread(
     """Call `work` in a worker thread and return its result, or raise its error.
 
     `limiter` bounds the number of concurrent calls. A cancellation does not interrupt the call. Raises `OSError`
-    (EAGAIN) if there is no thread at all.
+    (EAGAIN) if no worker thread runs and none can be started.
     """
     await trio.lowlevel.checkpoint_if_cancelled()
     async with limiter or nullcontext():

@@ -51,7 +51,9 @@ def register(spark: SparkSession) -> None:
 def session(
     name: str = "logfs", *, master: str | None = None, settings: dict[str, str] | None = None
 ) -> SparkSession:
-    """Return a session with `format("logfs")` and the settings that make it fast; `settings` override these.
+    """Return a Spark session with `format("logfs")` and the settings that make it fast.
+
+    `name` is the name of the application. `settings` maps Spark settings to values, which take precedence.
 
     Checkpoints are written by plain renames, so they must be on a file system, not in an object store. For an object
     store, set spark.sql.streaming.checkpointFileManagerClass in `settings`.

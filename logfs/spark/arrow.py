@@ -51,13 +51,13 @@ FIRST_MS, LAST_MS = -(2**63) // 1000 + 1, (2**63 - 1) // 1000
 
 
 def kafka_schema(*, headers: bool) -> StructType:
-    """Return the columns of Spark's Kafka source, with `headers` as the last one if it is asked for."""
+    """Return the columns of Spark's Kafka source. If `headers` is true, the last one is the column `headers`."""
     extra = [StructField("headers", HEADERS)] if headers else []
     return StructType([*FIXED_FIELDS, *extra])
 
 
 def check_schema(schema: StructType) -> None:
-    """Raise `ValueError` unless every column has the name and the type of a column of the source."""
+    """Raise `ValueError` unless each column of `schema` is, by name and type, a column of Spark's Kafka source."""
     known = {field.name: field.dataType for field in kafka_schema(headers=True)}
     for field in schema:
         if known.get(field.name) != field.dataType:
@@ -69,7 +69,7 @@ def check_schema(schema: StructType) -> None:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema that Spark expects of the batches of a Spark schema."""
+    """Convert a Spark schema to the Arrow schema that Spark expects of the batches of a reader."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
@@ -79,7 +79,7 @@ class BatchMaker:
     def __init__(self, schema: pa.Schema) -> None:
         """Set the schema of the batches.
 
-        Its columns have the names and types of `kafka_schema`; the unit of `timestamp` is ms or us.
+        `schema` has some or all columns of `kafka_schema`, as Arrow types. The unit of `timestamp` is ms or us.
         """
         self._schema = schema
 
@@ -108,7 +108,7 @@ class BatchMaker:
 
 
 def sized(parts: Iterable[Columns]) -> Iterator[Columns]:
-    """Yield the same records, in order, regrouped into batches of a good size for Arrow.
+    """Yield the records of `parts`, in the same order, regrouped into batches of a good size for Arrow.
 
     A batch has up to `_BATCH_ROWS` rows and about `_BATCH_BYTES` bytes.
     """
@@ -167,9 +167,9 @@ def _timestamps(times_ms: np.ndarray, kind: pa.DataType) -> pa.Array:
 
 
 def binary_array(field: GatheredField, kind: pa.DataType | None = None) -> pa.Array:
-    """Return a gathered field as an Arrow array of type binary, or of `kind`, such as string.
+    """Return the values of one field as an Arrow array of the type `kind`, or binary if it is None.
 
-    The memory layout of `kind` must be that of binary.
+    The memory layout of `kind` must be that of binary, as it is for string.
     """
     validity = pa.py_buffer(field.validity) if field.nulls else None
     buffers = [validity, pa.py_buffer(field.offsets), pa.py_buffer(field.data)]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class BatchReader(DataSourceReader):
-    """A batch read. Its end is fixed when the query is planned, and is the same for every task."""
+    """The reader of one batch query. Planning fixes the end offsets, which are the same for every task."""
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         check_schema(schema)
@@ -34,7 +34,7 @@ class BatchReader(DataSourceReader):
         self.pushed = PushedFilters()
 
     def partitions(self) -> list[Split]:
-        """Return the splits, one for each task.
+        """Return the splits (Spark's input partitions) of the query, one for each task.
 
         Raises `ValueError` for a partition or topic that does not exist and for a start after the end, `DataLoss` for
         offsets outside the log (with failOnDataLoss), `LogfsError`, and `OSError`.
@@ -72,9 +72,10 @@ class BatchReader(DataSourceReader):
         ]
 
     def read(self, partition: Split) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        """Return the records of a split as Arrow batches, in order.
+        """Return the records of a split as Arrow batches, in the order of partitions and offsets.
 
-        Raises `DataLoss` for records that have left the log, `Corrupt` for damage, and `NotOnHost` or `OSError`.
+        Raises `DataLoss` for records that have left the log, `Corrupt` for damage, `NotOnHost` if this machine does
+        not have the planned files, and `OSError`.
         """
         return splits.read(
             partition, BatchMaker(arrow_schema(self.schema)), self.options, self.pushed
@@ -82,12 +83,13 @@ class BatchReader(DataSourceReader):
 
 
 class FilteredReader(BatchReader):
-    """A batch read that accepts filters. Spark refuses to use such a reader if filter push-down is off.
+    """A batch reader that accepts filters. Spark refuses to use such a reader if filter push-down is off.
 
-    In Spark up to 4.3, every use of the same `load` gets only the rows that pass the filters of the last use, even a
-    use without filters. So this reader is used only with the option pushDownPredicate.
+    If several queries use the DataFrame of one `load`, Spark up to 4.3 returns to all of them, even to those without
+    filters, only the rows that pass the filters of the last one. So this reader is used only with the option
+    pushDownPredicate.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
-        """Accept filters, and yield those that Spark must evaluate again."""
+        """Apply the filters to the read as far as the log can, and yield those that Spark must evaluate itself."""
         return self.pushed.push(filters)

@@ -75,11 +75,11 @@ _NUMBERS: dict[type[Filter], Callable[[Sequence[int]], Ranges]] = {
 
 @dataclass
 class PushedFilters:
-    """The restrictions on a read by the filters that were pushed down; without filters, none.
+    """The filters that Spark pushed down to a read, as restrictions on it. A new object restricts nothing.
 
-    `topics` are filters of the topic's name. `partitions` and `offsets` are the ranges [first, end) of numbers that
-    pass. `since_us` (inclusive) and `until_us` (exclusive) are microseconds since the epoch, as Spark's timestamps
-    are.
+    `topics` are the filters on the topic's name, which must pass all of them. `partitions` and `offsets` are ranges
+    [first, end) of the partition numbers and offsets that pass. Timestamps pass from `since_us` (inclusive) to
+    `until_us` (exclusive), in microseconds since the epoch.
     """
 
     topics: list[Filter] = field(default_factory=list)
@@ -89,9 +89,9 @@ class PushedFilters:
     until_us: int = _END
 
     def push(self, filters: Iterable[Filter]) -> Iterator[Filter]:
-        """Accept filters, all of which a row must pass, and yield those that Spark must evaluate again.
+        """Add filters, all of which a row must pass, and yield those that Spark must evaluate itself.
 
-        A filter is accepted only when the iterator reaches it.
+        A filter is added only when the iterator reaches it, so the caller must exhaust the iterator.
         """
         for each in filters:
             if not self._answers(each):
@@ -125,7 +125,7 @@ class PushedFilters:
         return is_exact
 
     def wanted(self, reader: Reader, first: int, end: int) -> Ranges:
-        """Return the ranges within the offsets [first, end) that must be read from the partition of `reader`."""
+        """Return the ranges within the offsets [first, end) of `reader` whose records may pass the filters."""
         number = reader.partition
         if not _common(self.partitions, [(number, number + 1)]):
             return []

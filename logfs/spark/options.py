@@ -47,7 +47,7 @@ _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d"
 
 
 class PositionKind(Enum):
-    """The kind of position that a starting or ending option gives."""
+    """How the start or the end of a read is given: as an end of the log, as offsets, or as timestamps."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -72,8 +72,8 @@ class Limit:
 class Selection:
     """The partitions that are read. `name in selection` tells whether a partition is one of them.
 
-    `kind` is the option of `SELECTIONS` that selects them. `partitions` is set for `assign`, `topics` for
-    `subscribe`, and `pattern`, a regular expression that may match anywhere in a topic's name, for
+    `kind` is the name of the option that selects them, one of `SELECTIONS`. `partitions` is set for `assign`,
+    `topics` for `subscribe`, and `pattern`, a regular expression that may match anywhere in a topic's name, for
     `subscribePattern`.
     """
 
@@ -93,7 +93,7 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """The options of a read. Sizes are in bytes, times in ms; None stands for an option that is not given."""
+    """The options of a read, parsed. Sizes are in bytes, times in ms; None means that an option is not given."""
 
     paths: tuple[str, ...]
     selection: Selection
@@ -115,9 +115,9 @@ class ReadOptions:
 
 
 def paths_of(options: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the log directories in `path` (from `load(a)`) and `paths` (from `load([a, b])`).
+    """Return the paths in the options `path` (from `load(a)`) and `paths` (from `load([a, b])`).
 
-    A path may be a mountpoint instead. Raises `ValueError` if no path is given.
+    Each is a log directory or a mountpoint of logfs. Raises `ValueError` if no path is given.
     """
     found = json.loads(options["paths"]) if "paths" in options else []
     if "path" in options:
@@ -131,7 +131,10 @@ def paths_of(options: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """Return the options of a read, checked as Spark's Kafka source checks them. Raises `ValueError`."""
+    """Parse the options of a read, and check them as Spark's Kafka source does. Raises `ValueError` for a wrong one.
+
+    If `streaming` is true, the defaults and the checks are those of a streaming query, else those of a batch query.
+    """
     for name in _OF_THE_NETWORK:
         if name in options:
             logger.warning(
@@ -184,7 +187,10 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 
 
 def flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
-    """Return the value of a boolean option. Raises `ValueError` if it is neither true nor false."""
+    """Return the value of the boolean option `name`, or `default` if the option is not given.
+
+    Raises `ValueError` if the value is neither true nor false.
+    """
     text = options.get(name)
     if text is None:
         return default
@@ -361,10 +367,9 @@ def check_partitions(
     found: Mapping[TopicPartition, object],
     describe: Callable[[Iterable[TopicPartition]], str],
 ) -> None:
-    """Raise `ValueError` unless a limit by partition names exactly the partitions that are read.
+    """Raise `ValueError` unless `limit.each` has exactly the partitions in `found`, which are those that are read.
 
-    `found` has the partitions that are read. `describe` returns partitions as text for the error. A limit with one
-    timestamp for all partitions always passes.
+    A limit with one timestamp for all partitions always passes. `describe` returns partitions as text for the error.
     """
     if limit.timestamp is None and limit.each.keys() != found.keys():
         timestamps = limit.kind is PositionKind.TIMESTAMPS

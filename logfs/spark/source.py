@@ -33,7 +33,7 @@ class LogfsDataSource(DataSource):
         return kafka_schema(headers=flag(self.options, "includeHeaders", default=False))
 
     def reader(self, schema: StructType) -> BatchReader:
-        """Return the reader of a batch query. `schema` may name fewer columns; only these are read then.
+        """Return the reader of a batch query. If `schema` has only some of the source's columns, only these are read.
 
         Raises `ValueError` for a wrong schema or option.
         """
@@ -59,7 +59,7 @@ class LogfsDataSource(DataSource):
         return BatchWriter(schema, write_options(self.options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
-        """Return the writer of a streaming query. As in Kafka's sink, every output mode appends.
+        """Return the writer of a streaming query, which always appends, as Kafka's sink does: `overwrite` is ignored.
 
         Raises `ValueError` for a wrong schema or option, `InvalidStore` for a path that is not a log directory, and
         `OSError`.

@@ -63,7 +63,7 @@ class SplitPart(NamedTuple):
 
 @dataclass
 class Split(InputPartition):
-    """The input partition of one task: the parts of the log that the task reads, in order."""
+    """The input partition of one task: the parts of logs that the task reads, in this order."""
 
     parts: list[SplitPart]
 
@@ -114,7 +114,7 @@ def plan(
     readers: Mapping[TopicPartition, Reader],
     options: ReadOptions,
 ) -> list[Split]:
-    """Return the splits of a read, in order.
+    """Divide the offsets that a query reads into splits, and return these in the order of `wanted`.
 
     `wanted` has (partition, first, end) for each range of offsets [first, end) to read. `options` determine the
     number and the size of the splits. Raises `Gone` if files keep leaving the log meanwhile, and `OSError`.
@@ -175,9 +175,9 @@ def _parts(
 def packed(
     items: Iterable[_Item], size_of: Callable[[_Item], int], limit_bytes: int
 ) -> Iterator[list[_Item]]:
-    """Group consecutive items so that a group has at most `limit_bytes`, unless a single item has more.
+    """Yield the items in groups of at most `limit_bytes`; an item that is larger is a group of its own.
 
-    The order is kept, and groups are never empty.
+    `size_of` returns the bytes of an item. The order is kept, and groups are never empty.
     """
     group: list[_Item] = []
     total = 0
@@ -198,9 +198,10 @@ def packed(
 def read(
     split: Split, maker: BatchMaker, options: ReadOptions, pushed: PushedFilters | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a split that pass the filters `pushed` as Arrow batches, in order.
+    """Yield the records of a split as Arrow batches, in the order of its parts, then of the offsets.
 
-    Raises `DataLoss`, `Corrupt` for damage, and `NotOnHost` or `OSError` with the name of this host.
+    Records whose timestamps do not pass the filters in `pushed` are left out. Raises `DataLoss` for records that have
+    left the log, `Corrupt` for damage, and `NotOnHost` or `OSError`, both with the name of this host.
     """
     pushed = pushed or PushedFilters()
     with workers.naming_host():
@@ -213,9 +214,9 @@ def read(
 def columns(
     part: SplitPart, options: ReadOptions, since_ms: int | None = None
 ) -> Iterator[Columns]:
-    """Yield the records of a part, in order.
+    """Yield the records of one part of a split, in the order of their offsets.
 
-    With `since_ms`, batches whose timestamps are all earlier are left out. Raises `DataLoss` for records that have
+    Batches whose timestamps are all earlier than `since_ms` are left out. Raises `DataLoss` for records that have
     left the log, `Corrupt` for damage, `NotOnHost`, and `OSError`. With failOnDataLoss=false, lost and damaged
     records are skipped with a warning instead.
     """

@@ -1,6 +1,6 @@
 """The reader of streaming queries: `spark.readStream.format("logfs")`.
 
-Offsets have the form of Kafka's source. Read limits decide how much a trigger takes.
+Offsets have the JSON form that Kafka's source writes to checkpoints. Read limits set the size of micro-batches.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ _LOOK_SECONDS = 0.1
 def share(backlog: Mapping[TopicPartition, int], limit: int) -> dict[TopicPartition, int]:
     """Divide a limit among the partitions in proportion to their backlogs, and return the share of each.
 
-    If the limit covers all backlogs, each share is the whole backlog. As in Kafka's source, a share below one is
-    rounded up to one, so that a small partition does not starve.
+    The limit and the backlogs have the same unit: offsets or bytes. If the limit covers all backlogs, each share is
+    the whole backlog. As in Kafka's source, a share below one is rounded up to one, so that a small partition does
+    not starve.
     """
     total = sum(backlog.values())
     if total <= limit:
@@ -68,7 +69,7 @@ def share(backlog: Mapping[TopicPartition, int], limit: int) -> dict[TopicPartit
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The reader of a log that grows. One object lives as long as the query, and tasks get copies of it."""
+    """The reader of one streaming query. It lives as long as the query, and tasks get copies of it."""
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         check_schema(schema)
@@ -127,7 +128,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets if path is None else _kept(Path(path), offsets)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the read limit of a trigger that the options set, as one of Spark's kinds of limit.
+        """Return the limit that the options set for the size of a micro-batch, as a `ReadLimit` of Spark.
 
         If the options set several limits, this returns the first of: maximum of offsets, maximum of bytes, minimum of
         offsets. `latestOffset` applies all of them.
@@ -144,11 +145,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(
         self, start: Mapping[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> OffsetsJson:
-        """Return the offsets at which the next micro-batch ends.
+        """Return the offsets at which the next micro-batch ends; it begins at the offsets `start`.
 
-        They are those of `start` if there is nothing to read, or too little for the options. Spark calls this at
-        every trigger, so a query without new data detects losses here. Raises `DataLoss`, `ValueError`, `LogfsError`,
-        `OSError`.
+        The result is `start` if there is nothing to read, or too little yet for minOffsetsPerTrigger. If
+        `limit` is `ReadAllAvailable`, the limits in the options do not apply. Spark calls this at every trigger, so
+        losses are noticed even without new data. Raises `DataLoss`, `ValueError`, `LogfsError`, `OSError`.
         """
         known = {} if start is None else start
         look = self._settled_look(from_json(known))
@@ -313,7 +314,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # Reading.
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Split]:
-        """Return the splits of the micro-batch from `start` to `end`.
+        """Return the splits of the micro-batch from the offsets `start` to the offsets `end`, both in JSON form.
 
         Raises `DataLoss`, `ValueError`, `LogfsError`, `OSError`.
         """
@@ -359,9 +360,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return splits.plan(wanted, readers, self.options)
 
     def read(self, partition: Split) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        """Return the records of a split as Arrow batches, in order.
+        """Return the records of a split as Arrow batches, in the order of partitions and offsets.
 
-        Raises `DataLoss` for records that have left the log, `Corrupt` for damage, and `NotOnHost` or `OSError`.
+        Raises `DataLoss` for records that have left the log, `Corrupt` for damage, `NotOnHost` if this machine does
+        not have the planned files, and `OSError`.
         """
         return splits.read(partition, BatchMaker(arrow_schema(self.schema)), self.options)
 

@@ -33,7 +33,7 @@ _ID_MARK = "#"
 def to_json(
     offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, str] | None = None
 ) -> OffsetsJson:
-    """Return offsets and topic ids in the form of a checkpoint of Kafka's source, in order.
+    """Return offsets and topic ids in the JSON form of a checkpoint of Kafka's source, sorted by name and number.
 
     `topic_ids` maps topics to their ids. An id becomes the entry "topic#id" without partitions. Kafka's source reads
     such an entry as a topic without offsets, and ignores it. So do the options startingOffsets and endingOffsets of
@@ -48,7 +48,7 @@ def to_json(
 
 
 def from_json(offsets: Mapping[str, Mapping[str, Any]]) -> Offsets:
-    """Return the offsets of a checkpoint by partition."""
+    """Return the offset of each partition in a checkpoint, whose form is {topic: {partition number: offset}}."""
     return {
         TopicPartition(topic, int(number)): int(offset)
         for topic, each in offsets.items()
@@ -57,7 +57,7 @@ def from_json(offsets: Mapping[str, Mapping[str, Any]]) -> Offsets:
 
 
 def topic_ids_from_json(offsets: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the topic ids of a checkpoint by topic.
+    """Return the id of each topic in a checkpoint, from its entries "topic#id".
 
     A checkpoint that Kafka's source or logfs 0.1 wrote has no ids.
     """
@@ -70,16 +70,16 @@ def topic_ids_from_json(offsets: Mapping[str, Mapping[str, Any]]) -> dict[str, s
 
 
 def describe(found: Iterable[Any]) -> str:
-    """Return the names of partitions as text for messages."""
+    """Return the sorted names of partitions as text for messages, such as "{orders-0, orders-1}"."""
     return "{" + ", ".join(sorted(name.directory for name in found)) + "}"
 
 
 @dataclass(frozen=True)
 class TopicSnapshot:
-    """The selected partitions at one moment.
+    """The partitions that the options of a read select, as they were at one moment.
 
     `topic_ids` are the ids in the partition.metadata files (kafka-storage 1.5), for the partitions that have one.
-    `recreated` are the partitions whose directory was replaced since the previous look.
+    `recreated` are the partitions whose directory was replaced since the previous snapshot.
     """
 
     readers: dict[TopicPartition, Reader]
@@ -116,7 +116,7 @@ class Topics:
         self.store.close()
 
     def refresh(self) -> None:
-        """Take in what was appended, deleted and created since the last refresh.
+        """Update the partitions with all that was appended, deleted or created since the last refresh.
 
         Raises `InvalidStore` if a log directory is gone or another directory is in its place, and `OSError`.
         """
@@ -134,7 +134,10 @@ class Topics:
         self.store.refresh()
 
     def look(self) -> TopicSnapshot:
-        """Return the selected partitions that exist. Raises the error that keeps one offline, and `OSError`."""
+        """Return a snapshot of the selected partitions that exist.
+
+        Raises the error that keeps a selected partition offline, and `OSError`.
+        """
         readers, ids, recreated = self._present(), {}, set()
         inodes: dict[Path, int] = {}
         for name, reader in readers.items():
@@ -170,7 +173,7 @@ class Topics:
             return False
 
     def readers(self) -> dict[TopicPartition, Reader]:
-        """Return the selected partitions in order of their names, each with a reader of the read's isolation level.
+        """Return a reader for each selected partition, sorted by partition, with the isolation level in the options.
 
         Raises `ValueError` for a partition or topic that the options name and that does not exist, and the error that
         keeps a partition offline.
@@ -210,10 +213,10 @@ class Topics:
 def resolve(
     limit: Limit, readers: Mapping[TopicPartition, Reader], *, latest_if_no_match: bool
 ) -> Offsets:
-    """Return the offset that a limit stands for in each partition.
+    """Return the offset that a limit stands for in each partition of `readers`.
 
-    A timestamp that no record reaches stands for the log end offset with `latest_if_no_match`; without it,
-    `ValueError` is raised. `ValueError` is also raised for partitions that are missing in the limit or in the log.
+    A timestamp later than all records stands for the log end offset if `latest_if_no_match` is true, else it raises
+    `ValueError`. `ValueError` is also raised if the limit is by partition and has other partitions than `readers`.
     """
     if limit.kind is PositionKind.EARLIEST:
         return {name: reader.log_start_offset for name, reader in readers.items()}

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class NotOnHost(LogfsError):
-    """A file or directory that the driver planned is not found on the machine of the task."""
+    """A file or directory of the driver's plan is missing on the machine of a task, or is another one there."""
 
     @classmethod
     def because(cls, reason: object, host_name: str | None = None) -> NotOnHost:
-        """Return the error for `reason`, which was met on host `host_name`, by default on this host."""
+        """Return the error for a host, by default this one. `reason` names a file and what is wrong with it."""
         return cls(
             f"host {host_name or host()}: {reason}, unlike on the driver: mount the same files under the same path "
             "on this host, or find out what removed them"
@@ -30,11 +30,12 @@ class NotOnHost(LogfsError):
 
 @functools.cache
 def freeze_loaded_objects(kind: str) -> None:
-    """Exempt the existing objects from garbage collection at the end of the first task of a `kind` in this process.
+    """At the end of a task: exempt all objects that exist in this process from garbage collection.
 
-    Spark collects garbage after each task, and a scan of everything that numba has loaded takes longer than reading
-    100 MB. After its first task of a kind, the process has loaded all that further tasks of that kind need, and keeps
-    it, so the collector need not scan it again. Outside of a task the function does nothing.
+    `kind` names the kind of task, such as "read"; only the first call for a kind does anything. By then the process
+    has loaded what later tasks of that kind need, and keeps it, so the collector need not scan it again. Spark
+    collects garbage after each task, and a scan of all that numba has loaded takes longer than reading 100 MB.
+    Outside of a task the function does nothing.
     """
     if TaskContext.get() is not None:
         gc.collect()
@@ -48,7 +49,7 @@ def host() -> str:
 
 @contextmanager
 def naming_host() -> Iterator[None]:
-    """Add the name of this host to an `OSError`: the same path may be another file on another machine."""
+    """Add the name of this host to an `OSError` raised in the context: the same path may differ between machines."""
     try:
         yield
     except OSError as error:
@@ -56,7 +57,7 @@ def naming_host() -> Iterator[None]:
 
 
 def located(error: OSError) -> OSError:
-    """Return the same error with the name of this host in its text."""
+    """Return a copy of the error with the name of this host added to its text."""
     if error.errno is None:
         return type(error)(f"{error} (on host {host()})")
     text = f"{error.strerror} (on host {host()})"

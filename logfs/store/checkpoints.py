@@ -1,4 +1,4 @@
-"""The checkpoint files of a store's log directories (kafka-storage 1.3), written together."""
+"""Writing the checkpoint files of all log directories of a store (kafka-storage 1.3)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 class Checkpoints:
-    """The recovery points, log start offsets, high watermarks and cleaner offsets of the partitions of a registry.
+    """The writer of the checkpoint files in the log directories of a registry.
 
+    They hold the recovery points, log start offsets, high watermarks and cleaner offsets of the partitions.
     Callers of `write`, `write_one` and `forget_cleaner_offset` hold the registry's lock.
     """
 

@@ -46,9 +46,9 @@ def open_log_dirs(
 ) -> list[LogDir]:
     """Open log directories, and return them; a missing one is created if the disk is writable.
 
-    A directory that cannot be used is returned with its `failure`, as long as another one works. `failed` is called
-    with each directory that fails, now or later. Raises `InvalidStore`, `StoreLocked` and, if no directory works,
-    `OSError`.
+    If at least one directory works, those that cannot be used are returned, too, with `failure` set. `failed` is
+    called with each directory that fails, now or later. Raises `InvalidStore`, `StoreLocked` and, if no directory
+    works, `OSError`.
     """
     named = [log_dirs] if isinstance(log_dirs, (str, os.PathLike)) else list(log_dirs)
     leases = {Path(each).absolute(): each for each in named if isinstance(each, Lease)}

@@ -95,7 +95,10 @@ class PartitionRegistry:
 
     @contextmanager
     def doing(self, what: str, name: str, total_bytes: int = 0) -> Iterator[BackgroundOperation]:
-        """Yield a new operation, listed in `background` until the context ends; the caller updates its progress."""
+        """Yield a new operation, which is listed in `background` until the context ends.
+
+        `what` and `name` describe it, such as "compacting" and "orders-0". The caller updates its progress.
+        """
         work = BackgroundOperation(what, name, self.clock(), total_bytes=total_bytes)
         self.background.append(work)
         try:
@@ -144,7 +147,7 @@ class PartitionRegistry:
             self.partitions = {n: p for n, p in self.partitions.items() if n not in lost}
 
     def check_log_dirs(self) -> None:
-        """Take unmounted and replaced log directories offline; move partitions of all failed ones to `offline`."""
+        """Take unmounted and replaced log directories offline; move partitions in failed directories to `offline`."""
         for log_dir in self.log_dirs:
             log_dir.check_in_place()
         with self.lock:

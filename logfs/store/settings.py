@@ -52,7 +52,7 @@ class Settings:
     """
 
     def __init__(self, log_dirs: Sequence[tuple[Disk, Path]]) -> None:
-        """`log_dirs` are log directories, each with its disk; one that has failed is left out."""
+        """Read the broker-level settings from `log_dirs`, each given with its disk; failed ones are skipped."""
         self._all_log_dirs = tuple(log_dirs)
         self._lock = threading.RLock()
         self._topics: dict[str, Mapping[str, str]] = {}
@@ -135,7 +135,7 @@ class Settings:
     def check_copy(self, topic: str, disk: Disk, log_dir: Path) -> None:
         """Compare the overrides of a topic in `log_dir`, a directory on `disk`, with those in force.
 
-        Raises `InvalidSetting` if they differ. A directory without a file of them is fine.
+        Raises `InvalidSetting` if they differ. A directory that has no settings file of the topic is accepted.
         """
         try:
             theirs = _read_file(disk, log_dir / _topic_file(topic), topic_setting)
@@ -150,11 +150,10 @@ class Settings:
                 )
 
     def copy_to(self, topic: str, disk: Disk, log_dir: Path, *, is_new: bool) -> None:
-        """Copy the overrides of a topic durably to a log directory that has no file of them.
+        """Copy the overrides of a topic durably to `log_dir`, unless it has a settings file of the topic.
 
-        The copy is needed if the directory is opened without the others later.
-
-        With `is_new`, if the directory has no partition yet, the broker-level overrides are copied, too.
+        The copy is needed if the directory is later opened without the others. `is_new` tells that the
+        directory has no partition yet: then the broker-level overrides are copied, too.
         """
         with self._lock:
             copies = {_topic_file(topic): self.topic_overrides(topic)}
@@ -197,9 +196,10 @@ class Settings:
         return (each for each in self._all_log_dirs if each[0].failure is None)
 
     def changed_ns(self, topic: str | None = None) -> int:
-        """Return when the settings of a topic, or of the broker level, last changed (ns since the epoch); 0 if never.
+        """Return when a topic's settings last changed (ns since the epoch), 0 if never; None is the broker level.
 
-        This is the newest mtime of their file in any log directory, or the time of its removal if that is later.
+        This is the newest mtime of the settings file in any log directory, or the time of the file's removal if that
+        is later.
         """
         name = BROKER_FILE if topic is None else _topic_file(topic)
         times = [self._removed_ns.get(name, 0)]

@@ -135,7 +135,7 @@ class Store(PartitionRegistry):
 
     @property
     def recovered_bytes(self) -> int:
-        """The bytes that were read to recover partitions."""
+        """The number of bytes that were read to recover partitions, since the store was opened."""
         return self._loader.recovered_bytes
 
     def __enter__(self) -> Store:
@@ -220,7 +220,8 @@ class Store(PartitionRegistry):
     def move(self, name: str, log_dir: str | os.PathLike[str]) -> None:
         """Move a partition to another log directory of the store; appends and reads go on meanwhile.
 
-        `Mover.move` does the same, reports progress, and lists the errors.
+        Raises `InvalidName` if the store does not have the directory or the partition is in it already, and the other
+        errors of `Mover.move`, which can also report progress.
         """
         self.mover.move(name, log_dir)
 
@@ -236,8 +237,8 @@ class Store(PartitionRegistry):
     def delete(self, name: str) -> None:
         """Delete a partition as Kafka does: rename it at once, and have it removed after `file.delete.delay.ms`.
 
-        The commits of groups for it are removed, too, and the settings of the topic with its last partition. Raises
-        `UnknownPartition`, `NotWritable`.
+        The committed offsets of consumer groups for the partition are removed, too. With the last partition of a
+        topic, the topic's settings are removed. Raises `UnknownPartition`, `NotWritable`.
         """
         self._check_writable(name)
         with self.lock:
@@ -308,8 +309,8 @@ class Store(PartitionRegistry):
         """Make the records below an offset unreadable, for good; return the log start offset (Kafka's DeleteRecords).
 
         -1 stands for the log end offset. An offset below the log start changes nothing. The next `retain` drops the
-        segments. Raises `OffsetOutOfRange` above the log end and below -1, and `InvalidSetting` if `cleanup.policy`
-        has no `delete`.
+        segments that lie wholly below the new log start. Raises `OffsetOutOfRange` above the log end and below -1,
+        and `InvalidSetting` if `cleanup.policy` has no `delete`.
         """
         if offset < -1:
             raise OffsetOutOfRange(f"{name}: no such offset {offset}")
@@ -328,8 +329,8 @@ class Store(PartitionRegistry):
     def commit(self, writer: str, sequence: int, staged: Iterable[StagedFile]) -> Committed:
         """Append staged batches to several partitions, all or none, and return when they are durable.
 
-        Each `writer` numbers its commits: a commit whose `sequence` is not above the writer's last one is not done
-        again. `Commits.commit` lists the errors.
+        `writer` is the name of the writer, and `sequence` the writer's own number of this commit. If the number is
+        not above that of the writer's last commit, nothing is appended. `Commits.commit` lists the errors.
         """
         return self.commits.commit(writer, sequence, staged)
 
@@ -342,7 +343,7 @@ class Store(PartitionRegistry):
     def retain(self, names: Iterable[str] | None = None) -> int:
         """Drop all segments eligible for deletion (kafka-storage 7), and return how many were dropped.
 
-        Without `names`, all partitions that are neither paused nor failed are examined.
+        Without `names`, all partitions are examined, except failed ones and those whose upkeep is paused.
         """
         return self.retainer.retain(names)
 
@@ -381,10 +382,11 @@ class Store(PartitionRegistry):
                 logger.error("%s: cannot be refreshed: %s", name, error)
 
     def upkeep(self, *, compaction: bool = True) -> None:
-        """Do the tasks that are due (see `MaintenanceScheduler`). May take long; a failure is logged and tried again.
+        """Do the periodic tasks that are due, such as flushes, checkpoints, retention and compaction; may take long.
 
-        In a read-only store this only calls `refresh`. If `compaction` is False, no log is compacted: another thread
-        then calls `compactor.run_due`, because a round of compaction may take minutes.
+        A task that fails is logged, and tried again later. In a read-only store this only calls `refresh`. If
+        `compaction` is False, no log is compacted: another thread then calls `compactor.run_due`, because a round of
+        compaction may take minutes.
         """
         if self.read_only:
             self.refresh()
@@ -395,9 +397,10 @@ class Store(PartitionRegistry):
             self.compactor.run_due()
 
     def close(self) -> None:
-        """Flush and close everything.
+        """Flush and close all partitions, and release the log directories.
 
-        A log directory gets the clean-shutdown marker only if all of it closed cleanly. Closing twice is harmless.
+        A log directory gets the clean-shutdown marker only if all of its partitions closed cleanly. Closing twice is
+        harmless.
         """
         with self.lock:
             log_dirs = self.log_dirs
@@ -447,7 +450,7 @@ class Store(PartitionRegistry):
 def read_topic_id(disk: Disk, directory: Path) -> uuid.UUID | None:
     """Return the topic id in a partition's directory (kafka-storage 1.5), or None if the file is missing or damaged.
 
-    A damaged file is logged, and so is an entry that is not a file. Raises `LogDirFailed`.
+    Any other error of reading the file is logged, too, and gives None. Raises `LogDirFailed`.
     """
     path = directory / PARTITION_METADATA
     try:

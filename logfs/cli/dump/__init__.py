@@ -1,10 +1,10 @@
 """`logfs dump`: print what kafka-dump-log prints, line by line (kafka-storage 13, and Kafka's tool itself).
 
-The lines of the tool go to standard output, its final summary of findings to standard error. For a file on which the
-tool would die of an exception, `logfs dump` prints its own line to standard error and continues with the next file.
-`--json` prints the same as data. In this package "the tool" is kafka-dump-log.
+In this package "the tool" is kafka-dump-log. Its lines go to standard output, its final summary of findings to
+standard error. For a file on which the tool would die of an exception, `logfs dump` prints a line of its own to
+standard error and continues with the next file. `--json` prints the same data as one JSON object per line.
 
-- `job`: the files to dump, one after the other, and the summary.
+- `job`: the options, the output and the findings of one run.
 - `log`, `indexes`, `producers`: the kinds of files. `batches`: the batches of a .log file.
 - `decoder`: keys and values of `__consumer_offsets`. `lines`: how a line is printed, as text or JSON.
 """

@@ -1,4 +1,4 @@
-"""A .log file as the tool walks it: by the length fields alone, whatever the batches contain."""
+"""A .log file as kafka-dump-log walks it: by the length fields alone, whatever the batches contain."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _legacy_header(head: memoryview) -> Header:
 
 
 def is_valid(batch: Batch) -> bool:
-    """Return whether the CRC matches. Like the tool, treat every magic above 2 as 2.
+    """Return whether the CRC of a batch matches. As in kafka-dump-log, a magic above 2 is treated as 2.
 
     Raises `Corrupt` for a magic below 0.
     """
@@ -111,10 +111,10 @@ def is_valid(batch: Batch) -> bool:
 
 
 class Shown(NamedTuple):
-    """A record and its timestamp in ms.
+    """A record, and its timestamp as it is printed, in ms.
 
-    For a message of magic 0 or 1, `crc` is the message's own CRC, and `is_valid` tells whether it matches. Both are
-    None for a record of a batch of magic 2.
+    For a message of magic 0 or 1, `crc` is the message's own CRC, and `is_valid` tells whether it matches. For a
+    record of a batch of magic 2, `crc` and `is_valid` are None.
     """
 
     record: Record
@@ -124,10 +124,10 @@ class Shown(NamedTuple):
 
 
 def records(batch: Batch) -> Iterator[Shown]:
-    """Yield the records of a batch. With LogAppendTime their timestamps are those that the log gave them.
+    """Yield the records of a batch, each with the timestamp to print: with LogAppendTime, that of the append.
 
-    Raises `Corrupt` for malformed records. As in the tool, uncompressed records are yielded up to the first malformed
-    one, compressed records all or not at all.
+    Raises `Corrupt` for malformed records. As in kafka-dump-log, uncompressed records are yielded up to the first
+    malformed one; compressed records are yielded only if all of them are well-formed.
     """
     header = batch.header
     if header.magic < MAGIC:

@@ -1,4 +1,7 @@
-"""Records of `__consumer_offsets` as the tool decodes them, and its messages where it cannot (kafka-storage 12)."""
+"""Records of `__consumer_offsets`, decoded as in kafka-dump-log, and its messages for undecodable ones.
+
+kafka-storage 12 describes these records.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ class _Undecodable(Exception):
 
 
 def decode_group_record(record: Record) -> tuple[Any, Any]:
-    """Return (key, payload) as mappings; the payload is `DELETED` for a null value.
+    """Return (key, payload) of a record of `__consumer_offsets` as mappings; for a null value, payload is `DELETED`.
 
-    For a record that the tool cannot decode, the key is the message that the tool prints, and the payload is None.
-    Raises `Corrupt` for a record without a key, on which the tool fails with an exception.
+    For a record that kafka-dump-log cannot decode, the key is the message that kafka-dump-log prints, and the payload
+    is None. Raises `Corrupt` for a record without a key, on which kafka-dump-log fails with an exception.
     """
     if record.key is None:
         raise Corrupt(

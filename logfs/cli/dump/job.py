@@ -1,4 +1,4 @@
-"""The state of one run of the command: its options, its output, and its findings."""
+"""The state of one run of `logfs dump`: its options, its output, and its findings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ALL_BYTES = 2**31 - 1
 
 
 class DumpJob:
-    """One run of the command: the options, and whether something was wrong so far."""
+    """One run of `logfs dump`: its options, and in `wrong` whether something was wrong so far."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.decode_offsets: bool = arguments.offsets_decoder
@@ -36,7 +36,7 @@ class DumpJob:
         self.wrong = False
 
     def fail(self, message: str) -> None:
-        """End the line being written, if any, and report on standard error why the dump stops. Sets `wrong`."""
+        """End the line being written, print to standard error why the dump of a file stops, and set `wrong`."""
         self.lines.abandon()
         self.complain(f"logfs: {message}")
 
@@ -89,7 +89,7 @@ _KINDS = (MISMATCH, TIMESTAMP_MISMATCH, OUT_OF_ORDER, NOT_FOUND, NON_CONSECUTIVE
 
 
 class DumpFindings:
-    """The findings in all files, which the tool collects and prints at the end, kind by kind."""
+    """The findings in all files. As in kafka-dump-log, they are collected and printed at the end, kind by kind."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[DumpFinding, str], list[dict[str, int]]] = {}
@@ -100,10 +100,10 @@ class DumpFindings:
         return any(kind.wrong for kind, _ in self._found)
 
     def add(self, kind: DumpFinding, name: str, **values: int) -> None:
-        """Add a finding of a kind in the file `name`.
+        """Add a finding of the given kind in the file `name`.
 
         `values` are the numbers for the placeholders in the kind's format string `line`. They wrap around at 64 bits,
-        as in the tool.
+        as in kafka-dump-log.
         """
         wrapped = {word: varint.wrap(value) for word, value in values.items()}
         self._found.setdefault((kind, name), []).append(wrapped)

@@ -25,10 +25,10 @@ _BARE = frozenset({"SnapshotHeader", "SnapshotFooter", "KRaftVersion", "KRaftVot
 
 
 class Lines:
-    """Lines of fields on standard output.
+    """Lines of fields on standard output, as words or, with `json`, as JSON objects.
 
-    A line is written field by field, as in the tool, and ends early if the next field cannot be read. A field is int,
-    str, bool, bytes (text in any encoding), None for no value, a list of bytes, or a mapping.
+    A line is written field by field, as in kafka-dump-log, and ends early if the next field cannot be read. A field
+    is int, str, bool, bytes (text in any encoding), None for no value, a list of bytes, or a mapping.
     """
 
     def __init__(self, *, json: bool) -> None:
@@ -38,7 +38,10 @@ class Lines:
         self._begun = False
 
     def add(self, fields: Mapping[str, Any], mark: str = "") -> None:
-        """Add fields to the current line. In the output as words, a new line begins with `mark`."""
+        """Add fields, by name, to the current line.
+
+        In the output as words, `mark` is printed before the first field of a line; the output as JSON has no marks.
+        """
         if self.json:
             self._fields |= fields
             return
@@ -60,7 +63,7 @@ class Lines:
         self._begun = False
 
     def say(self, text: str, **fields: Any) -> None:
-        """Write one line: `text`, or with --json the object of `fields`."""
+        """Write one whole line: `text`, or in the output as JSON an object with `fields` instead."""
         if self.json:
             self._fields = fields
             self.end()
@@ -68,7 +71,7 @@ class Lines:
             self._out.write(f"{text}\n".encode("utf-8", "surrogateescape"))
 
     def abandon(self) -> None:
-        """End an incomplete line. In the output as words it stays, in the output as JSON it is discarded."""
+        """End a line that an error left incomplete. The output as words keeps it, the output as JSON discards it."""
         self._fields = {}
         if self._begun:
             self.end()

@@ -27,7 +27,7 @@ _SNAPSHOT = re.compile(r"([0-9]{20})-([0-9]{10})\.checkpoint")
 
 
 def dump(name: str, job: DumpJob) -> None:
-    """Dump every batch of a .log or .checkpoint file, valid or not, and its records if they are requested.
+    """Dump every batch of the .log or .checkpoint file `name`, valid or not, and its records if they are requested.
 
     Batches are found by their length fields alone. Raises `Corrupt`, `InvalidName` and `OSError`.
     """

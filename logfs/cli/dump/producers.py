@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def dump_aborted(name: str, job: DumpJob) -> None:
-    """Dump every complete entry. Raises `Corrupt`, `InvalidName` and `OSError`."""
+    """Dump every complete entry of the .txnindex file `name`. Raises `Corrupt`, `InvalidName` and `OSError`."""
     names.parse_stem(Path(name).name)
     data = _read(name)
     for version, entry in aborted_transactions.parse_entries(data):
@@ -36,7 +36,10 @@ def dump_aborted(name: str, job: DumpJob) -> None:
 
 
 def dump_snapshot(name: str, job: DumpJob) -> None:
-    """Dump every producer, or print to standard error why the file is not a valid snapshot. Raises `OSError`."""
+    """Dump every producer in the .snapshot file `name`. Raises `OSError`.
+
+    If the file is not a valid snapshot, print only the reason, to standard error.
+    """
     data = _read(name)
     reason = _why_corrupt(data)
     if reason is not None:

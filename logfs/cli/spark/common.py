@@ -57,9 +57,10 @@ def add_session(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def session(arguments: argparse.Namespace, job: str) -> Iterator[SparkSession]:
-    """Start a Spark session for one job, and stop it at the end.
+    """Start a Spark session for the job named `job`, and stop the session at the end.
 
-    Raises `LogfsError` if Spark or Java is missing, with a hint on what to install, and for a malformed `--conf`.
+    `arguments` have `--master` and `--conf`. Raises `LogfsError` if Spark or Java is missing, with a hint on what to
+    install, and for a malformed `--conf`.
     """
     if any(importlib.util.find_spec(name) is None for name in ("pyspark", "pyarrow")):
         raise LogfsError("Spark is not installed: pip install 'logfs[spark]'")
@@ -88,7 +89,7 @@ def session(arguments: argparse.Namespace, job: str) -> Iterator[SparkSession]:
 
 
 def add_topics(parser: argparse.ArgumentParser) -> None:
-    """Add the option for the topics of a job."""
+    """Add the option `--topics`, which limits a job to the named topics."""
     parser.add_argument(
         "--topics",
         type=lambda text: text.split(","),
@@ -113,9 +114,10 @@ def bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def print_visits(visits: Iterable[Visited[_Result]], describe: Callable[[_Result], str]) -> int:
-    """Print what was done to each partition, and return the number of partitions that failed.
+    """Print the result of a job for each partition, and return the number of partitions that failed.
 
-    `describe` returns the text for a result. The reason of a failure is printed to standard error.
+    `visits` has one item for each partition, and `describe` returns the text of its result. The reason of a failure
+    is printed to standard error.
     """
     failed = 0
     for visit in visits:

@@ -55,7 +55,7 @@ def _separator(text: str) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Append the rows, and print the offsets [first, next) of the new records in each partition."""
+    """Append the rows of the files, and print the offsets [first, next) of the new records in each partition."""
     *sources, log_dirs = arguments.words
     if not sources:
         raise InvalidSetting(f"{log_dirs}: give one source or more, and a log directory")

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Rebuild the indexes, and print what each partition holds.
+    """Rebuild the indexes, and print the number of segments and the log end offset of each partition.
 
     The exit code is 1 if a partition could not be read or is damaged.
     """

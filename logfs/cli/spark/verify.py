@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings and a summary; exit code 1 if one of the findings is an error."""
+    """Audit the partitions, and print the findings and a summary; exit code 1 if one of the findings is an error."""
     with session(arguments, "verify") as spark, bar("verifying") as progress:
         from logfs.spark.jobs import verify
 

@@ -69,7 +69,7 @@ class DirectoryKind(enum.Enum):
 
 
 def stem(offset: int) -> str:
-    """Return the beginning of a file's name, up to the first dot: the offset as 20 digits.
+    """Return the offset as 20 digits: the name of a segment file or a producer snapshot, up to the first dot.
 
     Raises `InvalidName` unless the offset is in 0..2^63-1.
     """
@@ -167,7 +167,7 @@ def stray_directory(future: str) -> str:
 def unique_part(directory: str) -> str:
     """Return the UUID in the name of a deleted, future or stray directory.
 
-    It distinguishes this deletion or move from others of the same partition.
+    The UUID distinguishes this deletion or move from others of the same partition.
     """
     return directory.rpartition(".")[2].partition("-")[0]
 
@@ -175,7 +175,8 @@ def unique_part(directory: str) -> str:
 def classify_directory(name: str) -> tuple[DirectoryKind, TopicPartition]:
     """Return the purpose and the partition of the partition directory called `name`.
 
-    The topic of a deleted or stray directory may be cut; see `deleted_directory`. Raises `InvalidName`.
+    The topic of a deleted or stray directory may be cut, because a directory's name has at most 255 characters.
+    Raises `InvalidName` if `name` is not the name of a partition directory.
     """
     for kind in (DirectoryKind.DELETED, DirectoryKind.FUTURE, DirectoryKind.STRAY):
         if name.endswith(kind.value):
@@ -209,7 +210,10 @@ def file_name(data: bytes, reserved: tuple[str, ...] = ()) -> str:
 
 
 def parse_file_name(name: str, reserved: tuple[str, ...] = ()) -> bytes | None:
-    """Return the bytes whose `file_name`, with the same `reserved`, is `name`; None if there are no such bytes."""
+    """Return the bytes that `file_name` turns into `name`; None if it turns no bytes into `name`.
+
+    `reserved` are the same name endings as in the call of `file_name`.
+    """
     try:
         data = ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), name.encode())
     except UnicodeEncodeError:

@@ -14,7 +14,7 @@ VARLONG_BYTES = 10
 
 
 def encode(value: int) -> bytes:
-    """Return an int64 as a varint, or as a varlong if the value needs one."""
+    """Return an int64 as a zigzag varint: at most 5 bytes for a value of 32 bits, at most 10 for any other."""
     zigzag = (value << 1) ^ (value >> 63)
     return encode_unsigned(zigzag)
 

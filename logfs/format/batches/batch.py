@@ -95,7 +95,7 @@ class Header(NamedTuple):
 
     @property
     def next_offset(self) -> int:
-        """The offset after the batch."""
+        """The first offset after the batch: `last_offset` + 1, even if compaction has removed the last record."""
         return self.base_offset + self.last_offset_delta + 1
 
     @property
@@ -247,7 +247,7 @@ class Batch:
             yield self._stamped(record)
 
     def columns(self) -> Columns:
-        """Return the records as columns over `payload`.
+        """Return the records as columns; all positions in them are positions in `payload`.
 
         With LogAppendTime the timestamps of all records are the batch's `max_timestamp`. Raises `Corrupt` if the
         payload is malformed, or does not hold exactly the header's number of records.
@@ -412,9 +412,10 @@ def assign_offset(data: bytearray | memoryview, base_offset: int, leader_epoch: 
 
 
 def stamp(batch: memoryview, append_time: int) -> None:
-    """Change a sealed batch to LogAppendTime with the time `append_time`, in ms, and renew its CRC.
+    """Set the timestamp type of a sealed batch to LogAppendTime, and its max timestamp to `append_time` (ms).
 
-    The records keep their deltas (kafka-storage 2.9.2).
+    The batch is changed in place, with a new CRC. The timestamp deltas of the records stay: readers take the max
+    timestamp for every record (kafka-storage 2.9.2).
     """
     attributes = _ATTRIBUTES.unpack_from(batch, 21)[0]
     _ATTRIBUTES.pack_into(batch, 21, attributes | LOG_APPEND_TIME_BIT)

@@ -271,8 +271,8 @@ def _decompress_lz4(view: memoryview, output: _Output) -> None:
 def fix_lz4_header(frame: bytes | memoryview) -> bytes:
     """Return a copy of an LZ4 frame from a message of magic 0, with a correct header checksum.
 
-    In magic 0 Kafka computed this checksum over too many bytes. Kafka's readers ignore it there, the LZ4 library does
-    not.
+    For messages of magic 0 Kafka computed this checksum over too many bytes. Kafka does not check it when it reads
+    such a message, but the LZ4 library always does.
     """
     mended = bytearray(frame)
     flags = mended[len(LZ4_MAGIC)] if len(mended) > len(LZ4_MAGIC) else 0

@@ -1,9 +1,9 @@
 """Messages of magic 0 and 1, as Kafka wrote them before there were record batches (kafka-storage 2.7): read, never
 written.
 
-A message is a batch by itself, or a wrapper, whose value decompresses to further messages. `LegacyBatch` gives both
-the header that a batch of magic 2 would have, so that code above `format` does not have to distinguish old and new
-batches.
+A message is a batch by itself, or a wrapper, whose value decompresses to further messages. In both cases
+`LegacyBatch` has the header that a batch of magic 2 would have, so that code above `format` does not have to
+distinguish old and new batches.
 """
 
 from __future__ import annotations
@@ -119,8 +119,9 @@ class LegacyBatch(Batch):
     """A single message, or a compressed wrapper with the messages in it.
 
     `unpacked` contains the bytes of all `messages`: those of the single message, or the decompressed value of the
-    wrapper. The messages have their offsets in the log. A `LegacyBatch` is always whole and valid: `parse` refuses
-    any other, because the base offset of a wrapper is unknown until its messages have been read.
+    wrapper. The offsets in `messages` are those in the log, not those inside the wrapper. A `LegacyBatch` is always
+    whole and valid: `parse` raises `Corrupt` for other bytes, because the base offset of a wrapper is unknown until
+    its messages have been read.
     """
 
     unpacked: bytes | memoryview
@@ -148,7 +149,7 @@ class LegacyBatch(Batch):
 
     @property
     def is_valid(self) -> bool:
-        """Always True, because `parse` refuses other batches."""
+        """Always True: `parse` raises `Corrupt` for a batch that is not valid."""
         return True
 
     def records(self) -> Iterator[Record]:
@@ -167,7 +168,7 @@ class LegacyBatch(Batch):
         return None if length < 0 else bytes(self.unpacked[start : start + length])
 
     def columns(self) -> Columns:
-        """Return the records as columns over `unpacked`."""
+        """Return the records as columns; all positions in them are positions in `unpacked`."""
         import numpy as np
 
         from logfs.format.batches.columns import Columns
@@ -196,16 +197,20 @@ class LegacyBatch(Batch):
 
 
 def parse_batch(data: bytes | bytearray | memoryview, position: int = 0) -> Batch:
-    """Return the batch of any magic at `position` of a buffer that holds all of it.
+    """Return the batch at `position` of a buffer: a `LegacyBatch` if its magic is 0 or 1, otherwise a `Batch`.
 
-    Raises `Corrupt` as `Batch.parse` or `LegacyBatch.parse` does.
+    Raises `Corrupt` if the buffer does not hold the whole batch. For magic 0 and 1 it also raises `Corrupt` if the
+    CRC or the content is wrong; a `Batch` is returned without these checks.
     """
     kind = LegacyBatch if is_legacy(data, position) else Batch
     return kind.parse(data, position)
 
 
 def is_legacy(data: bytes | bytearray | memoryview, position: int = 0) -> bool:
-    """Whether the data at `position` has magic 0 or 1. The magic is at the same place in messages and batches."""
+    """Whether the message or batch at `position` has magic 0 or 1. False if the data ends before the magic.
+
+    The magic is the byte 16 after `position`, in messages and in batches.
+    """
     at = position + MAGIC_AT
     return at < len(data) and data[at] in MAGICS
 

@@ -22,7 +22,10 @@ MOST_RECORDS = 4_000_000
 
 
 class TimestampType(enum.IntEnum):
-    """The meaning of a record's timestamp: attribute bit 3 of a batch, or none in messages of magic 0."""
+    """The meaning of a record's timestamp: set by the producer, set by the log, or none (messages of magic 0).
+
+    CREATE_TIME and LOG_APPEND_TIME are the values of bit 3 of a batch's attributes.
+    """
 
     NO_TIMESTAMP_TYPE = -1
     CREATE_TIME = 0
@@ -87,9 +90,10 @@ def encode_record(record: Record, *, offset_delta: int, timestamp_delta: int) ->
 def decode_record(
     data: bytes | memoryview, position: int, *, base_offset: int, base_timestamp: int
 ) -> tuple[Record, int]:
-    """Return the record at `position` among a batch's records, and the position after it.
+    """Return the record at `position` of a batch's uncompressed records, and the position after the record.
 
-    Raises `Corrupt` if the bytes fail one of the read checks of kafka-storage 2.2.
+    The base offset and base timestamp (ms) are the batch's. Raises `Corrupt` if a number in the record is malformed,
+    or a length does not fit (kafka-storage 2.2).
     """
     size, position = varint.decode(data, position)
     end = position + size
@@ -114,9 +118,10 @@ def decode_record(
 
 
 def find_record(data: bytes | memoryview, count: int, offset_delta: int) -> int | None:
-    """Return the position of the record with `offset_delta` among the records of a batch; None if there is none.
+    """Return the position in `data` of the record with `offset_delta`; None if no record has it.
 
-    Raises `Corrupt` if the records before it are malformed.
+    `data` are the uncompressed records of a batch, `count` is their number. Raises `Corrupt` if a record that is read
+    on the way is malformed, or if the search reaches the end and bytes follow the last record.
     """
     position = 0
     for _ in range(count):
@@ -149,9 +154,10 @@ def skip_records(data: bytes | memoryview, count: int) -> int:
 def decode_headers(
     data: bytes | memoryview, position: int
 ) -> tuple[Sequence[tuple[str, bytes | None]], int]:
-    """Return the headers whose count is at `position`, and the position after them.
+    """Return the headers of a record, and the position after them.
 
-    Each header is a pair of its name and its value. Raises `Corrupt` if they are malformed.
+    In `data` the headers begin at `position` with their count. Each header that is returned is a pair of its name
+    and its value. Raises `Corrupt` if the headers are malformed.
     """
     count, position = varint.decode(data, position)
     if count == 0:

@@ -1,4 +1,4 @@
-"""Batches from other layouts, and other layouts from batches. Imports all folders of `format` but `files`.
+"""Conversions between batches and other layouts of records. Imports all folders of `format` but `files`.
 
 - `batch_builder`: lines and records to sealed batches: the path of every append.
 - `columnar_encoder`: columns to sealed batches.

@@ -71,13 +71,16 @@ class BatchFormat(NamedTuple):
 
     @property
     def attributes(self) -> int:
-        """The attribute bits of the batch header."""
+        """The header attributes of a batch in this format: the bits for its codec and its timestamp type."""
         late = self.timestamp_type is TimestampType.LOG_APPEND_TIME
         return self.codec | (LOG_APPEND_TIME_BIT if late else 0)
 
     @property
     def records_limit(self) -> int:
-        """The most bytes of uncompressed records that a batch of more than one record may have."""
+        """The most bytes that the uncompressed records of a batch may take if it has more than one record.
+
+        With a codec this leaves room for records that grow in compression. A single record may use that room, too.
+        """
         room = self.limit_bytes - HEADER_SIZE
         if self.codec is Codec.NONE:
             return room
@@ -125,7 +128,7 @@ class Built:
     of_lines: bool = False
 
     def consumed_by(self, batch: NewBatch) -> int:
-        """Return how much of the input `batch` holds, in the unit of `consumed`."""
+        """Return how much of the input `batch` holds: bytes if the input was lines, otherwise records."""
         return batch.text.lines if self.of_lines else batch.record_count
 
 
@@ -294,10 +297,11 @@ def sealed(
     now_ms: int,
     text: TextSize,
 ) -> NewBatch:
-    """Return the batch of the `count` records that follow the first `HEADER_SIZE` bytes of `data`.
+    """Return a sealed batch of `count` records. `data` has `HEADER_SIZE` free bytes, then the uncompressed records.
 
-    The records are compressed if `form` has a codec; otherwise the header is written into `data` itself. Timestamps
-    are in ms. `text` is the size of the records' text.
+    The records are compressed into a new buffer if `form` has a codec; otherwise the header is written into the free
+    bytes, and `data` becomes the batch. Timestamps are in ms; `now_ms` is not used. `text` is the size of the
+    records' text.
     """
     if form.codec is not Codec.NONE:
         packed = compression.compress(form.codec, data[HEADER_SIZE:], form.level)
@@ -392,7 +396,7 @@ def _label_growth(form: BatchFormat) -> int:
 
 
 def too_large(size: int, form: BatchFormat) -> RecordTooLarge:
-    """Return the error for a record whose batch is larger than the topic allows."""
+    """Return the error for a record whose batch, with `size` bytes, is larger than `form` allows."""
     return RecordTooLarge(
         f"a batch of this record alone has {size} bytes, but max.message.bytes or segment.bytes "
         f"allows {form.limit_bytes}: raise the setting, or send less"

@@ -29,7 +29,7 @@ class AbortedTransaction(NamedTuple):
     last_stable_offset: int
 
     def pack(self) -> bytes:
-        """Return the entry's 34 bytes."""
+        """Return the 34 bytes of the transaction's entry in a .txnindex file: the version 0 and the fields."""
         return ENTRY.pack(VERSION, *self)
 
 
@@ -44,8 +44,8 @@ def parse_aborted(data: Buffer) -> list[AbortedTransaction]:
 def parse_entries(data: Buffer) -> list[tuple[int, AbortedTransaction]]:
     """Return the entries of a .txnindex file as (version, entry); an incomplete last entry is ignored.
 
-    Kafka reads only the first byte of the version, as a signed number, and so does this function: the version is 0,
-    or below 0 in an entry that is not valid. Raises `Corrupt` for a version above 0.
+    The version that is returned is the first byte of the two in the file, as a signed number, because Kafka reads no
+    more of it. It is 0 for a valid entry and negative for an invalid one. Raises `Corrupt` for a version above 0.
     """
     view = memoryview(data)
     found: list[tuple[int, AbortedTransaction]] = []

@@ -68,7 +68,10 @@ def format_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
 
 
 def parse_offsets(data: bytes) -> dict[TopicPartition, int]:
-    """Return the offsets of an offset checkpoint file; an empty file has none. Raises `Corrupt`."""
+    """Return the offset of each partition in an offset checkpoint file; an empty file has none.
+
+    Raises `Corrupt` if the file is malformed.
+    """
     return dict(_parse_entries(data, fields=3, parse=_offset_entry))
 
 
@@ -86,9 +89,9 @@ def format_epochs(epochs: Sequence[tuple[int, int]]) -> bytes:
 
 
 def parse_epochs(data: bytes) -> list[tuple[int, int]]:
-    """Return the (epoch, start offset) pairs of a leader-epoch-checkpoint file, in its order.
+    """Return the (epoch, start offset) pairs of a leader-epoch-checkpoint file, in the order of its lines.
 
-    Raises `Corrupt`.
+    Raises `Corrupt` if the file is malformed.
     """
     return _parse_entries(data, fields=2, parse=_epoch_entry)
 
@@ -142,7 +145,10 @@ def uuid_to_text(value: uuid.UUID) -> str:
 
 
 def text_to_uuid(text: str) -> uuid.UUID:
-    """Return the id of a text form, with or without base64's padding. Raises `Corrupt`."""
+    """Return the id that Kafka writes as `text`: 22 characters of base64, and perhaps the padding `==`.
+
+    Raises `Corrupt` for any other text.
+    """
     if not UUID_TEXT.fullmatch(text):
         raise Corrupt(f"{text[:30]!r} is not a Kafka id: 22 letters, digits, '-' and '_'")
     return uuid.UUID(bytes=base64.urlsafe_b64decode(text[:22] + "=="))
@@ -174,7 +180,10 @@ def format_partition_metadata(topic_id: uuid.UUID) -> bytes:
 
 
 def parse_partition_metadata(data: bytes) -> uuid.UUID:
-    """Return the topic id of a partition.metadata file of any version. Raises `Corrupt`."""
+    """Return the topic id of a partition.metadata file of any version.
+
+    Raises `Corrupt` if the file is malformed or the id is zero.
+    """
     lines = _lines(data)
     _number(_metadata_value(lines, 1, "version"), most=INT32_MAX, what="version", line=1)
     text = _metadata_value(lines, 2, "topic_id")
@@ -208,7 +217,10 @@ ESCAPED = str.maketrans(
 
 
 def format_meta_properties(properties: Mapping[str, str]) -> bytes:
-    """Return a properties file, sorted by key. It has no date, so equal contents give equal bytes."""
+    """Return a meta.properties file: a line `key=value` for each property, sorted by key, in UTF-8.
+
+    The file has no date, so equal properties give equal bytes.
+    """
     return "".join(
         f"{_escaped_key(key)}={_escaped_value(value)}\n"
         for key, value in sorted(properties.items())
@@ -228,7 +240,7 @@ def _escaped_value(value: str) -> str:
 def parse_properties(data: bytes) -> dict[str, str]:
     """Return the keys and values of a file of Java properties in UTF-8; a repeated key has its last value.
 
-    Raises `Corrupt`.
+    Raises `Corrupt` if the file is malformed.
     """
     properties = {}
     for number, line in _property_lines(_decoded(data)):
@@ -284,14 +296,17 @@ UNKNOWN_BROKER_EPOCH = -1
 
 
 def format_clean_shutdown(broker_epoch: int = UNKNOWN_BROKER_EPOCH) -> bytes:
-    """Return the marker that a clean shutdown leaves in a log directory."""
+    """Return the content of `.kafka_cleanshutdown`, the marker that a clean shutdown leaves in a log directory.
+
+    `broker_epoch` is -1 if it is not known.
+    """
     return f'{{"version":{VERSION},"brokerEpoch":{broker_epoch}}}'.encode()
 
 
 def parse_clean_shutdown(data: bytes) -> int:
     """Return the broker epoch of a clean-shutdown marker: -1 if unknown, as in an older, empty marker.
 
-    Raises `Corrupt`. Even then the existence of the marker means that the shutdown was clean.
+    Raises `Corrupt` for any other content. Even then the existence of the marker means that the shutdown was clean.
     """
     import orjson
 

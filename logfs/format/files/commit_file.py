@@ -35,9 +35,9 @@ _RANGES = {
 class StagedFile:
     """A file of sealed record batches in a partition's directory, which a commit appends to the partition.
 
-    The base offsets in the file begin at 0. `partition` is the name of the directory, such as `orders-0`, and `name`
-    that of the file in it. `size_bytes` is the file's length, `record_count` the number of offsets that the batches
-    take.
+    The base offsets in the file begin at 0. `partition` is the name of the directory, such as `orders-0`; `name` is
+    the name of the file in the directory. `size_bytes` is the file's length, `record_count` the number of offsets
+    that the batches take.
     """
 
     partition: str
@@ -47,7 +47,11 @@ class StagedFile:
 
 
 class Writer(NamedTuple):
-    """The last commit of a writer: its sequence, and its time in ms since the epoch."""
+    """The last commit of one writer, whose name is the key of this entry in `CommitLog.writers`.
+
+    `sequence` is the writer's number for the commit, which rises from commit to commit. `time_ms` is the time of the
+    commit, since the epoch.
+    """
 
     sequence: int
     time_ms: int
@@ -57,11 +61,12 @@ class Writer(NamedTuple):
 class CommitPart:
     """The part of a commit that concerns one partition.
 
-    Its batches are those of `files`, in order. The first `skip` of them are in the log already, at an earlier place.
-    The others begin at offset `base_offset`, at byte `position` of the segment whose base offset is `segment`. If
-    `base_offset` is NO_PLACE, they have no place yet, and are not in the log. If `done` is set, nothing of the part
-    is left to do. `append_time` (ms) is stamped on every batch if the topic has LogAppendTime. `log_dir` is the log
-    directory that the partition was in, or "" if it was the directory that holds the commit file.
+    `partition` is the name of the partition's directory. The part's batches are those of `files`, one file after the
+    other. The first `skip` batches are in the log already, at an earlier place. The others begin at offset
+    `base_offset`, at byte `position` of the segment whose base offset is `segment`. If `base_offset` is NO_PLACE, the
+    others have no place yet, and are not in the log. If `done` is set, nothing of the part is left to do.
+    `append_time` (ms) is stamped on every batch if the topic has LogAppendTime. `log_dir` is the log directory that
+    the partition was in, or "" if it was the directory that holds the commit file.
     """
 
     partition: str
@@ -78,7 +83,11 @@ class CommitPart:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A decided commit. If it is incomplete, the next process that opens the directories for writing completes it."""
+    """A decided commit. If it is incomplete, the next process that opens the directories for writing completes it.
+
+    `writer` is the name of the writer, `sequence` the writer's number for the commit, `time_ms` the time of the
+    commit, since the epoch. `parts` has one part for each partition.
+    """
 
     writer: str
     sequence: int
@@ -101,7 +110,7 @@ class CommitLog:
 
 
 def format_commits(commits: CommitLog) -> bytes:
-    """Return the bytes of a file of commits."""
+    """Return the bytes of a commit file with this content: a line of JSON, and a line with its CRC-32C."""
     body = orjson.dumps(
         {
             "version": VERSION,
@@ -113,7 +122,10 @@ def format_commits(commits: CommitLog) -> bytes:
 
 
 def parse_commits(data: bytes) -> CommitLog:
-    """Return the content of a file of commits. Raises `Corrupt` if the bytes are not a whole and valid one."""
+    """Return the content of a commit file.
+
+    Raises `Corrupt` if the file is incomplete or malformed, has a wrong CRC, or is of another version.
+    """
     body, _, rest = data.partition(b"\n")
     if rest != b"crc32c %08x\n" % crc32c(body):
         raise Corrupt("the checksum does not match the content")
@@ -141,7 +153,10 @@ def _pending(told: dict[str, Any]) -> Pending:
 
 
 def typed(made: _Made) -> _Made:
-    """Return `made` if its fields have the types of its class. Raises `TypeError` or `ValueError` if not."""
+    """Return `made` unchanged, after a check of its fields.
+
+    Raises `TypeError` for a field of the wrong type, and `ValueError` for an integer out of range.
+    """
     for each in fields(made):
         value = checked(str(each.type), getattr(made, each.name))
         if each.name in _RANGES and value not in _RANGES[each.name]:
@@ -170,18 +185,19 @@ def checked(kind: str, value: Any) -> Any:
 
 
 def staged_name(writer: str, sequence: int, unique: str) -> str:
-    """Return the name of a file that a writer stages for the commit `sequence`.
+    """Return a name for a new staged file.
 
-    `unique` distinguishes several attempts at the same commit.
+    `writer` is the name of the writer, `sequence` the writer's number for the commit. `unique` distinguishes several
+    attempts at the same commit.
     """
     return f"{_digest(writer)}-{sequence}-{unique}{STAGED}"
 
 
 def is_over(name: str, writers: dict[str, Writer]) -> bool:
-    """Whether the commit that a staged file was written for has been done, or a later one of the same writer.
+    """Whether a staged file is over: its commit, or a later commit of the same writer, has been done.
 
-    `name` is the file's name, which tells the writer and the number (`sequence`) of the commit. `writers` maps the
-    name of each writer to its last commit. The result is False for a writer that is not in it.
+    `name` is the file's name, which tells the writer and the `sequence` of the file's commit. `writers` maps the
+    name of each writer to the writer's last commit. The result is False if the file's writer is not in `writers`.
     """
     digest, _, rest = name.partition("-")
     sequence = rest.partition("-")[0]

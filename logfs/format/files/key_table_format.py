@@ -3,8 +3,8 @@
 | bytes | content |
 |---|---|
 | 0 to 4095 | the header below, and zeros |
-| 24 a slot | the table of `compaction_kernels`: hash, hash, offset + 1 with NULL_BIT; little-endian |
-| 4 a block | the CRC-32C of each 512 slots, big-endian |
+| 24 for each slot | the hash table: a key's hash (16 bytes), offset + 1 with NULL_BIT (8 bytes); little-endian |
+| 4 for each block | the CRC-32C of each 512 slots, big-endian |
 
 The header is big-endian: magic, version, isolation (0 read_uncommitted, 1 read_committed), slots, slots in use, the
 first offset that is not covered, the secret of the hash, the last batch that is covered (base offset, last offset,
@@ -40,7 +40,7 @@ _CRC = struct.Struct(">I")
 
 
 class Anchor(NamedTuple):
-    """The fields that distinguish a batch from any other batch that may later have its offsets."""
+    """The header fields that identify a batch, even if another batch has the same offsets later."""
 
     base_offset: int
     last_offset: int
@@ -53,8 +53,8 @@ class TableHeader(NamedTuple):
     """The header of a key index's file.
 
     `isolation` is 0 for read_uncommitted, 1 for read_committed. `slots` is the number of slots, `used` how many of
-    them are in use. `covered` is the first offset that the index does not cover, and `anchor` identifies the last
-    batch that it covers.
+    them are in use. The index covers the offsets below `covered`; `anchor` identifies the last batch that it covers.
+    `secret` is the key of the hash function, 16 bytes.
     """
 
     isolation: int
@@ -66,7 +66,7 @@ class TableHeader(NamedTuple):
 
 
 def anchor_of(header: Header) -> Anchor:
-    """Return the anchor for the batch with this header."""
+    """Return the fields of a batch's header that identify the batch."""
     return Anchor(
         header.base_offset,
         header.last_offset,
@@ -77,7 +77,10 @@ def anchor_of(header: Header) -> Anchor:
 
 
 def format_header(header: TableHeader, crcs: bytes) -> bytes:
-    """Return the first bytes of the file, up to the zeros. `crcs` are the bytes that `format_crcs` returns."""
+    """Return the header as the first bytes of the file, without the zeros that fill it up to 4096 bytes.
+
+    `crcs` are the CRCs of the table's blocks, as `format_crcs` returns them.
+    """
     isolation, slots, used, covered, secret, anchor = header
     head = _HEAD.pack(
         _MAGIC, _VERSION, isolation, slots, used, covered, secret, *anchor, crc32c(crcs)
@@ -88,8 +91,8 @@ def format_header(header: TableHeader, crcs: bytes) -> bytes:
 def parse_header(data: Buffer, size_bytes: int) -> TableHeader:
     """Return the header of a key index's file that is `size_bytes` long; `data` is the beginning of the file.
 
-    Raises `Corrupt` if the file is not a key index, is of another version, or has a wrong header CRC or another
-    length.
+    Raises `Corrupt` if the file is not a key index, is of another version, or has a wrong header CRC, or if its size
+    does not match the number of slots.
     """
     view = memoryview(data)
     if len(view) < _HEAD.size + _CRC.size or view[: len(_MAGIC)] != _MAGIC:

@@ -51,7 +51,10 @@ def format_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
 
 
 def checksum(data: Buffer) -> int:
-    """Return the CRC-32C that the header of a snapshot file with these bytes must contain."""
+    """Return the CRC-32C of a snapshot file, computed over all bytes after the CRC field.
+
+    `data` is the whole file.
+    """
     return crc32c(memoryview(data)[_CRC_START:])
 
 

@@ -119,7 +119,7 @@ def _varint_size(value: int) -> int:
 
 @kernel
 def put_varint(out: Bytes, position: int, value: int) -> int:
-    """Write the zigzag varint of any int64. Return the position after it."""
+    """Write `value`, any int64, to `out` at `position` as a zigzag varint. Return the position after the varint."""
     zigzag = np.uint64((value << 1) ^ (value >> 63))
     while zigzag >= np.uint64(128):
         out[np.uint64(position)] = np.uint8((zigzag & np.uint64(127)) | np.uint64(128))
@@ -131,9 +131,10 @@ def put_varint(out: Bytes, position: int, value: int) -> int:
 
 @kernel
 def get_varint(data: Bytes, position: int, end: int, most_bytes: int) -> tuple[int, int]:
-    """Read the zigzag varint at `position`, of at most `most_bytes` bytes, which ends at or before `end`.
+    """Read the zigzag varint at `position`. It may not go on after `end`, or have more than `most_bytes` bytes.
 
-    Returns (the value, the position after it); the position is BAD_VARINT if there is no such varint.
+    `most_bytes` is 5 for an int32 and 10 for an int64. Returns (the value, the position after the varint), or
+    (0, BAD_VARINT) if there is no such varint.
     """
     result = np.uint64(0)
     shift = np.uint64(0)
@@ -464,7 +465,7 @@ def find_record(data: Bytes, start: int, end: int, count: int, offset_delta: int
 
 @kernel
 def skip_records(data: Bytes, start: int, end: int, count: int) -> int:
-    """Return the position after the first `count` records, or BAD_LENGTH if one does not fit.
+    """Return the position after the first `count` records of data[start:end], or BAD_LENGTH if one does not fit.
 
     Only the records' lengths are read.
     """
@@ -482,9 +483,10 @@ def skip_records(data: Bytes, start: int, end: int, count: int) -> int:
 
 @kernel
 def write_values(data: Bytes, starts: Int64s, lengths: Int32s, out: Bytes, out_ends: Int64s) -> int:
-    """Write each value and a newline to `out`, and the end of each line to `out_ends`.
+    """Write each value data[starts[i] : starts[i] + lengths[i]] and a newline to `out`.
 
-    A null value (length -1) becomes an empty line. Returns the number of bytes written.
+    out_ends[i] becomes the position after the newline. A null value (length -1) becomes an empty line. Returns the
+    number of bytes written.
     """
     position = 0
     for index in range(len(starts)):
@@ -566,8 +568,9 @@ def _any_value(data: Bytes, position: int, end: int) -> tuple[int, int, int]:
 def render_lines(data: Bytes, spans: Int64s, out: Bytes) -> int:
     """Write the value and a newline of each record of several batches to `out`, straight from the encoded records.
 
-    `spans` has the rows that `decode_spans` takes. Returns the bytes written, or BAD_LENGTH if a record is
-    malformed before the end of its value, or if the lines do not fit in `out`.
+    A row of `spans` begins with (start, end, record count) of a batch's uncompressed records in `data`. Returns the
+    number of bytes written, or BAD_LENGTH if a record is malformed before the end of its value, if the records do not
+    end where their span ends, or if the lines do not fit in `out`.
     """
     written = 0
     room = len(out)
@@ -654,10 +657,10 @@ def write_envelopes(
     out: Bytes,
     out_ends: Int64s,
 ) -> int:
-    """Write each record's envelope line to `out`, and the end of each line to `out_ends`.
+    """Write each record's envelope line to `out`, and the position after each line to `out_ends`.
 
-    `timestamp_type` is the label of the records' type; the other arrays are those of `Columns`. Returns the number of
-    bytes written.
+    `prefix` is the beginning of every line, up to the digits of the offset. `timestamp_type` is the label of the
+    records' type; the other arrays are those of `Columns`. Returns the number of bytes written.
     """
     position = 0
     for index in range(len(offsets)):
@@ -712,8 +715,8 @@ def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> tu
     - The batch is incomplete, its magic is not 2, or its last offset is not valid.
     - Its base offset is not the expected one: `first_offset` for the first batch, then the offset after the batch
       before. With `gaps` the base offset may also be higher.
-    - Its number of records differs from its number of offsets, and the bytes after it are too few for a header or
-      begin with an offset inside or below the batch.
+    - Its number of records differs from its number of offsets, and it is followed by bytes that are too few for a
+      header, or that begin with a base offset below the batch's next offset.
     """
     count = 0
     position = 0
@@ -771,10 +774,11 @@ def decode_spans(
     header_ends: Int64s,
     header_counts: Int32s,
 ) -> tuple[int, int]:
-    """Decode the records of several batches. A row of `spans` is (start, end, count, base offset, base timestamp).
+    """Decode the records of several batches into columns: the arrays from `offsets` on, one row for each record.
 
-    Returns (the number of the span that failed, the result of decode_records for it); (len(spans), 0) if none
-    failed.
+    A row of `spans` is (start, end, record count, base offset, base timestamp) of a batch's uncompressed records in
+    `data`. Returns (len(spans), 0), or if a span fails, its number, and a BAD_ code or the wrong position at which
+    its records ended.
     """
     first = 0
     for number in range(len(spans)):

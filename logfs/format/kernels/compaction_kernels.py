@@ -6,7 +6,7 @@ tests (`tests/log/test_offset_map.py`, `tests/log/test_cleaner.py`). The rules a
 A row of `spans` is as in `kernels.decode_spans`: start, end, record count, base offset, base timestamp. `slots`
 is uint64[n, 3], an open-addressing table of (hash, hash, offset + 1), where a last word of 0 means an empty slot;
 at least one slot is always empty. A key index also sets NULL_BIT of the last word if the newest value is null.
-`secret` is uint64[2]. `scratch` is uint64[n, 4]: see `SCRATCH_SHAPE`.
+`secret` is uint64[2]. `scratch` is uint64[n, 4], working memory for n records; `SCRATCH_SHAPE` is a good size.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _little_endian(data: Bytes, position: int, size: int) -> np.uint64:
 
 @kernel
 def hash_key(data: Bytes, start: int, length: int, secret: UInt64s) -> tuple[np.uint64, np.uint64]:
-    """Return the 128-bit hash of data[start : start + length], as two little-endian words."""
+    """Return the 128-bit SipHash of data[start : start + length] under `secret`, as two little-endian words."""
     v0 = secret[0] ^ np.uint64(0x736F6D6570736575)
     v1 = secret[1] ^ np.uint64(0x646F72616E646F6D) ^ np.uint64(0xEE)
     v2 = secret[0] ^ np.uint64(0x6C7967656E657261)
@@ -171,8 +171,9 @@ def put_keys(
     """Store in `slots` the offset of each record that has a key and lies at or after `first_offset`.
 
     Records are stored in offset order, so the newest record of a key stays. `used` is the number of slots in use, and
-    `limit` its upper bound: the loop stops before a record whose key would need one more slot. If `null_bit` is not
-    0, it is set in the words of records whose value is null; if it is 0, values are not read.
+    `limit` its upper bound: the loop stops before a record whose key would need one more slot. `null_bit` is NULL_BIT
+    or 0. NULL_BIT is set in the slot of a key whose newest value is null; with 0, values are not read. `scratch` is
+    working memory.
 
     Returns (spans done, slots in use, last offset stored or -1, outcome). The outcome is GOOD, or FULL or a BAD_ code
     for the span that was not done.
@@ -287,8 +288,8 @@ def select_records(
 
     - DROP: no record stays.
     - KEEP: all records stay.
-    - SELECT: the newest record of each key stays, and so do all records after the offset `latest`, where the table
-      ends.
+    - SELECT: of the records up to the offset `latest`, only the newest of each key, according to `slots`, stays.
+      Later records, which `slots` does not cover, all stay.
     - SELECT_EXPIRED: as SELECT, but up to `latest` a record whose value is null does not stay.
 
     kept[n] and nulls[n] become the number of records of span n that stay, and the number of these whose value is
@@ -371,8 +372,9 @@ def filter_records(
 ) -> tuple[int, int, int]:
     """Write to `out`, from `position` on, each record i of one span for which keep[first + i] is set.
 
-    The records must be valid. Their timestamp deltas become relative to `base` if `has_base` is set, otherwise to the
-    timestamp of the first record written. `append_time` is the timestamp of all records, or -1 if each has its own.
+    `span` is (start, end, record count, base offset, base timestamp). The records must be valid. Their timestamp
+    deltas become relative to `base` if `has_base` is set, otherwise to the timestamp of the first record written.
+    `append_time` is the timestamp of all records, or -1 if each has its own.
     Returns (the position after the last record, base timestamp, greatest timestamp).
     """
     at = span[0]
@@ -477,9 +479,10 @@ def write_batches(
 def sketch_keys(
     data: Bytes, starts: Int64s, lengths: NDArray[np.int32], secret: UInt64s, registers: Bytes
 ) -> None:
-    """Add keys to the registers of a sketch (see `hyperloglog`); a null key (length -1) is skipped.
+    """Add the keys data[starts[i] : starts[i] + lengths[i]] to the registers of a HyperLogLog sketch.
 
-    The first word of a hash selects the register, and the run of zeros is that of the second word.
+    A null key (length -1) is skipped. The first word of a key's hash selects a register. The register is raised to 1
+    plus the number of zero bits at the end of the second word, if its value is lower.
     """
     mask = np.uint64(len(registers) - 1)
     for index in range(len(starts)):

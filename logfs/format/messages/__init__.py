@@ -1,4 +1,4 @@
-"""Kafka's generated messages: bytes that tables of fields describe. Imports `base` and `batches`.
+"""Kafka's generated messages, each decoded and encoded by a table of its fields. Imports `base` and `batches`.
 
 - `message`: encodes and decodes a message by the table of its fields.
 - `control`: control records: the ends of transactions.

@@ -84,7 +84,10 @@ class EndTransactionMarker(NamedTuple):
 
     @classmethod
     def parse(cls, key: Buffer, value: Buffer) -> EndTransactionMarker:
-        """Parse a marker's key and value. Raises `Corrupt`, also for a key of another type."""
+        """Return the marker with this key and value.
+
+        Raises `Corrupt` if they are malformed, or if the type in the key is neither ABORT nor COMMIT.
+        """
         control_type = parse_control_key(key)
         if control_type not in (ControlType.ABORT, ControlType.COMMIT):
             raise Corrupt(f"control record: {control_type.name} does not end a transaction")
@@ -101,13 +104,16 @@ class EndTransactionMarker(NamedTuple):
 
 
 def parse_control_key(key: Buffer) -> ControlType:
-    """Return the type of a control record, `UNKNOWN` for one of a later release. Raises `Corrupt`."""
+    """Return the type in a control record's key; `UNKNOWN` for a type that this release does not know.
+
+    Raises `Corrupt` if the key is malformed.
+    """
     _, number = _unpack(KEY, key, "control record key")
     return ControlType(number)
 
 
 def end_of_transaction(batch: Batch) -> EndTransactionMarker | None:
-    """Return the marker in a control batch; None if the batch is of another kind, or if compaction has emptied it.
+    """Return the commit or abort marker in a control batch; None if it has none, as after compaction.
 
     Raises `Corrupt` for a record that is not a control record.
     """

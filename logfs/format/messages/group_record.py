@@ -36,7 +36,7 @@ class OffsetKey(NamedTuple):
     def encode(self) -> bytes:
         """Return the bytes of the key of an offset commit, which begin with its type, 1.
 
-        Raises `struct.error` for a name of a group or topic of more than 32767 bytes.
+        Raises `struct.error` if the name of the group or of the topic has more than 32767 bytes.
         """
         return group_schema.KEYS[OFFSET_COMMIT].encode(OFFSET_COMMIT, self._asdict())
 

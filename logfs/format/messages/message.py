@@ -95,7 +95,7 @@ class Schema(NamedTuple):
         return Message(version, reader.all(self.fields))
 
     def parse_leniently(self, data: bytes) -> Message:
-        """Parse a message as Kafka's tools do. Raises `Malformed`.
+        """Parse a message as Kafka's tools do. Raises `Malformed` if its fields do not fit the bytes.
 
         An unknown version is read as the nearest known one, bytes after the last field are ignored, and text that
         is not UTF-8 is decoded with surrogate escapes. The result has the version that is in `data`.

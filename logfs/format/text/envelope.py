@@ -26,7 +26,10 @@ _PARTITIONS = range(2**31)
 
 
 class PlacedRecord(NamedTuple):
-    """A record, and the place in a log that its envelope gives; None for a field that is missing."""
+    """A record from an envelope, with the topic, partition and offset that the envelope gives.
+
+    A field that the envelope does not have is None.
+    """
 
     topic: str | None
     partition: int | None
@@ -73,7 +76,7 @@ def text(data: bytes | None) -> bytes:
 
 
 def text_size(data: bytes | None) -> int:
-    """Return the length of `text` in bytes."""
+    """Return the length in bytes of `data` as JSON, in the form that the function `text` returns."""
     return len(text(data))
 
 
@@ -87,9 +90,9 @@ def decode(line: bytes | memoryview) -> Record:
 
 
 def decode_placed(line: bytes | memoryview) -> PlacedRecord:
-    """Return the record of an envelope line, with the place in a log that it had.
+    """Return the record of an envelope line, with the topic, partition and offset in the line.
 
-    Raises `InvalidEnvelope` with the reason.
+    Raises `InvalidEnvelope`, with the reason, if the line is not an envelope.
     """
     envelope = _parse(line)
     topic = envelope.get("topic")

@@ -77,7 +77,8 @@ class Envelopes(NamedTuple):
 def parse(lines: bytes, prefix: bytes) -> Envelopes | None:
     """Return the records of envelope lines; None if a line is not canonical or does not begin with `prefix`.
 
-    `lines` ends with a newline. `prefix` is that of the partition (`envelope.prefix`).
+    Canonical means: as logfs itself writes envelopes. `lines` ends with a newline. `prefix` is the beginning of every
+    envelope of the partition, as `envelope.prefix` returns it.
     """
     try:
         lines.decode()

@@ -87,12 +87,15 @@ def measure(batch: Batch) -> TextSize:
 
 
 def line_sizes(decoded: Columns) -> NDArray[np.int64]:
-    """Return each record's bytes in the lines view, int64[n]."""
+    """Return the size in bytes of each record in the lines view, its newline included, as int64[n]."""
     return decoded.value_lengths.clip(0).astype("int64") + 1
 
 
 def envelope_sizes(decoded: Columns) -> NDArray[np.int64]:
-    """Return each record's bytes in the envelopes view without the prefix, int64[n]."""
+    """Return the size in bytes of each record in the envelopes view, without the prefix, as int64[n].
+
+    The prefix is the beginning of an envelope, with the topic and the partition.
+    """
     import numpy as np
 
     from logfs.format.kernels import batch_kernels
@@ -103,7 +106,7 @@ def envelope_sizes(decoded: Columns) -> NDArray[np.int64]:
 
 
 def sizes(decoded: Columns, view: View, prefix_bytes: int) -> NDArray[np.int64]:
-    """Return each record's bytes in a view, int64[n].
+    """Return the size in bytes of each record in a view, as int64[n].
 
     `prefix_bytes` is the length of an envelope's prefix; lines have none.
     """

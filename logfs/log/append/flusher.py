@@ -1,4 +1,4 @@
-"""What of a partition is durable, when a flush is due, and the flush itself (rule 7)."""
+"""The flushes of a partition: which records are durable, when a flush is due, and the flush itself (rule 7)."""
 
 from __future__ import annotations
 
@@ -40,14 +40,17 @@ class FlushedLog(Protocol):
         """The offset of the next record to be appended."""
 
     def fail(self, what: str, error: OSError) -> PartitionFailed:
-        """Refuse all further appends, and return the error that they raise."""
+        """Refuse all further appends, and return the error that they raise.
+
+        `what` says what failed, for the error's message; `error` is the cause.
+        """
 
 
 class Flusher:
     """The recovery point of a partition, and the flushes that raise it. Times are ms since the epoch.
 
-    Records below the recovery point are durable. `lock` is taken before the partition's own lock. Commits, moves,
-    closing, truncation, dropping and replacing of segments hold both.
+    Records below the recovery point are durable. A thread that needs both `lock` and the partition's own lock takes
+    `lock` first. Commits, moves, closing, truncation, and dropping or replacing segments hold both locks.
     """
 
     def __init__(self, log: FlushedLog, loaded: Loaded) -> None:
@@ -73,7 +76,10 @@ class Flusher:
         return many or self._log.log_end_offset - point >= self._flush_messages
 
     def is_overdue(self, now_ms: int) -> bool:
-        """Whether `flush.ms` makes a flush due, or a roll has left a sealed segment to flush."""
+        """Whether the first unflushed append is at least `flush.ms` old, or a sealed segment is not flushed.
+
+        Always False if nothing was appended since the last flush, or if the partition has failed.
+        """
         log, since = self._log, self._unflushed_since_ms
         if since is None or log.log_end_offset == self.recovery_point or log.failure is not None:
             return False
@@ -89,12 +95,12 @@ class Flusher:
         self._flush_messages = config.flush_messages
 
     def note_append(self, now_ms: int) -> None:
-        """Note an append: the first since the last flush starts the time of `flush.ms`."""
+        """Note the time of an append; `flush.ms` counts from the first append after a flush."""
         if self._unflushed_since_ms is None:
             self._unflushed_since_ms = now_ms
 
     def note_new_files(self) -> None:
-        """Remember that the directory has new names, which the next flush makes durable."""
+        """Remember that the directory has new files: the next flush syncs the directory."""
         self._directory_is_dirty = True
 
     def note_durable_copies(self) -> None:
@@ -113,8 +119,8 @@ class Flusher:
         """Make everything that is in the log now durable, and return the new recovery point (an offset).
 
         Appends go on during the sync: the lock of the log is held only to note where the log ends. Callers share a
-        sync: a caller that waited while another's sync covered its records returns at once. Raises
-        `PartitionFailed` if this sync fails, or if a write or sync failed before: there is no retry.
+        sync: a caller that has waited for another caller's sync returns at once if that sync covered its records.
+        Raises `PartitionFailed` if the sync fails, or the failure that ended the appends before: there is no retry.
         """
         log = self._log
         with self.lock:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class LineFramer:
     """Splits the writes of one file handle, of any size, into lines and appends the lines.
 
-    `carry` is the unfinished line. `skipped` is the error of a line that was refused before its newline arrived. The
-    rest of that line is refused too. Good lines after it are not lost: a write that holds both is cut short after
-    the newline, so that the next write begins with the good lines.
+    `carry` is the unfinished line. `skipped` is the error of a line that was refused before its newline arrived, None
+    if there is none. The rest of that line is refused too, but not the good lines after it: a write that begins with
+    the rest of the line is taken only up to its newline, so that the next write begins with the good lines.
     """
 
     def __init__(self, partition: Partition) -> None:
@@ -61,7 +61,10 @@ class LineFramer:
         return done._replace(consumed=len(data))
 
     def finish(self) -> AppendResult:
-        """Append the unfinished line as a record, after the last descriptor was closed."""
+        """Append the unfinished line as a record, if there is one, after the last descriptor was closed.
+
+        `refused` in the result says why the line was not appended; None if it was.
+        """
         if not self.carry:
             return self._nothing_appended(0)
         done = self.append(self.carry + b"\n")
@@ -74,7 +77,10 @@ class LineFramer:
         return batch_format(self.partition.config).line_limit
 
     def append(self, lines: bytes) -> AppendResult:
-        """Append whole lines up to the first that is refused; `consumed` counts bytes."""
+        """Append `lines`, which end with a newline, up to the first that is refused.
+
+        `consumed` in the result counts bytes.
+        """
         return self.partition.append_lines(lines)
 
     def _nothing_appended(

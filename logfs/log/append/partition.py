@@ -73,7 +73,10 @@ class AppendResult(NamedTuple):
 
 
 class AppendedBatch(NamedTuple):
-    """The offsets of a producer's batch in the log. A `duplicate` was in the log before, at these offsets."""
+    """The offsets of a producer's batch in the log.
+
+    `duplicate` is True if the log already had the batch, at these offsets, and nothing was appended.
+    """
 
     first_offset: int
     last_offset: int
@@ -182,7 +185,7 @@ class Partition(Reader):
         return self._committed
 
     def key_indexes(self) -> Iterator[KeyIndex]:
-        """Yield the key indexes that have been used, those of both isolation levels."""
+        """Yield the key indexes that lookups have used so far: at most one for each isolation level."""
         yield from super().key_indexes()
         if self._committed is not None:
             yield from self._committed.key_indexes()
@@ -190,7 +193,7 @@ class Partition(Reader):
     def forget_keys(self) -> None:
         """Drop the key indexes, and remove their files.
 
-        This is done before the log end goes back, when the log is reindexed, and when the partition has moved.
+        Called before a truncation, when the log is reindexed, and when the partition has moved.
         """
         self.drop_keys()
         if self._committed is not None:
@@ -208,8 +211,8 @@ class Partition(Reader):
         """Append records and return the offset of the first; a `bytes` item is a record with that value and no key.
 
         The records are readable at once, and durable after `flush`. `RecordTooLarge` and `InvalidRecord` leave the
-        log unchanged. So does the `OSError` of a full disk if the records fit in one batch; of several batches, the
-        first ones may stay in the log.
+        log unchanged. The `OSError` of a full disk leaves it unchanged if the records fit in one batch; if they need
+        several, the first batches may stay in the log.
         """
         wanted = [as_record(item) for item in records]
         now_ms, config = self._clock(), self.config
@@ -226,7 +229,8 @@ class Partition(Reader):
     def append_lines(self, data: bytes) -> AppendResult:
         """Append each line as a record's value, up to the first that is refused; `data` ends with a newline.
 
-        Raises only errors of the whole partition: `NotWritable`, `PartitionFailed`, `UnknownPartition`.
+        `consumed` in the result counts bytes, and `refused` is the error of the first refused line. Raises
+        `NotWritable`, `PartitionFailed` or `UnknownPartition` if the partition takes no appends at all.
         """
         now_ms, config = self._clock(), self.config
         if config.is_compacted:
@@ -237,9 +241,10 @@ class Partition(Reader):
             return self._append(built, config, now_ms)
 
     def append_records(self, records: Sequence[Record]) -> AppendResult:
-        """Append records up to the first that is refused; `consumed` in the result counts records.
+        """Append records up to the first that is refused.
 
-        Raises only errors of the whole partition: `NotWritable`, `PartitionFailed`, `UnknownPartition`.
+        `consumed` in the result counts records, and `refused` is the error of the first refused record. Raises
+        `NotWritable`, `PartitionFailed` or `UnknownPartition` if the partition takes no appends at all.
         """
         now_ms, config = self._clock(), self.config
         built = self._checked(records, config, now_ms)
@@ -374,9 +379,9 @@ class Partition(Reader):
         self.note_appended(count, size, timestamp, now_ms)
 
     def note_appended(self, records: int, size_bytes: int, timestamp: int, now_ms: int) -> None:
-        """Count appended records and bytes, and note when the first of them since the last flush was appended.
+        """Add to the counts of appended records and bytes, and remember the times of the append.
 
-        `timestamp` is the greatest timestamp of the last batch.
+        `timestamp` is the greatest timestamp of the last batch; `now_ms` is the time of the append, for `flush.ms`.
         """
         self.last_timestamp = timestamp
         self.appended_records += records
@@ -395,7 +400,8 @@ class Partition(Reader):
     def fail(self, what: str, error: OSError) -> PartitionFailed:
         """Refuse all further appends (rule 7), and return the error that they raise.
 
-        `what` says in its message what failed; `error` is the cause.
+        `what` says what failed, for the error's message; `error` is the cause. If the whole log directory has failed,
+        the error is that of the directory.
         """
         if self.disk.failure is not None:
             # The whole log directory has failed.
@@ -465,23 +471,26 @@ class Partition(Reader):
 
     @property
     def unflushed_messages(self) -> int:
-        """The number of offsets that are not known to be on the disk."""
+        """The number of offsets from the recovery point to the log end, whose records may not be durable yet."""
         return self.log_end_offset - self.recovery_point
 
     def flush(self) -> int:
-        """Make everything that is in the log now durable, and return the new recovery point; see `Flusher.flush`."""
+        """Make everything that is in the log now durable, and return the new recovery point (an offset).
+
+        Raises `PartitionFailed` or `UnknownPartition`; after a failed sync there is no retry.
+        """
         return self.flusher.flush()
 
     def flush_if_due(self) -> None:
-        """Flush if the flush policy makes a flush due."""
+        """Flush if at least `flush.messages` records or 16 segments are not flushed."""
         if self.flusher.is_due():
             self.flush()
 
     def close(self, ended: UnknownPartition | None = None) -> bool:
-        """Flush, trim and close the files; return whether they may be trusted without recovery.
+        """Flush, trim and close the files; return True if the next opening can trust them without recovery.
 
         Returns False if the flush fails; the files then stay open. Later appends raise `ended`, or `PartitionFailed`
-        if it is None.
+        if `ended` is None.
         """
         with self.flusher.lock, self.lock:
             if self.disk.writable:
@@ -510,7 +519,8 @@ class Partition(Reader):
     def advance_log_start(self, offset: int) -> None:
         """Make everything below `offset` unreadable; retention drops the segments that lie wholly below it.
 
-        Raises `OffsetOutOfRange` beyond the log end; an `OSError` changes nothing. A lower offset is ignored.
+        Nothing changes if `offset` is not above the log start. Raises `OffsetOutOfRange` if `offset` is beyond the
+        log end, and `OSError`, after which the log is as it was.
         """
         self.check_appendable()
         with self.lock:
@@ -571,10 +581,10 @@ class Partition(Reader):
     def drop_oldest(self, count: int) -> Sequence[Segment]:
         """Drop the `count` oldest segments and return those dropped; their files stay for `file.delete.delay.ms`.
 
-        The caller has made the new log start offset durable. A segment that reaches above the log start is not
-        dropped: since `count` was determined, records were appended to it, or compaction put it in the place of
-        several. If all segments go, an empty one takes over at the log end. After an error, segments whose files keep
-        their names stay in the log.
+        The caller has made the new log start offset durable. A segment that reaches above the log start is kept:
+        records may have been appended to it, or compaction may have merged others into it, since the caller counted.
+        A log that would lose all its segments gets an empty one at the log end. After an error, the segments whose
+        files were not renamed stay in the log.
         """
         self.check_appendable()
         self.views.pin()
@@ -600,18 +610,22 @@ class Partition(Reader):
         return dropped
 
     def holds(self, segments: Sequence[Segment]) -> bool:
-        """Whether `segments` are adjacent sealed segments of the log, and the log is in use."""
+        """Whether `segments` are still adjacent sealed segments of the log.
+
+        False also if the log was closed or deleted, or has failed.
+        """
         known = self.segments
         number = bisect_right(known, segments[0].base_offset, key=lambda s: s.base_offset) - 1
         found = known[max(number, 0) : -1][: len(segments)]
         return [*map(id, found)] == [*map(id, segments)] and self.failure is None
 
     def replace(self, old: Sequence[Segment], new: Segment, check: Callable[[], None]) -> None:
-        """Replace segments by `new`, which was made of them; its files are durable and end in `.cleaned`.
+        """Replace the adjacent segments `old` by `new`, which compaction has made of them.
 
-        Uses Kafka's renames (kafka-storage 8.8): after a crash, recovery finishes the replacement if all files of
-        `new` end in `.swap`, and otherwise drops `new`. `check` is called first, under the locks; it raises if the
-        old segments have changed since `new` was made. Raises `PartitionFailed` if a rename fails.
+        The files of `new` are durable and end in `.cleaned`. Uses Kafka's renames (kafka-storage 8.8): after a crash,
+        recovery finishes the replacement if all files of `new` end in `.swap`, and otherwise drops `new`. `check` is
+        called first, under the locks; it raises if the old segments have changed since `new` was made. Raises
+        `PartitionFailed` if a rename fails.
         """
         self.views.pin()
         with self.flusher.lock, self.lock:
@@ -636,10 +650,11 @@ class Partition(Reader):
     def switch_to_copies(
         self, disk: Disk, directory: Path, segments: Sequence[Segment], snapshots: list[int]
     ) -> list[Segment]:
-        """Switch to durable copies of all segments, in `directory` of `disk`; return the segments left behind.
+        """Let the partition continue with `segments`, durable copies of all its segments; return the old segments.
 
-        `snapshots` are the offsets of the producer snapshots in `directory`. The result includes segments that were
-        dropped earlier and that readers still hold. The caller holds `Flusher.lock` and `lock`.
+        The copies are in `directory` on `disk`, which also has producer snapshots at the offsets `snapshots`. The
+        result includes segments that were dropped earlier and that readers still hold. The caller holds
+        `Flusher.lock` and `lock`.
         """
         left = [*self.segments, *self._dropped.segments]
         self.directory, self.disk, self._dropped = directory, disk, DeletedSegments(disk)
@@ -650,14 +665,20 @@ class Partition(Reader):
         return left
 
     def rename_directory(self, directory: Path) -> None:
-        """Rename the directory. The log's readers find its files there, not those of a new log with the old name."""
+        """Rename the partition's directory to `directory`.
+
+        Readers of this log find its files there, even if a new partition then takes the old name.
+        """
         with self.disk.naming:
             self.disk.rename(self.directory, directory)
             relocate([*self.segments, *self._dropped.segments], directory)
             self.directory = directory
 
     def remove_dropped(self, now_ms: int) -> int:
-        """Unlink the files of dropped segments that are due and that no reader holds; return how many segments."""
+        """Unlink the files of dropped segments whose delay has passed and that no reader holds.
+
+        Returns the number of those segments.
+        """
         if self._dropped.are_due(now_ms):
             self.views.pin()
         with self.lock:

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 
 def check_record(record: Record, config: LogConfig, now_ms: int) -> InvalidRecord | None:
-    """Return why a record is refused, or None if it is not: a missing key, or a timestamp out of bounds."""
+    """Return why the topic refuses a record, or None if it accepts the record.
+
+    It refuses a record without a key if it is compacted, and a timestamp that is negative or, unless the log sets the
+    timestamps (LogAppendTime), too far from `now_ms`.
+    """
     if config.is_compacted and record.key is None:
         return InvalidRecord(
             "a compacted topic needs a key in every record; append envelopes with a key (append.jsonl)"
@@ -58,7 +62,10 @@ def refusal(record: Record, config: LogConfig, now_ms: int, name: str) -> Invali
 def build_checked(
     records: Sequence[Record], config: LogConfig, form: BatchFormat, now_ms: int, name: str
 ) -> Built:
-    """Build batches of the records up to the first that the topic refuses; `name` is for the error message."""
+    """Build batches of the records up to the first that the topic refuses; `refused` of the result says why.
+
+    `form` is the format of the batches; `name` is the partition's name, for the error message.
+    """
     for number, record in enumerate(records):
         refused = refusal(record, config, now_ms, name)
         if refused is not None:
@@ -69,7 +76,10 @@ def build_checked(
 
 
 def batch_format(config: LogConfig) -> BatchFormat:
-    """Return the format of the topic's batches. Compression `producer` means none, for lines come uncompressed."""
+    """Return the format of the batches that logfs builds for the topic.
+
+    With `compression.type=producer` they are not compressed, because lines arrive uncompressed.
+    """
     codec = Codec[config.compression_type.upper()] if config.compresses else Codec.NONE
     levels = {
         Codec.GZIP: config.compression_gzip_level,
@@ -88,8 +98,8 @@ def batch_format(config: LogConfig) -> BatchFormat:
 def check_batch(batch: Batch, config: LogConfig, now_ms: int, *, trusted: bool) -> NewBatch:
     """Check a producer's batch as a leader does, and convert it to the format that the topic requires.
 
-    A `trusted` batch comes from a coordinator of the same log, and may have no sequences. Raises `Corrupt` for bytes
-    that are no valid batch, `Unsupported` for an old format, `RecordTooLarge` and `InvalidRecord`.
+    `trusted` means that the batch comes from a group coordinator, and may have no sequence numbers. Raises `Corrupt`
+    for bytes that are no valid batch, `Unsupported` for an old format, `RecordTooLarge` and `InvalidRecord`.
     """
     header = batch.header
     if header.magic != MAGIC:

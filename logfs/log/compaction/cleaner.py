@@ -47,7 +47,7 @@ def clean(
     spend: Spend = lambda _: None,
     begin: Callable[[str], None] = lambda _: None,
 ) -> Cleaned:
-    """Run one round of compaction and return its result.
+    """Run one round of compaction: note the newest offset of each key in the part `dirty`, then rewrite the log.
 
     The map of keys takes `memory_bytes`, of which the share `load_factor` is used. If the map fills up, the round
     cleans the log only up to the last offset in the map.
@@ -259,7 +259,7 @@ def groups(
 ) -> Iterator[list[Segment]]:
     """Yield groups of adjacent segments, each to become one segment within the topic's limits (kafka-storage 8.4).
 
-    `first_uncleanable` is the offset after the last of `segments`.
+    `first_uncleanable` is an offset at or after the end of the last of `segments`.
     """
     limits = (config.segment_bytes, config.segment_index_bytes, config.segment_index_bytes)
     ends = [segment.base_offset for segment in segments[1:]] + [first_uncleanable][: len(segments)]

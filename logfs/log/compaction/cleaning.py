@@ -8,13 +8,17 @@ from logfs.errors import LogfsError
 
 
 class CleaningAborted(LogfsError):
-    """The log was truncated, shortened, closed or deleted during the round. The rest of the log is unchanged."""
+    """The round has ended early, because the log was changed, closed or deleted meanwhile.
+
+    The segments that it had replaced by then stay replaced; it changes no others.
+    """
 
 
 class Dirty(NamedTuple):
-    """The part of a log to clean: offsets from `first_dirty` up to `first_uncleanable`, the base offset of a segment.
+    """The part of a log whose keys a round of compaction notes: offsets [first_dirty, first_uncleanable).
 
-    Segments from `first_uncleanable` on are left alone, even if it is below `first_dirty`.
+    `first_uncleanable` is the base offset of a segment. The round leaves that segment and all later ones alone, even
+    if `first_dirty` is above `first_uncleanable`.
     """
 
     first_dirty: int

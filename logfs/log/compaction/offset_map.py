@@ -32,10 +32,11 @@ class OffsetMap:
     """
 
     def __init__(self, memory_bytes: int, load_factor: float, most_keys: int = _MOST_KEYS) -> None:
-        """Make a map with room for the keys that fit the share `load_factor` of `memory_bytes`; at least for one.
+        """Make an empty map of at most `memory_bytes`; it is full when the share `load_factor` of its slots is used.
 
-        The map takes no more memory than `most_keys` need. Hashes are spread over the whole table and numpy allocates
-        it in huge pages, so a few dozen keys would otherwise touch most of the 128 MiB that a round may take.
+        It always has room for one key, and takes no more memory than `most_keys` keys need. Hashes are spread over
+        the whole table and numpy allocates it in huge pages, so a few dozen keys would otherwise touch most of the
+        128 MiB that a round may take.
         """
         self.room = max(memory_bytes // SLOT_BYTES, 2)
         count = min(self.room, int(most_keys / max(load_factor, 1 / self.room)) + 2)
@@ -52,7 +53,7 @@ class OffsetMap:
 
     @property
     def share(self) -> float:
-        """How full the map is, from 0 to 1, relative to the most memory that it may take."""
+        """The number of keys in the map, as a share (0 to 1) of the slots that fit in `memory_bytes`."""
         return self._used / self.room
 
     def put(self, data: NDArray[np.uint8], spans: NDArray[np.int64], first_offset: int) -> int:

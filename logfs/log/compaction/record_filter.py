@@ -53,7 +53,8 @@ _KEPT_BITS = 0x7F
 class CleanedTransactions:
     """The state of all transactions during a pass over a log from its start (Kafka's CleanedTransactionMetadata).
 
-    `kept` are the aborted transactions whose markers stay. They make the transaction index of the new segment.
+    `aborted` has the entries of all transaction indexes of the log. `kept` are the aborted transactions whose markers
+    stay. They make the transaction index of the new segment.
     """
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
@@ -64,9 +65,9 @@ class CleanedTransactions:
         self._open_committed: set[int] = set()
 
     def discarded(self, scanned: ScannedBatches) -> NDArray[np.bool_]:
-        """Return which batches hold aborted data, or a marker whose transaction has no data left, as bool[rows].
+        """Return bool[rows]: True for batches of aborted data, and for markers whose transaction has no data left.
 
-        The call advances the state of the transactions: call it once for each part of the log, in order.
+        The call advances the state of the transactions: call it once for each run of batches, by ascending offset.
         """
         data, rows = scanned.data, scanned.rows
         found = np.zeros(len(rows), np.bool_)
@@ -115,6 +116,7 @@ class CleanedTransactions:
 class FilterRules(NamedTuple):
     """The parameters of one round of compaction. Times are in ms.
 
+    `delete_retention_ms` is the setting `delete.retention.ms`. The round may clean the log below `first_uncleanable`.
     `producers` maps each producer id to the producer's last offset (-1 for none) and epoch.
     """
 
@@ -125,7 +127,10 @@ class FilterRules(NamedTuple):
 
 
 class RecordFilter:
-    """Filters the batches of a log, one `ScannedBatches` after the other."""
+    """Filters the batches of a log, one run of batches (`ScannedBatches`) after the other.
+
+    `known` has the newest offset of each key.
+    """
 
     def __init__(
         self, known: OffsetMap, transactions: CleanedTransactions, rules: FilterRules
@@ -137,9 +142,10 @@ class RecordFilter:
         self._last_offsets = np.array([last for last, _ in rules.producers.values()], np.int64)
 
     def apply(self, scanned: ScannedBatches) -> Iterator[Buffer]:
-        """Yield the bytes that stay of a `ScannedBatches`, in order.
+        """Yield the bytes that stay of a run of batches, in file order, for the new .log file.
 
-        Raises `Corrupt` for a batch that cannot be decoded.
+        Call it once for each run of the log, by ascending offset. Raises `Corrupt` for a batch that cannot be
+        decoded.
         """
         # First, by the headers: the rule for the records of each batch.
         attributes = scanned.rows[:, ATTRIBUTES]

@@ -38,7 +38,7 @@ STORAGE_ERRORS = frozenset(
 
 
 class CheckedDisk(Disk):
-    """A wrapper around another `Disk` for one log directory; after `fail` every call raises `LogDirFailed`.
+    """A wrapper around the `Disk` of one log directory. After a storage error, every call raises `LogDirFailed`.
 
     Any thread may call any method. All other errors are those of the wrapped disk. Open descriptors stay open.
     """
@@ -72,7 +72,7 @@ class CheckedDisk(Disk):
         return self.failure
 
     def disown(self, owner: int) -> None:
-        """Refuse every call from now on, in a forked child: the lock belongs to its parent, process `owner`."""
+        """In a forked child, refuse every call from now on: the parent process `owner` has the directory's lock."""
         self.is_disowned = True
         # The thread that held the lock does not exist in the child.
         self.naming = threading.RLock()

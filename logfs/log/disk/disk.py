@@ -49,7 +49,7 @@ _SETTLED_NS = 50_000_000
 
 
 class WouldBlock(Exception):
-    """A call that would wait for the disk in a thread that must not: repeat it in a worker thread."""
+    """Raised instead of waiting, in a thread that must not wait for the disk: repeat the call in a worker thread."""
 
 
 _STANDARD_ERROR = 2
@@ -101,17 +101,24 @@ class Disk:
         self._loop_thread = threading.get_ident()
 
     def allow_blocking(self) -> None:
-        """Undo `forbid_blocking`."""
+        """Undo `forbid_blocking`: a `read` waits for the disk again in every thread."""
         self._loop_thread = -1
 
     def check_may_block(self) -> None:
-        """Raise `WouldBlock` in the thread that must not wait. Call this before any operation that takes long."""
+        """Raise `WouldBlock` in the thread that called `forbid_blocking`.
+
+        Call this before any operation that takes long.
+        """
         if threading.get_ident() == self._loop_thread:
             raise WouldBlock
 
     @contextmanager
     def hold(self, lock: threading.Lock | threading.RLock) -> Iterator[None]:
-        """Hold a lock. The thread that must not wait gets `WouldBlock` if another thread has the lock."""
+        """Hold `lock` during the `with` block.
+
+        If another thread has the lock, waits for it, or raises `WouldBlock` in the thread that called
+        `forbid_blocking`.
+        """
         if not lock.acquire(blocking=False):
             self.check_may_block()
             lock.acquire()
@@ -200,7 +207,7 @@ class Disk:
         os.posix_fallocate(file.fd, position, size)
 
     def map(self, file: File, size: int) -> mmap.mmap:
-        """Return a shared mapping of the file's first `size` bytes, writable where the disk is."""
+        """Return a shared mapping of the file's first `size` bytes, writable unless the disk is read-only."""
         access = mmap.ACCESS_WRITE if self.writable else mmap.ACCESS_READ
         return mmap.mmap(file.fd, size, access=access)
 
@@ -211,12 +218,12 @@ class Disk:
     # Names.
 
     def rename(self, old: Path, new: Path) -> None:
-        """Rename, replacing `new`, and sync the directory, so that no caller can forget it."""
+        """Rename `old` to `new`, replacing a file of that name, and sync the directory of `new`."""
         self.rename_unsynced(old, new)
         self.sync_directory(new.parent)
 
     def rename_unsynced(self, old: Path, new: Path) -> None:
-        """Rename as one of several renames; the caller syncs the directory after the last."""
+        """Rename without a sync, as one of several renames; the caller syncs the directory after the last."""
         os.rename(old, new)
 
     def unlink(self, path: Path) -> None:

@@ -3,5 +3,5 @@
 Imports all of `log` but `compaction` and `transfer`.
 
 - `live_partition`: a read-only partition that is kept up to date with its files. Begin here.
-- `live_segment`: one segment of it, known by the inodes of its files.
+- `live_segment`: one segment of such a partition, known by the inodes of its files.
 """

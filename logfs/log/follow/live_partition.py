@@ -3,8 +3,8 @@
 A broker does not report what it appends, rolls, deletes, compacts or truncates. `refresh` therefore looks at the
 times of the directory and of the last .log file, and reads what is new only if they have changed. Segments that still
 exist stay the same objects, so their readers are not disturbed. Segments that were replaced or dropped live on, with
-their open files, for the readers that hold them. No file is written or locked; `refresh` holds the
-partition's `lock`. A look during which files vanish is repeated.
+their open files, for the readers that hold them. `refresh` writes no file and locks no file; it only holds the
+partition's `lock`, in this process. If files vanish during a refresh, the next one lists the directory again.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ _KEPT_OPEN = 256
 
 
 def load(disk: Disk, directory: Path, start: LoadStart) -> Loaded:
-    """Load a partition that another process is writing, reading only its listing and its end.
+    """Load a partition that another process is writing, reading only its directory and the end of its last segment.
 
-    Raises `OSError`; `Gone` if files vanish too fast; `Corrupt` for a leader epoch file that cannot be read.
+    Raises `OSError`; `Gone` if files vanish during each of 100 tries; `Corrupt` for a leader epoch file that cannot
+    be read.
     """
     for _ in range(TRIES - 1):
         with suppress(Gone):
@@ -137,7 +138,10 @@ class ReadOnlyPartition(Partition):
         clock: Callable[[], int],
         load: Callable[[], Loaded],
     ) -> None:
-        """Load the partition. `load` makes segments of the kind `LiveSegment`; its errors pass through."""
+        """Call `load` once, and make the partition from its result, whose segments are of the class `LiveSegment`.
+
+        The errors of `load` pass through.
+        """
         before = disk.stat(directory)
         loaded = load()
         super().__init__(disk, directory, name, config, clock, loaded)
@@ -155,7 +159,7 @@ class ReadOnlyPartition(Partition):
     # Keeping up.
 
     def follow_log_start(self, offset: int) -> None:
-        """Apply the log start offset of a new checkpoint."""
+        """Apply `offset`, the log start offset that the writing process has put into its checkpoint."""
         if offset != self._checkpointed_start:
             with self.disk.hold(self.lock):
                 self._checkpointed_start = offset
@@ -164,8 +168,8 @@ class ReadOnlyPartition(Partition):
     def refresh(self) -> bool:
         """Bring the partition up to date with its files; return whether anything has changed.
 
-        Costs two calls of `stat` if nothing has. Raises `WouldBlock` in a thread that must not wait, if there is more
-        to do. A deleted partition stays as it was.
+        Costs two calls of `stat` if the files have not changed. If they have, raises `WouldBlock` in a thread that
+        must not wait. A partition whose directory was deleted stays as it was.
         """
         if self._is_up_to_date():
             return False

@@ -71,7 +71,7 @@ class LiveSegment(Segment):
         self._awaited: tuple[int, float] | None = None
 
     def identify(self, files: Files) -> None:
-        """Use the files with these inode numbers."""
+        """Read from now on the files with the inode numbers in `files`, which are given by suffix (".log")."""
         before, self.inodes = self.inodes, files
         if files == before:
             return
@@ -148,8 +148,9 @@ class LiveSegment(Segment):
     def advance(self, *, may_wait: bool = True) -> bool:
         """Take in the whole batches that were appended since the last call; return whether there were any.
 
-        With `may_wait` the segment may end before a marker whose index entry a broker has not written yet: see
-        `is_waiting`. Raises `Gone` if the file was cut below the end known before; this segment is then of no use.
+        With `may_wait`, the call may stop before an abort marker whose entry in the transaction index a broker has
+        not written yet; `is_waiting` is then True. Raises `Gone` if the .log file was cut below the end known before;
+        this segment is then of no use.
         """
         segment_end = self._end
         assert segment_end is not None
@@ -286,7 +287,10 @@ class LiveSegment(Segment):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the last `advance` stopped at an abort marker without an index entry; another may go past it."""
+        """Whether the last `advance` stopped before an abort marker without an index entry.
+
+        A later call goes past the marker once its entry is there, or after a short wait.
+        """
         return self._awaited is not None
 
     def _awaits(self, position: int, before: tuple[int, float] | None) -> bool:
@@ -328,7 +332,7 @@ class LiveSegment(Segment):
         return walk(Walk(read, position, end, *bounds, exact=True, base_offset=self.base_offset))
 
     def seal_at(self, next_base: int) -> None:
-        """Take in the rest of this segment and seal it; the next begins at `next_base`.
+        """Take in the rest of this segment and seal it; the next segment begins at the offset `next_base`.
 
         Raises `Gone` if the .log file has vanished or was cut.
         """

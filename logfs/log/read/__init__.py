@@ -2,10 +2,10 @@
 
 - `reader`: records by offset and by time, and in bulk as columns. Begin here.
 - `readable_log`: what the modules below need of a log, so that `reader` may import them.
-- `read_committed`: the same with isolation level read_committed.
+- `read_committed`: the records as isolation level read_committed shows them.
 - `text_view`: the records as one long text: `records` and `records.jsonl` of the mount.
 - `text_renderer`: the text of one segment, rendered in blocks.
 - `key_index`: where the newest record of each key is.
-- `key_tables`: its tables, in a file and in memory.
+- `key_tables`: the tables of the key index, in a file and in memory.
 - `recent_keys`: the keys that the log has seen last.
 """

@@ -2,9 +2,9 @@
 
 A key index has two tables of hashes. One is in a file and covers the log up to some offset; the other is in memory
 and covers what came after. The file is written whole and renamed into place (`key_tables`), and never changed. A new
-file replaces it when the log has grown by as much as writing it costs. A crash therefore leaves a valid file, and
-when a log is opened again, only the part after it has to be read. The file is `logfs.keys` in the partition
-directory; a store that only reads keeps its own in the user's cache directory.
+file replaces it when the log has grown by about as many bytes as the file has. A crash therefore leaves a valid file,
+and when a log is opened again, only the records that the file does not cover have to be read. The file is
+`logfs.keys` in the partition directory; a store that only reads keeps its own in the user's cache directory.
 
 Three checks keep the answers right. Every block of the file is checked when it is read. The last batch that a table
 covers must still be where it was, which reveals a truncated log or another log. The record that a table leads to must
@@ -124,7 +124,10 @@ class KeyIndex:
         )
 
     def keep_up(self, now_ms: int) -> None:
-        """Index the records appended meanwhile, if there was a lookup in the last hour (`IDLE_MS`). May take long."""
+        """Index the records appended since the last call, if there was a lookup in the hour before `now_ms`.
+
+        May take long.
+        """
         if self._was_asked:
             self._was_asked, self._asked_ms = False, now_ms
         if self._asked_ms is not None and now_ms - self._asked_ms < IDLE_MS:
@@ -390,7 +393,10 @@ class KeyIndex:
     # For the audit.
 
     def audit(self) -> str | None:
-        """Compare the file with the whole log, and return what is wrong with it; None if nothing is."""
+        """Compare the file with the whole log; return a message if they disagree, otherwise None.
+
+        Returns None also if the file belongs to another log, in which case it is not used.
+        """
         import numpy as np
 
         words = self._words()
@@ -434,7 +440,7 @@ def remove_files(log: ReadableLog) -> None:
 
 
 def audit(reader: ReadableLog) -> str | None:
-    """Compare the key index file of a log with the log; return how they disagree, None if they agree.
+    """Compare the key index file of a log with the log; return a message if they disagree, None if they agree.
 
     Returns None for a log without such a file, too. Raises `Corrupt` if the file cannot be parsed, and `OSError`.
     """

@@ -1,7 +1,7 @@
 """Two tables of keys and the offsets of their newest records: one in a file that never changes, one in memory.
 
-Both hold hashes of the keys under one secret, and no keys (see `offset_map`). They import the compiled
-kernels, so they are made only where waiting is allowed.
+Both hold hashes of the keys, which depend on a random secret, and not the keys themselves. This module imports the
+compiled kernels, so tables are made only where waiting is allowed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class MemoryTable:
     """
 
     def __init__(self, secret: bytes, keys: int = 0) -> None:
-        """Make an empty table with room for `keys` keys."""
+        """Make an empty table with room for `keys` keys; their hashes depend on the 16 bytes of `secret`."""
         self.secret = np.frombuffer(secret, np.uint64)
         self.slots: NDArray[np.uint64] = np.zeros((max(keys * 3 // 2, _FIRST_SLOTS), 3), np.uint64)
         self.used = 0
@@ -93,13 +93,16 @@ class MemoryTable:
         )
 
     def put_table(self, slots: NDArray[np.uint64]) -> None:
-        """Put all keys of a table with the same secret. Raises `Corrupt` if there is no room for all of them."""
+        """Put all keys of another table with the same secret, whose slots are uint64[n, 3].
+
+        Raises `Corrupt` if there is no room for all of them.
+        """
         self.used += _moved(slots, self.slots, self.used)
 
     def get(self, first: np.uint64, second: np.uint64) -> int:
-        """Return what the table has for the two words of a key's hash; 0 if nothing.
+        """Return the entry of the key whose hash is the words `first` and `second`; 0 if there is none.
 
-        It is the offset of the newest record plus 1, with `NULL_BIT` set if the record's value is null.
+        An entry is the offset of the key's newest record plus 1, with `NULL_BIT` set if its value is null.
         """
         return int(self.slots[compaction_kernels.find_slot(self.slots, first, second), 2])
 
@@ -122,15 +125,15 @@ def _moved(old: NDArray[np.uint64], slots: NDArray[np.uint64], used: int) -> int
 
 
 def hash_key(key: bytes, secret: NDArray[np.uint64]) -> tuple[np.uint64, np.uint64]:
-    """Return the two words of a key's hash."""
+    """Return the 128-bit hash of a key as two words; it depends on the table's `secret`, uint64[2]."""
     first, second = compaction_kernels.hash_key(np.frombuffer(key, np.uint8), 0, len(key), secret)
     return np.uint64(first), np.uint64(second)
 
 
 def warm_up() -> None:
-    """Compile the kernels of a small catch-up, or load them from the cache.
+    """Compile the kernels that lookups and insertions use, or load them from numba's cache.
 
-    A small catch-up may run in a thread that must not wait.
+    Otherwise the first lookup would do so, perhaps in a thread that must not wait.
     """
     table = MemoryTable(bytes(16))
     table.get(*hash_key(b"", table.secret))
@@ -159,9 +162,9 @@ class FileTable:
         self.secret = np.frombuffer(self.header.secret, np.uint64)
 
     def get(self, disk: Disk, first: np.uint64, second: np.uint64) -> int:
-        """Return what the table has for the two words of a key's hash; 0 if nothing.
+        """Return the entry of the key whose hash is the words `first` and `second`; 0 if there is none.
 
-        It is the offset of the newest record plus 1, with `NULL_BIT` set if the record's value is null. `disk`
+        An entry is the offset of the key's newest record plus 1, with `NULL_BIT` set if its value is null. `disk`
         decides whether the calling thread may wait. Raises `Corrupt` for a damaged block, `WouldBlock`, `OSError`.
         """
         low, high, count = int(first), int(second), self.header.slots
@@ -180,7 +183,10 @@ class FileTable:
         raise self._damaged(Corrupt("the table has no empty slot"))
 
     def chunks(self) -> Iterator[NDArray[np.uint64]]:
-        """Yield the whole table in order, checked, as uint64[n, 3] arrays. Raises `Corrupt` and `OSError`."""
+        """Yield all slots of the table, checked, as uint64[slots, 3]: two words of hash, and the entry as in `get`.
+
+        Raises `Corrupt` for a damaged block, and `OSError`.
+        """
         for first in range(0, len(self._crcs), _CHUNK_BLOCKS):
             count = min(_CHUNK_BLOCKS, len(self._crcs) - first)
             start = HEADER_BYTES + first * BLOCK_BYTES
@@ -219,12 +225,11 @@ def write_table(
     secret: bytes,
     coverage: Coverage,
 ) -> FileTable:
-    """Merge the tables `parts`, each uint64[n, 3], write the result to the file `path`, and open it.
+    """Merge the tables `parts`, write the result to the file `path`, and open it.
 
-    Later parts override earlier ones.
-
-    `keys` is the greatest number of keys that the parts may have together. The table is written to `temporary` and
-    renamed at the end, so a crash leaves the old file or the new one. It is durable on return. Raises `Corrupt` if
+    `parts` are the slots of tables with this `secret`, each uint64[n, 3]; later parts override earlier ones. `keys`
+    is the greatest number of keys that they may have together. The table is written to `temporary` and renamed at the
+    end, so a crash leaves the old file or the new one. The file is durable on return. Raises `Corrupt` if
     there are too many keys, `OSError`, and what `parts` raises.
     """
     count = key_table_format.slots_for(keys)

@@ -48,7 +48,7 @@ class StableLog(ReadableLog, Protocol):
 
     @property
     def epochs(self) -> LeaderEpochs:
-        """The leader epochs."""
+        """The leader epochs of the log, each with its start offset."""
 
     @property
     def last_timestamp(self) -> int:
@@ -56,7 +56,7 @@ class StableLog(ReadableLog, Protocol):
 
     @property
     def traffic(self) -> Traffic:
-        """Counters for metrics."""
+        """Counters for metrics: bytes read through a mount, failed appends, failed reads."""
 
     def check_readable(self, offset: int) -> None:
         """Raise `OffsetOutOfRange` unless the offset is in [log start offset, log end offset]."""
@@ -66,7 +66,7 @@ class StableLog(ReadableLog, Protocol):
 
 
 class CommittedReader(Reader):
-    """A reader of a partition that ends at the last stable offset and hides aborted records."""
+    """A reader with isolation level read_committed: it ends at the last stable offset, and hides aborted records."""
 
     def __init__(self, log: StableLog) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class CommittedReader(Reader):
 
     @property
     def epochs(self) -> LeaderEpochs:
-        """The leader epochs of the log."""
+        """The leader epochs of the log, each with its start offset."""
         return self._log.epochs
 
     @property
@@ -118,22 +118,22 @@ class CommittedReader(Reader):
 
     @property
     def views(self) -> ViewRegistry:
-        """The text views of the log."""
+        """The registry of the text views that are in use for the log."""
         return self._log.views
 
     @property
     def traffic(self) -> Traffic:
-        """The counters of the log."""
+        """Counters for metrics: bytes read through a mount, failed appends, failed reads."""
         return self._log.traffic
 
     @property
     def log(self) -> StableLog:
-        """The log with all of its records."""
+        """The partition itself, which also shows the records that this reader hides."""
         return self._log
 
     @property
     def log_end_offset(self) -> int:
-        """The last stable offset."""
+        """The end of the records that this reader shows: the last stable offset, not the end of the partition."""
         return self._log.last_stable_offset
 
     def refresh(self) -> bool:
@@ -145,7 +145,7 @@ class CommittedReader(Reader):
         return self._log.until_found(read, *arguments)
 
     def check_readable(self, offset: int) -> None:
-        """Raise `OffsetOutOfRange` unless the offset is in the log, whether it is stable or not."""
+        """Raise `OffsetOutOfRange` unless the offset is in [log start offset, log end offset] of the partition."""
         self._log.check_readable(offset)
 
     def shown(self, segments: Sequence[Segment]) -> Callable[[Header], bool]:
@@ -168,7 +168,7 @@ class CommittedReader(Reader):
         return shows
 
     def text(self, view: View, start: int | None = None, end: int | None = None) -> Text:
-        """Return the records [start, end) as one long file that grows with the last stable offset."""
+        """Return the text of the records in [start, end); without `end`, it grows with the last stable offset."""
         return CommittedText(self, view, start, end)
 
     def _offset_of_last(self, count: int) -> int:
@@ -192,7 +192,10 @@ class CommittedReader(Reader):
         return max(at, self.log_start_offset)
 
     def aborted(self, segments: Sequence[Segment]) -> dict[int, list[tuple[int, int]]]:
-        """Return each producer's aborted transactions in order, as (first offset, offset of the marker)."""
+        """Return the aborted transactions in `segments` by producer id.
+
+        Each is (first offset, offset of the marker). Those of a producer are in the order of their markers.
+        """
         newest = len(segments[-1].txn_index.entries)
         known, count = self._aborted_of
         if known is segments and count == newest:
@@ -220,7 +223,7 @@ class CommittedReader(Reader):
 
 
 class HiddenRange(NamedTuple):
-    """Hidden bytes [start, end) in the text of all records.
+    """A part of the text of all records, bytes [start, end), that read_committed hides.
 
     `hidden` is the number of hidden bytes from the beginning of the text up to `end`.
     """
@@ -250,7 +253,7 @@ class CommittedText:
 
     @property
     def generation(self) -> int:
-        """The generation of the text of all records."""
+        """The log's generation when this view was made. If it has changed, a new view may have other bytes."""
         return self._all.generation
 
     @property
@@ -260,7 +263,7 @@ class CommittedText:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the size is final."""
+        """Whether the size is final. Only `size` and `read` update this."""
         return self._end_offset is not None and self._searched[0] >= self._end_offset
 
     @property
@@ -298,7 +301,7 @@ class CommittedText:
     def release_before(self, position: int) -> None:
         """Note that readers have passed byte `position`: earlier segments that left the log need not be kept.
 
-        `position` is used for the text of all records too, where the same byte lies at `position` or later.
+        In the text of all records, the same byte lies at `position` or later, so no segment is released too early.
         """
         self._all.release_before(position)
 

@@ -1,4 +1,4 @@
-"""What text views, the key index and isolation levels need of a log, so that `Reader` may import them."""
+"""A log as text views and the key index need it, so that they do not import `Reader`, which imports them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class SegmentHolder(Protocol):
     """A view that keeps segments after they have left the log. The log calls `pin` before segments leave it."""
 
     def pin(self) -> None:
-        """Keep every segment that the log has now, and release those that readers have passed."""
+        """Keep every segment that the log has now; release segments that left it and that readers have passed."""
 
     def exchange(self, copies: Mapping[Segment, Segment]) -> None:
         """Replace each segment that the view holds by its copy in another log directory, if `copies` has one."""
 
 
 class ViewRegistry:
-    """The views of a log, which are told before segments leave it. Any thread may use it."""
+    """The text views of a log. They are told before segments leave the log, to keep them. Any thread may use it."""
 
     def __init__(self) -> None:
         self._views: WeakSet[SegmentHolder] = WeakSet()
@@ -40,14 +40,17 @@ class ViewRegistry:
             self._views.add(view)
 
     def pin(self) -> None:
-        """Make the views keep every segment that the log has now, and release those that readers have passed."""
+        """Make the views keep every segment that the log has now, before some leave it.
+
+        The views also release segments that left the log and that readers have passed.
+        """
         for view in self._all():
             view.pin()
 
     def exchange(self, copies: Mapping[Segment, Segment]) -> None:
         """Make the views continue with copies of segments that have the same text.
 
-        `copies` has the copy of each old segment. The caller must not hold a lock of the log.
+        `copies` maps each old segment to its copy. The caller must not hold a lock of the log.
         """
         for view in self._all():
             view.exchange(copies)
@@ -60,7 +63,7 @@ class ViewRegistry:
 class ReadableLog(Protocol):
     """An ordered list of segments. Its records with offsets in [log_start_offset, log_end_offset) are readable.
 
-    `Reader` has all of this, and says more about each.
+    `Reader` implements this protocol, and its docstrings say more.
     """
 
     @property
@@ -93,11 +96,11 @@ class ReadableLog(Protocol):
 
     @property
     def log(self) -> ReadableLog:
-        """The log with all of its records, which may hold more than this reader shows."""
+        """The log with all of its records, also those that this reader does not show; often this object itself."""
 
     @property
     def views(self) -> ViewRegistry:
-        """The text views of the log."""
+        """The registry of the text views that are in use for the log."""
 
     def check_may_block(self) -> None:
         """Raise `WouldBlock` in a thread that must not wait for the disk."""
@@ -106,7 +109,7 @@ class ReadableLog(Protocol):
         """Bring a partition of a read-only store up to date with its files; return whether anything has changed."""
 
     def shown(self, segments: Sequence[Segment]) -> Callable[[Header], bool]:
-        """Return a function that takes a batch's header and returns whether readers see the batch's records."""
+        """Return a function that takes the header of a batch of `segments` and returns whether readers see it."""
 
     def segments_from(
         self, offset: int, segments: Sequence[Segment] | None = None
@@ -116,7 +119,10 @@ class ReadableLog(Protocol):
     def batches(
         self, offset: int, end: int | None = None, segments: Sequence[Segment] | None = None
     ) -> Iterator[Batch]:
-        """Yield whole batches, from the one that holds `offset` up to the log end or `end`."""
+        """Yield whole batches: from the one that holds `offset` to the last that begins before `end` or the log end.
+
+        With `segments`, reads those in place of the segments that the log has now.
+        """
 
     def record(self, offset: int) -> Record | None:
         """Return the record at `offset`; None if readers do not see one there."""

@@ -54,7 +54,10 @@ def _is_any(header: Header) -> bool:
 
 
 def last_batch_before(segment: Segment, offset: int) -> Batch | None:
-    """Return the last batch of a segment that begins before `offset`, or None. Raises `DamagedRange`."""
+    """Return the last batch of a segment with a base offset below `offset`; None if the segment has none.
+
+    Raises `DamagedRange` if there is damage in its place.
+    """
     batch = segment.find_batch(offset - 1)
     if batch is not None and batch.header.base_offset < offset:
         return batch
@@ -71,7 +74,7 @@ def last_batch_before(segment: Segment, offset: int) -> Batch | None:
 
 
 class Traffic:
-    """Counters for metrics since the opening: bytes read through a mount, and appends and reads that failed."""
+    """Counters for metrics since the partition was opened: bytes read through a mount, failed appends and reads."""
 
     __slots__ = ("bytes_out", "failed_appends", "failed_reads")
 
@@ -113,7 +116,7 @@ class Reader:
 
         @property
         def epochs(self) -> LeaderEpochs:
-            """The leader epochs."""
+            """The leader epochs of the log, each with its start offset."""
 
         @property
         def last_timestamp(self) -> int:
@@ -121,15 +124,15 @@ class Reader:
 
         @property
         def generation(self) -> int:
-            """A number that grows when a new text view may have other bytes than one made before (`text_view`)."""
+            """A number that grows when a new text view may have other bytes than one made before."""
 
         @property
         def views(self) -> ViewRegistry:
-            """The text views of the log."""
+            """The registry of the text views that are in use for the log."""
 
         @property
         def traffic(self) -> Traffic:
-            """Counters for metrics."""
+            """Counters for metrics: bytes read through a mount, failed appends, failed reads."""
 
     def __init__(self) -> None:
         self._keys: KeyIndex | None = None
@@ -140,7 +143,7 @@ class Reader:
 
     @property
     def log(self) -> ReadableLog:
-        """The log itself, which may hold more than this reader shows."""
+        """The log with all of its records: this object, except in a `CommittedReader`, which hides some."""
         return self
 
     @property
@@ -177,14 +180,14 @@ class Reader:
         return _is_data
 
     def aborted(self, segments: Sequence[Segment]) -> dict[int, list[tuple[int, int]]]:
-        """Return the aborted transactions that this reader hides, by producer id; here none.
+        """Return the aborted transactions in `segments` that this reader hides, by producer id; here none.
 
-        Each is (first offset, offset of the marker), in order.
+        Each is (first offset, offset of the marker). Those of a producer are in the order of their markers.
         """
         return {}
 
     def text(self, view: View, start: int | None = None, end: int | None = None) -> Text:
-        """Return the records [start, end) as one long text that grows with the log (`text_view`)."""
+        """Return the text of the records in [start, end), by default of all; without `end`, it grows with the log."""
         return TextView(self, view, start, end)
 
     def refresh(self) -> bool:
@@ -217,10 +220,11 @@ class Reader:
     def batches(
         self, offset: int, end: int | None = None, segments: Sequence[Segment] | None = None
     ) -> Iterator[Batch]:
-        """Yield whole batches, from the one that holds `offset` up to the log end or `end`; control batches too.
+        """Yield whole batches: from the one that holds `offset` to the last that begins before `end` or the log end.
 
-        With `segments`, reads those and not the log as it is now. Raises `OffsetOutOfRange`, and `DamagedRange` (a
-        `Corrupt`) at damage; reading can continue after it, at the error's `next_offset`.
+        Control batches are included. With `segments`, reads those in place of the segments that the log has now.
+        Raises `OffsetOutOfRange`, and `DamagedRange` (a `Corrupt`) at damage; reading can continue after it, at the
+        error's `next_offset`.
         """
         if segments is None:
             self.check_readable(offset)
@@ -241,7 +245,8 @@ class Reader:
     def read(self, offset: int | None = None, end: int | None = None) -> Iterator[Record]:
         """Yield the records in [offset, end), by default from the log start to the log end as it is now.
 
-        Control records are left out. Raises as `batches`.
+        Records that readers do not see, such as control records, are left out. Raises `OffsetOutOfRange`, and
+        `DamagedRange` at damage; reading can continue after it, at the error's `next_offset`.
         """
         first = self.log_start_offset if offset is None else offset
         stop = self.log_end_offset if end is None else min(end, self.log_end_offset)
@@ -259,7 +264,10 @@ class Reader:
                     yield record
 
     def columns(self, offset: int | None = None, end: int | None = None) -> Columns:
-        """Return the records in [offset, end) as numpy columns (`columns`). Raises as `batches`."""
+        """Return the records in [offset, end) as numpy arrays, by default from the log start to the log end.
+
+        Records that readers do not see are left out. Raises `OffsetOutOfRange`, and `DamagedRange` at damage.
+        """
         from logfs.format.batches.columns import concatenate
 
         first = self.log_start_offset if offset is None else offset
@@ -277,9 +285,9 @@ class Reader:
         return concatenate(parts)
 
     def record(self, offset: int) -> Record | None:
-        """Return the record at `offset`; None if compaction took it or readers do not see it.
+        """Return the record at `offset`; None if compaction removed it or readers do not see it.
 
-        Raises `OffsetOutOfRange`, and `Corrupt` if it lies in a damaged range.
+        Raises `OffsetOutOfRange`, and `DamagedRange` if the offset lies in a damaged range.
         """
         self.check_readable(offset)
         if offset >= self.log_end_offset:
@@ -314,7 +322,7 @@ class Reader:
 
     @property
     def keys(self) -> KeyIndex:
-        """The map of each key to the offset of its newest record, made at the first use."""
+        """The key index, which finds the newest record of each key; made at the first use."""
         from logfs.log.read.key_index import KeyIndex
 
         with self._making_keys:
@@ -323,7 +331,7 @@ class Reader:
             return self._keys
 
     def key_indexes(self) -> Iterator[KeyIndex]:
-        """Yield the key index if it has been used."""
+        """Yield the key indexes that have been made: here the reader's own one, or none if nothing has used it."""
         keys = self._keys
         if keys is not None:
             yield keys

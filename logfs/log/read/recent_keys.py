@@ -20,9 +20,9 @@ _SEGMENTS = 4
 
 
 def recent_keys(reader: Reader, limit: int) -> list[bytes]:
-    """Return the keys of the newest records, newest first, at most `limit`, without those whose newest value is null.
+    """Return at most `limit` keys of the newest records, newest first, without keys whose newest value is null.
 
-    The records are those of the last 256 KiB of the log, to the nearest index entry. Raises `WouldBlock`.
+    Only about the last 256 KiB of the log are read. Raises `WouldBlock` in a thread that must not wait.
     """
     found: dict[bytes, bool] = {}
     for batch in _newest_batches(reader):

@@ -52,8 +52,8 @@ class RenderedRange(NamedTuple):
 class Block(NamedTuple):
     """Consecutive ranges of a segment's text, valid while the segment has this `content`.
 
-    `next_number` is the number of the text index's entry after the block. The last block of a segment has none, and
-    is valid while the segment's end is `segment_end`.
+    `next_number` is the number of the text index entry at which the next block begins. In the last block of a segment
+    it is None, and the block is valid only while the segment's end is `segment_end`.
     """
 
     content: object
@@ -63,16 +63,16 @@ class Block(NamedTuple):
 
     @property
     def start(self) -> int:
-        """The first byte of the block."""
+        """The position of the first byte of the block in the segment's text."""
         return self.ranges[0].start
 
     @property
     def end(self) -> int:
-        """The byte after the last of the block."""
+        """The position after the last byte of the block in the segment's text."""
         return self.ranges[-1].end
 
     def range_at(self, at: int) -> RenderedRange:
-        """Return the range that holds a byte of the block."""
+        """Return the range that holds byte `at` of the segment's text, which must lie in the block."""
         return next(each for each in self.ranges if each.start <= at < each.end)
 
 
@@ -145,11 +145,14 @@ class TextRenderer:
         return size.size(self.view, len(self.prefix))
 
     def forget_block(self) -> None:
-        """Release the block rendered last, and with it the content of its segment."""
+        """Drop the reference to the block rendered last; its segment may not be needed any more."""
         self._last_block = _NO_BLOCK
 
     def text_before(self, segment: Segment, offset: int) -> int:
-        """Return the number of bytes of text of a segment's records below an offset. Raises `Corrupt`."""
+        """Return how many bytes of text the records of a segment with offsets below `offset` take in this view.
+
+        Raises `Corrupt` if the text index does not agree with the log.
+        """
         if offset <= segment.base_offset:
             return 0
         segment_end = segment.end

@@ -34,7 +34,7 @@ class Text(Protocol):
 
     @property
     def generation(self) -> int:
-        """The log's generation when the view began. If the log has another now, a new view would begin elsewhere."""
+        """The log's generation when this view was made. If it has changed, a new view may have other bytes."""
 
     @property
     def size(self) -> int:
@@ -42,7 +42,7 @@ class Text(Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the size is final. Reading `size` updates this."""
+        """Whether the size is final. Only `size` and `read` update this."""
 
     @property
     def is_whole(self) -> bool:
@@ -51,8 +51,8 @@ class Text(Protocol):
     def read(self, position: int, size: int, *, up_to_damage: bool = False) -> bytes:
         """Return the bytes [position, position + size), fewer at the end of the view.
 
-        Raises `DamagedRange` if any of them is damaged, for a shorter answer would look like the end of the file;
-        with `up_to_damage`, only if the first of them is damaged.
+        Raises `DamagedRange` if any of them is damaged, because a shorter answer would look like the end of the file.
+        With `up_to_damage`, returns the bytes before the damage, and raises only if the first byte is damaged.
         """
 
     def release_before(self, position: int) -> None:
@@ -66,10 +66,10 @@ class Text(Protocol):
 class TextView:
     """The records from offset `start` on, up to `end` or to the growing log end, as one text.
 
-    Byte 0 is the first byte of the first record at or after `start`. The view only grows: it keeps the segments that
-    it began with, so that it can show the same bytes again after they left the log (rule 4), unless its readers
-    `release_before`. A view whose partition has another `generation` than its own still grows, but a new one would
-    begin elsewhere.
+    Byte 0 is the first byte of the first record at or after `start`. The view only grows: it keeps its segments
+    after they have left the log, so that the same bytes can be read again (rule 4), until `release_before` permits it
+    to release them. After the log's `generation` has changed, this view still grows, but a new view may have other
+    bytes.
 
     Any thread may use it. A thread that must not wait gets `WouldBlock`, and repeats the call in another thread.
     """
@@ -124,7 +124,7 @@ class TextView:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the size is final."""
+        """Whether the size is final. Only `size` and `read` update this."""
         return self._fixed_size is not None
 
     @property
@@ -196,7 +196,10 @@ class TextView:
     # Positions.
 
     def pin(self) -> None:
-        """Keep every segment that the log has now, for any may leave it; release those that readers have passed."""
+        """Keep every segment that the log has now, for any may leave it.
+
+        Also releases segments that have left the log and that readers have passed (`release_before`).
+        """
         with self.log.disk.hold(self._extending):
             self._look_ahead()
             if self._passed:
@@ -220,7 +223,7 @@ class TextView:
 
     @property
     def segments(self) -> Sequence[Segment]:
-        """The segments that the view shows, up to the current log end."""
+        """The segments that the view shows, up to the current log end. Reading this also calls `pin`."""
         self.pin()
         return [*(segment for _, segment in self._segments), *self._ahead]
 
@@ -245,7 +248,7 @@ class TextView:
             self._segments.append((start, self._ahead.pop(0)))
 
     def position_of(self, offset: int) -> int:
-        """Return the byte at which the records from `offset` on begin."""
+        """Return the position in the view, in bytes, at which the records from `offset` on begin."""
         origin = self._find_origin()
         return 0 if origin is None else max(self._position_of(offset) - origin, 0)
 

@@ -58,12 +58,12 @@ class Damage(NamedTuple):
         return f"{what} ({where}: {self.reason}); restore the file from a copy, or continue reading after it"
 
     def error(self, path: object) -> DamagedRange:
-        """Return the error for readers of these offsets, for the .log file at `path`."""
+        """Return the error to raise for a read of these offsets; its message names `path`, the .log file."""
         return DamagedRange(self, f"{path}: {self}")
 
 
 class DamagedRange(Corrupt):
-    """Offsets [first_offset, next_offset) of a partition cannot be read; the offsets after them can."""
+    """Raised by a read that meets the damaged offsets [first_offset, next_offset); reading can go on after them."""
 
     def __init__(self, damage: Damage, message: str) -> None:
         super().__init__(message)
@@ -72,19 +72,22 @@ class DamagedRange(Corrupt):
 
 
 def unreadable(position: int, batch: Batch, error: Corrupt) -> Damage:
-    """Return the `Damage` for a batch whose checksum is valid and whose records cannot be read because of `error`."""
+    """Return the `Damage` for a batch at `position` whose records cannot be decoded, although its checksum is valid.
+
+    `error` says why. The damage covers all bytes and offsets of the batch.
+    """
     header = batch.header
     scanned = position, position + header.size_bytes
     return Damage(*scanned, header.base_offset, header.next_offset, str(error))
 
 
 class Walk(NamedTuple):
-    """The arguments of a walk: bytes [start, end), which `read(position, size)` returns, and the offsets in them.
+    """The arguments of `walk`: which bytes of a .log file to walk over, and which offsets to expect there.
 
-    `first_offset` is the lowest offset that the first batch may have; with `exact`, it is known to be the offset
-    after the batches before `start`. `next_offset` is the offset after the last batch, None if it is unknown (a tail
-    under recovery). `limit_offset` is above every offset (the next segment's base). `chunk_bytes` is the size of a
-    read.
+    The bytes are [start, end), read by `read(position, size)`, about `chunk_bytes` at a time. `first_offset` is the
+    lowest offset that the first batch may have; with `exact`, the batches before `start` are known to end there.
+    `next_offset` is the offset after the last batch, None if it is unknown, as in recovery. All offsets are below
+    `limit_offset` (the base offset of the next segment).
 
     With `gaps`, offsets may be missing between batches, as compaction leaves them. Otherwise a batch whose offsets
     fit neither neighbour counts as damaged, because the CRC does not cover its base offset. `base_offset` is the
@@ -104,7 +107,7 @@ class Walk(NamedTuple):
 
 
 def walk(what: Walk) -> Iterator[tuple[int, Batch] | Damage]:
-    """Yield (position, batch) for every valid batch, in order, and each `Damage` between them."""
+    """Yield (position, batch) for every valid batch in the bytes of `what`, and each `Damage`, in file order."""
     what = what._replace(limit_offset=min(what.limit_offset, _LIMIT_OFFSET))
     window = _Window(what.read, what.end, what.chunk_bytes)
     position = what.start

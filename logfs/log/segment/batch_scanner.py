@@ -72,25 +72,29 @@ class ScannableSegment(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """The size of the whole batches in the .log file, in bytes."""
+        """The length of the .log file in bytes, up to the end of the last whole batch."""
 
     @property
     def gaps(self) -> bool:
-        """Whether offsets may be missing between batches."""
+        """True if offsets may be missing between batches, as after compaction; if False, a gap is damage."""
 
     def read(self, position: int, size: int) -> memoryview:
-        """Return raw bytes of the .log file, up to the end of the last whole batch."""
+        """Return `size` bytes of the .log file from `position` on; fewer at the end of the last whole batch."""
 
     def walk_unknown_end(
         self, position: int, first_offset: int
     ) -> Iterator[tuple[int, Batch] | Damage]:
-        """Yield (position, batch) for the batches from `position` on, and each `Damage` between them."""
+        """Yield (position, batch) for each batch from `position` on, and each `Damage`, in file order.
+
+        `first_offset` is the offset that the first batch should have. The offset after the last batch may be unknown.
+        """
 
 
 class BatchInfo(NamedTuple):
     """The facts about a batch that the indexes need.
 
-    `position` is that in the .log file, in bytes. `max_timestamp` is in ms. `producer_id` is -1 without a producer.
+    `position` is where the batch begins in the .log file, in bytes. `max_timestamp` is in ms. `producer_id` is -1 if
+    the batch has no producer. `text` is the number of its records, and their size in the text views.
     """
 
     position: int
@@ -107,8 +111,8 @@ class ScannedBatches(NamedTuple):
     """A run of valid batches that follow each other in a file without a gap.
 
     `data` are the bytes of the file from `position` on. `rows`, int64[batches, BATCH_COLUMNS], has one row of header
-    values for each batch; `batch_rows` names the columns. The positions in it count from the start of `data`. A batch
-    of an old format comes alone, as `legacy`, with a row for its header.
+    values for each batch; the module `batch_rows` names the columns. The positions in `rows` count from the start of
+    `data`. A batch of an old format is a run of its own: `legacy` is the batch, and `rows` has one row.
     """
 
     position: int
@@ -132,7 +136,7 @@ class ScannedBatches(NamedTuple):
         return bool((self.rows[:, ATTRIBUTES] & CODEC_MASK).any())
 
     def select(self, wanted: NDArray[np.bool_] | slice) -> ScannedBatches:
-        """Return the batches that `wanted` selects, as bool[batches] or a slice. They may have gaps between them."""
+        """Return the batches that `wanted`, a bool[batches] or a slice, selects; there may be gaps between them."""
         return self._replace(rows=self.rows[wanted])
 
     def batches(self) -> Iterator[Batch]:
@@ -144,12 +148,13 @@ class ScannedBatches(NamedTuple):
             yield Batch.parse(self.data, position)
 
     def decode(self) -> Iterator[tuple[Columns | Corrupt, NDArray[np.int64]]]:
-        """Yield (columns, rows) for each group of batches, in order: their records, and their part of `rows`.
+        """Decode the records in groups of batches, and yield (columns, rows) for each group, in file order.
 
-        Neighbours with attributes 0 (uncompressed, create time, no transaction) are one group, and every other batch
-        is a group of its own. If records of a group are malformed, its batches come one by one, the malformed ones
-        with a `Corrupt` in place of the columns. Control batches are left out. One group is decoded at a time: all
-        together may decompress to gigabytes.
+        `columns` are the records of the group, and `rows` its part of `self.rows`. Neighbours with attributes 0
+        (uncompressed, create time, no transaction) are one group, and every other batch is a group of its own. If
+        records of a group are malformed, its batches come one by one, the malformed ones with a `Corrupt` in place of
+        the columns. Control batches are left out. One group is decoded at a time: all together may decompress to
+        gigabytes.
         """
         for group in self._groups():
             try:
@@ -167,10 +172,11 @@ class ScannedBatches(NamedTuple):
     def measure(
         self,
     ) -> Iterator[tuple[Columns | Corrupt, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield (columns, rows, sizes): as `decode`, and the text size of each batch of the group.
+        """Decode and measure the records in groups of batches, and yield (columns, rows, sizes) for each group.
 
-        `sizes` is int64[batches, 3]: records, bytes of lines, bytes of envelopes. A batch with malformed records
-        counts as 0 records, and in both views as long as the batch itself.
+        `columns` and `rows` are those that `decode` yields. `sizes`, int64[batches, 3], has the text size of each
+        batch of the group: records, bytes of lines, bytes of envelopes. A batch with malformed records counts as 0
+        records, and as many bytes in both views as the batch itself has.
         """
         for columns, group in self.decode():
             if isinstance(columns, Corrupt):
@@ -180,7 +186,7 @@ class ScannedBatches(NamedTuple):
                 yield columns, group, _texts(columns, group)
 
     def infos(self) -> Iterator[BatchInfo]:
-        """Yield the `BatchInfo` of each batch."""
+        """Yield the `BatchInfo` of each batch in file order; the records are decoded to measure their text."""
         sizes = np.zeros((len(self.rows), 3), np.int64)
         for _, group, texts in self.measure():
             first = int(np.searchsorted(self.rows[:, POSITION], group[0, POSITION]))
@@ -200,9 +206,9 @@ class ScannedBatches(NamedTuple):
             yield BatchInfo._make((self.position + position, *rest, TextSize._make(size)))
 
     def render_lines(self, size: int) -> memoryview | None:
-        """Return the lines of the batches, which the text index expects to have `size` bytes.
+        """Return the lines of all records in the batches; `size` is their size in bytes by the text index.
 
-        Returns None if they have another size, or if any of the batches has attributes set, such as a codec.
+        Returns None if the lines have another size, or if any batch has attributes set, such as a codec.
         """
         from logfs.format.kernels import batch_kernels
 
@@ -215,10 +221,11 @@ class ScannedBatches(NamedTuple):
         return out.data if done == size else None
 
     def plain_batches(self, wanted: NDArray[np.bool_]) -> Iterator[PlainBatches]:
-        """Yield runs of uncompressed batches; a compressed batch comes alone, decompressed.
+        """Yield the uncompressed records of all batches: neighbours together, a compressed batch alone, decompressed.
 
-        `wanted` is bool[batches]. A compressed batch that is not wanted is not decompressed: the record count of its
-        span is 0. Raises `Corrupt` if records do not fit in their batch or cannot be decompressed.
+        `wanted` is bool[batches]. A batch that is not wanted keeps its row in `PlainBatches.spans`, with 0 bytes and
+        0 records, and is not decompressed. Raises `Corrupt` if records do not fit in their batch or cannot be
+        decompressed.
         """
         if self.legacy is not None:
             yield from _plain_legacy(self.legacy, wanted)
@@ -268,7 +275,7 @@ class ScannedBatches(NamedTuple):
 
 
 class PlainBatches(NamedTuple):
-    """The uncompressed records of neighbouring scanned batches, those with the row numbers [first, end).
+    """The uncompressed records of neighbouring batches: rows [first, end) of a `ScannedBatches`.
 
     `data` is uint8[bytes]. `spans` is int64[batches, 5]: start and end of each batch's records in `data`, record
     count, base offset, base timestamp (ms).
@@ -297,10 +304,11 @@ def _plain_legacy(batch: Batch, wanted: NDArray[np.bool_]) -> Iterator[PlainBatc
 
 
 def scan(data: memoryview, first_offset: int, *, gaps: bool) -> tuple[ScannedBatches, int]:
-    """Return the valid batches at the start of `data`, and where they end.
+    """Return the valid batches at the start of `data`, and the position in `data` after the last of them.
 
-    `first_offset` is the lowest base offset that the first batch may have; without `gaps`, the one that it must have.
-    The scan stops at the end of `data` or at anything invalid. The careful walk (`batch_iterator`) tells which.
+    `first_offset` is the lowest base offset that the first batch may have; without `gaps`, it must have exactly this
+    one. The scan stops at the first batch that is incomplete or invalid, and only `batch_iterator.walk`
+    tells which of the two it is.
     """
     from logfs.format.kernels import batch_kernels
 
@@ -436,10 +444,10 @@ def _sums(values: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int6
 
 
 def text_size(found: Batch | Damage) -> TextSize:
-    """Return the text size of a batch or of damage.
+    """Return how many records a batch or damage has, and how many bytes it takes in each text view.
 
-    Damage is as long in the views as in the file, so that readers can go past it. A batch whose records cannot be
-    decoded counts as damage.
+    Damage has no records, and as many bytes in the views as in the file, so that readers can go past it. A batch
+    whose records cannot be decoded counts as damage.
     """
     if isinstance(found, Damage):
         return TextSize(0, found.end - found.start, found.end - found.start)

@@ -20,11 +20,11 @@ _SWAP = names.LOG + names.SWAP
 
 
 def check_files(disk: Disk, directory: Path) -> None:
-    """Refuse files that have the name of a segment's file or snapshot and cannot be one.
+    """Refuse files that are named like a segment's file or a producer snapshot, but cannot be one.
 
-    Raises `InvalidName` for a symlink, a FIFO or a directory, and for a .log, `.log.swap` or `.cleaned` file whose
-    stem is not an offset. Raises `Corrupt` for a .log or a swap that is too long, and for a swap that would hide good
-    records.
+    Raises `InvalidName` for a symlink, a FIFO or a directory, and for a `.log`, `.log.swap` or `.cleaned` file whose
+    stem is not an offset. Raises `Corrupt` for a `.log` or `.log.swap` file that is longer than a segment may be, and
+    for a `.log.swap` file that would replace valid records although compaction cannot have written it.
     """
     found: set[str] = set()
     unfinished: list[int] = []

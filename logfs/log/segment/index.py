@@ -75,7 +75,10 @@ class SparseIndex:
 
     @property
     def capacity(self) -> int:
-        """The number of entries that fit; in memory, the limit of `collect` or of the format."""
+        """The greatest number of entries that the index can have.
+
+        For a mapped file, it is the number for which the file has space; otherwise the limit set by `collect`.
+        """
         self._open()
         if self._data is None or self._is_in_memory:
             return self._limit
@@ -147,8 +150,8 @@ class SparseIndex:
     def save(self, *, sync: bool) -> None:
         """Replace the file with the collected entries; in a read-only store they stay in memory.
 
-        A killed process leaves the old file or the new one. With `sync`, so does a power cut, which is needed if the
-        segment is not checked again after one. The caller syncs the directory.
+        A killed process leaves the old file or the new one. With `sync`, a power cut does so too, which is needed
+        for a segment that recovery would not check again. The caller syncs the directory.
         """
         if self._disk.writable:
             assert isinstance(self._data, bytearray), "collect"
@@ -158,7 +161,7 @@ class SparseIndex:
             self._data = None
 
     def keep(self, count: int) -> None:
-        """Drop all but the first `count` entries; their space stays, and is filled with zeros."""
+        """Drop all but the first `count` entries. In a mapped file, zeros fill the space of the dropped ones."""
         self._open()
         before, self._count = self._count, min(count, self._count)
         if isinstance(self._data, mmap.mmap):
@@ -180,7 +183,7 @@ class SparseIndex:
         self._data, self._count = bytearray(data), len(data) // self.entry.size
 
     def take_file(self, file: File, count: int) -> None:
-        """In a read-only store, read the entries from another file from now on: its first `count` ones."""
+        """In a read-only store, use the first `count` entries of the open `file` in place of the index's own file."""
         self._count = min(self._count, count)
         self._file = file
         self._is_taken = True
@@ -188,7 +191,7 @@ class SparseIndex:
         self._count = count
 
     def recount(self) -> None:
-        """Count the entries of a growing file again."""
+        """Update the number of entries of a file to which another process appends."""
         file = self._file
         if file is not None:
             self._count = self._written(file)
@@ -206,7 +209,7 @@ class SparseIndex:
         )
 
     def reserve(self) -> None:
-        """Allocate the blocks of the next entry, or raise `OSError`.
+        """Allocate the disk blocks that the next entry needs. Raises `OSError` if the disk is full.
 
         On a full disk, storing the entry into an unallocated part of the mapping would raise SIGBUS and end the
         process.
@@ -219,7 +222,7 @@ class SparseIndex:
             self._allocated = end
 
     def trim(self) -> None:
-        """Cut the file to its entries (kafka-storage 3.5)."""
+        """Cut the preallocated space after the entries off the file (kafka-storage 3.5)."""
         self._open()
         # A flush that was running when the file was enlarged may have released its descriptor.
         has_preallocated_space = (
@@ -252,7 +255,7 @@ class SparseIndex:
             self._file, self._data, self._count, self._allocated = None, None, 0, 0
 
     def release(self) -> None:
-        """Release a file that is not written any more, while readers may use it; they open it again.
+        """Release the file of an index that is not written any more. Readers open the file again when they need it.
 
         A file that was set by `take_file` stays.
         """
@@ -420,10 +423,10 @@ class OffsetIndex(SparseIndex):
         self._append(relative, position)
 
     def can_be(self, next_offset: int, log_bytes: int) -> bool:
-        """Whether this may be the index of a sealed segment of `log_bytes` bytes that ends before `next_offset`.
+        """Whether this may be the index of a sealed segment whose .log file has `log_bytes` bytes.
 
-        Checks only the last entry. No entry stands for the first batch, so an entry of zeros is invalid
-        (kafka-storage 3.1).
+        All offsets of the segment are below `next_offset`. Checks only the file size and the last entry. No
+        entry stands for the first batch, so an entry of zeros is invalid (kafka-storage 3.1).
         """
         if self._has_rest:
             return False
@@ -440,7 +443,7 @@ class OffsetIndex(SparseIndex):
         return self[number - 1] if number else OffsetEntry(self.base_offset, 0)
 
     def truncate(self, offset: int) -> None:
-        """Keep the entries below `offset` (kafka-storage 3.7)."""
+        """Drop the entries whose offset is `offset` or higher (kafka-storage 3.7)."""
         self._open()
         relative = offset - self.base_offset
         self.keep(bisect_left(range(self._count), relative, key=lambda i: self._get(i)[0]))
@@ -473,10 +476,11 @@ class TimeIndex(SparseIndex):
     entry = struct.Struct(">qi")
 
     def can_be(self, next_offset: int, first_timestamp: int) -> bool:
-        """Whether this may be the index of a sealed segment that ends before `next_offset`.
+        """Whether this may be the index of a sealed segment whose offsets are all below `next_offset`.
 
-        `first_timestamp` is that of the first batch (ms), -1 if there is none. Checks only the last entry. A sealed
-        segment with timestamps has a closing entry (kafka-storage 3.5).
+        `first_timestamp` is the greatest timestamp of the segment's first batch (ms), -1 if there is none. Checks
+        only the file size and the last entry. If the segment has timestamps, the index has at least one entry, the
+        closing one (kafka-storage 3.5).
         """
         if self._has_rest:
             return False
@@ -494,9 +498,10 @@ class TimeIndex(SparseIndex):
         return len(self) >= self.capacity - 1
 
     def maybe_append(self, timestamp: int, offset: int, *, closing: bool = False) -> None:
-        """Add an entry if `timestamp` is above that of the last entry; `closing` may use the reserved slot.
+        """Add an entry if `timestamp` (ms) is above that of the last entry; do nothing if the two are equal.
 
-        Raises `ValueError` if the index is full, or if the offset or the timestamp goes back.
+        With `closing`, the entry may use the slot that is reserved for the closing entry. Raises `ValueError` if the
+        index is full, or if `timestamp` or `offset` is below that of the last entry.
         """
         self._open()
         if not closing and self.is_full:
@@ -522,7 +527,7 @@ class TimeIndex(SparseIndex):
         return self[number - 1] if number else TimeEntry(-1, self.base_offset)
 
     def truncate(self, offset: int) -> None:
-        """Keep the entries below `offset`."""
+        """Drop the entries whose offset is `offset` or higher."""
         self._open()
         relative = offset - self.base_offset
         self.keep(bisect_left(range(self._count), relative, key=lambda i: self._get(i)[1]))

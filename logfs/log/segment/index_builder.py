@@ -35,7 +35,7 @@ class IndexedSegment(ScannableSegment, Protocol):
 
     @property
     def indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
-        """The three indexes of fixed width."""
+        """The offset, the time and the text index, in this order."""
 
     @property
     def offset_index(self) -> OffsetIndex:
@@ -50,7 +50,7 @@ class IndexedSegment(ScannableSegment, Protocol):
         """The index by position in the text views."""
 
     def new_indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
-        """Return other objects for the same index files."""
+        """Return new objects for the same three index files; `indexes` stays as it is."""
 
     @property
     def next_offset(self) -> int:
@@ -61,15 +61,18 @@ class IndexedSegment(ScannableSegment, Protocol):
         """The greatest timestamp of the first batch (ms), -1 if there is none."""
 
     def find_batch(self, offset: int) -> Batch | None:
-        """Return the batch that holds `offset`, or else the next one."""
+        """Return the batch that holds `offset`, or else the next one; None after the last."""
 
     def has_batch_of(self, entry: TimeEntry) -> bool:
-        """Whether the batch that holds the entry's offset has the entry's timestamp as its greatest."""
+        """Whether a time index entry is right: `entry.timestamp` is the greatest in the batch of `entry.offset`."""
 
     def walk(
         self, position: int, end: int, *, first_offset: int
     ) -> Iterator[tuple[int, Batch] | Damage]:
-        """Yield (position, batch) for the batches in bytes [position, end), and each `Damage` between them."""
+        """Yield (position, batch) for the batches in bytes [position, end), and each `Damage` between them.
+
+        `first_offset` is the offset after the batches before `position`.
+        """
 
 
 class TextBuilder:
@@ -84,7 +87,10 @@ class TextBuilder:
         self.text = index.last.before
 
     def note(self, found: BatchInfo | Damage) -> None:
-        """Take the next batch, or the next damage, which gets an entry before it and one after it."""
+        """Take the next batch or damage: add its text size to `text`, and an index entry if one is due.
+
+        Damage gets one entry for its start and one for its end.
+        """
         if isinstance(found, Damage):
             self._entry(found.first_offset, found.start)
             self.text = self.text.plus(text_size(found))
@@ -119,7 +125,7 @@ class LookupBuilder:
         self._last_entry = 0
 
     def note(self, found: BatchInfo) -> None:
-        """Take the next batch."""
+        """Take the next batch: note its greatest timestamp, and add index entries if they are due."""
         if found.max_timestamp > self.max_entry.timestamp:
             self.max_entry = TimeEntry(found.max_timestamp, found.next_offset - 1)
         if found.position - self._last_entry > self._interval_bytes:
@@ -132,7 +138,7 @@ class LookupBuilder:
 
 
 class IndexBuilder:
-    """A builder of the offset, time and text index of a segment. The entries are collected, not saved.
+    """A builder of the offset, time and text index of a segment. Entries stay in memory until the caller saves them.
 
     The offset and the time index take at most `max_bytes` each. The text index takes as many entries as the offset
     index, and the closing one.
@@ -160,7 +166,7 @@ class IndexBuilder:
         return self._lookups.max_entry
 
     def note(self, found: BatchInfo | Damage) -> None:
-        """Take the next batch or the next damage."""
+        """Add the entries that are due for the next batch or damage, and move `end` and `text` past it."""
         self._texts.note(found)
         self.text = self._texts.text
         self.end = found.next_offset
@@ -185,7 +191,7 @@ def rebuild_lookups(segment: IndexedSegment) -> tuple[OffsetIndex, TimeIndex]:
 
 
 def lookup_fits(segment: IndexedSegment, number: int) -> bool:
-    """Whether the offset index (0) or the time index (1) of a sealed segment can be right, by a cheap check.
+    """Whether an index of a sealed segment can be right, by a cheap check: the offset (`number` 0) or time index (1).
 
     The last entry of the time index decides in which segment a time is looked for, so it is checked against the log.
     """
@@ -229,7 +235,8 @@ def text_entries_between(
 ) -> list[TextEntry]:
     """Make `count` text index entries from the log, to replace damaged ones between two valid entries.
 
-    Returns an empty list if the log between `before` and `after` has another text size than they say or is too short.
+    Returns an empty list if the text size of the log between `before` and `after` differs from that in the two
+    entries, or if the log there has too few batches for `count` entries.
     """
     # Offset, position and text size of each batch or damage in between. A size of None is derived from the other
     # sizes.

@@ -114,7 +114,7 @@ class Segment(SegmentFiles):
 
     @property
     def size_bytes(self) -> int:
-        """The size of the whole batches in the .log file, in bytes."""
+        """The length of the .log file in bytes, up to the end of the last whole batch."""
         if self._end is not None:
             return self._end.size_bytes
         if self._sealed_size is None:
@@ -137,7 +137,7 @@ class Segment(SegmentFiles):
 
     @property
     def end(self) -> SegmentEnd:
-        """Size in bytes, next offset and text size, of one moment.
+        """The size in bytes, the next offset and the text size of the segment, all at the same moment.
 
         A text size that is not known yet is read from the text index, or measured in the log.
         """
@@ -170,7 +170,7 @@ class Segment(SegmentFiles):
     # Reading.
 
     def read(self, position: int, size: int) -> memoryview:
-        """Return raw bytes of the .log file, up to the end of the last whole batch."""
+        """Return `size` bytes of the .log file from `position` on; fewer at the end of the last whole batch."""
         left = self.size_bytes - position
         return self._disk.read(self.file, position, max(min(size, left), 0))
 
@@ -204,15 +204,15 @@ class Segment(SegmentFiles):
         return found if agrees else start
 
     def offset_before(self, timestamp: int) -> int:
-        """Return the offset, by the time index, from which to search for `timestamp` (ms).
+        """Return an offset from which to search for the first record with `timestamp` (ms) or a later one.
 
-        All records in the batches before the batch of that offset have lower timestamps.
+        The time index gives it. All records in batches before the one that holds it have lower timestamps.
         """
         found = self.time_index.lookup(timestamp)
         return found.offset if self.has_batch_of(found) else self.base_offset
 
     def has_batch_of(self, entry: TimeEntry) -> bool:
-        """Whether the batch that holds the entry's offset has the entry's timestamp as its greatest."""
+        """Whether a time index entry is right: `entry.timestamp` is the greatest in the batch of `entry.offset`."""
         if entry.timestamp < 0:
             return False
         with suppress(DamagedRange):
@@ -230,7 +230,8 @@ class Segment(SegmentFiles):
     ) -> Iterator[tuple[int, Batch] | Damage]:
         """Yield (position, batch) for the batches in bytes [position, end), and each `Damage` between them.
 
-        `position` is the start of a batch. `first_offset` is the next offset after the batches before it, if known.
+        `position` is the start of a batch, and `first_offset` the offset after the batches before `position`, if
+        known. `end` is by default the end of the segment. `chunk_bytes` is the size of a read.
         """
         first, size = self.base_offset, self.size_bytes
         stop = size if end is None else min(end, size)
@@ -254,9 +255,10 @@ class Segment(SegmentFiles):
     def walk_unknown_end(
         self, position: int, first_offset: int
     ) -> Iterator[tuple[int, Batch] | Damage]:
-        """Walk a file under recovery, as `walk` does: the offset after its last batch is not known yet.
+        """Yield (position, batch) for each batch from `position` on, and each `Damage`, in file order.
 
-        `first_offset` is the offset that the first batch should have.
+        Unlike `walk`, it needs no `next_offset` of the segment, so recovery can use it. `first_offset` is the offset
+        that the first batch should have.
         """
         bounds = (first_offset, self.limit_offset, self.next_base)
         what = Walk(self.read, position, self.size_bytes, *bounds, True, self.gaps)
@@ -274,10 +276,10 @@ class Segment(SegmentFiles):
     def find_batch(self, offset: int) -> Batch | None:
         """Return the batch that holds `offset`, or else the next one; None after the last.
 
-        Raises `DamagedRange` if the offset lies in a damaged range. A point lookup costs one or two reads: it steps
-        over headers from an index entry on and checks only the batch that it arrives at. Where anything does not fit,
-        the careful walk decides. A batch's offsets are not covered by its CRC: they must follow the batch before, or
-        match the index.
+        Raises `DamagedRange` if the offset lies in a damaged range. The lookup usually costs one or two reads: it
+        steps from header to header, beginning at an index entry, and checks only the batch that it returns. Where
+        anything does not fit, it uses `walk`, which checks every batch. The CRC of a batch does not cover its base
+        offset, which must therefore follow the batch before or match the index.
         """
         position, expected, size = self._look_from(offset)
         window, window_start = self.read(position, size), position
@@ -333,9 +335,9 @@ class Segment(SegmentFiles):
     def skip_earlier(self, position: int, timestamp: int) -> tuple[int, int | None]:
         """Find, by headers alone, the first batch from `position` on with a timestamp of at least `timestamp` (ms).
 
-        Returns a position from which to walk, that of the batch before the one found (or `position`), and the base
-        offset of the batch found. The offset is None if there is no such batch, or if the headers do not lead to one
-        another. The caller must check the batch.
+        Returns (position, base offset). The position is that of the batch before the one found, or `position` if
+        there is none before: a walk may start there. The base offset is that of the batch found; it is None if there
+        is no such batch, or if the headers do not lead to one another. The caller must check the batch.
         """
         before, expected = position, None
         window, window_start = self.read(position, POINT_READ_BYTES), position
@@ -403,7 +405,7 @@ class Segment(SegmentFiles):
         return self.writer
 
     def max_ms(self, config: LogConfig) -> int:
-        """Return the age limit (ms) of the segment, less the jitter of its writer (kafka-storage 4.1)."""
+        """Return the age (ms) at which the segment rolls: the limit less its writer's jitter (kafka-storage 4.1)."""
         return max_age_ms(config) - (self.writer.jitter_ms if self.writer else 0)
 
     @property
@@ -413,18 +415,21 @@ class Segment(SegmentFiles):
         return -1 if header is None else header.max_timestamp
 
     def cut_back(self) -> None:
-        """Cut the file to the end after a failed write."""
+        """After a failed write, cut off the bytes of the .log file that lie after the segment's end."""
         if self._file is not None:
             # Without an open file nothing was written.
             self._disk.truncate(self._file, self.end.size_bytes)
 
     def seal(self, next_base: int) -> None:
-        """Close the segment for good: write closing entries and trim its files (kafka-storage 3.5)."""
+        """Make the segment a sealed one, which never changes again; `next_base` is the base offset of the next one.
+
+        Writes the closing index entries and trims the files (kafka-storage 3.5).
+        """
         self.finish()
         self.next_base = next_base
 
     def finish(self) -> None:
-        """Write the closing entries and trim the files, at a roll or at a clean close."""
+        """Write the closing index entries, trim the files and remove the writer, at a roll or at a clean close."""
         segment_end = self.end
         try:
             if self.max_entry.timestamp >= 0:

@@ -36,7 +36,7 @@ class SegmentFiles:
     """The .log file of a segment, its three indexes and its transaction index. Any thread may open them."""
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
-        """Name the files, with `suffix` at the end of each name (kafka-storage 1.1)."""
+        """Name the files after `base_offset`, with `suffix` (".swap") at the end of each name (kafka-storage 1.1)."""
 
         def path(kind: str) -> Path:
             return directory / (names.stem(base_offset) + kind + suffix)
@@ -60,10 +60,13 @@ class SegmentFiles:
         self._watch_indexes()
 
     def identify(self, files: Files) -> None:
-        """Do nothing: this class finds its files by name. `LiveSegment` uses the files with these inode numbers."""
+        """Take the inode numbers of the files that belong to the segment, by suffix (".log").
+
+        This class ignores them and opens its files by name. `LiveSegment` opens only files with these numbers.
+        """
 
     def new_indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
-        """Return new objects for the three indexes, without the callbacks of this segment."""
+        """Return new objects for the same three index files, without the callbacks that this segment set."""
         return (
             OffsetIndex(self._disk, self.offset_index.path, self.base_offset),
             TimeIndex(self._disk, self.time_index.path, self.base_offset),
@@ -78,16 +81,22 @@ class SegmentFiles:
         self.text_index.recreate = partial(_recreate, ref(self))
 
     def repaired(self, number: int) -> SparseIndex | None:
-        """Return a rebuilt index `number` if its file cannot be right; None otherwise, and always in this class."""
+        """Return the offset index (0) or the time index (1), rebuilt, if its file cannot be right; None otherwise.
+
+        This class always returns None; `Segment` checks and rebuilds.
+        """
         return None
 
     def recreated(self, before: TextEntry, after: TextEntry, count: int) -> Sequence[TextEntry]:
-        """Return `count` text index entries to replace damaged ones between two others; always none in this class."""
+        """Return `count` text index entries to replace the damaged ones between `before` and `after`.
+
+        This class always returns an empty sequence; `Segment` makes the entries from the log.
+        """
         return ()
 
     @property
     def indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
-        """The three indexes."""
+        """The offset, the time and the text index, in this order."""
         return self.offset_index, self.time_index, self.text_index
 
     @property
@@ -129,14 +138,14 @@ class SegmentFiles:
             return moved
 
     def hold_open(self, *, indexes: bool = True) -> None:
-        """Open the .log file and, with `indexes`, the indexes. They stay open: their names will be removed."""
+        """Open the .log file and, with `indexes`, the indexes, and keep them open when their names are removed."""
         self._is_held_open = True
         _ = self.file
         if indexes:
             _ = [len(index) for index in self.indexes], self.txn_index.entries
 
     def close(self) -> None:
-        """Release the files; readers that hold the segment open them again."""
+        """Release the files. If a reader still uses the segment, the files are opened again."""
         for index in (*self.indexes, self.txn_index):
             index.close()
         self._file = None

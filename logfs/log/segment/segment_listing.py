@@ -90,9 +90,9 @@ def _look(disk: Disk, directory: Path) -> dict[str, int]:
 
 
 def open_by_inode(disk: Disk, path: Path, inode: int | None) -> File:
-    """Open a segment's file under the name that a swap or a deletion has given it by now; None accepts any inode.
+    """Open the file that was listed as `path` with `inode`, even if a swap or a deletion has renamed it since.
 
-    Raises `Gone` if the inode has none of these names any more.
+    With `inode` None, any file of that name will do. Raises `Gone` if no such file is found.
     """
     for suffix in ("", names.SWAP, names.DELETED, ""):
         try:

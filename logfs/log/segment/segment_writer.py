@@ -34,11 +34,11 @@ class WrittenSegment(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """The size of the whole batches in the .log file, in bytes."""
+        """The length of the .log file in bytes, up to the end of the last whole batch."""
 
     @property
     def end(self) -> SegmentEnd:
-        """Size in bytes, next offset and text size, of one moment."""
+        """The size in bytes, the next offset and the text size of the segment, all at the same moment."""
 
     @property
     def file(self) -> File:
@@ -50,7 +50,7 @@ class WrittenSegment(Protocol):
 
     @property
     def indexes(self) -> tuple[OffsetIndex, TimeIndex, TextIndex]:
-        """The three indexes, with space for more entries."""
+        """The offset, the time and the text index, in this order, with space for more entries."""
 
     def show(self, end: SegmentEnd) -> None:
         """Set the segment's end: from now on readers see the batches before it."""
@@ -59,8 +59,8 @@ class WrittenSegment(Protocol):
 class SegmentWriter:
     """The writer of an active segment. A segment has one, from its activation until it is sealed.
 
-    One thread at a time, under the partition's lock. Readers see a batch when the segment's `end` is replaced, after
-    the bytes are in the file (rule 6).
+    One thread at a time may use it, under the partition's lock. Readers see a batch when the segment's `end` is
+    replaced, after the bytes are in the file (rule 6).
     """
 
     def __init__(self, segment: WrittenSegment, disk: Disk, config: LogConfig) -> None:
@@ -76,7 +76,7 @@ class SegmentWriter:
         self.jitter_ms = random.randrange(2**31) % jitter if jitter > 0 else 0
 
     def writing_to(self, segment: WrittenSegment) -> SegmentWriter:
-        """Return a writer in the same state for another object of the same segment."""
+        """Return a copy of this writer that appends to `segment`, another object for the same files."""
         other = copy.copy(self)
         other._ref = ref(segment)
         return other
@@ -121,7 +121,7 @@ class SegmentWriter:
     def adopt(self, batches: Sequence[BatchInfo], interval_bytes: int) -> None:
         """Move the end past `batches`, which are in the file already, so that readers see all of them at once.
 
-        Adds the index entries that are due. An index without space becomes sparser.
+        Adds the index entries that are due, unless an index or the disk is full: the indexes are then sparser.
         """
         segment = self._segment
         end = segment.end

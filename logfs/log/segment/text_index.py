@@ -23,7 +23,7 @@ _NEAR = 256
 
 
 class TextEntry(NamedTuple):
-    """The part of a segment before the batch at `position`: offsets below `offset`, and text of size `before`."""
+    """A text index entry: the file before `position` holds all offsets below `offset`, with text of size `before`."""
 
     offset: int
     position: int
@@ -53,7 +53,7 @@ class TextIndex(SparseIndex):
         self._remade: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def check_entries(self, entries: bytes) -> int | None:
-        """Return the number of the first damaged entry; None if all are valid."""
+        """Return the number of the first damaged one of `entries`, the bytes of the file; None if all are valid."""
         size, width, view = self._facts.size, self.entry.size, memoryview(entries)
         for start in range(0, len(entries), width):
             end = start + size
@@ -110,9 +110,10 @@ class TextIndex(SparseIndex):
         return count if self.check_entries(bytes(last)) is None else count - 1
 
     def append(self, offset: int, position: int, before: TextSize) -> None:
-        """Add an entry for `position`: `offset` is the next offset there, `before` the size of the text before it.
+        """Add an entry for the byte `position` of the .log file, unless the last entry is at or after it.
 
-        Does nothing unless `position` is beyond that of the last entry. Raises `ValueError` if the index is full.
+        `offset` is the offset after the batches before `position`, and `before` is their text size. Raises
+        `ValueError` if the index is full.
         """
         self._open()
         if position > self.last.position:
@@ -125,25 +126,25 @@ class TextIndex(SparseIndex):
 
     @property
     def last(self) -> TextEntry:
-        """The last entry; the start of the segment if there is none."""
+        """The last entry; if there is none, one for the start of the segment."""
         self._open()
         return self[self._count - 1]
 
     def lookup_position(self, position: int) -> TextEntry:
-        """Return the last entry at or before a position of the .log file."""
+        """Return the last entry at or before a position of the .log file, or else one for the segment's start."""
         self._open()
         return self[self.number_of_position(position)]
 
     def number_of_position(self, position: int) -> int:
-        """Return the number of the last entry at or before a position of the .log file; -1 for its start."""
+        """Return the number of the last entry at or before a position of the .log file; -1 if there is none."""
         self._open()
         return bisect_right(range(self._count), position, key=lambda i: self._get(i)[1]) - 1
 
     def last_before(self, position: int, number: int) -> int:
-        """Return the number of the last entry at or before a position, out of the 256 entries from `number` on.
+        """Return the number of the last entry at or before a position of the .log file, near entry `number`.
 
-        `position` must lie at or after entry `number - 1`. If it lies after all entries searched, the number of the
-        last one is returned.
+        Only the 256 entries from `number` on are searched, and the number of the last of them is returned for a
+        position after it. `position` must lie at or after entry `number - 1`.
         """
         self._open()
         high = min(number + _NEAR, self._count)
@@ -153,15 +154,16 @@ class TextIndex(SparseIndex):
         )
 
     def number_of_offset(self, offset: int) -> int:
-        """Return the number of the last entry at or before an offset; -1 for the segment's start."""
+        """Return the number of the last entry at or before an offset; -1 if there is none."""
         self._open()
         relative = offset - 1 - self.base_offset
         return bisect_right(range(self._count), relative, key=lambda i: self._get(i)[0]) - 1
 
     def around(self, offset: int) -> tuple[int, int, int] | None:
-        """Return the last entry at or before an offset, or None if the index is empty.
+        """Return (offset, position, next position) of the entries around an offset; None if the index is empty.
 
-        The result is (its offset, its position, the position of the next entry or -1).
+        The first two are those of the last entry at or before the offset, or of the segment's start. The third is the
+        position of the entry after it, -1 if there is none.
         """
         number = self.number_of_offset(offset)
         start, position = self.base_offset, 0
@@ -172,7 +174,7 @@ class TextIndex(SparseIndex):
         return (start, position, after) if self._count else None
 
     def number_of_text(self, at: int, view: View, prefix_bytes: int) -> int:
-        """Return the number of the last entry at or before byte `at` of a view; -1 for the segment's start.
+        """Return the number of the last entry at or before byte `at` of a view; -1 if there is none.
 
         `at` counts from the start of the segment's text; `prefix_bytes` is the length of each envelope's prefix.
         """
@@ -184,7 +186,7 @@ class TextIndex(SparseIndex):
         return bisect_right(range(self._count), at, key=size_before) - 1
 
     def number_of_record(self, record: int) -> int:
-        """Return the number of the last entry with at most `record` records before it; -1 for the segment's start."""
+        """Return the number of the last entry with at most `record` records before it; -1 if there is none."""
         self._open()
         return bisect_right(range(self._count), record, key=lambda i: self._get(i)[2]) - 1
 
@@ -195,7 +197,7 @@ class TextIndex(SparseIndex):
         return TextEntry(self.base_offset + relative + 1, position, TextSize._make(before))
 
     def truncate(self, position: int) -> None:
-        """Keep the entries at or before a position of the .log file."""
+        """Drop the entries after a position of the .log file."""
         self._open()
         self.keep(self.number_of_position(position) + 1)
 

@@ -41,7 +41,7 @@ _TRAILER = struct.Struct(">I")
 
 
 def directory(kind: str = "text") -> Path | None:
-    """Return the cache directory of `kind`, "text" or "keys"; None for a user without a home directory."""
+    """Return the cache directory for text indexes ("text") or key indexes ("keys"); None without a home directory."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(home):
         home = os.path.expanduser("~/.cache")
@@ -49,7 +49,10 @@ def directory(kind: str = "text") -> Path | None:
 
 
 def load(disk: Disk, log: File, index: TextIndex) -> bool:
-    """Give a sealed segment's text index the entries cached for its .log file, and return whether there are any."""
+    """Let a sealed segment's text index use the entries in the cache; return False if there are none.
+
+    `log` is the segment's .log file, by whose state the entries are found, and `disk` reads it.
+    """
     path = _path(disk, log, index)
     if path is None:
         return False
@@ -70,7 +73,10 @@ def load(disk: Disk, log: File, index: TextIndex) -> bool:
 
 
 def save(disk: Disk, log: File, index: TextIndex) -> None:
-    """Cache the entries of a sealed segment's text index. The files unused for longest make room for them."""
+    """Write the entries of a sealed segment's text index to the cache, and remove the files unused for longest.
+
+    `log` is the segment's .log file, and `disk` reads it. The index then reads its entries from the cache.
+    """
     path = _path(disk, log, index)
     if path is None:
         return

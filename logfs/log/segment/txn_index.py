@@ -33,9 +33,9 @@ class TransactionIndex:
 
     @property
     def entries(self) -> Sequence[AbortedTransaction]:
-        """All entries. Raises `Corrupt` for a file of a later version, and `OSError`.
+        """The aborted transactions in the order of their markers. Raises `Corrupt` for a file of a later version.
 
-        Raises `WouldBlock` in a thread that must not wait, if the file has to be read first.
+        Raises `OSError`, and `WouldBlock` in a thread that must not wait, if the file has to be read first.
         """
         entries = self._entries
         if entries is None:
@@ -48,7 +48,7 @@ class TransactionIndex:
         return entries
 
     def forget(self) -> None:
-        """Read the file again at the next use, because another process writes it."""
+        """Forget the entries in memory: another process writes the file, so the next use reads it again."""
         # Under the lock: a thread that is reading the file now may not have the newest entries.
         with self._disk.hold(self._disk.naming):
             self._entries = None
@@ -63,7 +63,7 @@ class TransactionIndex:
         return self._disk.read_file(self.path)
 
     def check_sane(self, base_offset: int) -> None:
-        """Raise `Corrupt` if an entry lies below the segment or the entries are out of order (kafka-storage 3.8)."""
+        """Raise `Corrupt` if a marker lies below `base_offset`, or markers are out of order (kafka-storage 3.8)."""
         before = base_offset - 1
         for entry in self.entries:
             if entry.last_offset <= before:

@@ -51,9 +51,9 @@ class DeletedSegments:
     ) -> None:
         """Rename the files of segments, and the producer snapshots at their base offsets, to end in `.deleted`.
 
-        The snapshot at offset `kept` stays (-1: none does). Earlier deleted files with the same names are renamed or
-        removed before. The files may be removed from `due_ms` on, in ms since the epoch. The caller syncs the
-        directory.
+        The snapshot at offset `kept` stays (-1: none does). If files of segments dropped earlier have these names
+        already, they are first renamed again or removed. The renamed files may be removed from `due_ms` on, in ms
+        since the epoch. The caller syncs the directory.
         """
         bases = {segment.base_offset for segment in segments}
         self._free_names([gone for gone in self._dropped if gone.base_offset in bases])

@@ -39,7 +39,7 @@ class LeaderEpochs:
             disk.open(self._path, write=True, create=True).close()
 
     def rebind(self, disk: Disk, directory: Path) -> None:
-        """Continue with a copy of the file in another directory."""
+        """Use the copy of the file in `directory`, on `disk`, from now on."""
         self._disk, self._path = disk, directory / FILE_NAME
 
     @property
@@ -53,7 +53,11 @@ class LeaderEpochs:
         return self._entries[-1][0] if self._entries else -1
 
     def assign(self, epoch: int, offset: int) -> None:
-        """Note that `epoch` writes from `offset` on, and remove the entries that contradict it."""
+        """Note that the records from `offset` on have the leader epoch `epoch`.
+
+        Removes the entries with an epoch not below `epoch` or a start not below `offset`. Changes nothing if `epoch`
+        is the latest already and starts at or below `offset`.
+        """
         if self._entries and epoch == self.latest and offset >= self._entries[-1][1]:
             return
         kept = [entry for entry in self._entries if entry[0] < epoch and entry[1] < offset]
@@ -69,7 +73,7 @@ class LeaderEpochs:
         self._replace([entry for entry in self._entries if entry[1] < offset])
 
     def truncate_from_start(self, offset: int) -> None:
-        """Drop what lies below `offset`. The epoch that covers `offset` starts there from now on."""
+        """Drop the epochs that end at or below `offset`. The epoch of the record at `offset` now starts there."""
         below = [entry for entry in self._entries if entry[1] <= offset]
         above = [entry for entry in self._entries if entry[1] > offset]
         self._replace([(below[-1][0], offset), *above] if below else above)

@@ -27,10 +27,13 @@ logger = logging.getLogger(__name__)
 
 
 class ProducerSnapshots:
-    """The snapshots of a partition directory by offset. Each has the producers' state after the batches below it."""
+    """The snapshots of a partition directory.
+
+    The snapshot at an offset has the producers' state after all batches below that offset.
+    """
 
     def __init__(self, disk: Disk, directory: Path, expiration_ms: int) -> None:
-        """`expiration_ms` is how long an idle producer is remembered."""
+        """List the snapshots in `directory`. `expiration_ms` is how long an idle producer is remembered."""
         self._disk = disk
         self._directory = directory
         self._expiration_ms = expiration_ms
@@ -46,7 +49,7 @@ class ProducerSnapshots:
         )
 
     def rebind(self, disk: Disk, directory: Path, offsets: list[int]) -> None:
-        """Continue with the durable snapshots in another directory, which are at `offsets`."""
+        """Use the durable snapshots in `directory`, on `disk`, from now on; they are at the ascending `offsets`."""
         self._disk, self._directory, self.offsets = disk, directory, offsets
         self._unsynced.clear()
 
@@ -64,9 +67,9 @@ class ProducerSnapshots:
         return self._disk.read_file(self.path(offset))
 
     def take(self, offset: int, producers: Producers) -> None:
-        """Write a snapshot of the producers at `offset`, unless there is one at or after it.
+        """Write a snapshot of `producers`, whose state is that at `offset`, unless one at or after `offset` exists.
 
-        A read-only store writes none. The file survives a power cut after the next `flush`.
+        A read-only store writes none. The next `flush` makes the file durable.
         """
         if offset <= self.latest or not self._disk.writable:
             return
@@ -136,7 +139,10 @@ class ProducerSnapshots:
                 self._disk.unlink(self.path(offset))
 
     def move_away(self, offset: int) -> list[Path]:
-        """Rename the snapshot at an offset to end in `.deleted`; return its new path, if there is one."""
+        """Rename the snapshot at an offset, if there is one, to end in `.deleted`.
+
+        Returns a list with the new path, empty if there is no snapshot.
+        """
         if offset not in self.offsets:
             return []
         self.offsets.remove(offset)
@@ -164,7 +170,7 @@ class ProducerSnapshots:
 
 
 def replay(producers: Producers, segment: Segment, start: int, end: int) -> None:
-    """Note a segment's batches with offsets in [start, end) in `producers`; damaged ones are skipped."""
+    """Update `producers` by those batches of a segment that have offsets in [start, end). Damage is skipped."""
     for batch in batch_scanner.batches_with_producer(segment):
         if start <= batch.header.last_offset and batch.header.base_offset < end:
             producers.note(batch)

@@ -56,7 +56,7 @@ class SentBatch(NamedTuple):
 
     @property
     def first_offset(self) -> int:
-        """The offset of its first record."""
+        """The offset of the batch's first record."""
         return self.last_offset - self.offset_delta
 
 
@@ -90,9 +90,9 @@ class Producer:
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
 
     def duplicate(self, header: Header) -> SentBatch | None:
-        """Return the one of `batches` with the same epoch and sequences as `header`; None if there is none.
+        """Return the remembered batch with the epoch and sequences of `header`; None if there is none.
 
-        A batch with such a header is a repetition and must not be appended again.
+        If there is one, the batch with `header` is a repetition, and must not be appended again.
         """
         if header.producer_epoch != self.epoch:
             return None
@@ -103,7 +103,7 @@ class Producer:
         )
 
     def at_epoch(self, epoch: int) -> Producer:
-        """Return the producer at an epoch; a new epoch forgets the batches."""
+        """Return the producer with the epoch `epoch`; if this is a new epoch, without remembered batches."""
         return self if epoch == self.epoch else replace(self, epoch=epoch, batches=())
 
     def entry(self) -> ProducerEntry:
@@ -141,7 +141,11 @@ class Producer:
 
 
 class Producers:
-    """The producers of one partition at the log end. One writer; any thread may read `first_unstable_offset`."""
+    """The producers of one partition at the log end. Only one thread at a time may change them.
+
+    `first_unstable_offset` is the first offset of the oldest open transaction, None if none is open; any thread may
+    read it.
+    """
 
     def __init__(self, entries: Iterable[ProducerEntry] = ()) -> None:
         self._producers = {entry.producer_id: Producer.from_entry(entry) for entry in entries}
@@ -176,11 +180,11 @@ class Producers:
     # Checks, for what a client sends (kafka-storage 9.2, 9.3).
 
     def check_batch(self, header: Header, *, trusted: bool = False) -> SentBatch | None:
-        """Return the remembered batch that a batch with this header repeats; None if the batch may be appended.
+        """Check a batch before it is appended; return the earlier batch if this one is a repetition, else None.
 
-        A `trusted` batch comes from a coordinator, which keeps no sequences. Raises `InvalidProducerEpoch` for an
-        outdated epoch, `OutOfOrderSequence` for a sequence that does not follow the last one, and
-        `InvalidTransactionState` for a batch outside the producer's open transaction.
+        `header` is the header of the batch. `trusted` means that it comes from a coordinator, which keeps no
+        sequences. Raises `InvalidProducerEpoch` for an outdated epoch, `OutOfOrderSequence` for a sequence that does
+        not follow the last one, and `InvalidTransactionState` for a batch outside the producer's open transaction.
         """
         producer = self[header.producer_id]
         duplicate = None if trusted else producer.duplicate(header)
@@ -210,7 +214,11 @@ class Producers:
             )
 
     def check_marker(self, producer_id: int, producer_epoch: int, coordinator_epoch: int) -> None:
-        """Raise `InvalidProducerEpoch` or `CoordinatorFenced` for an outdated marker."""
+        """Check a transaction marker before it is appended.
+
+        Raises `InvalidProducerEpoch` if its producer epoch is outdated, `CoordinatorFenced` if its coordinator epoch
+        is.
+        """
         producer = self[producer_id]
         self._check_epoch(producer, producer_epoch)
         if coordinator_epoch < producer.coordinator_epoch:
@@ -230,9 +238,10 @@ class Producers:
     # Noting the batches of the log, in order.
 
     def note(self, batch: Batch) -> Transaction | None:
-        """Note a batch that is in the log, whatever its sender; return the transaction that it ends, if any.
+        """Update the producers by a batch of the log; return the transaction that the batch ends, or None.
 
-        No batch is refused, because those in the log have been checked. A malformed control record ends nothing.
+        A batch without a producer id changes nothing. No batch is refused, because those in the log have been
+        checked. A malformed control record ends nothing.
         """
         header = batch.header
         if header.producer_id < 0:

@@ -64,7 +64,7 @@ class Severity(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as it should be."""
+    """One problem in the file at `path`; `text` says what it is."""
 
     severity: Severity
     path: Path
@@ -75,17 +75,20 @@ class Finding:
 
 
 def error(path: Path, text: str) -> Finding:
-    """Return a finding that something is lost or wrong."""
+    """Return a finding that something in the file at `path` is lost or wrong; `text` says what."""
     return Finding(Severity.ERROR, path, text)
 
 
 def note(path: Path, text: str) -> Finding:
-    """Return a finding that is worth knowing."""
+    """Return a finding about the file at `path` that is worth knowing but no loss; `text` says what it is."""
     return Finding(Severity.NOTE, path, text)
 
 
 class Marker(NamedTuple):
-    """The marker of a transaction that did not begin in the same segment."""
+    """The marker of a transaction that did not begin in the same segment.
+
+    `is_indexed` says whether the segment's transaction index has an entry for the marker.
+    """
 
     offset: int
     is_aborted: bool
@@ -96,9 +99,11 @@ class Marker(NamedTuple):
 class Account:
     """What `check_boundaries` needs to know of a segment: its end, and the transactions that cross its boundaries.
 
-    - `began`: the producers with a transaction open at the segment's end, and the offset at which it began.
-    - `ended`: the first marker of each producer whose transaction began before the segment, or did not begin at all.
-    - `over`: the producers with any marker in the segment.
+    - `gaps`: offsets may be missing in the segment, because of compaction.
+    - `began`: for each producer id with a transaction open at the segment's end, the offset at which it began.
+    - `ended`: for each producer id whose first transactional batch in the segment is a marker, that marker. The
+      transaction began before the segment, or did not begin at all.
+    - `over`: the ids of the producers with any marker in the segment.
     - `missing`: the aborted transactions that both began and ended in the segment and are not in the index.
     """
 
@@ -139,13 +144,13 @@ def audit(
     log_start_offset: int = 0,
     report: Callable[[int], object] = lambda _: None,
 ) -> Iterator[Finding | Account]:
-    """Yield all problems that reading a segment can find; its account comes last.
+    """Yield the problems that reading a segment and its indexes can find, and at last the segment's `Account`.
 
-    Checks every batch: its CRC, its records, its offsets, and its leader epoch against `epochs`, which are (epoch,
-    start offset) in order. Without `trusts_indexes` the indexes are not checked: a crash may have left them
-    incomplete. `live` means that another process writes the log: an index that it has not trimmed after a roll is no
-    problem. Damage wholly below `log_start_offset` is a note, because it is no loss: a crash during retention leaves
-    gaps there.
+    Checks every batch: its CRC, its records, its offsets, and its leader epoch against `epochs`, the pairs (epoch,
+    start offset) in ascending order. Without `trusts_indexes` the indexes are not checked: a crash may have left them
+    incomplete. `live` means that another process writes the log: it is no problem if that process has not trimmed an
+    index after a roll. Damage wholly below `log_start_offset` is a note, because it is no loss: a crash during
+    retention leaves gaps there.
 
     `report` is called with the number of bytes as they are read. Raises `OSError`, and `Gone` if files leave the log
     meanwhile.
@@ -192,7 +197,11 @@ def audit(
 
 
 def check_boundaries(accounts: Iterable[Account], log_start_offset: int) -> Iterator[Finding]:
-    """Yield all problems between the segments of a partition, given their accounts in order of their offsets."""
+    """Yield the problems that show only between segments, from the accounts of all segments of a partition.
+
+    They are missing or repeated offsets, and aborted transactions without an entry in the transaction index.
+    `accounts` are in ascending order of offsets. Transactions that began below `log_start_offset` are not reported.
+    """
     expected: int | None = None
     open_since: dict[int, int] = {}
     for account in accounts:

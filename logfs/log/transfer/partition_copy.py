@@ -55,13 +55,14 @@ class PartitionCopy:
     """A copy in progress.
 
     Call `catch_up` any number of times, then `complete` and `take_over`; or `discard` at any time. Only one thread
-    may use it. `spend` is called with the bytes of .log files as they are copied, and may raise.
+    may use the object. `spend` is called after each chunk with the number of bytes copied, 0 if they are not of a
+    .log file; it may raise to stop the copy.
     """
 
     def __init__(
         self, partition: Partition, disk: Disk, directory: Path, spend: Callable[[int], object]
     ) -> None:
-        """Create the directory of the copy, through `disk`."""
+        """Create `directory` on `disk`, with the mode of the partition's directory. Nothing is copied yet."""
         self.directory = directory
         # Whether the copy has become the partition, and must not be discarded.
         self.is_needed = False
@@ -221,9 +222,10 @@ class PartitionCopy:
     def complete(self, unique: str, now_ms: int) -> None:
         """Copy the rest and make the whole copy durable; the original stays as it is.
 
-        `unique` is the unique part of the directory's name; the copy keeps it in the file `logfs.moved`.
-        The copy of the active segment is sealed, and a new active segment begins after it. Readers of the old segment
-        therefore find the new one as after any other roll. Raises `Corrupt` if a .log file has become shorter.
+        `unique` is the unique part of the name of the copy's directory, and is written to the file `logfs.moved`
+        there. The copy of the active segment is sealed, and a new active segment begins after it. Readers of the old
+        segment therefore find the new one as after any other roll. Raises `Corrupt` if a .log file has become
+        shorter.
         """
         self.catch_up()
         if self.missing_bytes:
@@ -266,7 +268,10 @@ class PartitionCopy:
         return sealed
 
     def take_over(self, directory: Path) -> list[Segment]:
-        """Let the partition continue with the copy, which was renamed to `directory`; return its old segments."""
+        """Let the partition continue with the copy, whose directory was renamed to `directory`.
+
+        Returns the segments of the original, and those dropped earlier that readers still hold.
+        """
         partition = self._partition
         assert self._snapshots is not None, "complete"
         old = partition.segments
@@ -287,10 +292,10 @@ class PartitionCopy:
 
 
 def remove_directory(disk: Disk, path: Path, kept: Collection[int] = ()) -> bool:
-    """Remove a partition's directory if it exists, and return whether it is gone.
+    """Remove a partition's directory with its files. Returns True if it no longer exists, False if it stays.
 
-    Only files are removed: partitions have no subdirectories. The segments with base offsets in `kept` stay, and the
-    directory with them.
+    The directory stays if `kept` is not empty, and so do the files of the segments with the base offsets in `kept`.
+    Raises `OSError`, for a subdirectory too: partitions have none.
     """
     if not disk.exists(path):
         return True

@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentSplit:
-    """The records [first_offset, end_offset) of a segment, from byte `position` of its file on.
+    """The records [first_offset, end_offset) of a segment, to be read by another process.
 
-    `bytes` is the approximate number of bytes to read. `aborted` has the aborted transactions to leave out, by
-    producer id: (first offset, offset of the marker) in order.
+    Reading begins at byte `position` of the .log file, and takes about `bytes` bytes. `aborted` has the aborted
+    transactions to leave out, by producer id: (first offset, offset of the marker) in ascending order.
     """
 
     segment: SegmentDescriptor
@@ -65,10 +65,11 @@ class SegmentSplit:
 def plan(
     reader: Reader, first_offset: int, end_offset: int, *, split_bytes: int
 ) -> Iterator[SegmentSplit]:
-    """Yield the records [first_offset, end_offset) in splits of about `split_bytes`.
+    """Split the records [first_offset, end_offset) of a partition; yield splits of about `split_bytes` bytes each.
 
-    The splits are cut at entries of the offset index. Together they are exactly those records, in order. `reader`
-    decides which transactions are visible. Raises `Gone` if a file leaves the log meanwhile: plan again.
+    The splits are cut at entries of the offset index. Together they are exactly those records, by ascending offset.
+    `reader` decides which transactions are visible. Raises `Gone` or `FileNotFoundError` if a file leaves the log
+    meanwhile: refresh the reader and call again.
     """
     segments = reader.segments
     aborted = reader.aborted(segments)
@@ -98,7 +99,7 @@ def plan(
 
 
 def ranges_reaching(reader: Reader, timestamp: int) -> list[tuple[int, int]]:
-    """Return ranges [first, end) of offsets, in order, that hold every record of `timestamp` (ms) or later.
+    """Return ranges [first, end) of offsets, ascending, that hold every record of `timestamp` (ms) or later.
 
     The ranges come from the time indexes. Timestamps need not rise with the offsets, so each segment is looked up
     separately, and the ranges may contain earlier records too.
@@ -132,9 +133,10 @@ def _first_reaching(segment: Segment, timestamp: int) -> int:
 
 
 def divide(segment_split: SegmentSplit, records: int) -> Iterator[SegmentSplit]:
-    """Divide a split into splits of at most `records` offsets; the index tells from which byte each is read.
+    """Divide a split into splits of at most `records` offsets each.
 
-    Raises `Gone` if the segment's file is missing or was cut.
+    The offset index gives the byte at which the reading of each begins. Raises `Gone` if the segment's file is
+    missing or was cut.
     """
     segment = segment_split.segment.open()
     count = max(segment_split.end_offset - segment_split.first_offset, 1)
@@ -194,10 +196,11 @@ def _position_after(segment: Segment, offset: int) -> int:
 
 
 def read(segment_split: SegmentSplit, since: int | None = None) -> Iterator[Columns | DamagedRange]:
-    """Return an iterator over the records of a split: columns, in order, and a `DamagedRange` for each damage.
+    """Return an iterator over the records of a split, as columns by ascending offset.
 
-    Leaves out control records, aborted transactions and, with `since` (ms), each batch whose records are all earlier.
-    A batch that stays may have earlier records, too. `Gone` is raised by this call, never by the iterator.
+    For each damage it yields a `DamagedRange`. It leaves out control records, aborted transactions and, with `since`
+    (ms), each batch whose records are all earlier than `since`; a batch that stays may have earlier records, too.
+    `Gone` is raised by this call, never by the iterator.
     """
     return _read(segment_split.segment.open(), segment_split, since)
 

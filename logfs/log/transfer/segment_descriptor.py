@@ -1,8 +1,8 @@
-"""Segments that one process has planned, for other processes that have only the files.
+"""Descriptions of segments, with which other processes find and open them: they share only the files.
 
-The plan carries inode numbers. A process on another machine therefore notices that it sees other files than the
-planner did: a log directory that is not mounted there, an old copy, a file that is missing. A segment may also leave
-the log between planning and reading; `FileIdentity.has_left` distinguishes the two cases.
+A description carries inode numbers. A process on another machine therefore notices that it sees other files than the
+describing process did: a log directory that is not mounted there, an old copy, a file that is missing. A segment may
+also leave the log after it was described; `FileIdentity.has_left` distinguishes the two cases.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _TRIES = 5
 
 @dataclass(frozen=True, kw_only=True)
 class FileIdentity:
-    """The .log file of a segment as the planner saw it; it can be pickled.
+    """The .log file of a segment as it was when a scan or job was planned; it can be pickled.
 
     `next_offset` is the offset after the segment, `size_bytes` the valid length of the file. The inode numbers
     identify the file, its partition directory and its log directory; `inode` is None for the segment of an empty log
-    that has no file yet. `previous` is the base offset and the inode number of the segment before it, None for the
-    first segment of the log.
+    that has no file yet. `previous` is the base offset and the inode number of the segment before this one, None for
+    the first segment of the log.
     """
 
     directory: str
@@ -85,17 +85,18 @@ class FileIdentity:
         return f"{self.path}: is not the planned segment file (inode {found}, planned {self.inode})"
 
     def check_in_place(self) -> None:
-        """Raise `Gone` unless the log still has the planned file, under its own name or that of a swap."""
+        """Raise `Gone` unless the planned file is still there, under its own name or with the suffix `.swap`."""
         disk, swapped = ReadOnlyDisk(), self.path.with_name(self.path.name + names.SWAP)
         # A swap is renamed to the final name, so the final name is looked up last.
         if self.inode not in (None, *(_inode_of(disk, each) for each in (swapped, self.path))):
             raise Gone(self._why_gone(disk))
 
     def has_left(self, reader: Reader) -> bool:
-        """Whether the log has moved on from this segment, by retention, compaction or truncation.
+        """Whether this segment has left the log, by retention, compaction or truncation.
 
-        `reader` shows the partition as it is now. False means that the segment still belongs to the log: a process
-        that cannot find it does not see the planned log. Raises `OSError`.
+        `reader` shows the partition as it is now. False means that the segment is still in the log: a process that
+        cannot find its file does not see the files of this log. True also if the partition was moved or created
+        again. Raises `OSError`.
         """
         if reader.disk.stat(reader.directory).st_ino != self.directory_inode:
             # The partition was deleted and recreated, or moved to another log directory.
@@ -200,9 +201,9 @@ def _inode(reader: ReadableLog, segment: Segment) -> int | None:
 def describe_segments(
     reader: Reader, segments: Sequence[Segment]
 ) -> Iterator[tuple[Segment, SegmentDescriptor]]:
-    """Yield adjacent segments of a log, each with its description for other processes.
+    """Yield each of `segments`, adjacent segments of the reader's log, with its description for other processes.
 
-    Raises `Gone` or `FileNotFoundError` if a file leaves the log meanwhile: refresh the reader and plan again.
+    Raises `Gone` or `FileNotFoundError` if a file leaves the log meanwhile: refresh the reader and call again.
     """
     disk, directory = reader.disk, reader.directory
     directory_inode = disk.stat(directory).st_ino

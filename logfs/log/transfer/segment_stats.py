@@ -28,10 +28,11 @@ class SegmentStats:
     - `log_bytes`: the size of the .log files.
     - `plain_bytes`: the size that they would have without compression.
     - `value_bytes`: the bytes of keys, values and headers alone.
+    - `damaged`: the bytes that are not valid batches.
     - `codecs`: the bytes of the .log files by codec.
     - `times`: the number of records by time. A key is the start of a time bucket (ms), or -1 for records without a
       timestamp.
-    - `damaged`: the bytes that are not valid batches.
+    - `keys`: an estimate of the number of distinct keys.
     """
 
     log_bytes: int = 0
@@ -62,7 +63,7 @@ class SegmentStats:
 
 
 def count_segment(segment: Segment, bucket_ms: int) -> SegmentStats:
-    """Return the counts of a segment; timestamps are rounded down to a multiple of `bucket_ms`. Raises `OSError`.
+    """Return the counts of a segment; the time buckets of `times` are `bucket_ms` long. Raises `OSError`.
 
     Records of aborted transactions count, because they use space. Control batches add to the bytes and batches, but
     not to the records.

@@ -61,7 +61,10 @@ class StagedWriter:
     """Writes sealed batches to a file in a partition directory. A commit can name the file once it is closed."""
 
     def __init__(self, disk: Disk, directory: Path, writer: str, sequence: int) -> None:
-        """Create the file. Raises `FileNotFoundError` if there is no such partition."""
+        """Create the file in a partition directory. Raises `FileNotFoundError` if there is no such directory.
+
+        `writer` is the name of the writer that will commit the file, and `sequence` the number of its commit.
+        """
         self._disk = disk
         self._path = directory / staged_name(writer, sequence, uuid.uuid4().hex)
         self._file = disk.open(self._path, write=True, create=True)
@@ -93,7 +96,7 @@ class StagedWriter:
 
 
 def read_staged(disk: Disk, directory: Path, staged: StagedFile) -> Iterator[ScannedBatches]:
-    """Yield the batches of a staged file in runs.
+    """Yield the batches of the file that `staged` describes, in runs.
 
     Raises `Corrupt` if the file does not match its description, and `FileNotFoundError` if it is gone.
     """
@@ -143,10 +146,11 @@ def measure_staged(
     checked_for: LogConfig | None = None,
     now_ms: int = 0,
 ) -> BatchMeasures:
-    """Read staged files and return the measures of their batches.
+    """Read staged files in a partition directory, and return the measures of their batches.
 
-    `checked_for` are settings of the topic: a batch that they do not allow at `now_ms` raises `RecordTooLarge` or
-    `InvalidRecord`. Raises `Corrupt` if a file does not match its description, and `FileNotFoundError` if it is gone.
+    With `checked_for`, the topic's settings, a batch that they do not allow at the time `now_ms` raises
+    `RecordTooLarge` or `InvalidRecord`. Raises `Corrupt` if a file does not match its description, and
+    `FileNotFoundError` if it is gone.
     """
 
     columns = (SIZE, SPAN_COUNT, MAX_TIMESTAMP)
@@ -161,10 +165,10 @@ def measure_staged(
 
 
 def final_batches(disk: Disk, directory: Path, part: CommitPart) -> Iterator[ScannedBatches]:
-    """Yield the batches of a part as they will be in the log, in runs; the batches that the part skips are left out.
+    """Yield the batches of a part in runs, as they will be in the log. The first `part.skip` batches are left out.
 
     Offsets, leader epoch and, for LogAppendTime, timestamps are set. The `position` of a run counts from the first
-    byte that is not skipped. Raises `Corrupt` if a staged file does not match its description, and
+    byte of the first batch that is yielded. Raises `Corrupt` if a staged file does not match its description, and
     `FileNotFoundError` if it is gone.
     """
 
@@ -211,7 +215,11 @@ class StagedAppend:
     """
 
     def __init__(self, partition: Partition, part: CommitPart, measures: BatchMeasures) -> None:
-        """Prepare a part whose place is the log end; `measures` are those of all of its batches."""
+        """Prepare the append of `part`, whose place is the log end.
+
+        `measures` has a row for every batch of the part, including the first `part.skip`, which are in the log
+        already.
+        """
         self.partition = partition
         self.part = part
         self._measures = measures.behind(part.skip)
@@ -333,11 +341,11 @@ class StagedAppend:
 def place(
     partition: Partition, part: CommitPart, measures: BatchMeasures, now_ms: int
 ) -> CommitPart:
-    """Return `part` with a place at the log end, the partition's leader epoch and, if it has one, its append time.
+    """Return `part` with its place set to the log end, the leader epoch and, for LogAppendTime, the append time.
 
-    The place is a base offset and a position in a segment. It is that of the first batch after `part.skip` batches,
-    which are in the log already. `measures` has a row for every batch of the part. The caller holds the locks of the
-    partition.
+    The place (`base_offset`, `segment`, `position`) is that of the first batch to be written: the first `part.skip`
+    batches are in the log already. `measures` has a row for every batch of the part, skipped ones too. The caller
+    holds the locks of the partition.
     """
     new = measures.behind(part.skip)
     active, config = partition.active, partition.config
@@ -371,8 +379,8 @@ def reconcile(disk: Disk, directory: Path, part: CommitPart) -> tuple[CommitPart
     - All of its batches are in the log, or the log now starts above them: the part is `done`, and the value is False.
     - Batches of another writer are at or after its place: the files stay as they are, `skip` counts the batches of
       the part that are in the log, and the value is False.
-    - At most remains of the part, left by a crash, are at or after its place: the value is True, and a writable disk
-      has the remains cut off.
+    - Nothing is at or after its place, except perhaps batches of the part that a crash has left, whole or cut short:
+      the value is True, and on a writable disk these remains are cut off.
 
     Raises `Corrupt` if a staged file does not match its description or if the place is within an existing batch,
     `FileNotFoundError` if a staged file is gone, and `OSError`.

@@ -78,7 +78,7 @@ class AppendFile(PartitionAccess, FileNode):
         return {} if last is None else {"user.logfs.last_offset": b"%d" % last}
 
     def note_last_offset(self, process: int, offset: int) -> None:
-        """Store the value of `user.logfs.last_offset` for a process."""
+        """Store the offset of the last record that a process has appended, for its xattr `user.logfs.last_offset`."""
         self._last_offsets[process] = offset
         self._last_offsets.move_to_end(process)
         if len(self._last_offsets) > _REMEMBERED:
@@ -140,7 +140,10 @@ class AppendHandle(Handle):
 
 
 def process_of(thread: int) -> int:
-    """Return the process that a thread belongs to, or the thread if it is gone. FUSE reports the calling thread."""
+    """Return the process that a thread belongs to, or `thread` itself if the thread is gone.
+
+    FUSE reports the thread that made a request, not its process.
+    """
     try:
         status = Path(f"/proc/{thread}/status").read_bytes()
     except OSError:

@@ -29,7 +29,10 @@ DIRECTORY_BITS = 0o555
 
 
 def first_found(store: Store) -> os.stat_result:
-    """Return the `os.stat` of the first working log directory; if none works, that of the first at its opening."""
+    """Return the `os.stat` result of the first log directory that works.
+
+    If none works, return the result that was stored for the first one when it was opened.
+    """
     for log_dir in store.log_dirs:
         with suppress(OSError):
             return log_dir.disk.stat(log_dir.path)
@@ -74,9 +77,9 @@ class Context(NamedTuple):
 class Node:
     """An object that a path leads to: a file, a directory or a symbolic link.
 
-    `inode` is assigned by the protocol, and identifies the node to the kernel. It is also the `st_ino` of a node
-    without a `file_number`. Several nodes with the same `file_number` are one file. A `parent` holds only weak
-    references to its nodes, so names that were looked up once cost no memory later.
+    The protocol assigns `inode`, which identifies the node to the kernel. The `st_ino` is `file_number`, or `inode`
+    if `file_number` is 0; nodes with the same `file_number` are one file. Most directories hold only weak references
+    to their nodes, so names that were looked up once cost no memory later.
     """
 
     inode: int = 0
@@ -100,7 +103,7 @@ class Node:
         return f"{self.parent.path.rstrip('/')}/{self.name}"
 
     def stat(self) -> Stat:
-        """Return type, mode, owner, size and time."""
+        """Return the attributes of the node: file type and permission bits, owner, size (bytes) and mtime."""
         raise NotImplementedError
 
     def access(self) -> Access:
@@ -143,7 +146,7 @@ class Handle:
         raise refuse(errno.EBADF, f"{self.node.path}: cannot be written")
 
     def grown(self) -> Sequence[Reader]:
-        """Return the logs that writes have grown; the caller makes the kernel forget the sizes of their files."""
+        """Return the logs that writes may have grown; the caller makes the kernel forget the sizes of their files."""
         return ()
 
     def needs_sync(self) -> bool:
@@ -185,10 +188,10 @@ class SymlinkNode(Node):
 
 
 class DirectoryNode(Node):
-    """A directory, whose names are parsed rather than listed.
+    """A directory. Most names are parsed when they are looked up, so names that `ls` does not show can exist.
 
-    The kernel may keep its attributes for a second: it checks the search permission of each directory on the path
-    to every file.
+    The kernel may keep the directory's attributes for a second: it needs them to check the search permission of each
+    directory on the path to a file.
     """
 
     attr_timeout = 1.0
@@ -198,16 +201,19 @@ class DirectoryNode(Node):
         self._alive: WeakValueDictionary[str, Node] = WeakValueDictionary()
 
     def known(self, name: str) -> Node | None:
-        """Return the live node of a name; None if there is none, or if the name no longer means that node."""
+        """Return the node that an earlier lookup of `name` made; None if there is none or it is out of date."""
         alive = self._alive.get(name)
         return alive if alive is not None and self.is_current(alive) else None
 
     def find(self, name: str) -> Node | None:
-        """Make the node of a name; None for an unknown name. This changes nothing, so any thread may call it."""
+        """Return a new node for a name, or None for an unknown name.
+
+        The directory does not change: `adopt` stores the node. Any thread may therefore call this.
+        """
         raise NotImplementedError
 
     def adopt(self, name: str, node: Node | None) -> Node:
-        """Store and return the node that `find` made, or return one that was stored meanwhile.
+        """Store `node`, which `find` made for `name`, and return it; or return a node that was stored meanwhile.
 
         Raises ENOENT if `node` is None.
         """
@@ -224,15 +230,18 @@ class DirectoryNode(Node):
         return node
 
     def lookup(self, name: str) -> Node:
-        """Return the node of a name, the same one as long as it is live. Raises ENOENT for an unknown name."""
+        """Return the node of a name: that of an earlier lookup if it still exists and is current, or else a new one.
+
+        Raises ENOENT for an unknown name.
+        """
         return self.known(name) or self.adopt(name, self.find(name))
 
     def is_current(self, node: Node) -> bool:
-        """Whether the name of a live node still means this node."""
+        """Whether the name of `node` still leads to it; if not, the next lookup makes a new node."""
         return True
 
     def names(self) -> Iterator[str]:
-        """Yield the names that `ls` shows: at most a few for each segment."""
+        """Yield the names that `ls` shows, at most a few for each segment. A lookup may find other names, too."""
         raise NotImplementedError
 
     def disown(self, name: str) -> None:

@@ -41,7 +41,7 @@ class CommitFile(FileNode):
 class CommitHandle(Handle):
     """An open `commit` file.
 
-    A request is the writes up to one that ends with a newline. Its answer is read from the same handle.
+    A request is all data up to a write that ends with a newline. Its answer is read from the same handle.
     """
 
     direct_io = True
@@ -59,8 +59,8 @@ class CommitHandle(Handle):
     def read(self, position: int, size: int) -> bytes:
         """Return up to `size` bytes of the answer to the last request.
 
-        The first read after a write decides where the answer begins: at its `position` if that is at or after the
-        number of bytes written, as for a sequential reader, and otherwise at 0.
+        A sequential reader finds the answer after the bytes that it wrote, other readers find it at 0. The first read
+        after a write decides: if its `position` is at or after the number of bytes written, the answer begins there.
         """
         if self._begins is None:
             self._begins = position if position >= self._written else 0
@@ -68,7 +68,10 @@ class CommitHandle(Handle):
         return self._answer[position : position + size]
 
     def write(self, data: bytes) -> int:
-        """Take part of a request. The call that ends the request does the commit, in a worker thread."""
+        """Take data of a request. A write that ends with a newline completes the request.
+
+        This write does the commit, in a worker thread, and raises the error of a commit that fails.
+        """
         asked = self._asked + data
         self._begins = None
         if asked.endswith(b"\n"):

@@ -21,12 +21,15 @@ if TYPE_CHECKING:
 
 @cache
 def installed_ns() -> int:
-    """Return when this release was installed, in ns since the epoch: the mtime of content that never changes."""
+    """Return the time at which this release was installed, in ns since the epoch.
+
+    It is the mtime of files whose content comes with the release, such as the README.
+    """
     return Path(logfs.__file__).stat().st_mtime_ns
 
 
 class GeneratedFile(FileNode):
-    """A file whose content is made by a function, and does not change while the file is open.
+    """A file whose content is made by a function. While the file is open, only a write to it changes the content.
 
     The size that `stat` shows to a process that has the file open is therefore the size that it reads.
     """
@@ -86,7 +89,7 @@ class GeneratedFile(FileNode):
     def write_value(self, data: bytes) -> None:
         """Set a new value. One write is one whole value, as in sysfs.
 
-        Raises `OSError` (EINVAL) if it is not UTF-8.
+        Raises `OSError` (EINVAL) if `data` is not UTF-8, and the errors of the function that sets the value.
         """
         assert self._write is not None
         # A value is made durable, and may wait for a lock of the store (rule 8).
@@ -99,12 +102,12 @@ class GeneratedFile(FileNode):
         self._content = None
 
     def opened(self, by: int) -> None:
-        """Add `by` to the number of handles that rely on the content."""
+        """Count a handle that was opened (`by` is 1) or released (-1). The content is kept while a handle is open."""
         self._openers += by
 
 
 class GeneratedHandle(Handle):
-    """An open generated file. Reads and writes bypass the kernel's page cache and its size of the file.
+    """An open generated file. Reads and writes bypass the kernel's page cache, and the size that the kernel keeps.
 
     Otherwise a reader would find the file empty while a shell's `>` truncates it, and two readers would share pages.
     """

@@ -69,7 +69,7 @@ class GroupsDirectory(PartitionFolder):
             raise OSError(errno.ENOENT, f"{self.path}/{name}: no such group")
 
     def committed(self, group: str) -> OffsetCommit | None:
-        """Return the commit of a group for this partition, or None."""
+        """Return what a group has committed for this partition (offset, metadata, time), or None for nothing."""
         return self.context.store.groups.committed(group, self.partition.name.directory)
 
     def _writable(self, name: str) -> str:
@@ -102,18 +102,21 @@ class GroupFile(FileNode):
         self.openers: set[GroupHandle] = set()
 
     def committed(self) -> OffsetCommit | None:
-        """Return the group's commit. If there is none, returns None while the file is open, else raises ENOENT."""
+        """Return the group's commit; None if there is none and the file is open.
+
+        Raises ENOENT if there is none and the file is not open.
+        """
         commit = self.folder.committed(self.group)
         if commit is None and not self.openers:
             raise OSError(errno.ENOENT, f"{self.path}: no such group")
         return commit
 
     def content(self, commit: OffsetCommit | None) -> bytes:
-        """Return the content of the file for a commit."""
+        """Return the bytes of the file: the number for `commit` and a newline, or nothing if `commit` is None."""
         return b"" if commit is None else b"%d\n" % self.number(commit)
 
     def number(self, commit: OffsetCommit) -> int:
-        """Return the number that the file shows for a commit."""
+        """Return the number that the file shows: the committed offset, or in a `.lag` file the lag."""
         return commit.offset
 
     def access(self) -> Access:
@@ -184,7 +187,11 @@ class GroupHandle(Handle):
         return self._bytes[position : position + size]
 
     def write(self, data: bytes) -> int:
-        """Commit the offset that `data` stands for. Raises ERANGE for one outside the log."""
+        """Commit the offset in `data`: a number, `earliest`, `latest`, or a time such as `@1638100400000`.
+
+        Raises `OSError`: EINVAL if `data` is not UTF-8, ERANGE for an offset outside the log. Raises `InvalidName`
+        for other words.
+        """
         partition = self._file.folder.partition
         groups = self._file.context.store.groups
         try:

@@ -34,7 +34,7 @@ class GrowingFile(PartitionAccess, FileNode):
         raise NotImplementedError
 
     def byte_at(self, position: int) -> bytes:
-        """Return the byte at `position`."""
+        """Return the byte at `position`, as `bytes` of length 1; the caller stores it in the kernel's page cache."""
         raise NotImplementedError
 
 

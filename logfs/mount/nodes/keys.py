@@ -47,7 +47,7 @@ class KeysDirectory(PartitionFolder):
 
 
 class KeyLink(SymlinkNode):
-    """A link to the newest record with a key, which is looked up again whenever the log has changed."""
+    """A link to the newest record with a key. If the log has changed, the record is looked up again."""
 
     is_evictable = True
 

@@ -26,7 +26,10 @@ LATEST = "latest"
 
 
 class OffsetsDirectory(PartitionFolder):
-    """A directory of records and ranges of records, by offset."""
+    """A directory in which `N` is the record at offset N, and `A..B` the text of the records [A, B).
+
+    `earliest` and `latest` are links to the first and the last readable record.
+    """
 
     def find(self, name: str) -> Node | None:
         self.partition.refresh()

@@ -59,7 +59,7 @@ class RecordFile(PartitionAccess, FileNode):
         self._timestamp = -1 if record.timestamp is None else record.timestamp
 
     def content(self, record: Record) -> bytes:
-        """Return the content of the file for `record`."""
+        """Return the bytes of the file: the record's value, or its JSON envelope if the name ends in `.json`."""
         if self.name.endswith(JSON):
             return envelope.encode(record, envelope.prefix(self.partition.name))
         return record.value or b""

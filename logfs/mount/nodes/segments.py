@@ -55,7 +55,10 @@ class SegmentsDirectory(PartitionFolder):
         return not isinstance(node, SegmentFile) or node.is_current
 
     def segment(self, name: str) -> Segment | None:
-        """Return the active segment if the file belongs to it, else None: the files of other segments do not grow."""
+        """Return the active segment if the file `name` is one of its files, else None.
+
+        The files of other segments do not grow.
+        """
         active = self.partition.active
         return active if name.startswith(names.stem(active.base_offset) + ".") else None
 
@@ -146,9 +149,9 @@ class SegmentFile(GrowingFile):
 
 
 class OtherHandle(Handle):
-    """An open real file that has replaced another one, which other handles of the node have open.
+    """An open segment file, in place of a replaced one that other handles of the node still have open.
 
-    The kernel has the pages of the former file, so every read of this one goes to the daemon.
+    The kernel has the pages of the replaced file, so every read of this handle goes to the daemon.
     """
 
     direct_io = True

@@ -28,7 +28,7 @@ JSONL = ".jsonl"
 
 
 def view_of(name: str) -> View:
-    """Return the kind of text that a file name selects."""
+    """Return `View.ENVELOPES` for a file name that ends in `.jsonl`, and `View.LINES` for any other."""
     return View.ENVELOPES if name.endswith(JSONL) else View.LINES
 
 
@@ -95,7 +95,7 @@ class TextFile(GrowingFile):
         return handle
 
     def release_before(self) -> None:
-        """Let the view release the segments that have left the log and that the slowest reader has passed."""
+        """Let the view release segments that have left the log, once every reader of the file has passed them."""
         self.view.release_before(
             min(
                 (handle.position for handle in [*self.handles] if isinstance(handle, TextHandle)),

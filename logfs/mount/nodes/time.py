@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class TimeDirectory(PartitionFolder):
-    """A directory of links to records and of ranges of records, by time."""
+    """A directory in which a time is a link to the first record at or after it.
+
+    A range of times `A..B` is the text of the records from the target of A up to, but without, the target of B.
+    """
 
     def find(self, name: str) -> Node | None:
         self.partition.refresh()
@@ -61,7 +64,7 @@ class TimeDirectory(PartitionFolder):
 
 
 class TimeLink(SymlinkNode):
-    """A link to the first record at or after a time. Later appends cannot change its target."""
+    """A link to the first record at or after a time, found at the lookup. Later appends cannot change the target."""
 
     is_evictable = True
     entry_timeout = 1.0

@@ -75,11 +75,12 @@ def export(
     (envelopes, one per line). `options` are those of a read: start and end, `isolationLevel`, and `assign` or
     `subscribePattern` instead of `topics`. `compression` is zstd (the default for Parquet), none (the default for
     JSON), gzip, or for Parquet also snappy and lz4. With `mode` "append", files of an earlier export stay. With
-    "overwrite", its folders `topic=…` are replaced when all files are written. `progress` is called with (bytes of
-    logs done, bytes in all).
+    "overwrite", the new files replace all folders `topic=…` in `target` at the end of the job. With "errorifexists",
+    `target` must be empty or absent. `progress` is called with (bytes of logs done, bytes in all).
 
     Blocks until the job has ended. Raises `InvalidSetting` for wrong arguments and options, `FileExistsError` if the
-    target is not empty or has one of the files already, `DataLoss`, and `JobFailed`.
+    mode does not allow the contents of `target` or a file of this export is there already, `DataLoss`, and
+    `JobFailed`.
     """
     form = format_of(format, compression)
     folder = _folder(target, mode)

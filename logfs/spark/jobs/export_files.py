@@ -56,7 +56,7 @@ class ExportFormat:
 
     @property
     def suffix(self) -> str:
-        """The suffix of the file names."""
+        """The suffix of the file names with its dot, such as ".parquet" or ".jsonl.gz"."""
         if self.format == "parquet":
             return ".parquet"
         return ".jsonl" + _JSON_SUFFIXES[self.compression]
@@ -70,7 +70,10 @@ _COMPRESSIONS = {
 
 
 def format_of(format: str, compression: str | None) -> ExportFormat:
-    """Return the form for a format and a compression; None stands for the default. Raises `InvalidSetting`."""
+    """Check a format and the name of a codec, and return them as an `ExportFormat`. Raises `InvalidSetting`.
+
+    If `compression` is None, the default of the format is taken: zstd for "parquet", none for "json".
+    """
     known = _COMPRESSIONS.get(format)
     if known is None:
         raise InvalidSetting(f"format {format!r}: give one of {', '.join(_COMPRESSIONS)}")
@@ -81,7 +84,10 @@ def format_of(format: str, compression: str | None) -> ExportFormat:
 
 
 def parquet_schema() -> pa.Schema:
-    """Return the columns of `format("logfs")` with headers, without the topic; timestamps are in ms as in the log."""
+    """Return the schema of the Parquet files of an export.
+
+    It has the columns of `format("logfs")` and the headers, but not the topic. Timestamps are in ms, as in the log.
+    """
     schema = arrow_schema(kafka_schema(headers=True))
     schema = schema.remove(schema.get_field_index("topic"))
     at = schema.get_field_index("timestamp")
@@ -110,7 +116,7 @@ def _date(day: np.int64) -> str:
 
 
 class Files:
-    """The files that a task writes for one partition.
+    """Writes the records of one partition to files, by date, in a task of an export.
 
     Until the driver moves the files, their names are unique to the attempt of the task.
     """
@@ -127,7 +133,7 @@ class Files:
         self._written: list[WrittenFile] = []
 
     def write(self, date: str, columns: Columns) -> None:
-        """Add records to the file of a date, as `by_date` yields them. Raises `OSError`."""
+        """Add records of one date to its file. `date` is YYYY-MM-DD, or `NO_DATE`. Raises `OSError`."""
         if date not in self._open:
             if len(self._open) >= _OPEN_FILES:
                 self._close_all()

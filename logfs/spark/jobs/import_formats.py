@@ -41,8 +41,9 @@ BATCH_BYTES = 16 << 20
 class ImportOptions:
     """The options of an import that apply to rows; None stands for an option that is not given.
 
-    `key` and `value` name columns of Parquet, `key` also a field of lines that are JSON. `key_separator` separates
-    key and value in a line of text. With `repartition`, the partitions in the files are ignored.
+    In Parquet files, `key` and `value` are the names of columns. In lines of text that are JSON, `key` is the name of
+    a field. In other lines of text, `key_separator` separates key and value. With `repartition`, the partitions in
+    the files are ignored.
     """
 
     format: str = "parquet"
@@ -80,9 +81,9 @@ class ImportFormat(ABC):
 
     @abstractmethod
     def cut(self, path: str) -> list[FileRange]:
-        """Divide a file into ranges that tasks read separately, without opening it. Raises `OSError`.
+        """Divide a file into ranges, each of which one task can read. The file is not opened. Raises `OSError`.
 
-        Each row of the file is in exactly one of the ranges, which are in order.
+        Each row of the file is in exactly one of the ranges, which are in the order of the file.
         """
 
     @abstractmethod
@@ -91,19 +92,22 @@ class ImportFormat(ABC):
 
     @abstractmethod
     def look(self, file_range: FileRange) -> list[FileRange]:
-        """Find the topics, partitions and offsets in a file range, and return file ranges of the same rows.
+        """Find the topics, partitions and offsets in a file range, and return them in file ranges of the same rows.
 
-        The results have their `names`, and their `offsets` if these are known. Raises `InvalidRecord`, `NotOnHost`,
+        The returned file ranges have `names`, and `offsets` if these are known. Raises `InvalidRecord`, `NotOnHost`,
         `OSError`.
         """
 
     @abstractmethod
     def read(self, file_range: FileRange) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a file range, in order, with `SCHEMA`. Raises `InvalidRecord`, `NotOnHost`, `OSError`."""
+        """Yield the rows of a file range, in the order of the file, as batches with the schema `SCHEMA`.
+
+        Raises `InvalidRecord`, `NotOnHost`, `OSError`.
+        """
 
 
 def batch_of(count: int, **columns: Any) -> pa.RecordBatch:
-    """Return a batch of `count` rows with `SCHEMA`. Columns that are not given are null."""
+    """Return a batch of `count` rows with the schema `SCHEMA`. `columns` are Arrow arrays; missing ones are null."""
     arrays = [
         columns[field.name] if field.name in columns else pa.nulls(count, field.type)
         for field in SCHEMA

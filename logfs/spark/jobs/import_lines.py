@@ -42,7 +42,7 @@ _PREFIX = re.compile(
 
 
 class LinesFormat(ImportFormat):
-    """The common base of the forms whose files consist of lines."""
+    """The common base of `TextFormat` and `EnvelopeFormat`, whose files consist of lines."""
 
     def cut(self, path: str) -> list[FileRange]:
         size = Path(path).stat().st_size
@@ -65,9 +65,10 @@ class LinesFormat(ImportFormat):
 
 
 class TextFormat(LinesFormat):
-    """The form in which a line is a value.
+    """Reads files in which a line is the value of a record.
 
-    The key is the text before the first separator, or a field of the line, which must then be JSON.
+    With the option `key_separator`, the text before the first separator is the key, and the rest is the value. With
+    the option `key`, the key is a field of the line, which must then be JSON, and the whole line is the value.
     """
 
     def look_bytes(self, file_range: FileRange) -> int:
@@ -121,13 +122,13 @@ class TextFormat(LinesFormat):
 
 
 class EnvelopeFormat(LinesFormat):
-    """The form in which a line is a JSON envelope, as in an export, `records.jsonl` and `append.jsonl`."""
+    """Reads files in which a line is a JSON envelope, as in an export, `records.jsonl` and `append.jsonl`."""
 
     def look_bytes(self, file_range: FileRange) -> int:
         return file_range.size_bytes
 
     def look(self, file_range: FileRange) -> list[FileRange]:
-        """Return the file range with names and offsets, or no file range if no line begins in it.
+        """Return the file range with its `names` and `offsets`; an empty list if no line begins in the file range.
 
         If all lines of a block begin as those of an export do, with the same partition, only the beginnings of the
         first and the last line are parsed.
@@ -257,10 +258,11 @@ def _same_prefix(block: bytes) -> tuple[Name, tuple[int, int]] | None:
 
 
 def blocks(file_range: FileRange) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that begin in a file range in blocks of whole lines, as (position of the first byte, block).
+    """Yield (position of the first byte, block) for blocks of whole lines.
 
-    Positions in a compressed file count uncompressed bytes. Every block ends with a newline, even if the last newline
-    of the file is missing. Raises `InvalidRecord`, `NotOnHost`, `OSError`.
+    Together the blocks have all lines that begin in the file range. Positions in a compressed file count uncompressed
+    bytes. Every block ends with a newline, even if the last newline of the file is missing. Raises `InvalidRecord`,
+    `NotOnHost`, `OSError`.
     """
     file_range.check_here()
     with _open(file_range.path) as file:

@@ -28,7 +28,7 @@ _FOOTER_BYTES = 1 << 20
 
 
 class ParquetFormat(ImportFormat):
-    """The form for Parquet files, whose columns have the names of `format("logfs")` or those in the options.
+    """Reads Parquet files, whose columns have the names of `format("logfs")` or those in the options.
 
     Folders `topic=…` and `partition=…` in the path also specify the topic and the partition.
     """

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 class FileRange:
     """A run of consecutive rows of a file.
 
-    In a file of lines, `start` and `end` are positions: the file range has the lines that begin in [start, end). In a
-    Parquet file, they are a range of row group numbers. `end` is None if the file is not cut. `names` are the topics
-    and partitions of all its rows. `offsets` are the first and the last offset, if they are known and all rows are of
-    one partition. `file_bytes` is the size of the whole file when it was planned.
+    In a file of lines, `start` and `end` are byte positions: the file range has the lines that begin in [start, end).
+    In a Parquet file, they are row group numbers. `end` is None if the file is not cut. `size_bytes` is the size of
+    the file range, `file_bytes` the size of the whole file when it was planned. `names` are the topics and partitions
+    of all rows. `offsets` are the first and the last offset, if they are known and all rows are of one partition.
     """
 
     path: str
@@ -87,7 +87,10 @@ def _below(directory: Path) -> Iterator[str]:
 
 
 def from_path(path: str, column: str) -> str | None:
-    """Return the value from the nearest folder `column=value` above a file, as Hive writes it; None without one."""
+    """Return the value in the nearest folder `column=value` above the file `path`; None if there is no such folder.
+
+    Hive and Spark encode such values like URLs; the result is decoded.
+    """
     for folder in reversed(Path(path).parent.parts):
         name, equals, value = folder.partition("=")
         if equals and name == column:
@@ -99,7 +102,7 @@ def from_path(path: str, column: str) -> str | None:
 
 
 def in_order(file_ranges: Sequence[FileRange]) -> list[list[FileRange]]:
-    """Return the file ranges in the order of import, in groups; those of a group must be merged by offset.
+    """Return the file ranges in groups, in the order of import. The rows of a group must be merged by offset.
 
     If all file ranges have offsets that ascend within each file, as in the files of an export, the order is by topic,
     partition and offset. File ranges of a partition whose offsets overlap are then one group, because an export may
@@ -154,7 +157,8 @@ def merged(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of file ranges, merged by the column `offset`. The rows of a file range keep their order.
 
-    A file range is opened only when the merge reaches its first offset.
+    `read` yields the rows of a file range as batches with the schema `SCHEMA`. A file range is opened only when the
+    merge reaches its first offset.
     """
     if len(file_ranges) == 1:
         yield from read(file_ranges[0])

@@ -39,7 +39,7 @@ class JobFailed(LogfsError):
 
 
 class WorkItem(NamedTuple, Generic[_Item]):
-    """A work item for a task, and the approximate number of bytes to read or write for it."""
+    """The argument of one call of `do` in `run`, and the approximate number of bytes to read or write in the call."""
 
     item: _Item
     size_bytes: int
@@ -56,13 +56,13 @@ def run(
     do: Callable[[_Item], _Result],
     progress: Progress | None = None,
 ) -> list[_Result]:
-    """Call `do` in tasks for each work item, and return the results in the order of the items.
+    """Call `do(work.item)` in tasks for each of `works`, and return the results in the same order.
 
-    Small items share a task. `do` runs in Spark's Python workers, so `do`, its argument and its result must be
-    picklable. It may run more than once for the same item, even at the same time. `progress` is called in the calling
-    thread with (bytes done, bytes in all). Blocks until the job has ended; if it is interrupted, the job is
-    cancelled. If `do` raised `LogfsError` or `OSError` for an item, the other items are done, and then `JobFailed` is
-    raised.
+    `title` is the name of the job in Spark's UI. Small items share a task. `do` runs in Spark's Python workers, so
+    `do`, its argument and its result must be picklable. It may run more than once for the same item, even at the same
+    time. `progress` is called in the calling thread with (bytes done, bytes in all). Blocks until the job has ended;
+    if it is interrupted, the job is cancelled. If `do` raised `LogfsError` or `OSError` for an item, the other items
+    are done, and then `JobFailed` is raised.
     """
     if not works:
         return []

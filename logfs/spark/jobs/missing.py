@@ -48,16 +48,20 @@ class MissingSegment(NamedTuple):
 
 
 def failure(missing: Sequence[MissingSegment]) -> JobFailed:
-    """Return the error for segments that the log has and tasks did not find; there must be at least one."""
+    """Return the error that names the segments in `missing`, which must not be empty.
+
+    They are segments that the log has, but tasks did not find on their machines.
+    """
     more = len(missing) - _MAX_NAMED
     rest = f"; and {more} more segments" if more > 0 else ""
     return JobFailed("; ".join(map(str, missing[:_MAX_NAMED])) + rest)
 
 
 def still_in_log(paths: Paths, missing: Iterable[MissingSegment]) -> list[MissingSegment]:
-    """In the driver: return the missing segments that the log still has. Each of them is an error.
+    """In the driver: return those of the segments in `missing` that the log still has.
 
-    Raises the errors of opening a store read-only.
+    Each of these is an error: the task's machine does not see the log. The others have left the log meanwhile,
+    which is no error. Raises the errors of opening a store read-only.
     """
     found: list[MissingSegment] = []
     asked = list(missing)

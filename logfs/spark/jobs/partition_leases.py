@@ -33,7 +33,11 @@ _Result = TypeVar("_Result")
 
 
 class Visited(NamedTuple, Generic[_Result]):
-    """The result of the work on a partition, or the reason why it could not be done; the other is None."""
+    """The outcome of the work on the partition `name`.
+
+    If the work was done, `result` is the return value of the task's function, and `reason` is None. Otherwise
+    `reason` states why not, and `result` is None.
+    """
 
     name: str
     result: _Result | None
@@ -103,7 +107,8 @@ class LeasedPartitions:
     def __init__(self, store: Store, topics: Iterable[str] | None) -> None:
         """Select the partitions of `topics`, or all partitions if it is None.
 
-        No partition of `store` may be loaded. Raises `UnknownPartition` for a topic that does not exist.
+        `store` has locked the log directories, but must not have loaded any partition. Raises `UnknownPartition` for
+        a topic that does not exist.
         """
         chosen = None if topics is None else list(topics)
         wanted = of_topics(chosen)
@@ -121,11 +126,11 @@ class LeasedPartitions:
         recover: bool = False,
         progress: Progress | None = None,
     ) -> list[Visited[_Result]]:
-        """Call `do(store, name)` in tasks, once for each wanted partition, and return the results in the same order.
+        """Call `do(store, name)` in tasks for each partition name in `wanted`, and return the results in this order.
 
-        `store` contains that partition alone. With `recover` the partition is recovered from its beginning when the
-        store opens. `title` is the name of the job in Spark's UI. `do` must be picklable. Blocks until the job has
-        ended. An error for one partition does not stop the others.
+        `store` contains the partition `name` alone. With `recover` the partition is recovered from its beginning when
+        the store opens. `title` is the name of the job in Spark's UI. `do` must be picklable. Blocks until the job
+        has ended. An error for one partition does not stop the others.
         """
         works = []
         for name in wanted:
@@ -147,9 +152,9 @@ class LeasedPartitions:
         return [Visited(name, result, reason) for name, result, reason, _ in visits]
 
     def allow_gaps(self, wanted: Iterable[str]) -> None:
-        """Record in the cleaner checkpoints that the partitions may have gaps in their offsets.
+        """Record in the cleaner checkpoints that the offsets of some partitions may have gaps.
 
-        Call this before any of them is compacted.
+        `wanted` are the names of the partitions. Call this before any of them is compacted.
         """
         for log_dir in self.store.log_dirs:
             here = [

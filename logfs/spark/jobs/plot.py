@@ -22,9 +22,10 @@ _UNITS = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1000, "
 
 
 def plot(found: Stats, path: str | os.PathLike[str]) -> None:
-    """Write the plot to a file. The suffix of its name selects the format: .png, .svg, .pdf.
+    """Plot the counts in `found` to the file `path`.
 
-    Raises `LogfsError` for another suffix or if matplotlib is missing, and `OSError`.
+    The suffix of the file's name selects the format: .png, .svg or .pdf. Raises `LogfsError` for another suffix or if
+    matplotlib is missing, and `OSError`.
     """
     try:
         from matplotlib.dates import AutoDateLocator, ConciseDateFormatter

@@ -53,9 +53,10 @@ def check_topics(topics: Iterable[str] | None, directories: Iterable[str], store
 
 
 def opened(paths: Paths, topics: Iterable[str] | None) -> Store:
-    """Open the selection of a job as a read-only store, which the caller closes.
+    """Return a read-only store of the log directories `paths`, which the caller closes.
 
-    Raises `UnknownPartition` for a topic that does not exist, and the errors of opening a store read-only.
+    It has the partitions of `topics`, or all partitions if that is None. Raises `UnknownPartition` for a topic that
+    does not exist, and the errors of opening a store read-only.
     """
     wanted = None if topics is None else list(topics)
     store = Store(log_dirs(paths), read_only=True, only=of_topics(wanted))

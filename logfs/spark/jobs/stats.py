@@ -57,9 +57,9 @@ class TopicStats:
 
 @dataclass(frozen=True)
 class Stats:
-    """The result of a count: the topics in the order of their names.
+    """The result of the job: the counts of each topic, in the order of the topics' names.
 
-    `bucket_ms` is the length of the time buckets of `SegmentStats.times`.
+    `bucket_ms` is the length of the time buckets in which `SegmentStats.times` counts records.
     """
 
     topics: tuple[TopicStats, ...]
@@ -74,13 +74,13 @@ def stats(
     bucket_ms: int | None = None,
     progress: Progress | None = None,
 ) -> Stats:
-    """Count the contents of log directories.
+    """Count the records, bytes and keys in log directories, by topic, and the records over time.
 
     Nothing is changed, and a mount or a broker may use the directories meanwhile. `bucket_ms` is the length of the
     time buckets in which records are counted; without it, a length is chosen that gives a readable picture. `topics`
     limits the count to these topics. `progress` is called with (bytes of logs done, bytes in all). Blocks until the
     job has ended. Raises the errors of opening a store read-only, the error that keeps a partition offline, and
-    `JobFailed`, also for a segment that is in the log but missing on a task's machine.
+    `JobFailed` if a segment cannot be read, or is in the log but missing on a task's machine.
     """
     with opened(paths, topics) as store:
         for reason in store.offline.values():

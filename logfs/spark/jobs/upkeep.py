@@ -44,9 +44,9 @@ def reindex(
     """Rebuild all indexes of every partition from its log, as `logfs reindex` does.
 
     No other process may hold the log directories. `topics` limits the job to these topics. `progress` is called with
-    (bytes of logs done, bytes in all). Blocks until the job has ended. The `Visited` of a partition that cannot be
-    read has the reason, and the others are done. Raises `StoreLocked`, `UnknownPartition`, and the errors of opening
-    a store.
+    (bytes of logs done, bytes in all). Blocks until the job has ended. If a partition cannot be read, its `Visited`
+    has the reason, and the other partitions are still done. Raises `StoreLocked`, `UnknownPartition`, and the errors
+    of opening a store.
     """
     with lease_partitions(paths, topics) as lending:
         return lending.visit(
@@ -67,8 +67,8 @@ def compact(
     This does the same as `logfs compact`. `roll` seals the active segments first, so that they are compacted too.
     Each task uses as much memory as `log.cleaner.dedupe.buffer.size` specifies, and observes
     `log.cleaner.io.max.bytes.per.second`. No other process may hold the log directories. `topics` limits the job to
-    these topics. `progress` is called with (bytes of logs done, bytes in all). Blocks until the job has ended. The
-    `Visited` of a partition that could not be compacted has the reason, and the others are done. Raises
+    these topics. `progress` is called with (bytes of logs done, bytes in all). Blocks until the job has ended. If a
+    partition could not be compacted, its `Visited` has the reason, and the other partitions are still done. Raises
     `StoreLocked`, `UnknownPartition`, and the errors of opening a store.
     """
     with lease_partitions(paths, topics) as lending:

@@ -123,9 +123,10 @@ class AuditSubject:
     log_start_offset: int
 
     def audit(self) -> tuple[list[Finding], Account | None]:
-        """Audit the segment, and return the findings and the account, which is compared with those of its neighbours.
+        """Audit the segment, and return the findings, and an account of the segment.
 
-        Raises `Gone` or `FileNotFoundError` if the planned segment is not there, and `OSError`.
+        `check_boundaries` compares the accounts of neighbouring segments with each other. Raises `Gone` or
+        `FileNotFoundError` if the planned segment is not there, and `OSError`.
         """
         segment = self.segment.open()
         findings: list[Finding] = []
@@ -166,7 +167,7 @@ def _of_missing(missing: MissingSegment, *, is_error: bool) -> Finding:
 
 
 def audit_subjects(store: Store, partition: Partition) -> list[AuditSubject]:
-    """Return an `AuditSubject` for each segment of a partition, in order. Raises `Gone`, `OSError`."""
+    """Return an `AuditSubject` for each segment of a partition, by base offset. Raises `Gone`, `OSError`."""
     epochs, start = tuple(partition.epochs.entries), partition.log_start_offset
     live = store.homes[partition.name.directory].live
     return [

@@ -41,7 +41,7 @@ class WriteOptions:
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
-    """Return the options of a write. Raises `ValueError` for a wrong or missing option."""
+    """Parse the options that Spark passes to a write. Raises `ValueError` for a wrong or missing option."""
     for name in options:
         if name.startswith("kafka."):
             logger.warning(

@@ -45,9 +45,9 @@ _LOOK_SECONDS = 0.1
 
 
 class StagingTask:
-    """Stages the rows of one Spark task, as batches in files of the partitions' directories.
+    """Stages the rows of one Spark task: writes them as batches to files in the directories of the partitions.
 
-    They belong to the commit with the number `sequence` of the writer with the name `writer`.
+    The files belong to one commit: number `sequence` of the writer with the id `writer`.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class StagingTask:
     ) -> None:
         """Look up the planned partitions on this machine.
 
-        `topic` is the topic of all rows, or None if the column `topic` has it. `turn` selects the partition that gets
-        the first records without keys. Raises `NotOnHost` if this machine does not have the planned partitions,
-        `LogfsError`, and `OSError`.
+        `planned` is the result of `planned_partitions` in the driver. `topic` is the topic of all rows, or None if
+        the column `topic` has it. `turn` is a number that selects the partition of the first records without keys.
+        Raises `NotOnHost` if this machine does not have the planned partitions, `LogfsError`, and `OSError`.
         """
         self._disk = Disk()
         self._topic = topic
@@ -178,9 +178,9 @@ def planned_partitions(log_dirs: Iterable[str], topic: str | None) -> PlannedPar
 
 
 def check_staged(log_dirs: Iterable[str], staged: Iterable[tuple[str, StagedFile]]) -> None:
-    """In the driver, after a failed commit: raise `NotOnHost` for a staged file that is missing.
+    """In the driver, after a failed commit: raise `NotOnHost` for a staged file that the driver does not find.
 
-    `staged` has each file with the name of the host whose task staged it.
+    `staged` has (host, file) for each file: the name of the host whose task staged it, and the file.
     """
     found = partitions_in(map(Path, log_dirs))
     for host, file in staged:

@@ -42,7 +42,10 @@ _BATCH_ID = "streaming.sql.batchId"
 
 @dataclass(frozen=True)
 class Staged(WriterCommitMessage):
-    """The commit message of a task: the files that it staged, the writer of their commit, and the task's host."""
+    """The commit message of a task: the files that the task staged, and the name of its host.
+
+    `writer` is the id under which the files are committed: of the streaming query, or of the batch write.
+    """
 
     writer: str
     host: str

@@ -1,5 +1,7 @@
-"""Commits. Imports `settings`, `directory`, `registry` and `checkpoints`.
+"""Two kinds of commits: of staged batches, and of the offsets of consumer groups.
 
-- `commit`: staged batches that are appended to several partitions at once, and only once.
+Imports `settings`, `directory`, `registry` and `checkpoints`.
+
+- `commit`: appends staged batches to several partitions: to all or to none, and never twice.
 - `groups`: the committed offsets of consumer groups, in `__consumer_offsets` (Kafka's GroupCoordinator).
 """

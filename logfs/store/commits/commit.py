@@ -1,9 +1,9 @@
-"""Atomic commits of staged batches to several partitions: all or none, and once for each sequence of a writer.
+"""Atomic commits of staged batches to several partitions: to all or to none, and never twice.
 
-One rename decides a commit: that of the commit file `logfs-commits` in one of the log directories. Before the rename
-nothing has happened. After it the commit will be done, at the latest by the next process that opens the directories
-for writing. The commit file also holds the last sequence of each writer, so a commit that is sent again changes
-nothing.
+A commit is decided when one rename replaces the commit file `logfs-commits` in one of the log directories. Before the
+rename nothing has happened. After the rename the commit will be done, at the latest by the next process that opens
+the directories for writing. Each writer numbers its commits. The commit file also holds the number (`sequence`) of
+each writer's last commit, so a commit that is sent again changes nothing.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ _HARMLESS = EXHAUSTED | {errno.ENOENT}
 class Committed(NamedTuple):
     """The outcome of a commit: `offsets` maps each partition to (first offset, offset after the last).
 
-    With `already`, the writer had committed this sequence or a later one before: nothing was changed, and `offsets`
-    is empty.
+    If `already` is True, the writer has made this commit or a later one before: nothing was changed, and `offsets` is
+    empty.
     """
 
     already: bool
@@ -75,10 +75,13 @@ class Committed(NamedTuple):
 
 
 class Commits:
-    """The commits of a store; only a store that is open for writing takes any. One commit runs at a time."""
+    """The commits of a store. One commit runs at a time; a read-only store accepts none."""
 
     def __init__(self, registry: PartitionRegistry) -> None:
-        """Read the commit files of the store's log directories, unless the store is read-only."""
+        """Read the commit files of the store's log directories, unless the store is read-only.
+
+        An error of reading is logged, and from then on raised by `commit`.
+        """
         self._registry = registry
         self._lock = threading.RLock()
         self._known: dict[LogDir, CommitLog] = {}
@@ -95,16 +98,19 @@ class Commits:
     # The known commits.
 
     def last(self, writer: str) -> int | None:
-        """Return the last sequence that a writer has committed, or None if the writer is not known."""
+        """Return the `sequence` (number) of a writer's last commit, or None if no writer of that name is known."""
         known = [log.writers[writer].sequence for log in self._logs() if writer in log.writers]
         return max(known, default=None)
 
     def pending(self) -> dict[LogDir, Pending]:
-        """Return the commits that are decided and not done, by the log directory whose commit file has them."""
+        """Return the commits that are decided but not done.
+
+        The keys are the log directories whose commit files hold the commits.
+        """
         return {path: log.pending for path, log in self._known.items() if log.pending is not None}
 
     def concerns(self, name: str) -> bool:
-        """Whether a commit to a partition is decided and not done. Such a partition must not be moved."""
+        """Whether the partition `name` must not be moved yet, because a commit to it is decided but not done."""
         return any(
             part.partition == name for pending in self.pending().values() for part in pending.parts
         )
@@ -117,14 +123,14 @@ class Commits:
     def commit(self, writer: str, sequence: int, staged: Iterable[StagedFile]) -> Committed:
         """Append staged batches to their partitions, all or none, and return when they are durable.
 
-        Each partition gets its batches in the order of `staged`. `writer` is the name of a writer, which numbers its
-        commits by `sequence`: a commit whose sequence is not above the writer's last one is not made again, and its
-        files are removed.
+        Each partition gets its batches in the order of `staged`. `writer` is the name of the writer, and
+        `sequence` the writer's own number of this commit. If the number is not above that of the writer's last
+        commit, nothing is appended, and the staged files are removed.
 
         An error before the decision leaves everything as it was: `UnknownPartition`, `RecordTooLarge`,
         `InvalidRecord`, `Corrupt`, `PartitionFailed`, `NotWritable`, `OSError`, and `WouldBlock` in a thread that
-        must not wait for the disk. `CommitPending` is raised after a decision: this commit, or an earlier one, is
-        decided and waits for the cause that the error names.
+        must not wait for the disk. `CommitPending` means that this commit or an earlier one is decided but could
+        not be finished; the error names the cause.
         """
         self._registry.disk.check_may_block()
         files = list(staged)
@@ -321,9 +327,10 @@ class Commits:
     # Commits that are decided and not done.
 
     def finish(self) -> None:
-        """Do the commits that are decided.
+        """Finish the commits that are decided but not done.
 
-        Raises `CommitPending`, with the reason, if a commit cannot be done here or now.
+        Raises `CommitPending` with the reason if one cannot be finished, for example because its partition is not
+        loaded.
         """
         with self._lock:
             for home, pending in self.pending().items():
@@ -369,12 +376,13 @@ class Commits:
         return None
 
     def clear_place(self, name: str) -> None:
-        """Remove the place of a decided commit that is not done yet; call this before a partition's log is changed.
+        """Remove the recorded place of a decided commit; call this before the log of the partition `name` is changed.
 
-        The place is where the batches are to begin in the log. An opening looks there for remains of the commit, and
-        takes the commit for done if retention or a cleaner has passed the place: after the change, this could be
-        wrong. A commit without a place gets a new one when it is done. Raises `LogfsError` and `OSError`, after
-        which the log must not be changed, and `WouldBlock` in a thread that must not wait.
+        The place is the offset and the byte at which the commit's batches are to begin in the log. The next opening
+        looks there for batches that a crash left, and takes the commit for done if retention or compaction has
+        passed the place. A change of the log could make both conclusions wrong. A commit without a place gets a new
+        one when it is done. Raises `LogfsError` and `OSError`: then the log must not be changed. Raises `WouldBlock`
+        in a thread that must not wait.
         """
         if not self.concerns(name):
             return
@@ -402,9 +410,10 @@ class Commits:
             logger.error("a decided commit is not finished: %s", error)
 
     def reconcile(self, log_dir: LogDir, name: TopicPartition, directory: Path) -> bool:
-        """Determine, before a partition is loaded, what a crash has left of a commit to it.
+        """Compare a partition's files with decided commits that are not done; call this before it is loaded.
 
-        Record the result in the commit file, and return whether files of the partition may have been changed.
+        `directory` is the partition's directory in `log_dir`. Batches that a crash left incomplete are cut off, and
+        the result is recorded in the commit file. Returns whether files of the partition may have been changed.
         """
         changed = False
         for home, pending in self.pending().items():
@@ -440,10 +449,10 @@ class Commits:
     def place_of_remains(
         self, log_dir: LogDir, name: TopicPartition, directory: Path
     ) -> FilePosition | None:
-        """Return the position in a log at which the remains of a commit begin, or None if there are none.
+        """Return the position at which a crash left part of a commit in a log, or None if it left none.
 
-        A crash leaves such remains. A read-only store ends the log there; the next opening for writing cuts the
-        remains off and does the commit.
+        `directory` is the partition's directory in `log_dir`. A read-only store ends the log at that position; the
+        next opening for writing cuts the incomplete batches off and does the commit.
         """
         for home in self._registry.log_dirs:
             try:
@@ -474,7 +483,7 @@ class Commits:
     # Leftovers.
 
     def remove_leftovers(self, now_ms: int) -> int:
-        """Remove the staged files of finished commits, and those older than a day that are in no decided commit.
+        """Remove the staged files of finished commits, and those older than a day that no decided commit needs.
 
         Return the number of files removed. `now_ms` is in ms since the epoch.
         """
@@ -507,7 +516,7 @@ class Commits:
 
 
 def read_commits(disk: Disk, log_dir: Path) -> CommitLog:
-    """Return the content of a log directory's commit file, empty if there is none. Raises `Corrupt`, `OSError`."""
+    """Return the content of a log directory's commit file; empty if it is missing. Raises `Corrupt`, `OSError`."""
     path = log_dir / commit_file.FILE_NAME
     try:
         return commit_file.parse_commits(disk.read_file(path))
@@ -521,9 +530,10 @@ def read_commits(disk: Disk, log_dir: Path) -> CommitLog:
 
 
 def partitions_of_pending_commits(log_dirs: Iterable[Path]) -> set[str]:
-    """Return the partitions of commits that are decided and not done. Loading them with a `Store` does the commits.
+    """Return the names of the partitions that have a commit which is decided but not done.
 
-    A damaged commit file counts as one without such a commit; the store reports the damage. Raises `OSError`.
+    Opening a `Store` for writing with these partitions finishes the commits. A damaged commit file is skipped: the
+    store reports the damage. Raises `OSError`.
     """
     found: set[str] = set()
     for path in log_dirs:

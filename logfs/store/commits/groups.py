@@ -57,18 +57,18 @@ class GroupOffset(NamedTuple):
 
 
 class Groups:
-    """The committed offsets of a store's groups: `store.groups`.
+    """The committed offsets of consumer groups in a store, available as `store.groups`.
 
-    A partition is named as its directory is, `orders-0`. Any thread may call. A call that would wait for the disk
-    raises `WouldBlock` in a thread that must not wait; there `commit` and `forget` always raise it. A damaged range
-    of `__consumer_offsets` is passed over with a warning: an older commit may then be returned, and its group reads
-    some records twice.
+    A partition is given by the name of its directory, such as `orders-0`. Any thread may call. In a thread that must
+    not wait for the disk, `commit` and `forget` always raise `WouldBlock`, and other calls if they would wait. A
+    damaged range of `__consumer_offsets` is passed over with a warning: an older commit may then be returned, and its
+    group reads some records twice.
     """
 
     def __init__(self, registry: PartitionRegistry, create: Callable[[str], Partition]) -> None:
         """Make the groups of a store; nothing is read before the first call.
 
-        `create` is called with the name of a partition of `__consumer_offsets` that is missing, and creates it.
+        `create` is called with the name of a missing partition of `__consumer_offsets`, creates it and returns it.
         """
         self._registry = registry
         self._create = create
@@ -91,7 +91,7 @@ class Groups:
         return found
 
     def of(self, name: str) -> dict[str, OffsetCommit]:
-        """Return the commits for a partition by group, sorted by the names of the groups.
+        """Return the commits of all groups for a partition. The keys are the names of the groups, in sorted order.
 
         Raises `InvalidName` and `OSError`. Partitions of `__consumer_offsets` that are offline are left out.
         """
@@ -134,12 +134,13 @@ class Groups:
         return holders[0].commits[wanted][group].commit if holders else None
 
     def commit(self, group: str, name: str, offset: int, metadata: str = "") -> OffsetCommit:
-        """Commit the next offset that a group will read of a partition; durable after `log_of(group).flush()`.
+        """Commit `offset`, the next one that a group will read of the partition `name`, with any text as `metadata`.
 
-        The first commit creates the partition of `__consumer_offsets` that Kafka's hash selects. Raises
-        `UnknownPartition`, `OffsetOutOfRange` outside of [log start offset, log end offset], `InvalidName` for an
-        invalid group name, `InvalidRecord` for metadata longer than `offset.metadata.max.bytes`, and the errors of
-        `log_of` and of an append.
+        The commit is durable after `log_of(group).flush()`. It goes to the partition of `__consumer_offsets` that
+        Kafka's hash selects for the group; if that partition is missing, it is created. Raises `UnknownPartition`,
+        `OffsetOutOfRange` outside of [log start offset, log end offset], `InvalidName` for an invalid group name,
+        `InvalidRecord` for metadata longer than `offset.metadata.max.bytes`, and the errors of `log_of` and of an
+        append.
         """
         partition = self._registry[name]
         partition.check_readable(offset)
@@ -391,8 +392,9 @@ def _encode_key(group: str, partition: TopicPartition) -> bytes:
 def resolve_offset(partition: Reader, words: str) -> int:
     """Return the offset that `words` stand for: a number, `earliest`, `latest`, or a time.
 
-    A time is written as `@1638100400000` or in ISO 8601. As in Kafka's tools, it stands for the first offset whose
-    record is at or after it, or for the log end offset if there is none. Raises `InvalidName`.
+    A time is written as `@1638100400000` or in ISO 8601. As in Kafka's tools, a time stands for the
+    offset of the first record at or after that time, or for the log end offset if there is no such record. Raises
+    `InvalidName` for other words.
     """
     if _OFFSET.fullmatch(words):
         return int(words)

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class Lease:
     """A permission to work on one partition of a log directory that another process has locked.
 
-    `Store` accepts it in place of the directory. `clean` and `is_brokers` are attributes of the directory.
-    `recovery_point`, `log_start` and `cleaner_offset` are the partition's entries in the checkpoints, None where
-    there is none.
+    `Store` accepts it in place of the directory. `clean` tells whether the directory was shut down cleanly,
+    `is_brokers` whether a broker also uses it. `recovery_point`, `log_start` and `cleaner_offset` are the partition's
+    entries in the checkpoints, or None. Without an entry, `cleaner_offset` is 0 if the log may have gaps.
     """
 
     log_dir: str
@@ -40,7 +40,7 @@ class Lease:
 
     @classmethod
     def of(cls, log_dir: LogDir, partition: TopicPartition) -> Lease:
-        """Return the lease of a partition in an open log directory."""
+        """Make a lease of a partition from its entries in the checkpoints of a log directory that is open here."""
         # The entry 0 marks a log that may have gaps. A broker's partitions may have gaps without an entry.
         cleaned = 0 if log_dir.may_have_gaps(partition) and not log_dir.is_brokers else None
         return cls(
@@ -82,7 +82,10 @@ class LeasedLogDir(LogDir):
         self._turn: Turn | None = None
 
     def open(self) -> None:
-        """Wait until no other process works with the lease, then take over its state. Raises `OSError`."""
+        """Wait until no other process works with the lease, then begin this process's turn. Raises `OSError`.
+
+        The attributes of this directory, such as its recovery points, are set from the lease.
+        """
         lease = self.lease
         self.found = self.disk.stat(self.path)
         self._turn = Turn(self.disk, self.path / lease.partition.directory)
@@ -107,18 +110,18 @@ class LeasedLogDir(LogDir):
         )
 
     def write_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Keep the recovery points for `returned`."""
+        """Keep the recovery points in memory, for `returned`; no file is written."""
         self.recovery_points = dict(offsets)
 
     def write_log_starts(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Keep the log start offsets for `returned`."""
+        """Keep the log start offsets in memory, for `returned`; no file is written."""
         self.log_starts = dict(offsets)
 
     def write_high_watermarks(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Do nothing: the high watermarks are the recovery points."""
+        """Do nothing: the holder of the lock writes the recovery points as high watermarks, too."""
 
     def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Keep the cleaner offsets for `returned`."""
+        """Keep the cleaner offsets in memory, for `returned`; no file is written."""
         self.cleaner_offsets = dict(offsets)
 
     def mark_clean(self) -> None:
@@ -126,12 +129,12 @@ class LeasedLogDir(LogDir):
         self._closed_cleanly = True
 
     def close(self) -> None:
-        """End the turn, so that the next process can take it."""
+        """End this process's turn to work on the partition, so that the next process can begin."""
         turn, self._turn = self._turn, None
         if turn is not None:
             turn.release()
 
     def disown(self) -> None:
-        """Refuse all calls from now on, without ending the turn: for a forked child, whose parent has the turn."""
+        """Used in a forked child: later calls raise `LogDirFailed`, and the turn remains the parent's."""
         super().disown()
         self._turn = None

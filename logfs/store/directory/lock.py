@@ -106,7 +106,7 @@ class Turn:
     """
 
     def __init__(self, disk: Disk, directory: Path) -> None:
-        """Wait for the turn, and take it."""
+        """Wait until no other process has the turn for the partition in `directory`, then take it."""
         self._disk = disk
         self._path = directory / TURN_NAME
         while True:
@@ -145,9 +145,10 @@ def holder(disk: Disk, log_dir: Path) -> int | None:
 
 
 def mountpoint(disk: Disk, log_dir: Path, pid: int) -> Path | None:
-    """Return the mountpoint of a log directory whose lock process `pid` holds, or None if it is not mounted.
+    """Return where the process `pid`, which holds a log directory's lock, has mounted it, or None if it has not.
 
-    A file that a killed mount has left is ignored: the lock is then held by another process.
+    A mountpoint that another process recorded, such as a mount that was killed, is ignored. If `pid` is 0 (a process
+    in another pid namespace), the recorded mountpoint is returned without this check.
     """
     try:
         told = json.loads(disk.read_file(log_dir / MOUNT_FILE))

@@ -33,8 +33,8 @@ META_PROPERTIES = "meta.properties"
 class FirstError:
     """A collector of errors: do the work on each directory or partition in `with errors:`, then call `throw`.
 
-    It catches each `LogfsError` and `OSError`, and keeps the first in `error`. A later error replaces a
-    `LogDirFailed`, because work in the other directories need not stop for it.
+    It catches each `LogfsError` and `OSError`, and keeps the first in `error`. A kept `LogDirFailed` is
+    replaced by the next error, because it concerns only one directory.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class LogDir:
     def __init__(
         self, disk: Disk, path: Path, failed: Callable[[LogDir], object] = lambda _: None
     ) -> None:
-        """Make an object for the directory at `path`; it uses the disk from `open` on.
+        """Make an object for the directory at `path`; nothing is read or written before `open`.
 
         `failed` is called with this object if the directory fails.
         """
@@ -129,7 +129,8 @@ class LogDir:
     def check_in_place(self) -> None:
         """Take the directory offline if it or its lock file was unmounted, moved away or replaced since `open`.
 
-        Otherwise later writes by name would end up below an empty mountpoint. Costs two calls of `stat`.
+        Without this check, writes after an unmount would go to the directory below the mountpoint. Costs two calls of
+        `stat`.
         """
         if self.failure is not None or self._lock is None:
             return
@@ -145,10 +146,11 @@ class LogDir:
             self.disk.fail(error)
 
     def has_changed(self) -> bool:
-        """Read the checkpoints, clean marker and lock's holder again if needed; return whether this was done.
+        """Read the checkpoints, clean-shutdown marker and lock's holder again if the directory may have changed.
 
-        It is needed if a name in the directory may have been added, removed or replaced since the last call. For
-        read-only stores. Raises `OSError` if the directory cannot be read.
+        Return whether they were read. They are if, judging by the directory's mtime, a name in it may have been
+        added, removed or replaced since the last call. For read-only stores. Raises `OSError` if the directory cannot
+        be read.
         """
         found = self.disk.stat(self.path)
         if found.st_mtime_ns == self._seen:
@@ -161,11 +163,11 @@ class LogDir:
         return True
 
     def look_again(self) -> None:
-        """Make the next `has_changed` return true."""
+        """Make the next `has_changed` read everything again and return True."""
         self._seen = None
 
     def write_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Replace the recovery points of all partitions in this directory."""
+        """Replace the checkpoint of recovery points; `offsets` has those of all partitions in this directory."""
         self._write(RECOVERY_POINTS, offsets)
 
     def write_log_starts(self, offsets: Mapping[TopicPartition, int]) -> None:
@@ -176,7 +178,7 @@ class LogDir:
         self._write(LOG_STARTS, offsets)
 
     def write_high_watermarks(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Replace the checkpoint of the offsets up to which the logs were compacted (kafka-storage 8.9)."""
+        """Replace the checkpoint of high watermarks; `offsets` has those of all partitions in this directory."""
         self._write(HIGH_WATERMARKS, offsets)
 
     def write_cleaner_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
@@ -185,10 +187,10 @@ class LogDir:
         self.cleaner_offsets = dict(offsets)
 
     def may_have_gaps(self, name: TopicPartition) -> bool:
-        """Whether offsets may be missing from a partition because it was compacted. True also where that is unknown.
+        """Whether offsets may be missing from a partition because of compaction; True, too, if that is unknown.
 
-        A follower takes over the gaps that compaction left in its leader's log, and no file records this
-        (kafka-storage 2.9.1).
+        It is unknown in a broker's directory: a follower takes over the gaps that compaction left in its leader's
+        log, and no file records this (kafka-storage 2.9.1).
         """
         return (
             self.is_brokers or name in self.cleaner_offsets or CLEANER_OFFSETS in self._unreadable
@@ -209,7 +211,7 @@ class LogDir:
             lock.release()
 
     def disown(self) -> None:
-        """Refuse all calls from now on, and release nothing: for a forked child, whose parent holds the lock."""
+        """Used in a forked child: later calls raise `LogDirFailed`, and the lock remains the parent's."""
         self.disk.disown(self._owner)
         self._lock = None
 

@@ -30,7 +30,7 @@ _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
 class MountState(enum.Enum):
-    """Whether a logfs is mounted on a path, and whether its daemon is alive."""
+    """What is mounted on a path: no logfs, a logfs whose daemon is alive, or one whose daemon has died."""
 
     NOTHING = "nothing"
     LIVE = "live"
@@ -41,8 +41,9 @@ class MountEntry(NamedTuple):
     """One line of the mount table.
 
     `number` is the kernel's mount id. `root` is the directory of the filesystem that is mounted: "/" except for bind
-    mounts of a part of it. `kind` is the filesystem type, `source` the source that was mounted, `device` the `st_dev`
-    of the files in the mount. `flags` are the options of this mount, `options` those of the filesystem.
+    mounts of a part of it. `kind` is the filesystem type, `source` what was mounted (for logfs its log directories),
+    `device` the `st_dev` of the files in the mount. `flags` are the options of this mount, `options` those of the
+    filesystem.
     """
 
     number: int
@@ -56,14 +57,14 @@ class MountEntry(NamedTuple):
 
 
 def mounts(table: Path = _TABLE) -> list[MountEntry]:
-    """Return all mounts of a mount table, in the kernel's order; none if the table cannot be read."""
+    """Return all mounts in the `mountinfo` file `table`, in the order of its lines; none if it cannot be read."""
     return [_parse(line) for line in _lines(table)]
 
 
 def logfs_mounts() -> dict[str, MountEntry]:
     """Return the mounts of logfs by mountpoint, bind mounts of directories in them included.
 
-    Of several mounts on one another, the topmost counts.
+    Where several filesystems are mounted on the same mountpoint, only the topmost counts.
     """
     lines = _lines(_TABLE)
     # This is called often, and mostly there is no such mount.
@@ -74,7 +75,7 @@ def logfs_mounts() -> dict[str, MountEntry]:
 
 
 def mounted_at(mountpoint: Path) -> MountState:
-    """Return the state of exactly this path. A mount of another kind counts as `NOTHING`, alive or dead."""
+    """Return the state of the logfs mounted on exactly this path; `NOTHING` also for another kind of filesystem."""
     if str(mountpoint) not in logfs_mounts():
         return MountState.NOTHING
     return MountState.DEAD if is_dead(mountpoint) else MountState.LIVE
@@ -94,7 +95,8 @@ def is_dead(path: str | os.PathLike[str]) -> bool:
 def within(seconds: float, ask: Callable[[], _T]) -> _T:
     """Call `ask` in another thread, and return its result or raise its error.
 
-    Raises `TimeoutError` after `seconds`, as when `ask` waits for a daemon that is stopped or waits for its disk.
+    Raises `TimeoutError` if `ask` takes longer than `seconds`, for example because a daemon is stopped or waits for
+    its disk. The thread then goes on.
     """
     from concurrent.futures import Future
 
@@ -112,11 +114,10 @@ def within(seconds: float, ask: Callable[[], _T]) -> _T:
 
 
 def other_mounts(mount: MountEntry) -> dict[str, list[int]]:
-    """Return where the filesystem of `mount`, which was unmounted, is still mounted.
+    """Return the mountpoints at which a filesystem is still mounted after `mount`, one of its mounts, was unmounted.
 
-    The keys are the mountpoints; the values are the pids of the processes in other mount namespaces that see them. A
-    mountpoint without pids is that of a bind mount in this namespace. Processes that may not be examined are left
-    out.
+    The keys are the mountpoints; the values are the pids of the processes in other mount namespaces that see them.
+    The list is empty for a bind mount that only this namespace sees. Processes that may not be examined are left out.
     """
     here = _same(mount, "self")
     found: dict[str, list[int]] = {each.mountpoint: [] for each in here}
@@ -130,9 +131,9 @@ def other_mounts(mount: MountEntry) -> dict[str, list[int]]:
 
 
 def is_served(mount: MountEntry) -> bool:
-    """Whether the kernel still has a connection for `mount`, which was unmounted; False if that is unknown.
+    """Whether the kernel still has the FUSE connection of `mount`, which was unmounted; False if that is unknown.
 
-    The mount that uses the connection may be in any mount namespace.
+    The connection lasts while the filesystem is mounted anywhere, in this or another mount namespace.
     """
     if any(each.device == mount.device for each in mounts()):
         # Another mount has the device by now.

@@ -30,11 +30,11 @@ class Access(NamedTuple):
 
 
 class PermissionTable:
-    """The `Access` (mode bits and owner) of the files in a partition directory by name, and of the directory as "".
+    """The `Access` of the virtual files in a partition's directory, by name; "" is the name of the directory itself.
 
-    Access that was never set follows the directory: it has the directory's owner and mode bits, the bits limited to
-    0444 for files that are read, to 0666 for files that are written, and to 0555 for subdirectories. The directory
-    itself begins with the mode and owner that it has on the disk.
+    A file whose access was never set has the directory's owner and mode bits. The bits are limited to 0444 for files
+    that are read, to 0666 for files that are written, and to 0555 for subdirectories. The directory itself begins
+    with the mode and owner that it has on the disk.
     """
 
     def __init__(self, partition: Reader) -> None:
@@ -64,7 +64,7 @@ class PermissionTable:
             raise self._partition.disk.failure
 
     def get(self, name: str, allowed: int = 0o777) -> Access:
-        """Return the access that was set for a file, or else the directory's with the mode limited to `allowed`."""
+        """Return the access set for `name`; if none was set, the directory's with only the mode bits in `allowed`."""
         found = self._set.get(name)
         if found is not None:
             return found
@@ -72,7 +72,7 @@ class PermissionTable:
         return directory._replace(mode=directory.mode & allowed) if name else directory
 
     def set(self, name: str, access: Access) -> None:
-        """Set the access of a file, durably."""
+        """Set the access of the file `name`, durably; the name "" stands for the directory itself."""
         changed = {**self._set, name: access}
         content = {name: list(access) for name, access in changed.items()}
         self._partition.disk.replace_file(

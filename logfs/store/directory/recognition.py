@@ -2,8 +2,8 @@
 
 `recognise` returns what a path is. `check_log_dirs` refuses a path that is not a log directory, with one line that
 says what the path is and which path was probably meant. Neither changes anything on the disk. Recognising a log
-directory costs the names of one directory, however many partitions it has; only a path that is refused is examined
-more closely, for the hint.
+directory reads little, however many partitions it has; only a path that is refused is examined more closely, for the
+hint.
 
 A directory is a log directory if it has a file that only log directories have (a checkpoint, `meta.properties`, a
 settings file of logfs), or a partition: a directory named TOPIC-NUMBER with a segment, `partition.metadata` or
@@ -56,7 +56,10 @@ class PathKind(enum.Enum):
 
 
 class RecognisedPath(NamedTuple):
-    """The kind of a path, its description in words, and the paths that were probably meant instead."""
+    """What a path is, and in `meant` the paths that were probably meant instead.
+
+    `words` continue a sentence that begins with the path: "is a file, not a log directory".
+    """
 
     path: Path
     kind: PathKind
@@ -95,7 +98,7 @@ _MOST_HINTS = 3
 
 
 def recognise(path: str | os.PathLike[str]) -> RecognisedPath:
-    """Return what a path is. Reads names and attributes, changes nothing, and raises nothing."""
+    """Determine whether a path is a log directory or, if not, what it is. Changes and raises nothing."""
     path = Path(path).absolute()
     try:
         found = os.stat(path)
@@ -174,7 +177,7 @@ def check_place(path: Path) -> None:
 
 
 def mounted_log_dirs(path: str | os.PathLike[str]) -> list[str] | None:
-    """Return the log directories mounted at a path, or None if it is not a mountpoint of a logfs that answers."""
+    """Return the log directories mounted at a path; None if no logfs is mounted there or it does not answer."""
     absolute = os.path.realpath(path)
     mount = logfs_mounts().get(absolute)
     if mount is None or mount.root != "/":

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class LogState(NamedTuple):
-    """The input of a plan: a log's segments, settings and offsets.
+    """What `plan_compaction` needs to know of a log: its segments, settings and offsets.
 
     `checkpoint` is the offset up to which the log was cleaned, None if it never was.
     """
@@ -48,8 +48,8 @@ class CompactionPlan(NamedTuple):
     """What a round of compaction would clean, in offsets and in bytes, and how overdue the round is.
 
     `dirty` has the offsets that a round would clean, and `cleanable_bytes` is the size of their segments.
-    `clean_bytes` is the size of the sealed segments below. `delay_ms` is the time by which the oldest dirty batch
-    exceeds `max.compaction.lag.ms`, or 0.
+    `clean_bytes` is the size of the sealed segments that begin below these offsets. `delay_ms` is the time
+    by which the oldest dirty batch exceeds `max.compaction.lag.ms`, or 0.
     """
 
     dirty: Dirty
@@ -65,7 +65,7 @@ class CompactionPlan(NamedTuple):
 
     @property
     def work_bytes(self) -> int:
-        """The most bytes that a round reads and writes: dirty bytes are read twice, others once, all written once."""
+        """The most bytes a round reads and writes: dirty ones are read twice, clean ones once, all written once."""
         return 2 * self.clean_bytes + 3 * self.cleanable_bytes
 
     def is_due(self, config: LogConfig) -> bool:
@@ -115,7 +115,10 @@ def _first_uncleanable(log: LogState, dirty: Sequence[Segment], now_ms: int) -> 
 def choose_dirtiest(
     plans: Mapping[str, CompactionPlan], configs: Mapping[str, LogConfig]
 ) -> str | None:
-    """Return the name of the dirtiest log that is due, or None if no log is due."""
+    """Return the name of the log with the highest dirty ratio among those that are due, or None if no log is due.
+
+    The keys of both mappings are the names of the logs.
+    """
     due = [name for name, each in plans.items() if each.is_due(configs[name])]
     return max(due, key=lambda name: plans[name].ratio, default=None)
 
@@ -161,7 +164,7 @@ class CompactionResult(NamedTuple):
 
 
 class Compactor:
-    """The compactor of a store's logs. Any thread may call it; one round runs at a time, in the calling thread."""
+    """Compacts the logs of a store. Any thread may call it; one round runs at a time, in the calling thread."""
 
     def __init__(
         self, registry: PartitionRegistry, checkpoints: Checkpoints, commits: Commits
@@ -186,14 +189,14 @@ class Compactor:
         self.wake: Callable[[], None] = lambda: None
 
     def stop(self) -> None:
-        """End the running round, if there is one, and begin no other."""
+        """Abort the running round, if there is one, and let no other run."""
         self._stopped.set()
 
     def request(self, name: str, *, roll: bool = False) -> None:
         """Request that the next `run_due` compacts a log, whatever its dirty ratio.
 
-        With `roll` its active segment is sealed first, so that it is compacted, too. Raises `UnknownPartition`, the
-        error that keeps the log offline, or `InvalidSetting` if `cleanup.policy` has no `compact`.
+        With `roll` its active segment is sealed first, so that it is compacted, too. Raises `UnknownPartition`,
+        `InvalidSetting` if `cleanup.policy` has no `compact`, and for an offline log the error that keeps it offline.
         """
         self._check(name)
         self._wanted[name] = roll
@@ -207,7 +210,7 @@ class Compactor:
         self.wake()
 
     def is_requested(self, name: str) -> bool:
-        """Whether a log waits for a requested compaction."""
+        """Whether compaction of the log was requested and has not begun yet."""
         return name in self._wanted
 
     def plan(self, name: str) -> CompactionPlan:
@@ -223,9 +226,10 @@ class Compactor:
         return plan_compaction(log, self._registry.clock())
 
     def run_due(self) -> None:
-        """Compact the requested logs, and then, every `log.cleaner.backoff.ms`, the dirtiest logs until none is due.
+        """Compact the requested logs and, if `log.cleaner.backoff.ms` has passed since last time, those that are due.
 
-        While upkeep is paused, or without `log.cleaner.enable`, only the requested logs are compacted.
+        The logs that are due are compacted once each, the dirtiest first. While upkeep is paused, or without
+        `log.cleaner.enable`, only the requested logs are compacted.
         """
         try:
             self._run_due()

@@ -40,7 +40,7 @@ class FoundDirectories(NamedTuple):
 
 
 def futures(log_dir: LogDir) -> Iterator[tuple[TopicPartition, int]]:
-    """Yield the partitions that are being moved into a log directory, with the bytes of their .log files there."""
+    """Yield each partition that is being moved into a log directory, and the bytes of its .log files there so far."""
     if log_dir.failure is not None:
         return
     for entry in log_dir.disk.scan(log_dir.path):
@@ -57,9 +57,10 @@ def finish_or_undo(
     found: dict[LogDir, FoundDirectories],
     wanted: Callable[[str], bool],
 ) -> None:
-    """Finish or undo the moves of the partitions that `wanted` selects, and schedule originals for removal.
+    """Finish or undo the moves of the partitions that `wanted` selects; schedule replaced originals for removal.
 
-    `found` has the directories in each log directory; a copy that becomes the partition is added to its `partitions`.
+    `found` has the partition directories in each log directory. A copy that becomes the partition is added to
+    `partitions` there.
     If a move can be neither finished nor undone and no original is left, the partition is offline, with the reason.
     """
     homes = {name: log_dir for log_dir, each in found.items() for name, *_ in each.partitions}

@@ -42,11 +42,11 @@ _ROUNDS = 16
 
 
 class MoveAborted(LogfsError):
-    """A move was stopped; the partition is in its old place."""
+    """A move was stopped before it took effect: the partition is still in its old log directory."""
 
 
 class Mover:
-    """The mover of a store's partitions. Any thread may call it; one move runs at a time, in the calling thread."""
+    """Moves partitions between the log directories of a store. Any thread may call it; one move runs at a time."""
 
     def __init__(
         self,
@@ -71,22 +71,25 @@ class Mover:
         self._left: dict[Path, tuple[Partition, WeakSet[Segment]]] = {}
 
     def stop(self) -> None:
-        """End the running move, if there is one, and begin no other."""
+        """Abort the running move, if there is one, and let no other run."""
         self._stopped.set()
 
     def request(self, name: str, log_dir: str | os.PathLike[str]) -> None:
-        """Request that the next `run_due` moves a partition. Raises as `move` for a move that cannot begin."""
+        """Request that the next `run_due` moves the partition `name` to `log_dir`.
+
+        If the move is impossible already now, raises the error that `move` would raise.
+        """
         self._check(name, log_dir)
         self.errors.pop(name, None)
         self._wanted[name] = Path(log_dir)
         self.wake()
 
     def is_requested(self, name: str) -> bool:
-        """Whether a partition waits for a requested move."""
+        """Whether a move of the partition was requested and is not over yet."""
         return name in self._wanted
 
     def run_due(self) -> None:
-        """Do the requested moves. An error of one is logged and kept in `errors`, and the others go on."""
+        """Do the requested moves. If one fails, its error is logged and kept in `errors`, and the next is done."""
         while self._wanted and not self._stopped.is_set():
             name, log_dir = next(iter(self._wanted.items()))
             try:
@@ -104,12 +107,12 @@ class Mover:
     ) -> None:
         """Move a partition to another log directory of the store; appends and reads go on meanwhile.
 
-        `progress` is called with the bytes that were copied since the last call. An error before the swap leaves the
-        partition where it is, and the copy is removed. Raises `InvalidName` for a directory that is not one of the
-        store's or that the partition is in, `InvalidSetting` for one that has other settings of the topic,
-        `PartitionExists` for one that has an entry of the partition's name, `NotWritable`, `PartitionFailed`,
-        `LogDirFailed`, `MoveAborted` after `stop`, after a deletion, or while a commit to the partition is not done,
-        and `OSError`: ENOSPC before anything is copied if there is not enough room.
+        `progress` is called with the bytes that were copied since the last call. After an error before the
+        copy replaces the original, the partition stays where it is, and the copy is removed. Raises `InvalidName` if
+        the store does not have the directory or the partition is in it already, `InvalidSetting` if the directory has
+        other settings of the topic, `PartitionExists` if it has an entry of the partition's name, `NotWritable`,
+        `PartitionFailed`, `LogDirFailed`, `MoveAborted` after `stop`, after a deletion, or while a commit to the
+        partition is not done, and `OSError`, with ENOSPC before anything is copied if there is not enough room.
         """
         with self._running:
             target = self._check(name, log_dir)
@@ -262,7 +265,10 @@ class Mover:
             logger.error("%s: moved, but the original is not completely removed: %s", stray, error)
 
     def still_read(self, directory: Path) -> set[int]:
-        """Return the base offsets of the segments that are still read in a directory that will be removed."""
+        """Return the base offsets of the segments that readers still use in the old directory of a moved partition.
+
+        `directory` waits for removal. The result is empty for a directory that no move has left.
+        """
         if directory not in self._left:
             return set()
         partition, left = self._left[directory]

@@ -1,8 +1,8 @@
 """Retention: which segments are eligible for deletion and why, and their deletion (kafka-storage 7).
 
-`plan_retention` plans and changes nothing; `Retainer` deletes. There are three passes, each from the oldest segment
-on and each ended by the first segment that may stay: segments below the log start offset, segments in excess of
-`retention.bytes`, and segments older than `retention.ms`.
+`plan_retention` plans and changes nothing; `Retainer` deletes. There are three passes: for segments below the log
+start offset, for segments in excess of `retention.bytes`, and for segments older than `retention.ms`. Each pass
+begins at the oldest segment that is left, and ends at the first one that may stay.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Expired(NamedTuple):
 class RetentionPlan(NamedTuple):
     """The result of retention if it were done now.
 
-    `expired` are the segments to drop, oldest first. `stays` says why the next segment stays, and is empty if no
-    segment is left. `log_start_offset` is the log start offset after the segments are dropped.
+    `expired` are the segments to drop, oldest first. `stays` says why the oldest remaining segment stays, and is
+    empty if no segment is left. `log_start_offset` is the log start offset after the segments are dropped.
     """
 
     expired: Sequence[Expired]
@@ -164,7 +164,11 @@ def _why_it_stays(segments: Sequence[Segment], config: LogConfig | None, now_ms:
 
 
 class Retained(NamedTuple):
-    """The last retention of a partition that dropped segments; `when_ms` is in ms since the epoch."""
+    """What retention dropped of a partition when it last dropped anything.
+
+    `when_ms` is that time (ms since the epoch), `segments` and `size_bytes` are the number and size of the segments
+    dropped, and `log_start_offset` is where the log started then.
+    """
 
     when_ms: int
     segments: int
@@ -205,8 +209,9 @@ class Retainer:
     def retain(self, names: Iterable[str] | None = None, attempt: Attempt = _do) -> int:
         """Drop all segments eligible for deletion, and return how many were dropped.
 
-        Without `names`, all partitions that are neither paused nor failed are examined. Each step for one partition
-        is done by `attempt(name, step)`, which may catch the errors of `step`.
+        Without `names`, all partitions are examined, except failed ones and those whose upkeep is paused. The work on
+        each partition has two steps: advance the log start, drop the segments. Each is done by `attempt(name, step)`,
+        which may skip the step or catch its errors.
         """
         registry = self._registry
         plans: dict[str, RetentionPlan] = {}

@@ -1,4 +1,4 @@
-"""When each periodic task of a store is due, and how long failed work waits: plans without effects."""
+"""When each periodic task of a store is due, and how long failed work waits. No task is done here."""
 
 from __future__ import annotations
 
@@ -67,9 +67,10 @@ def next_due_ms(task: MaintenanceTask, timer: Timer, broker: BrokerConfig) -> in
 def due(
     timers: Mapping[MaintenanceTask, Timer], broker: BrokerConfig, now_ms: int, *, is_paused: bool
 ) -> list[MaintenanceTask]:
-    """Return the tasks of `timers` that are due, in the same order. After the clock was set back, all of them are.
+    """Return the tasks of `timers` that are due at `now_ms` (ms since the epoch), in the order of `timers`.
 
-    While upkeep is paused (`is_paused`), the tasks in `PAUSABLE` are left out.
+    A task that began to wait after `now_ms` is due, too: the clock was set back. While upkeep is paused
+    (`is_paused`), the tasks in `PAUSABLE` are left out.
     """
     return [
         task
@@ -92,7 +93,7 @@ class Backoff:
         return iter(list(self._failed))
 
     def holds(self, task: MaintenanceTask, name: str, now_ms: int) -> bool:
-        """Whether the work of a task for `name` has to wait after a failure."""
+        """Whether the work of a task for `name` failed before, and at `now_ms` still has to wait."""
         if (task, name) not in self._failed:
             return False
         since_ms, wait_ms = self._failed[task, name][1]
@@ -110,7 +111,7 @@ class Backoff:
         self._failed.pop((task, name), None)
 
     def keep(self, names: Container[str]) -> None:
-        """Forget the failures of work for other names, which is not tried again; those of whole tasks stay."""
+        """Keep the failures of work for `names` and of whole tasks, and forget the others, which are not retried."""
         for task, name in self:
             if name and name not in names:
                 self.succeeded(task, name)

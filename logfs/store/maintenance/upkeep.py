@@ -241,11 +241,11 @@ def rolls_when_quiet(config: LogConfig, *, is_brokers: bool) -> bool:
 
 
 def is_roll_overdue(segment: Segment, config: LogConfig, idle_ms: int, now_ms: int) -> bool:
-    """Whether an append now would roll the active segment because of its age; the last append was `idle_ms` ago.
+    """Whether the active segment is so old that an append now would roll it; the last append was `idle_ms` ago.
 
-    The age is the difference of two timestamps of records, which may be years from the wall clock: an import of old
-    data must not roll at every check. So the next record is assumed to have the newest timestamp plus `idle_ms`.
-    Without timestamps the age counts from the opening, as in Kafka.
+    The age is the timestamp of the next record minus that of the segment's first record. The next record is assumed
+    to have the newest timestamp plus `idle_ms`, not the wall-clock time: otherwise each check would roll after an
+    import of records with timestamps of years ago. Without timestamps the age counts from the opening, as in Kafka.
     """
     if not segment.size_bytes:
         return False
@@ -271,7 +271,7 @@ def update_key_indexes(registry: PartitionRegistry) -> None:
 
 
 def key_index_progress(registry: PartitionRegistry) -> Iterator[BackgroundOperation]:
-    """Yield the logs that are being read for their keys, with the progress."""
+    """Yield the progress of each key index for which the log is being read now."""
     for name, partition in sorted(registry.partitions.items()):
         for keys in partition.key_indexes():
             progress = keys.progress

@@ -98,7 +98,7 @@ def _cut_short(partition: Partition, why: Exception) -> Finding:
 
 
 def check_log_dirs(store: Store) -> Iterator[Finding]:
-    """Audit the files that belong to no partition, and report the partitions that cannot be loaded."""
+    """Audit the log directories' own files (checkpoints, commits); report partitions that cannot be loaded."""
     for log_dir in store.log_dirs:
         yield from _check_files(store.disk, log_dir.path)
         yield from _check_commits(store, log_dir)
@@ -107,7 +107,7 @@ def check_log_dirs(store: Store) -> Iterator[Finding]:
 
 
 def check_small_files(store: Store, partition: Partition) -> Iterator[Finding]:
-    """Audit a partition's other files, and compare the log's start and end with checkpoints and leader epochs."""
+    """Audit the small files of a partition; compare the log's two ends with checkpoints and leader epochs."""
     directory = partition.directory
     yield from _check_metadata(store.disk, directory)
     try:
@@ -191,9 +191,9 @@ def _check_log(
 
 
 def trusts_indexes(store: Store, partition: Partition, segment: Segment) -> bool:
-    """Whether a segment's indexes must agree with its log.
+    """Whether the indexes of a segment must agree with its .log file, so that a difference is an error.
 
-    False where a writer has not completed them yet, or a crash may have left them incomplete.
+    False if a writer may not have completed the indexes yet, or a crash may have left them incomplete.
     """
     log_dir = store.homes[partition.name.directory]
     if log_dir.clean:

@@ -63,7 +63,7 @@ class _NoAnswer(Exception):
 
 
 def announce(log_dirs: Sequence[LogDir], mountpoint: Path) -> None:
-    """Write the mountpoint into each log directory. An error, such as a full disk, is logged and ignored."""
+    """Write the mountpoint to a file in each log directory, for other processes. An error is logged and ignored."""
     told = _to_line({"pid": os.getpid(), "mountpoint": str(mountpoint)})
     for log_dir in log_dirs:
         try:
@@ -73,7 +73,7 @@ def announce(log_dirs: Sequence[LogDir], mountpoint: Path) -> None:
 
 
 def withdraw(log_dirs: Sequence[LogDir]) -> None:
-    """Remove the files that `announce` wrote. An error is logged and ignored."""
+    """Remove the file with the mountpoint from each log directory. An error is logged and ignored."""
     for log_dir in log_dirs:
         try:
             log_dir.disk.unlink(log_dir.path / MOUNT_FILE)
@@ -82,7 +82,7 @@ def withdraw(log_dirs: Sequence[LogDir]) -> None:
 
 
 def find_commit_file(disk: Disk, log_dir: Path) -> Path | None:
-    """Return the file that accepts commits for a log directory, or None if no mount holds the directory."""
+    """Return the path of the mount's file that accepts commits for a log directory, or None if no mount holds it."""
     pid = holder(disk, log_dir)
     mounted = None if pid is None else mountpoint(disk, log_dir, pid)
     try:
@@ -106,10 +106,10 @@ def log_dirs_of(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
 def require_log_dirs(
     log_dirs: Iterable[str | os.PathLike[str]], *, may_be_empty: bool = False
 ) -> None:
-    """Raise `InvalidStore` for a path that is not a log directory.
+    """Raise `InvalidStore` for the first path that is not a log directory.
 
-    With `may_be_empty` an empty directory is accepted. The error says what the path is, and nothing in it is changed;
-    see `recognition`.
+    With `may_be_empty` an empty directory is accepted. The error says what the path is, and which path was probably
+    meant. Nothing on the disk is changed.
     """
     check_log_dirs(log_dirs, may_be_empty=may_be_empty)
 
@@ -178,7 +178,7 @@ def parse_request(line: bytes) -> CommitRequest:
 def serve(store: Store, request: CommitRequest) -> Committed:
     """Commit the staged files of a request, or remove them if it `discards`, and return the outcome.
 
-    The outcome of a removal is not `already`, and has no offsets. Raises the errors of `Commits.commit` or
+    After a removal `already` is False, and `offsets` is empty. Raises the errors of `Commits.commit` or
     `Commits.discard`.
     """
     if not request.discards:
@@ -188,7 +188,7 @@ def serve(store: Store, request: CommitRequest) -> Committed:
 
 
 def format_answer(outcome: Committed | Exception) -> bytes:
-    """Return the answer to a request as one line of JSON."""
+    """Return the answer to a request, its outcome or the error that it raised, as one line of JSON."""
     if isinstance(outcome, Committed):
         answer: dict[str, Any] = {"already": outcome.already, "offsets": outcome.offsets}
     else:
@@ -228,10 +228,10 @@ def commit(
 ) -> Committed:
     """Commit files that were staged in log directories, all or none, through a mount or directly.
 
-    Each `writer` numbers its commits: a commit whose `sequence` is not above the writer's last one is not done
-    again. Waits up to `seconds` for another process that holds the directories. Raises `StoreLocked` if the process
-    keeps them, as a broker does: it accepts no commits. Also raises `InvalidStore`, and the errors of opening a store
-    and of `Commits.commit`.
+    `writer` is the name of the writer, and `sequence` the writer's own number of this commit. If the number is not
+    above that of the writer's last commit, nothing is appended. Waits up to `seconds` for another process that holds
+    the directories. Raises `StoreLocked` if the process keeps them, as a broker does, which accepts no commits. Also
+    raises `InvalidStore`, and the errors of opening a store and of `Commits.commit`.
     """
     return _send(log_dirs, CommitRequest(writer, sequence, tuple(staged)), seconds)
 

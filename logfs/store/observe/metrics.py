@@ -28,7 +28,10 @@ GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
 
 
 class Sample(NamedTuple):
-    """One value; the samples of a histogram have a `suffix` to the family's name."""
+    """One value of a metric, with its labels.
+
+    `suffix` is added to the name of the metric; the samples of a histogram have one, such as `_bucket`.
+    """
 
     value: float
     labels: Mapping[str, object] = {}
@@ -78,7 +81,10 @@ def _number(value: float) -> str:
 def histogram(
     labels: Mapping[str, object], times: LatencyHistogram, unit: float = 1.0
 ) -> list[Sample]:
-    """Return the samples of a histogram of durations in seconds times `unit`; a `unit` of 1000 gives milliseconds."""
+    """Return the samples of a histogram of durations, each with `labels`.
+
+    `unit` is how many of the samples' units make a second: 1 for seconds, 1000 for milliseconds.
+    """
     buckets = list(times.buckets())
     samples = [
         Sample(count, {**labels, "le": _number(bound * unit)}, "_bucket")
@@ -92,7 +98,7 @@ def histogram(
 
 
 def metrics(store: Store, more: Iterable[Family] = ()) -> bytes:
-    """Return the text of a store's metrics and of `more`. Raises `WouldBlock` in a thread that must not wait."""
+    """Return Prometheus text: a store's metrics and `more`. Raises `WouldBlock` in a thread that must not wait."""
     store.disk.check_may_block()
     plans = _plans(store)
     return render(

@@ -148,7 +148,10 @@ def upkeep_text(store: Store) -> str:
 
 
 def store_status(store: Store) -> dict[str, Any]:
-    """Return the status of a store as a whole, without that of each partition."""
+    """Return the log directories, offline partitions, upkeep and background operations of a store.
+
+    Of the partitions that work, only the number is included.
+    """
     return {
         "log_dirs": [str(log_dir.path) for log_dir in store.log_dirs],
         "offline_log_dirs": {
