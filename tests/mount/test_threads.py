@@ -75,7 +75,10 @@ def test_a_value_is_set_in_a_worker_thread(store: Store, path: str, value: bytes
 
 
 def test_fsyncs_of_different_files_share_one_sync(log_dir: Path) -> None:
-    """While one fsync of a partition runs, those of other handles wait; one more sync makes all records durable."""
+    """While one fsync of a partition runs, those of other handles wait; one more sync makes all records durable.
+
+    The handlers are called without a kernel, because a sync that lasts cannot be had on a real disk.
+    """
     disk = HeldDisk()
     with Store(log_dir, disk=disk) as store:
         orders = store.create("orders-0")

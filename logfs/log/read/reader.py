@@ -425,8 +425,8 @@ class Reader:
             if not segment.size_bytes and not segment.gaps:
                 # The records of this segment are lost, so its file's time is not that of any record.
                 continue
-            # Even if it holds no record: for a segment that compaction emptied its file's time counts, and hides the
-            # others.
+            # Even if it holds no record: for a segment that compaction emptied, its file's time counts. Without
+            # `shown` the later segments are not searched then.
             if segment.largest_timestamp >= timestamp:
                 start = max(segment.offset_before(timestamp), self.log_start_offset)
                 found = self._first_at(segment, start, timestamp, shows)

@@ -79,7 +79,7 @@ class ScannableSegment(Protocol):
         """True if offsets may be missing between batches, as after compaction; if False, a gap is damage."""
 
     def read(self, position: int, size: int) -> memoryview:
-        """Return `size` bytes of the .log file from `position` on; fewer at the end of the last whole batch."""
+        """Return `size` bytes of the .log file from `position` on, fewer if its last whole batch ends before that."""
 
     def walk_unknown_end(
         self, position: int, first_offset: int

@@ -170,7 +170,7 @@ class Segment(SegmentFiles):
     # Reading.
 
     def read(self, position: int, size: int) -> memoryview:
-        """Return `size` bytes of the .log file from `position` on; fewer at the end of the last whole batch."""
+        """Return `size` bytes of the .log file from `position` on, fewer if its last whole batch ends before that."""
         left = self.size_bytes - position
         return self._disk.read(self.file, position, max(min(size, left), 0))
 
@@ -335,9 +335,9 @@ class Segment(SegmentFiles):
     def skip_earlier(self, position: int, timestamp: int) -> tuple[int, int | None]:
         """Find, by headers alone, the first batch from `position` on with a timestamp of at least `timestamp` (ms).
 
-        Returns (position, base offset). The position is that of the batch before the one found, or `position` if
-        there is none before: a walk may start there. The base offset is that of the batch found; it is None if there
-        is no such batch, or if the headers do not lead to one another. The caller must check the batch.
+        Returns (start, base offset). The base offset is that of the batch found; it is None if there is no such
+        batch, or if a header is not followed by that of the next batch. `start` is the position of the batch before
+        the end of the search, from which a careful walk may begin. No CRC is checked: the caller must do that.
         """
         before, expected = position, None
         window, window_start = self.read(position, POINT_READ_BYTES), position

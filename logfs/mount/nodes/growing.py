@@ -34,7 +34,10 @@ class GrowingFile(PartitionAccess, FileNode):
         raise NotImplementedError
 
     def byte_at(self, position: int) -> bytes:
-        """Return the byte at `position`, as `bytes` of length 1; the caller stores it in the kernel's page cache."""
+        """Return the byte at `position`, as `bytes` of length 1.
+
+        `GrowingSizes` stores it in the kernel's page cache, which makes the kernel see that the file has grown.
+        """
         raise NotImplementedError
 
 

@@ -103,10 +103,7 @@ class Commits:
         return max(known, default=None)
 
     def pending(self) -> dict[LogDir, Pending]:
-        """Return the commits that are decided but not done.
-
-        The keys are the log directories whose commit files hold the commits.
-        """
+        """Return the commit that is decided but not done of each log directory; others are left out."""
         return {path: log.pending for path, log in self._known.items() if log.pending is not None}
 
     def concerns(self, name: str) -> bool:

@@ -203,7 +203,7 @@ class Compactor:
         self.wake()
 
     def request_all(self) -> None:
-        """Request the compaction of each log that has `compact` in its `cleanup.policy` and has not failed."""
+        """Request the compaction of each log whose `cleanup.policy` has `compact`; failed partitions are left out."""
         for name, partition in list(self._registry.partitions.items()):
             if partition.config.is_compacted and partition.failure is None:
                 self._wanted.setdefault(name, False)

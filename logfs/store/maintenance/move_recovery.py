@@ -72,11 +72,15 @@ def finish_or_undo(
                 registry.homes.setdefault(name.directory, homes.get(name, log_dir))
                 continue
             try:
-                has_left = names.stray_directory(path.name) in names_of_strays and _is_noted(
-                    log_dir, path, path
-                )
+                has_original_left = names.stray_directory(
+                    path.name
+                ) in names_of_strays and _is_noted(log_dir, path, path)
                 final = _finish_or_undo(
-                    registry, log_dir, path, is_there=name in homes, has_left=has_left
+                    registry,
+                    log_dir,
+                    path,
+                    is_there=name in homes,
+                    has_original_left=has_original_left,
                 )
                 if final is not None:
                     each.partitions.append((name, final, log_dir.disk.stat(final).st_ino))
@@ -94,14 +98,19 @@ def finish_or_undo(
 
 
 def _finish_or_undo(
-    registry: PartitionRegistry, log_dir: LogDir, path: Path, *, is_there: bool, has_left: bool
+    registry: PartitionRegistry,
+    log_dir: LogDir,
+    path: Path,
+    *,
+    is_there: bool,
+    has_original_left: bool,
 ) -> Path | None:
     """Finish or undo one move. Return the partition's directory if the copy is the partition now, and None if not.
 
     A read-only store uses the copy under its present name. Raises `InvalidStore` for a move that can be neither
     finished nor undone.
     """
-    if is_there and has_left:
+    if is_there and has_original_left:
         raise InvalidStore(
             f"{path}: has replaced the partition, but another partition has its name; move one of them away"
         )
@@ -113,7 +122,7 @@ def _finish_or_undo(
     if log_dir.live:
         # Another process is doing the move: the next look will find it done.
         return None
-    if not has_left:
+    if not has_original_left:
         raise InvalidStore(
             f"{path}: a move into {log_dir.path} is not finished; open the store with all of its log directories. If "
             "the log directory that the partition came from is lost for good, rename this directory to "
@@ -127,12 +136,12 @@ def _finish_or_undo(
     return final
 
 
-def _is_noted(log_dir: LogDir, directory: Path, other: Path) -> bool:
-    """Whether `directory` holds a complete copy, made by the move whose UUID is in the name of `other`."""
-    note = directory / MOVED
+def _is_noted(log_dir: LogDir, copy: Path, named: Path) -> bool:
+    """Whether `copy` is complete and was made by the move whose UUID is in the name of the directory `named`."""
+    note = copy / MOVED
     if not log_dir.disk.exists(note):
         return False
-    return log_dir.disk.read_file(note) == names.unique_part(other.name).encode()
+    return log_dir.disk.read_file(note) == names.unique_part(named.name).encode()
 
 
 def _remove_original(
