@@ -716,8 +716,8 @@ def _no_neighbours(patch: pytest.MonkeyPatch) -> None:
 
 
 def _kafka_deletes_what_follows(patch: pytest.MonkeyPatch) -> None:
-    def is_torn(self: object, segment: object, damage: Damage, size: int, *, cut: bool) -> bool:
-        return cut and damage.start < damage.end
+    def is_torn(self: object, segment: object, damage: Damage, size: int, *, is_last: bool) -> bool:
+        return is_last and damage.start < damage.end
 
     patch.setattr(recovery._LogLoader, "_is_torn", is_torn)
 
