@@ -41,6 +41,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
     need_fuse()
     base = tmp_path_factory.mktemp("append")
     mount = Mount(base / "mnt", [base / "log"]).start()
+    # Some records are from 2021, so the default retention would delete them.
+    (mount.path / ".logfs/config/log.retention.ms").write_text("-1")
     yield mount
     mount.stop()
     assert_clean(*mount.log_dirs)

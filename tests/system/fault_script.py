@@ -272,6 +272,10 @@ class _Script:
         for log_dir in self.log_dirs:
             if not (log_dir / "a-0").is_dir():
                 self.control("a-0", f"move {log_dir}")
+                last = self.journal.steps[-1]
+                if last.errno == errno.EINVAL and (log_dir / "a-0").is_dir():
+                    # An earlier move ended between the look and the request.
+                    self.journal.steps[-1] = Step(last.what, 0, last.seconds)
                 return
 
     def make_and_remove(self) -> None:
