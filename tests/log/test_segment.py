@@ -389,7 +389,10 @@ def test_truncation_into_a_batch_drops_it_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", [55, 58, 60])
 def test_truncation_into_a_gap_cuts_at_the_next_batch(tmp_path: Path, target: int) -> None:
-    """In a gap that compaction left, the cut is at the batch after it (kafka-storage 14.1 item 19)."""
+    """In a gap that compaction left, the cut is at the batch after it (kafka-storage 14.1 item 19).
+
+    The segment then ends where the next opening finds its end, whatever the offset was.
+    """
     compacted = LogConfig(cleanup_policy=frozenset({"compact"}))
     parts = [batch_bytes([Record(b"v", b"k")] * 2, base) for base in (50, 60, 70)]
     raw_segment(tmp_path, 40, *parts)
@@ -397,7 +400,10 @@ def test_truncation_into_a_gap_cuts_at_the_next_batch(tmp_path: Path, target: in
     segment.truncate(target, compacted, NOW)
     assert found_offsets(segment, 40) == [50, 51]
     assert segment.size_bytes == len(parts[0])
-    assert segment.next_offset == target
+    assert segment.next_offset == 52
+    segment.finish()
+    (again,) = reload(tmp_path, compacted, clean=True, compacted=True).segments
+    assert again.next_offset == 52
 
 
 # Files.

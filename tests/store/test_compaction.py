@@ -18,7 +18,7 @@ from logfs.store.observe.check import check
 from logfs.store.store import Store
 from tests.support.processes import wait_for
 from tests.support.requirements import need_fuse
-from tests.support.stores import set_topic
+from tests.support.stores import assert_clean, set_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -362,6 +362,24 @@ def test_truncating_below_the_checkpoint_lowers_it(
     store.compact("orders-0")
     store.truncate("orders-0", 57)
     assert checkpoint(log_dir) == f"0\n1\norders 0 {orders.active.base_offset}\n"
+
+
+def test_a_truncated_log_ends_where_the_next_opening_finds_its_end(
+    store: Store, clock: Clock, log_dir: Path
+) -> None:
+    """Compaction has taken the records before the cut, so the log ends below it, now and after a restart."""
+    orders = store.create("orders-0")
+    orders.append([Record(b"v", b"kept")])
+    orders.append([Record(str(n).encode(), b"key") for n in range(4)])
+    orders.roll(clock())
+    store.compact("orders-0")
+    store.truncate("orders-0", 3)
+    end, point = orders.log_end_offset, orders.recovery_point
+    assert (end, point) == (1, 1)
+    store.close()
+    assert_clean(log_dir)
+    with Store(log_dir, clock=clock) as again:
+        assert again["orders-0"].log_end_offset == end
 
 
 def test_a_deleted_partition_leaves_no_checkpoint(

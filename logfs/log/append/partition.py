@@ -537,8 +537,8 @@ class Partition(Reader):
     def truncate(self, offset: int) -> bool:
         """Drop every record at or after `offset` (kafka-storage 10.4); return whether anything changed.
 
-        A batch that straddles `offset` is dropped whole. The log then ends at the base offset of that batch, or at
-        `offset` in a log whose offsets may have gaps. The caller has lowered the recovery point in the checkpoint.
+        A batch that straddles `offset` is dropped whole. The log then ends after the last batch that is left, which
+        may be below `offset`. The caller has lowered the recovery point in the checkpoint.
         """
         self.check_appendable()
         with self.flusher.lock, self.lock:

@@ -79,6 +79,8 @@ class Segment(SegmentFiles):
 
     def detached(self) -> Segment:
         """Return a second object for the same files and indexes, whose end and writer change independently."""
+        # Made before the copy, which shares them.
+        _ = self.indexes
         other = copy.copy(self)
         if self.writer is not None:
             other.writer = self.writer.writing_to(other)
@@ -467,11 +469,8 @@ class Segment(SegmentFiles):
     def truncate(self, offset: int, config: LogConfig, now_ms: int) -> None:
         """Drop the batch that holds `offset` and everything after it, and continue from there (kafka-storage 10.4).
 
-        The next offset of the segment is then one of three:
-        - its base offset, if no batch is left;
-        - `offset`, in a log whose offsets may have gaps (`gaps`);
-        - the base offset of the dropped batch in every other log, in which recovery takes a batch after a gap for one
-          with a damaged header.
+        The next offset of the segment is then the offset after its last batch, or its base offset if no batch is
+        left: the next opening finds no other. In a compacted log it may be below `offset`.
 
         Cuts the indexes too, and preallocates them again by the `config`. `now_ms` is the new time of creation if no
         batch is left.
@@ -488,10 +487,11 @@ class Segment(SegmentFiles):
             )
             if cut is not None:
                 position, text = cut[0], self.text_before(cut[0])
-                offset = offset if self.gaps else min(offset, cut[1].header.base_offset)
-                if not position:
-                    # An empty file shows no other end than its name.
-                    offset = self.base_offset
+                offset = min(offset, cut[1].header.base_offset)
+            start, offset = self.position_of(offset - 1), self.base_offset
+            for found in self.walk(start, position) if position else ():
+                last = found if isinstance(found, Damage) else found[1].header
+                offset = last.next_offset
         self._end = SegmentEnd(position, offset, text)
         self._disk.truncate(self.file, position)
         # Synced before the next append: a crash must neither restore dropped records nor mix them with new ones.
