@@ -19,6 +19,7 @@ LAYERS = ["cli", "mount spark", "store", "log", "format", "config", "setting", "
 # The folders and modules of one layer. Each imports only from itself and from those before it in its list.
 FOLDERS = {
     "store": [
+        "parallel",
         "settings",
         "directory",
         "registry",

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logfs.cli.common import isolation_level, path_argument, recovery_progress
+from logfs.cli.common import isolation_level, path_argument
 from logfs.errors import InvalidStore
 
 if TYPE_CHECKING:
@@ -100,7 +100,6 @@ def run(arguments: argparse.Namespace) -> int:
         serve(
             options,
             ready=lambda: print(f"{options.mountpoint}: ready", flush=True),
-            progress=recovery_progress(),
         )
         return 0
     return _in_background(options)
@@ -190,7 +189,6 @@ def _in_background(options: Options) -> int:
     if os.fork():
         os.close(writing)
         with os.fdopen(reading, "rb") as pipe:
-            # The child prints the progress of a recovery itself: it still has the terminal.
             answer = os.fsdecode(pipe.read())
         if answer == "ready":
             return 0
@@ -233,7 +231,7 @@ def _daemon(options: Options, parent: TextIO) -> int:
 
     try:
         os.chdir("/")
-        serve(options, ready=ready, progress=recovery_progress())
+        serve(options, ready=ready)
     except (LogfsError, OSError) as error:
         where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

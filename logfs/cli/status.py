@@ -74,7 +74,8 @@ def _print(source: Source, *, json: bool) -> int:
     if is_mount:
         print(f"  up          {status['uptime_ms'] / 1000:.0f} s")
         print(f"  errors      {status['errors']} (see {os.path.join(path, '.logfs/errors')})")
-    print(f"  partitions  {status['partitions']}")
+    waiting = f", {status['unloaded']} not loaded yet" if status["unloaded"] else ""
+    print(f"  partitions  {status['partitions']}{waiting}")
     # The status of a daemon of an earlier release lacks this entry.
     failed = status.get("offline_log_dirs", {})
     for directory, reason in failed.items():

@@ -215,6 +215,8 @@ def _summary(watched: Source, look: StoreSnapshot, found: Sequence[Row]) -> str:
     text = f"{watched.name}: {status['partitions']} partitions, {_size(sum(row.size for row in found))}"
     rate = sum(row.bytes_in or 0 for row in found) / 1e6
     text += f", {sum(row.records or 0 for row in found):.0f} records/s, {rate:.2f} MB/s in"
+    if status["unloaded"]:
+        text += f", {status['unloaded']} not loaded yet"
     if status["offline"]:
         text += f", {len(status['offline'])} offline"
     return text + (", upkeep paused" if (status["upkeep"] or {}).get("paused") else "")

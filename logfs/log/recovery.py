@@ -273,6 +273,7 @@ class _LogLoader:
     ) -> Producers | None:
         if not self.disk.writable:
             return None
+        self.snapshots.drop_aside()
         self.snapshots.drop_strays({segment.base_offset for segment in segments})
         if not self.start.clean or self.snapshots.offsets:
             return self.snapshots.restore(segments, log_start_offset, log_end_offset, self.now_ms)
@@ -406,6 +407,8 @@ class _LogLoader:
             self._drop_empty_end(segments)
         durable = len([s for s in segments[1:] if s.base_offset < self.start.recovery_point])
         first = len(segments) if self.start.clean else 0 if self.start.rebuild else durable
+        if first < len(segments):
+            self.snapshots.set_aside(segments[first].base_offset)
         for number, segment in enumerate(segments[:-1]):
             if number >= first or not self._has_indexes(segment):
                 self._rebuild(segments, segment, sync=number < durable)
@@ -496,7 +499,7 @@ class _LogLoader:
         in any case.
         """
         is_last = segment is segments[-1]
-        logger.info("%s: recovering", segment.path)
+        logger.debug("%s: recovering", segment.path)
         size = self.disk.size(segment.file)
         if self.start.end is not None and segment.base_offset == self.start.end.base_offset:
             size = min(size, self.start.end.position)

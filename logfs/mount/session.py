@@ -12,6 +12,7 @@ import resource
 import signal
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,19 +75,19 @@ def run(
     options: Options,
     *,
     ready: Callable[[], None] = lambda: None,
-    progress: Callable[[str, int, int], None] | None = None,
 ) -> None:
     """Mount, and serve requests until unmounted or stopped by SIGTERM, SIGINT or SIGHUP.
 
-    `ready` is called when the mount answers, `progress` with (partition, bytes read, bytes in all) during recovery.
-    Raises the errors of opening a `Store`, `InvalidStore` for an unsuitable mountpoint, and `OSError`.
+    `ready` is called when the mount answers. Partitions are then loaded, and recovered if necessary, in the
+    background; a request for one of them waits until that one is loaded. Raises the errors of opening a `Store`,
+    `InvalidStore` for an unsuitable mountpoint, and `OSError`.
     """
     mountpoint = check_paths(options)
     _keep_memory()
     _raise_file_limit()
     with (
         watchdog() as watch,
-        Store(options.log_dirs, read_only=options.read_only, progress=progress) as store,
+        Store(options.log_dirs, read_only=options.read_only, lazy=True) as store,
     ):
         store.disk.forbid_blocking()
         warm_up()
@@ -288,10 +289,12 @@ async def _serve(
                 alarm = _Alarm()
                 worker.wake = alarm.ring
                 nursery.start_soon(_upkeep, worker.run_due, _UPKEEP_SECONDS, alarm.sleep)
+        nursery.start_soon(run_in_thread, partial(store.load_all, gently=True))
         nursery.start_soon(_announce, store, mountpoint, ready)
         await pyfuse3.main(max_tasks=_MAX_TASKS)
         store.compactor.stop()
         store.mover.stop()
+        store.stop_loading()
         nursery.cancel_scope.cancel()
 
 

@@ -11,6 +11,7 @@ Each folder and module imports only from those below it in this list:
 - `registry`: the partitions of a store by name, and the state that its parts share.
 - `directory`: one log directory: what a path is, its lock, its checkpoints, its permissions.
 - `settings`: overrides on disk, and the configuration in force.
+- `parallel`: work on many partitions in several threads.
 
 Begin with `store.store`.
 """

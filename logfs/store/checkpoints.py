@@ -38,15 +38,13 @@ class Checkpoints:
         errors.throw()
 
     def write_one(self, log_dir: LogDir, *coming: Partition) -> None:
-        here = [
-            p for n, p in self._registry.partitions.items() if self._registry.homes[n] is log_dir
-        ]
+        # One copy: a partition that becomes loaded meanwhile must not be missed by both loops.
+        loaded = dict(self._registry.partitions)
+        here = [p for n, p in loaded.items() if self._registry.homes[n] is log_dir]
         here += coming
         # Copies of unfinished moves, which are the partitions from the next opening on.
         copies = [name for name, home in self.unfinished.items() if home is log_dir]
-        here += [
-            self._registry.partitions[name] for name in copies if name in self._registry.partitions
-        ]
+        here += [loaded[name] for name in copies if name in loaded]
         points = {partition.name: partition.recovery_point for partition in here}
         starts = {
             partition.name: partition.log_start_offset
@@ -55,7 +53,7 @@ class Checkpoints:
         }
         for directory, home in self._registry.homes.items():
             # The partition is offline or was not loaded: it keeps its entries.
-            if home is log_dir and directory not in self._registry.partitions:
+            if home is log_dir and directory not in loaded:
                 name = names.parse_directory(directory)
                 points[name] = log_dir.recovery_points.get(name, 0)
                 if name in log_dir.log_starts:

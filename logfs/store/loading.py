@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from contextlib import suppress
+import threading
+import time
+from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logfs.errors import InvalidStore, LogfsError
+from logfs.errors import InvalidStore, LogfsError, PartitionFailed, UnknownPartition
 from logfs.format.base import names
 from logfs.format.base.names import DirectoryKind, TopicPartition
 from logfs.log import recovery
@@ -24,19 +27,24 @@ from logfs.store.directory.lease import Lease, LeasedLogDir
 from logfs.store.directory.lock import STATUS_FILE
 from logfs.store.directory.log_dir import LogDir
 from logfs.store.maintenance import move_recovery
+from logfs.store.parallel import for_each
+from logfs.store.registry import UnloadedPartition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from logfs.config import LogConfig
     from logfs.store.commits.commit import Commits
-    from logfs.store.registry import PartitionRegistry
+    from logfs.store.registry import BackgroundOperation, PartitionRegistry
 
     # The name of the only partition to load, or a function that returns whether to load the partition of a name.
     Only = str | Callable[[str], bool]
     Progress = Callable[[str, int, int], None]
 
 logger = logging.getLogger(__name__)
+
+# Partitions with so many bytes are recovered at the same time; the compiled loops over their batches run in parallel.
+_LARGE_BYTES = 4 << 20
 
 
 def open_log_dirs(
@@ -116,8 +124,16 @@ def _check_unique(found: Mapping[LogDir, move_recovery.FoundDirectories]) -> Non
                 )
 
 
+class _LoadingStopped(Exception):
+    """The store is being closed, so a recovery ends before it is done; the next opening begins it anew."""
+
+
 class PartitionLoader:
-    """The loader of a store, which opens the partitions in its log directories."""
+    """The loader of a store, which opens the partitions in its log directories.
+
+    `find` notes the partitions there are, in `PartitionRegistry.unloaded`; `load` and `load_all` load them. Any
+    threads may load at the same time, each another partition.
+    """
 
     def __init__(
         self,
@@ -127,25 +143,33 @@ class PartitionLoader:
         *,
         only: Only | None,
         recover: bool,
+        lazy: bool,
     ) -> None:
-        """Make a loader; it reads nothing before `load`.
+        """Make a loader; it reads nothing before `find`.
 
         `only` is the name of the one partition to load, or a function that selects partitions by name; None selects
         all. `progress` is called with (partition, bytes read so far, bytes in all) during recovery. With `recover`,
-        partitions are recovered even after a clean shutdown.
+        partitions are recovered even after a clean shutdown. With `lazy`, `refresh` does not load what it finds.
         """
         self._registry = registry
         self._commits = commits
+        # What recovery has read so far, and the number of partitions for which it is done.
         self.recovered_bytes = 0
+        self.recovered_partitions = 0
+        self._counting = threading.Lock()
+        # Held during the recovery of a small partition.
+        self._turn = threading.Lock()
+        self._is_stopped = False
         self._progress = progress
         self._wanted = (lambda name: only in (None, name)) if not callable(only) else only
         self._recover = recover
+        self._is_lazy = lazy
         # For `refresh`: the inode numbers of partition directories, and the mtimes (ns) of those that are offline.
         self._inodes: dict[str, int] = {}
         self._failed_mtime: dict[str, int] = {}
 
-    def load(self) -> None:
-        """Load every partition of the log directories that work (kafka-storage 5.1).
+    def find(self) -> None:
+        """Find the partitions of the log directories that work; none is loaded yet (kafka-storage 5.1).
 
         Raises `InvalidStore`, before anything is changed, for a partition that is in two of the directories.
         """
@@ -169,7 +193,7 @@ class PartitionLoader:
             for name, path, inode in sorted(partitions):
                 self._inodes[name.directory] = inode
                 if self._wanted(name.directory):
-                    self._load_partition(log_dir, name, path)
+                    self._note(log_dir, name, path)
                 else:
                     self._registry.homes[name.directory] = log_dir
 
@@ -196,29 +220,84 @@ class PartitionLoader:
                 found.strays.append(path)
         return found
 
-    def _load_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> None:
+    def _note(self, log_dir: LogDir, name: TopicPartition, path: Path) -> None:
         if name.directory in self._registry.homes:
             # The partition is being moved from one log directory to another, as in `refresh`.
             log_dir.look_again()
             return
+        self._registry.unloaded[name.directory] = UnloadedPartition(name, log_dir, path)
         self._registry.homes[name.directory] = log_dir
+
+    def load_all(self, *, gently: bool = False) -> None:
+        """Load the partitions that are not loaded yet, several at a time if any may need recovery.
+
+        Returns when they are loaded or offline, or after `stop`. May be called in any thread, and starts others. With
+        `gently`, it pauses after each partition for as long as the load took, unless any may need recovery.
+        """
+        is_clean = not self._recover and all(
+            log_dir.clean or log_dir.live for log_dir in self._registry.working
+        )
+
+        def load(unloaded: UnloadedPartition) -> None:
+            if self._is_stopped:
+                return
+            began = time.monotonic()
+            with suppress(LogfsError, OSError):
+                self.load(unloaded)
+            if gently and is_clean:
+                time.sleep(time.monotonic() - began)
+
+        def abandon() -> None:
+            self._is_stopped = True
+
+        todo = [unloaded for _, unloaded in sorted(self._registry.unloaded.items())]
+        count = 1 if is_clean else len(os.sched_getaffinity(0))
+        for_each(load, todo, threads=count, abandon=abandon)
+
+    def stop(self) -> None:
+        """End the loads that are running, and start no more. The partitions stay as a crash would leave them."""
+        self._is_stopped = True
+        for unloaded in list(self._registry.unloaded.values()):
+            with unloaded.lock:
+                pass
+
+    def load(self, unloaded: UnloadedPartition) -> Partition:
+        """Load a partition, as `PartitionRegistry.load` describes."""
+        registry, name = self._registry, unloaded.name.directory
+        if unloaded.partition is None:
+            registry.disk.check_may_block()
+            with unloaded.lock:
+                if registry.unloaded.get(name) is unloaded:
+                    if self._is_stopped:
+                        raise PartitionFailed(f"{unloaded.path}: the store is closed")
+                    self._load(unloaded)
+        if unloaded.partition is not None:
+            return unloaded.partition
+        if name in registry.unloaded:
+            raise PartitionFailed(f"{unloaded.path}: the store is closed")
+        raise registry.offline.get(name) or UnknownPartition(f"{name}: no such partition")
+
+    def _load(self, unloaded: UnloadedPartition) -> None:
+        """Load a partition, and settle it: an error takes it offline."""
+        log_dir, path, registry = unloaded.log_dir, unloaded.path, self._registry
         try:
-            self._registry.partitions[name.directory] = self._open_partition(log_dir, name, path)
-        except (FileNotFoundError, Gone) as error:
-            if not self._registry.read_only:
-                raise
-            # Another process is deleting it, or has removed files during the load: the next refresh tries again.
-            logger.info("%s: changed while it was loaded: %s", path, error)
-            del self._registry.homes[name.directory]
-            log_dir.look_again()
+            registry.settle(unloaded, self._open_partition(log_dir, unloaded.name, path))
+        except _LoadingStopped:
+            logger.info("%s: its recovery was interrupted", path)
         except (LogfsError, OSError) as error:
+            if registry.read_only and isinstance(error, (FileNotFoundError, Gone)):
+                # Another process is deleting it, or has removed files during the load: the next refresh tries again.
+                logger.info("%s: changed while it was loaded: %s", path, error)
+                registry.settle(unloaded, None)
+                log_dir.look_again()
+                return
             logger.error("%s: offline: %s", path, error)
-            self._registry.offline[name.directory] = error
+            registry.settle(unloaded, error)
         except Exception as error:
             # Unexpected error, perhaps provoked by a hostile file. The other partitions must not suffer from it.
             reason = InvalidStore(f"{path}: cannot be loaded: {error!r}")
             logger.exception("%s: offline", path)
-            self._registry.offline[name.directory] = reason
+            registry.settle(unloaded, reason)
 
     def _open_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> Partition:
         check_files(log_dir.disk, path)
@@ -241,21 +320,22 @@ class PartitionLoader:
         if not clean and not log_dir.live:
             logs = (e for e in log_dir.disk.scan(path) if e.name.endswith(names.LOG))
             total = sum(entry.stat(follow_symlinks=False).st_size for entry in logs)
-        done = 0
-
-        def report(size: int) -> None:
-            nonlocal done
-            done += size
-            self.recovered_bytes += size
-            self._progress(name.directory, done, total)
 
         def load() -> recovery.Loaded:
             if log_dir.live:
                 return live_partition.load(log_dir.disk, path, start)
             kind = LiveSegment if self._registry.read_only else Segment
-            return recovery.load(
-                log_dir.disk, path, config, start, self._registry.clock(), report, kind
-            )
+            disk, now_ms = log_dir.disk, self._registry.clock()
+            if clean:
+                return recovery.load(disk, path, config, start, now_ms, kind=kind)
+            # Threads that run Python only get in each other's way, and a small partition is nothing else.
+            turn = self._turn if total < _LARGE_BYTES else nullcontext()
+            with turn, self._registry.doing("recovering", name.directory, total) as work:
+                report = partial(self._report, work)
+                loaded = recovery.load(disk, path, config, start, now_ms, report, kind)
+            with self._counting:
+                self.recovered_partitions += 1
+            return loaded
 
         def get_config() -> LogConfig:
             return self._registry.settings.log_config(name.topic)
@@ -265,6 +345,15 @@ class PartitionLoader:
                 log_dir.disk, path, name, get_config, self._registry.clock, load
             )
         return Partition(log_dir.disk, path, name, get_config, self._registry.clock, load())
+
+    def _report(self, work: BackgroundOperation, size: int) -> None:
+        """Count bytes that the recovery of a partition has read. Raises `_LoadingStopped` after `stop`."""
+        if self._is_stopped:
+            raise _LoadingStopped
+        with self._counting:
+            work.done_bytes += size
+            self.recovered_bytes += size
+        self._progress(work.name, work.done_bytes, work.total_bytes)
 
     def refresh(self, log_dir: LogDir) -> None:
         """Bring a read-only store up to date with the partitions that a log directory has now.
@@ -282,17 +371,20 @@ class PartitionLoader:
         for directory in [d for d, home in self._registry.homes.items() if home is log_dir]:
             inode = found[directory][2] if directory in found else None
             if inode != self._inodes.get(directory) or self._may_work_now(directory, log_dir):
+                self._registry.unloaded.pop(directory, None)
                 self._registry.partitions.pop(directory, None)
                 self._registry.offline.pop(directory, None)
                 del self._registry.homes[directory]
         for directory, (name, path, inode) in found.items():
             if directory not in self._registry.homes and self._wanted(directory):
                 self._inodes[directory] = inode
-                self._load_partition(log_dir, name, path)
+                self._note(log_dir, name, path)
             elif self._registry.homes.get(directory, log_dir) is not log_dir:
                 # The partition is being moved from one log directory to another, and is in both for a moment.
                 log_dir.look_again()
-        for partition in self._registry.partitions.values():
+        if not self._is_lazy:
+            self.load_all()
+        for partition in list(self._registry.partitions.values()):
             if isinstance(partition, ReadOnlyPartition) and partition.name.directory in found:
                 partition.follow_log_start(log_dir.log_starts.get(partition.name, 0))
 

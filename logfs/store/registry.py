@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from logfs.errors import LogfsError, UnknownPartition
+from logfs.format.base import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from logfs.errors import LogDirFailed
+    from logfs.format.base.names import TopicPartition
     from logfs.log.append.partition import Partition
     from logfs.log.disk.disk import Disk
     from logfs.store.directory.log_dir import LogDir
@@ -42,11 +44,42 @@ class BackgroundOperation:
         return f"{self.what} {self.name}{phase}: {share:.0%} of {self.total_bytes} bytes"
 
 
+@dataclass(slots=True, eq=False)
+class UnloadedPartition:
+    """A partition of which only the directory is known so far; `PartitionRegistry.load` loads it.
+
+    `partition` is None until then. The thread that loads it holds `lock`.
+    """
+
+    name: TopicPartition
+    log_dir: LogDir
+    path: Path
+    partition: Partition | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def disk(self) -> Disk:
+        """The disk of the partition."""
+        return self.log_dir.disk if self.partition is None else self.partition.disk
+
+    @property
+    def directory(self) -> Path:
+        """The partition's directory, which changes when the partition is moved."""
+        return self.path if self.partition is None else self.partition.directory
+
+    def mtime_ms(self) -> int:
+        """Return the modification time (ms) of the newest .log file, or of the directory if it has none."""
+        logs = [e.name for e in self.disk.scan(self.directory) if e.name.endswith(names.LOG)]
+        newest = self.directory / max(logs) if logs else self.directory
+        return self.disk.stat(newest).st_mtime_ns // 1_000_000
+
+
 class PartitionRegistry:
     """The log directories of a store and its partitions, for the parts of a store that work on them.
 
     `Store` is a subclass. The parts of a store (commits, retention, compaction, …) use only what is defined here.
-    Any thread may read. `partitions`, `offline` and `homes` change under `lock`.
+    Any thread may read. `partitions`, `offline` and `homes` change under `lock`; the end of a load changes the first
+    two without it, so that loops over them take a copy first.
     """
 
     settings: Settings
@@ -62,19 +95,29 @@ class PartitionRegistry:
         self.opened_ms = clock()
         self.lock = threading.RLock()
         self.log_dirs: list[LogDir] = []
+        # The partitions that are loaded, and those that no caller has used yet in a store that was opened lazily.
         self.partitions: dict[str, Partition] = {}
+        self.unloaded: dict[str, UnloadedPartition] = {}
         self.offline: dict[str, LogfsError | OSError] = {}
         # The log directory of each partition, including those that are offline or were not loaded.
         self.homes: dict[str, LogDir] = {}
         # The directories of deleted partitions, and when each may be removed (ms since the epoch).
         self.deletions: dict[Path, int] = {}
+        # Held for an instant while a partition becomes loaded or offline; no other lock is taken under it.
+        self._settling = threading.Lock()
         # The operations that run in the background, for status and metrics.
         self.background: list[BackgroundOperation] = []
         # Whether upkeep is paused, except for its tasks for durability.
         self.is_paused = False
 
     def __getitem__(self, name: str) -> Partition:
-        """Return the partition of that name. Raises `UnknownPartition`, or the error that keeps it offline."""
+        """Return the partition of that name; it is loaded first if it is not loaded yet.
+
+        Raises `UnknownPartition`, or the error that keeps it offline.
+        """
+        unloaded = self.unloaded.get(name)
+        if unloaded is not None:
+            return self.load(unloaded)
         partition = self.partitions.get(name)
         if partition is not None:
             return partition
@@ -83,7 +126,48 @@ class PartitionRegistry:
         raise UnknownPartition(f"{name}: no such partition; 'logfs create' creates it")
 
     def __contains__(self, name: object) -> bool:
-        return name in self.partitions
+        return name in self.unloaded or name in self.partitions
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names of the partitions that are not offline, in sorted order."""
+        return iter(sorted({*self.unloaded, *self.partitions}))
+
+    def __len__(self) -> int:
+        return len({*self.unloaded, *self.partitions})
+
+    def find(self, name: str) -> Partition | None:
+        """Return the partition of that name, loaded; None if it is unknown or offline."""
+        try:
+            return self[name]
+        except (LogfsError, OSError):
+            return None
+
+    def load(self, unloaded: UnloadedPartition) -> Partition:
+        """Load a partition, and return it; if another thread is loading it, wait for that thread.
+
+        Raises the error that keeps it offline, and `UnknownPartition` if it was deleted meanwhile.
+        """
+        raise NotImplementedError
+
+    def settle(
+        self, unloaded: UnloadedPartition, outcome: Partition | LogfsError | OSError | None
+    ) -> None:
+        """Record the outcome of a load: the partition, the error that takes it offline, or None if it has gone.
+
+        The outcome is ignored if the partition's log directory has failed, or was found without it, since.
+        """
+        name = unloaded.name.directory
+        with self._settling:
+            if self.unloaded.get(name) is not unloaded:
+                return
+            if outcome is None:
+                del self.homes[name]
+            elif isinstance(outcome, (LogfsError, OSError)):
+                self.offline[name] = outcome
+            else:
+                unloaded.partition = self.partitions[name] = outcome
+            # Last: who does not find the name here looks at the others.
+            del self.unloaded[name]
 
     def home(self, name: str) -> Path:
         """Return the path of the log directory that a partition is in."""
@@ -126,7 +210,7 @@ class PartitionRegistry:
         """
         if log_dir.disk.is_disowned:
             # In a forked child the thread that held this lock, or a partition's, does not exist.
-            self.lock = threading.RLock()
+            self.lock, self._settling = threading.RLock(), threading.Lock()
         for name, partition in list(self.partitions.items()):
             if self.homes.get(name) is log_dir:
                 partition.failure = log_dir.failure
@@ -139,12 +223,14 @@ class PartitionRegistry:
                 self.lock.release()
 
     def _settle_failures(self) -> None:
-        here = {name: self.homes[name].failure for name in self.partitions}
-        lost = {name: failure for name, failure in here.items() if failure is not None}
-        if lost:
-            self.offline = {**self.offline, **lost}
-            # Replaced whole: the thread that met the error may be iterating over it.
-            self.partitions = {n: p for n, p in self.partitions.items() if n not in lost}
+        with self._settling:
+            here = {name: self.homes[name].failure for name in (*self.partitions, *self.unloaded)}
+            lost = {name: failure for name, failure in here.items() if failure is not None}
+            if lost:
+                self.offline = {**self.offline, **lost}
+                # Replaced whole: the thread that met the error may be iterating over them.
+                self.partitions = {n: p for n, p in self.partitions.items() if n not in lost}
+                self.unloaded = {n: p for n, p in self.unloaded.items() if n not in lost}
 
     def check_log_dirs(self) -> None:
         """Take unmounted and replaced log directories offline; move partitions in failed directories to `offline`."""

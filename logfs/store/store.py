@@ -36,11 +36,12 @@ from logfs.store.maintenance.mover import Mover
 from logfs.store.maintenance.retention import Retainer
 from logfs.store.maintenance.schedule import MaintenanceTask
 from logfs.store.maintenance.upkeep import MaintenanceScheduler
+from logfs.store.parallel import for_each
 from logfs.store.registry import PartitionRegistry
 from logfs.store.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
     from pathlib import Path
     from types import TracebackType
 
@@ -50,8 +51,12 @@ if TYPE_CHECKING:
     from logfs.store.directory.log_dir import LogDir
     from logfs.store.loading import Only, Progress
     from logfs.store.maintenance import retention
+    from logfs.store.registry import UnloadedPartition
 
 logger = logging.getLogger(__name__)
+
+# How many partitions are closed at the same time.
+_CLOSING_THREADS = 8
 
 PARTITION_METADATA = "partition.metadata"
 
@@ -81,16 +86,19 @@ class Store(PartitionRegistry):
         only: Only | None = None,
         recover: bool = False,
         create: bool = True,
+        lazy: bool = False,
     ) -> None:
         """Open the store, and recover the partitions that were not closed cleanly.
 
         With `read_only` nothing on the disk is written, locked or repaired. Otherwise an empty directory becomes a
         log directory, and with `create` a missing one, too, if its parent directory exists. Any other path that is
         not a log directory raises `InvalidStore`, and nothing in it is changed.
-        `progress` is called with (partition, bytes read, bytes in all) during recovery. `only` is the name of the one
-        partition to load, or a function that selects partitions by name; the others stay as they are. `recover`
-        recovers even after a clean shutdown. `clock` returns the time in ms since the epoch. A `Lease` may be given
-        in place of a log directory that another process has locked: it permits work on one partition.
+        `progress` is called with (partition, bytes read, bytes in all) during recovery, by several threads. `only` is
+        the name of the one partition to load, or a function that selects partitions by name; the others stay as they
+        are. `recover` recovers even after a clean shutdown. With `lazy`, a partition is loaded, and recovered if
+        necessary, at its first use or by `load_all`; otherwise all are loaded before the constructor returns. `clock`
+        returns the time in ms since the epoch. A `Lease` may be given in place of a log directory that another
+        process has locked: it permits work on one partition.
 
         Raises `StoreLocked` with the holder's pid, `InvalidStore`, `InvalidSetting` and `Corrupt` for settings
         files, and `OSError`.
@@ -117,21 +125,48 @@ class Store(PartitionRegistry):
                 *shared, self.retainer, self.compactor, self.mover
             )
             self._loader = PartitionLoader(
-                self, self.commits, progress or (lambda *_: None), only=only, recover=recover
+                self,
+                self.commits,
+                progress or (lambda *_: None),
+                only=only,
+                recover=recover,
+                lazy=lazy,
             )
             began = time.monotonic()
-            self._loader.load()
+            self._loader.find()
+            if not lazy:
+                self.load_all()
             if not self.working:
                 raise self.failed[0]
             self.loading_seconds = time.monotonic() - began
             self.commits.finish_at_opening()
-            if self.recovered_bytes:
-                seconds = self.loading_seconds
-                logger.info("recovered: %d bytes read in %.1f s", self.recovered_bytes, seconds)
         except BaseException:
             for log_dir in self.log_dirs:
                 log_dir.close()
             raise
+
+    def load_all(self, *, gently: bool = False) -> None:
+        """Load the partitions of a lazy store that are not loaded yet; may take long.
+
+        Other threads may use the store meanwhile; with `gently`, they get half of the time while nothing has to be
+        recovered. `stop_loading` and `close` end it.
+        """
+        began = time.monotonic()
+        self._loader.load_all(gently=gently)
+        if self._loader.recovered_partitions:
+            logger.info(
+                "recovered %d partitions: %d bytes read in %.1f s",
+                self._loader.recovered_partitions,
+                self.recovered_bytes,
+                time.monotonic() - began,
+            )
+
+    def stop_loading(self) -> None:
+        """End the loads and recoveries that are running, and start no more; the next opening does the rest."""
+        self._loader.stop()
+
+    def load(self, unloaded: UnloadedPartition) -> Partition:
+        return self._loader.load(unloaded)
 
     @property
     def recovered_bytes(self) -> int:
@@ -155,12 +190,6 @@ class Store(PartitionRegistry):
 
     def __repr__(self) -> str:
         return f"Store({[str(log_dir.path) for log_dir in self.log_dirs]})"
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self.partitions))
-
-    def __len__(self) -> int:
-        return len(self.partitions)
 
     # Partitions.
 
@@ -227,9 +256,11 @@ class Store(PartitionRegistry):
 
     def topic_id(self, topic: str) -> uuid.UUID | None:
         """Return the id that all partitions of a topic share, or None if no `partition.metadata` file has it."""
-        for partition in self.partitions.values():
-            if partition.topic == topic:
-                topic_id = read_topic_id(partition.disk, partition.directory)
+        for name, log_dir in list(self.homes.items()):
+            if names.parse_directory(name).topic == topic and log_dir.failure is None:
+                loaded = self.partitions.get(name)
+                path = log_dir.path / name if loaded is None else loaded.directory
+                topic_id = read_topic_id(log_dir.disk, path)
                 if topic_id is not None:
                     return topic_id
         return None
@@ -241,6 +272,7 @@ class Store(PartitionRegistry):
         topic, the topic's settings are removed. Raises `UnknownPartition`, `NotWritable`.
         """
         self._check_writable(name)
+        self.find(name)
         with self.lock:
             partition = self.partitions.get(name)
             if partition is None:
@@ -260,7 +292,7 @@ class Store(PartitionRegistry):
             errors = FirstError()
             with errors:
                 self.checkpoints.forget_cleaner_offset(home, partition.name)
-            if not any(other.topic == partition.topic for other in self.partitions.values()):
+            if not any(names.parse_directory(n).topic == partition.topic for n in self.homes):
                 with errors:
                     self.settings.remove_topic(partition.topic)
             with errors:
@@ -291,8 +323,8 @@ class Store(PartitionRegistry):
         """
         if offset < 0:
             raise OffsetOutOfRange(f"{name}: no such offset {offset}")
+        partition = self[name]
         with self.lock:
-            partition = self[name]
             self.commits.clear_place(name)
             if offset < partition.recovery_point:
                 # First: after a crash in between, dropped records must not count as durable records that are lost.
@@ -314,8 +346,8 @@ class Store(PartitionRegistry):
         """
         if offset < -1:
             raise OffsetOutOfRange(f"{name}: no such offset {offset}")
+        partition = self[name]
         with self.lock:
-            partition = self[name]
             if not partition.config.is_deleted:
                 raise InvalidSetting(
                     f"{name}: cleanup.policy has no 'delete', so its records cannot be deleted by offset"
@@ -402,13 +434,14 @@ class Store(PartitionRegistry):
         A log directory gets the clean-shutdown marker only if all of its partitions closed cleanly. Closing twice is
         harmless.
         """
+        self._loader.stop()
         with self.lock:
             log_dirs = self.log_dirs
             for log_dir in log_dirs:
                 log_dir.check_in_place()
             try:
                 if self.read_only:
-                    for partition in self.partitions.values():
+                    for partition in list(self.partitions.values()):
                         partition.close()
                 else:
                     self._close_partitions(log_dirs)
@@ -422,16 +455,21 @@ class Store(PartitionRegistry):
 
         Used after Ctrl-C. The next opening recovers them.
         """
+        self._loader.stop()
         log_dirs, self.log_dirs = self.log_dirs, []
         for log_dir in log_dirs:
             log_dir.close()
 
     def _close_partitions(self, log_dirs: list[LogDir]) -> None:
-        dirty = {
-            id(self.homes[name])
-            for name, partition in self.partitions.items()
-            if not partition.close()
-        }
+        failed: list[str] = []
+
+        def close(name: str) -> None:
+            if not self.partitions[name].close():
+                failed.append(name)
+
+        # The threads wait for fsyncs, which the filesystem does together.
+        for_each(close, sorted(self.partitions), threads=_CLOSING_THREADS)
+        dirty = {id(self.homes[name]) for name in failed}
         dirty |= {id(self.homes[name]) for name in self.offline}
         dirty |= set(map(id, self.checkpoints.unfinished.values()))
         # Partitions that were not loaded are as clean as they were.

@@ -500,6 +500,57 @@ def test_a_partition_that_is_offline_is_eio(make_mount: MakeMount, tmp_path: Pat
         shutil.rmtree(fifo.parent)
 
 
+# Loading.
+
+
+def test_a_killed_mount_serves_while_it_recovers(make_mount: MakeMount) -> None:
+    """After a kill the next mount lists all partitions at once, serves each, and recovers the rest by itself.
+
+    A shell that has gone into a directory before its partition was loaded can use what is in it. The log has one line
+    for the whole recovery.
+    """
+    mount = make_mount()
+    names = [f"t-{number}" for number in range(40)]
+    for name in names:
+        (mount.partition(name) / "append").write_bytes(b"one\ntwo\n")
+    mount.kill()
+    assert mount.log is not None
+    mount.log.write_bytes(b"")
+    mount.start()
+    assert set(os.listdir(mount.path)) == {*names, ".logfs"}
+    assert all(entry.is_dir() for entry in os.scandir(mount.path))
+    line = run("sh", "-c", f"cd {mount.path}/t-39 && ls -d . && cat records offsets/1")
+    assert line.split() == [".", "one", "two", "two"]
+    for name in reversed(names):
+        (mount.path / name / "append").write_bytes(b"three\n")
+        assert (mount.path / name / "records").read_bytes() == b"one\ntwo\nthree\n"
+    status = mount.path / ".logfs/status.json"
+    wait_for(lambda: orjson.loads(status.read_bytes())["unloaded"] == 0)
+    found = orjson.loads(status.read_bytes())
+    assert (found["partitions"], found["background"]) == (40, [])
+    assert found["recovered_bytes"] > 0
+    wait_for(lambda: b"recovered 40 partitions" in mount.log.read_bytes())
+    assert mount.log.read_bytes().count(b"recover") == 1
+    assert "logfs_partitions_unloaded 0\n" in (mount.path / ".logfs/metrics").read_text()
+
+
+def test_a_listing_does_not_change_when_partitions_are_loaded(make_mount: MakeMount) -> None:
+    """Mode, owner and inode of a partition's directory are the same before and after it is loaded."""
+    mount = make_mount()
+    for number in range(20):
+        path = mount.partition(f"t-{number}")
+        (path / "append").write_bytes(b"line\n")
+        path.chmod(0o700 + number % 8)
+    mount.remount()
+    before = {each.name: os.stat(each) for each in os.scandir(mount.path)}
+    for number in range(20):
+        assert (mount.path / f"t-{number}/records").read_bytes() == b"line\n"
+    for name, found in before.items():
+        now = os.stat(mount.path / name)
+        assert (now.st_mode, now.st_ino, now.st_uid) == (found.st_mode, found.st_ino, found.st_uid)
+        assert abs(now.st_mtime - found.st_mtime) < 5 or name == ".logfs"
+
+
 # Settings.
 
 

@@ -142,6 +142,6 @@ for _name in (
         "stat",
         "set_mtime",
     ),
-    *("is_settled", "read_file", "read_all", "replace_file", "put_file"),
+    *("is_settled", "read_file", "read_all", "replace_file", "put_file", "ensure_file"),
 ):
     setattr(CheckedDisk, _name, _watched(_name))

@@ -327,6 +327,28 @@ class Disk:
         finally:
             file.close()
 
+    def ensure_file(self, path: Path, data: bytes, *, sync: bool) -> None:
+        """Do as `put_file` does, but leave a file as it is that holds `data` already.
+
+        After a kill most files that recovery makes anew are right, and to read one costs far less than a rename.
+        """
+        if not self._holds(path, data, sync=sync):
+            self.put_file(path, data, sync=sync)
+
+    def _holds(self, path: Path, data: bytes, *, sync: bool) -> bool:
+        try:
+            file = self.open(path, write=True)
+        except FileNotFoundError:
+            return False
+        try:
+            if self.size(file) != len(data) or bytes(self.read(file, 0, len(data))) != data:
+                return False
+            if sync:
+                self.sync(file)
+            return True
+        finally:
+            file.close()
+
 
 class ReadOnlyDisk(Disk):
     """A read-only `Disk`: every call that would change a file or directory raises `NotWritable`."""

@@ -155,7 +155,7 @@ class SparseIndex:
         """
         if self._disk.writable:
             assert isinstance(self._data, bytearray), "collect"
-            self._disk.put_file(self.path, bytes(self._data), sync=sync)
+            self._disk.ensure_file(self.path, bytes(self._data), sync=sync)
             self._is_dirty = not sync
             self._limit = MAX_RELATIVE_OFFSET
             self._data = None

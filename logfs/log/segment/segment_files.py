@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from logfs.format.base import names
@@ -32,21 +32,28 @@ if TYPE_CHECKING:
 DESCRIPTORS_PER_SEGMENT = 8
 
 
+# The attributes that `SegmentFiles.__getattr__` makes.
+_INDEXES = frozenset({"offset_index", "time_index", "text_index", "txn_index"})
+# Held while they are made, so that all threads get the same objects.
+_making = threading.Lock()
+
+
 class SegmentFiles:
-    """The .log file of a segment, its three indexes and its transaction index. Any thread may open them."""
+    """The .log file of a segment, its three indexes and its transaction index. Any thread may open them.
+
+    The objects of the indexes are made at the first use of one of them: a store may have 100,000 segments, most of
+    which nobody reads.
+    """
+
+    offset_index: OffsetIndex
+    time_index: TimeIndex
+    text_index: TextIndex
+    txn_index: TransactionIndex
 
     def __init__(self, disk: Disk, directory: Path, base_offset: int, suffix: str = "") -> None:
         """Name the files after `base_offset`, with `suffix` (".swap") at the end of each name (kafka-storage 1.1)."""
-
-        def path(kind: str) -> Path:
-            return directory / (names.stem(base_offset) + kind + suffix)
-
         self.base_offset = base_offset
-        self.path = path(names.LOG)
-        self.offset_index = OffsetIndex(disk, path(names.OFFSET_INDEX), base_offset)
-        self.time_index = TimeIndex(disk, path(names.TIME_INDEX), base_offset)
-        self.text_index = TextIndex(disk, path(names.TEXT_INDEX), base_offset)
-        self.txn_index = TransactionIndex(disk, path(names.TXN_INDEX))
+        self.path = directory / (names.stem(base_offset) + names.LOG + suffix)
         # The base offset of the next segment; None for the last one.
         self.next_base: int | None = None
         self._disk = disk
@@ -57,7 +64,29 @@ class SegmentFiles:
         self._is_durable = True
         self._is_held_open = False
         self._is_counted = False
-        self._watch_indexes()
+
+    def __getattr__(self, name: str) -> Any:
+        """Make the objects of the four indexes, and return the one that was asked for."""
+        if name not in _INDEXES:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        with _making:
+            if not self._has_index_objects:
+                disk, base, log = self._disk, self.base_offset, self.path
+                suffix = log.name.removeprefix(names.stem(base) + names.LOG)
+
+                def path(kind: str) -> Path:
+                    return log.with_name(names.stem(base) + kind + suffix)
+
+                self.time_index = TimeIndex(disk, path(names.TIME_INDEX), base)
+                self.text_index = TextIndex(disk, path(names.TEXT_INDEX), base)
+                self.txn_index = TransactionIndex(disk, path(names.TXN_INDEX))
+                self.offset_index = OffsetIndex(disk, path(names.OFFSET_INDEX), base)
+                self._watch_indexes()
+        return self.__dict__[name]
+
+    @property
+    def _has_index_objects(self) -> bool:
+        return "offset_index" in self.__dict__
 
     def identify(self, files: Files) -> None:
         """Take the inode numbers of the files that belong to the segment, by suffix (".log").
@@ -146,8 +175,9 @@ class SegmentFiles:
 
     def close(self) -> None:
         """Release the files. If a reader still uses the segment, the files are opened again."""
-        for index in (*self.indexes, self.txn_index):
-            index.close()
+        if self._has_index_objects:
+            for index in (*self.indexes, self.txn_index):
+                index.close()
         self._file = None
         self._is_durable = True
 
@@ -178,8 +208,9 @@ class SegmentFiles:
             self._is_counted = False
             if self._is_durable and not self._is_held_open and self.next_base is not None:
                 self._file = None
-                for index in (*self.indexes, self.txn_index):
-                    index.release()
+                if self._has_index_objects:
+                    for index in (*self.indexes, self.txn_index):
+                        index.release()
             return True
         finally:
             self._rebuilding.release()

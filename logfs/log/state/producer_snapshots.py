@@ -39,6 +39,8 @@ class ProducerSnapshots:
         self._expiration_ms = expiration_ms
         # The snapshots that a power cut could lose.
         self._unsynced: set[int] = set()
+        # The offsets of the files that `set_aside` has set aside.
+        self._aside: set[int] = set()
         # While there is no snapshot, none is written at or below this offset: what lies below the log start is
         # forgotten.
         self.minimum_offset = 0
@@ -73,9 +75,10 @@ class ProducerSnapshots:
         """
         if offset <= self.latest or not self._disk.writable:
             return
-        self._disk.put_file(self.path(offset), format_snapshot(producers.entries()), sync=False)
+        self._disk.ensure_file(self.path(offset), format_snapshot(producers.entries()), sync=False)
         self.offsets.append(offset)
         self._unsynced.add(offset)
+        self._aside.discard(offset)
 
     def flush(self) -> None:
         """Sync the snapshots that a power cut could lose. The caller syncs their directory."""
@@ -135,6 +138,21 @@ class ProducerSnapshots:
         """Remove the snapshot at an offset, if there is one."""
         if offset in self.offsets:
             self.offsets.remove(offset)
+            if self._disk.writable:
+                self._disk.unlink(self.path(offset))
+
+    def set_aside(self, offset: int) -> None:
+        """Do not use the snapshots above an offset, from which on the log is recovered.
+
+        Recovery takes most of them anew, with the same content. Their files therefore stay until `drop_aside`.
+        """
+        self._aside.update(found for found in self.offsets if found > offset)
+        self.offsets = [found for found in self.offsets if found <= offset]
+
+    def drop_aside(self) -> None:
+        """Remove the files that `set_aside` has set aside and that were not taken anew since."""
+        while self._aside:
+            offset = self._aside.pop()
             if self._disk.writable:
                 self._disk.unlink(self.path(offset))
 

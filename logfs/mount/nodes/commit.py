@@ -79,10 +79,10 @@ class CommitHandle(Handle):
             self._asked = b""
             try:
                 request = parse_request(asked)
-                known = self._store.partitions
                 names = {file.partition for file in request.staged}
                 # Also after a failure: a decided commit grows these logs as soon as it can be done.
-                self._grown = [known[name] for name in names if name in known]
+                found = (self._store.find(name) for name in sorted(names))
+                self._grown = [partition for partition in found if partition is not None]
                 done = serve(self._store, request)
             except Exception as error:
                 self._answer = format_answer(error)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import stat
 from typing import TYPE_CHECKING
 
-from logfs.errors import InvalidName
+from logfs.errors import InvalidName, LogfsError
 from logfs.mount.nodes.append import AppendFile, EnvelopeAppendFile
 from logfs.mount.nodes.base import READ_BITS, Context, DirectoryNode, Node, PartitionAccess, Stat
 from logfs.mount.nodes.config import TopicConfigDirectory
@@ -19,11 +20,13 @@ from logfs.mount.nodes.text_file import TextFile
 from logfs.mount.nodes.time import TimeDirectory
 from logfs.store.directory.permissions import Access, PermissionTable
 from logfs.store.observe.status import partition_status
+from logfs.store.registry import UnloadedPartition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from logfs.log.append.partition import Partition
+    from logfs.store.store import Store
 
 _APPENDS = {"append": AppendFile, "append.jsonl": EnvelopeAppendFile}
 _TEXTS = ("records", "records.jsonl")
@@ -49,13 +52,39 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
     entry_timeout = 1.0
 
     def __init__(
-        self, context: Context, name: str, parent: DirectoryNode, partition: Partition
+        self,
+        context: Context,
+        name: str,
+        parent: DirectoryNode,
+        partition: Partition | UnloadedPartition,
     ) -> None:
+        """Make the directory of a partition; one that is not loaded is loaded at the first use of a file in it."""
         super().__init__(context, name, parent)
-        self.partition = partition
+        self._partition = partition
         self.modes = PermissionTable(partition)
         # One node per name as long as the directory exists, so that inodes stay the same.
         self._children: dict[str, Node] = {}
+
+    @property
+    def partition(self) -> Partition:
+        """The partition, which is loaded first if necessary. Raises EIO if it cannot be loaded."""
+        if isinstance(self._partition, UnloadedPartition):
+            try:
+                self._partition = self.context.store.load(self._partition)
+            except (LogfsError, OSError) as error:
+                raise offline_error(error) from error
+        return self._partition
+
+    def is_in(self, store: Store) -> bool:
+        """Whether the store still has this partition, and not another one of the same name."""
+        known = self._partition
+        if isinstance(known, UnloadedPartition):
+            if store.unloaded.get(self.name) is known:
+                return True
+            return known.partition is not None and known.partition is store.partitions.get(
+                self.name
+            )
+        return known is store.partitions.get(self.name)
 
     def access(self) -> Access:
         return self.modes.get("")
@@ -64,11 +93,15 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
         self.modes.set("", access)
 
     def stat(self) -> Stat:
-        self.partition.refresh()
-        access = self.access()
-        timestamp = self.partition.last_timestamp
-        if timestamp < 0:
-            timestamp = self.partition.active.mtime_ms()
+        access, known = self.access(), self._partition
+        if isinstance(known, UnloadedPartition) and known.partition is None:
+            # A listing of very many partitions must not load them all.
+            timestamp = known.mtime_ms()
+        else:
+            self.partition.refresh()
+            timestamp = self.partition.last_timestamp
+            if timestamp < 0:
+                timestamp = self.partition.active.mtime_ms()
         return Stat(stat.S_IFDIR | access.mode, access.uid, access.gid, 0, timestamp * 1_000_000)
 
     def renew(self, name: str, node: Node) -> Node:
@@ -96,6 +129,8 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
         return None
 
     def names(self) -> Iterator[str]:
+        # A partition that cannot be loaded has no files.
+        _ = self.partition
         yield from (*_APPENDS, *_TEXTS, *_FOLDERS, _STATUS, _LOG_START, _CTL)
 
     def _log_start(self) -> bytes:
@@ -154,6 +189,11 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
         self.partition.refresh()
         status = partition_status(self.partition, self.context.store)
         return json.dumps(status, indent=2).encode() + b"\n"
+
+
+def offline_error(reason: LogfsError | OSError) -> OSError:
+    """Return the EIO of a partition that is offline, whatever error took it offline."""
+    return OSError(errno.EIO, f"the partition is offline: {reason}")
 
 
 class PartitionFile(PartitionAccess, GeneratedFile):

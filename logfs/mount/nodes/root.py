@@ -23,7 +23,7 @@ from logfs.mount.nodes.base import (
 from logfs.mount.nodes.commit import CommitFile
 from logfs.mount.nodes.config import BrokerConfigDirectory
 from logfs.mount.nodes.generated import GeneratedFile, installed_ns
-from logfs.mount.nodes.partition import PartitionDirectory
+from logfs.mount.nodes.partition import PartitionDirectory, offline_error
 from logfs.store.directory.permissions import Access, PermissionTable
 from logfs.store.observe.metrics import metrics
 from logfs.store.observe.status import store_status, upkeep_text
@@ -55,7 +55,7 @@ class RootDirectory(DirectoryNode):
             self._partitions.pop(name, None)
             return super().known(name)
         known = self._partitions.get(name)
-        if known is not None and known.partition is not self.context.store.partitions.get(name):
+        if known is not None and not known.is_in(self.context.store):
             # The partition was deleted, and perhaps created again.
             del self._partitions[name]
             return None
@@ -63,9 +63,10 @@ class RootDirectory(DirectoryNode):
 
     def find(self, name: str) -> Node | None:
         store = self.context.store
-        if name in store.offline:
+        unloaded = store.unloaded.get(name)
+        if unloaded is None and name in store.offline:
             return OfflineDirectory(self.context, name, self)
-        return PartitionDirectory(self.context, name, self, store[name])
+        return PartitionDirectory(self.context, name, self, unloaded or store[name])
 
     def is_current(self, node: Node) -> bool:
         return isinstance(node, OfflineDirectory) == (node.name in self.context.store.offline)
@@ -78,7 +79,7 @@ class RootDirectory(DirectoryNode):
 
     def names(self) -> Iterator[str]:
         yield SELF
-        yield from sorted({*self.context.store.partitions, *self.context.store.offline})
+        yield from sorted({*self.context.store, *self.context.store.offline})
 
     def mkdir(self, name: str, mode: int, caller: Caller) -> None:
         """Create a partition. It belongs to the caller."""
@@ -114,7 +115,7 @@ class OfflineDirectory(DirectoryNode):
         reason = self.context.store.offline.get(self.name)
         if reason is None:
             return OSError(errno.ESTALE, f"{self.path}: is online again; look it up again")
-        return OSError(errno.EIO, f"the partition is offline: {reason}")
+        return offline_error(reason)
 
 
 class SelfDirectory(DirectoryNode):

@@ -349,7 +349,7 @@ class Commits:
         Raises `CommitPending` if the partition is not loaded, or its log directory is not open here.
         """
         name = part.partition
-        partition = self._registry.partitions.get(name)
+        partition = self._registry.find(name)
         if partition is not None:
             is_there = any(
                 partition.disk.exists(partition.directory / file.name) for file in part.files

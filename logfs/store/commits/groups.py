@@ -241,6 +241,9 @@ class Groups:
             settings.set_broker(_PARTITIONS, str(self._partition_count()))
 
     def _logs(self) -> list[Partition]:
+        for name in [*self._registry.unloaded]:
+            if name.startswith(f"{TOPIC}-"):
+                self._registry.find(name)
         # Make a list first: another thread may be creating a partition.
         return [log for log in list(self._registry.partitions.values()) if log.topic == TOPIC]
 

@@ -6,7 +6,7 @@ They are kept in a file of the partition directory.
 from __future__ import annotations
 
 import stat
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import orjson
 
@@ -15,7 +15,7 @@ from logfs.errors import Corrupt
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from logfs.log.read.reader import Reader
+    from logfs.log.disk.disk import Disk
 
 # A plain file in the partition directory: Kafka ignores names without one of its suffixes (kafka-storage 1.1).
 FILE_NAME = "logfs.modes"
@@ -29,6 +29,16 @@ class Access(NamedTuple):
     gid: int
 
 
+class _Partition(Protocol):
+    """A partition, loaded or not."""
+
+    @property
+    def disk(self) -> Disk: ...
+
+    @property
+    def directory(self) -> Path: ...
+
+
 class PermissionTable:
     """The `Access` of the virtual files in a partition's directory, by name; "" is the name of the directory itself.
 
@@ -37,7 +47,7 @@ class PermissionTable:
     with the mode and owner that it has on the disk.
     """
 
-    def __init__(self, partition: Reader) -> None:
+    def __init__(self, partition: _Partition) -> None:
         """Read the file `logfs.modes` of the partition, if there is one. Raises `Corrupt` if it is damaged."""
         # The partition, not its directory, which changes when the partition is moved.
         self._partition = partition

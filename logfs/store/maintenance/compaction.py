@@ -204,8 +204,9 @@ class Compactor:
 
     def request_all(self) -> None:
         """Request the compaction of each log whose `cleanup.policy` has `compact`; failed partitions are left out."""
-        for name, partition in list(self._registry.partitions.items()):
-            if partition.config.is_compacted and partition.failure is None:
+        for name in self._registry:
+            partition = self._registry.find(name)
+            if partition is not None and partition.config.is_compacted and not partition.failure:
                 self._wanted.setdefault(name, False)
         self.wake()
 

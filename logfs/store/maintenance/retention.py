@@ -227,8 +227,8 @@ class Retainer:
             if names is None:
                 names = [
                     name
-                    for name, each in registry.partitions.items()
-                    if not each.is_paused and each.failure is None
+                    for name, each in ((n, registry.find(n)) for n in registry)
+                    if each is not None and not each.is_paused and each.failure is None
                 ]
             errors = FirstError()
             before = self.segments.total()

@@ -354,8 +354,10 @@ def _directories(store: Store) -> Iterator[Family]:
         "kafka_server_replicamanager_partitioncount",
         GAUGE,
         "Partitions that are not offline.",
-        len(store.partitions),
+        len(store),
     )
+    text = "Partitions that are neither loaded nor offline yet; they have no other metrics."
+    yield _single("logfs_partitions_unloaded", GAUGE, text, len(store.unloaded))
 
 
 def _upkeep(store: Store) -> Iterator[Family]:
@@ -366,9 +368,9 @@ def _upkeep(store: Store) -> Iterator[Family]:
         "Seconds since the store was opened.",
         (store.clock() - store.opened_ms) / 1000,
     )
-    text = "Seconds that loading took, recovery included."
+    text = "Seconds that the opening of the store took; a mount recovers partitions after it."
     yield _single("logfs_loading_seconds", GAUGE, text, round(store.loading_seconds, 6))
-    text = "Bytes of .log files that recovery read when the store was opened."
+    text = "Bytes of .log files that recovery has read since the store was opened."
     yield _single("logfs_recovered_bytes", GAUGE, text, store.recovered_bytes)
     if scheduler.last_run_ms is not None:
         text = "When upkeep last looked for due tasks, in seconds since 1970."

@@ -162,7 +162,9 @@ def store_status(store: Store) -> dict[str, Any]:
         "read_only": store.read_only,
         "now_ms": store.clock(),
         "uptime_ms": store.clock() - store.opened_ms,
-        "partitions": len(store.partitions),
+        "partitions": len(store),
+        "unloaded": len(store.unloaded),
+        "recovered_bytes": store.recovered_bytes,
         "offline": {name: str(reason) for name, reason in sorted(store.offline.items())},
         "upkeep": upkeep_status(store),
         "background": [

@@ -1,0 +1,69 @@
+"""Work on many partitions in several threads: waits for the disk, and compiled loops, then overlap."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_T = TypeVar("_T")
+
+
+def for_each(
+    work: Callable[[_T], object],
+    items: Iterable[_T],
+    *,
+    threads: int,
+    abandon: Callable[[], object] = lambda: None,
+) -> None:
+    """Call `work` for each item, in this thread and in up to `threads` - 1 others; return when all calls are done.
+
+    After an error, or an interrupt of this thread, no more calls begin, `abandon` is called so that running ones may
+    end early, and the first error is raised. If a thread cannot be started, the others do its work.
+    """
+    todo: SimpleQueue[_T] = SimpleQueue()
+    for item in items:
+        todo.put(item)
+    errors: list[BaseException] = []
+
+    def fail(error: BaseException) -> None:
+        errors.append(error)
+        abandon()
+
+    def run() -> None:
+        while not errors:
+            try:
+                item = todo.get_nowait()
+            except Empty:
+                return
+            try:
+                work(item)
+            except BaseException as error:
+                fail(error)
+
+    helpers = _start(run, min(threads, todo.qsize()) - 1)
+    try:
+        run()
+        for helper in helpers:
+            helper.join()
+    except BaseException as error:
+        fail(error)
+        for helper in helpers:
+            helper.join()
+    if errors:
+        raise errors[0]
+
+
+def _start(run: Callable[[], None], count: int) -> list[threading.Thread]:
+    """Start up to `count` threads, fewer if the system allows no more."""
+    started: list[threading.Thread] = []
+    with suppress(RuntimeError):
+        for _ in range(count):
+            thread = threading.Thread(target=run)
+            thread.start()
+            started.append(thread)
+    return started

@@ -1,0 +1,343 @@
+"""A lazy store: its partitions are loaded, and recovered if necessary, at their first use or by `load_all`."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from logfs.errors import InvalidName, LogDirFailed, PartitionExists, PartitionFailed
+from logfs.format.base.names import parse_directory
+from logfs.format.batches.record import Record
+from logfs.format.files import checkpoint
+from logfs.log.disk.disk import Disk
+from logfs.store.directory.log_dir import CLEAN_SHUTDOWN, RECOVERY_POINTS, LogDir
+from logfs.store.store import Store
+from tests.support.processes import Threads, wait_for
+from tests.support.staging import stage
+from tests.support.stores import abandon
+
+if TYPE_CHECKING:
+    from collections.abc import ItemsView
+    from pathlib import Path
+
+    from logfs.format.files.commit_file import StagedFile
+    from logfs.log.disk.disk import File
+    from tests.support.stores import Clock
+
+NAMES = [f"t-{number}" for number in range(12)]
+
+
+class GatedDisk(Disk):
+    """A disk on which the reads of the .log files of one partition wait until `gate` is set."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.gate = threading.Event()
+        self.waiting = threading.Event()
+        self.opened: list[Path] = []
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
+        self.opened.append(path)
+        return super().open(path, write=write, create=create)
+
+    def read(self, file: File, position: int, size: int) -> memoryview:
+        if file.path.suffix == ".log" and file.path.parent.name == self.name:
+            self.waiting.set()
+            assert self.gate.wait(60)
+        return super().read(file, position, size)
+
+
+def fill(log_dir: Path, clock: Clock, *, clean: bool, count: int = 3) -> None:
+    """Make twelve partitions with `count` segments of one record each; `clean` tells how the store ends."""
+    store = Store(log_dir, clock=clock)
+    for name in NAMES:
+        partition = store.create(name)
+        for number in range(count):
+            if number:
+                partition.roll(clock())
+            partition.append([f"{name} {number}".encode()])
+    if clean:
+        store.close()
+    else:
+        store.checkpoints.write()
+        abandon(store)
+
+
+def values(store: Store, name: str) -> list[str]:
+    """Return the values of a partition."""
+    return [(record.value or b"").decode() for record in store[name].read()]
+
+
+def staged(store: Store, name: str, value: bytes) -> StagedFile:
+    """Stage one record for a commit."""
+    log = store[name]
+    return stage(log.directory, log.config, "q", 0, [Record(value)], now_ms=store.clock())
+
+
+def points(log_dir: Path) -> dict[str, int]:
+    """Return the checkpoint of recovery points."""
+    found = checkpoint.parse_offsets((log_dir / RECOVERY_POINTS).read_bytes())
+    return {name.directory: offset for name, offset in found.items()}
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_the_first_use_loads_one_partition(log_dir: Path, clock: Clock, *, clean: bool) -> None:
+    """The opening opens no file of a partition; the first use of a name loads this one, and `load_all` the rest."""
+    fill(log_dir, clock, clean=clean)
+    disk = GatedDisk("none")
+    with Store(log_dir, clock=clock, disk=disk, lazy=True) as store:
+        assert list(store) == sorted(NAMES)
+        assert len(store) == len(store.unloaded) == 12
+        assert not store.partitions
+        assert all(name in store for name in NAMES)
+        assert not [path for path in disk.opened if path.parent != log_dir]
+        assert values(store, "t-3") == ["t-3 0", "t-3 1", "t-3 2"]
+        assert [*store.partitions] == ["t-3"]
+        assert len(store) == 12
+        store.load_all()
+        assert not store.unloaded
+        assert (store.recovered_bytes == 0) == clean
+        for name in NAMES:
+            assert values(store, name) == [f"{name} {number}" for number in range(3)]
+
+
+def test_a_partition_is_loaded_once(log_dir: Path, clock: Clock) -> None:
+    """Two threads that ask for a partition get the same object; the status shows how far the recovery is."""
+    fill(log_dir, clock, clean=False)
+    disk = GatedDisk("t-0")
+    errors: list[BaseException] = []
+    threads = Threads(errors)
+    with Store(log_dir, clock=clock, disk=disk, lazy=True) as store:
+        found: list[object] = []
+        threads.start(lambda: found.append(store["t-0"]))
+        assert disk.waiting.wait(60)
+        threads.start(lambda: found.append(store["t-0"]))
+        (work,) = store.background
+        assert (work.what, work.name) == ("recovering", "t-0")
+        assert work.total_bytes > work.done_bytes
+        disk.gate.set()
+        threads.join()
+        assert not errors
+        assert len(found) == 2
+        assert found[0] is found[1] is store["t-0"]
+        assert not store.background
+
+
+def test_partitions_are_served_while_another_is_recovered(log_dir: Path, clock: Clock) -> None:
+    """While the recovery of a large partition waits for the disk, all others are loaded, read and written."""
+    fill(log_dir, clock, clean=False)
+    with Store(log_dir, clock=clock) as store:
+        store["t-0"].append([b"x" * 1_000_000])
+        for _ in range(4):
+            store["t-0"].append([os.urandom(1_000_000)])
+        store.checkpoints.write()
+        abandon(store)
+    errors: list[BaseException] = []
+    threads = Threads(errors)
+    store = Store(log_dir, clock=clock, disk=(disk := GatedDisk("t-0")), lazy=True)
+    threads.start(store.load_all)
+    assert disk.waiting.wait(60)
+    for name in NAMES[1:]:
+        assert len(values(store, name)) == 3
+        store[name].append([b"more"])
+    assert [*store.unloaded] == ["t-0"]
+    disk.gate.set()
+    threads.join()
+    assert not errors
+    assert store["t-0"].log_end_offset == 8
+    store.close()
+
+
+def test_a_close_before_the_loading_keeps_a_clean_directory_clean(
+    log_dir: Path, clock: Clock
+) -> None:
+    """What was not loaded keeps its recovery points; the next opening needs no recovery."""
+    fill(log_dir, clock, clean=True)
+    before = points(log_dir)
+    with Store(log_dir, clock=clock, lazy=True) as store:
+        assert not (log_dir / CLEAN_SHUTDOWN).exists()
+        store["t-5"].append([b"more"])
+    assert points(log_dir) == {**before, "t-5": 4}
+    assert (log_dir / CLEAN_SHUTDOWN).exists()
+    with Store(log_dir, clock=clock) as store:
+        assert store.recovered_bytes == 0
+
+
+def test_a_close_before_the_recovery_leaves_it_to_the_next_opening(
+    log_dir: Path, clock: Clock
+) -> None:
+    """The directory stays unclean as long as a partition in it was not recovered."""
+    fill(log_dir, clock, clean=False)
+    for number in range(3):
+        with Store(log_dir, clock=clock, lazy=True) as store:
+            store[f"t-{number}"].append([b"more"])
+        assert not (log_dir / CLEAN_SHUTDOWN).exists()
+        assert points(log_dir)[f"t-{number}"] == 4
+        assert points(log_dir)["t-11"] == 0
+    with Store(log_dir, clock=clock, lazy=True) as store:
+        store.load_all()
+        assert [len(values(store, name)) for name in NAMES] == [4] * 3 + [3] * 9
+    assert (log_dir / CLEAN_SHUTDOWN).exists()
+
+
+def test_closing_ends_a_recovery(log_dir: Path, clock: Clock) -> None:
+    """`close` does not wait until a recovery is done; the partition then is as a crash would have left it."""
+    fill(log_dir, clock, clean=False)
+    disk = GatedDisk("t-0")
+    store = Store(log_dir, clock=clock, disk=disk, lazy=True)
+    errors: list[BaseException] = []
+    threads = Threads(errors)
+    threads.start(store.load_all)
+    assert disk.waiting.wait(60)
+    threads.start(store.close)
+    wait_for(lambda: store._loader._is_stopped)
+    disk.gate.set()
+    threads.join()
+    assert not errors
+    assert "t-0" in store.unloaded
+    with pytest.raises(PartitionFailed, match="closed"):
+        store["t-0"]
+    assert not (log_dir / CLEAN_SHUTDOWN).exists()
+    with Store(log_dir, clock=clock) as store:
+        assert all(len(values(store, name)) == 3 for name in NAMES)
+
+
+def test_a_partition_that_cannot_be_loaded_is_offline(log_dir: Path, clock: Clock) -> None:
+    """The first use raises the error that also each later use raises."""
+    fill(log_dir, clock, clean=True)
+    log = log_dir / "t-4/00000000000000000000.log"
+    good = log.read_bytes()
+    log.unlink()
+    log.symlink_to("/etc/passwd")
+    try:
+        with Store(log_dir, clock=clock, lazy=True) as store:
+            assert "t-4" in store
+            for _ in range(2):
+                with pytest.raises(InvalidName, match="regular file"):
+                    store["t-4"]
+            assert [*store.offline] == ["t-4"]
+            assert len(store) == 11
+            store.load_all()
+            assert [*store.offline] == ["t-4"]
+    finally:
+        log.unlink()
+        log.write_bytes(good)
+
+
+def test_names_that_are_not_loaded_are_taken(log_dir: Path, clock: Clock) -> None:
+    """A partition can be deleted, truncated and created as if it were loaded; new ones get the topic's id."""
+    fill(log_dir, clock, clean=True)
+    with Store(log_dir, clock=clock, lazy=True) as store:
+        with pytest.raises(PartitionExists):
+            store.create("t-1")
+        store.delete("t-1")
+        assert "t-1" not in store
+        assert store.truncate("t-2", 1)
+        store.create("t-1")
+        ids = {(log_dir / name / "partition.metadata").read_bytes() for name in ("t-0", "t-1")}
+        assert len(ids) == 1
+    assert points(log_dir) == {**dict.fromkeys(NAMES, 3), "t-1": 0, "t-2": 1}
+
+
+def test_retention_and_compaction_on_request_concern_all(log_dir: Path, clock: Clock) -> None:
+    """`retain` and a request for all compactions load what they need."""
+    fill(log_dir, clock, clean=True)
+    with Store(log_dir, clock=clock, lazy=True) as store:
+        store.settings.set_topic("t", "retention.bytes", "1")
+        assert store.retain() == 24
+        store.settings.set_topic("t", "cleanup.policy", "compact")
+    with Store(log_dir, clock=clock, lazy=True) as store:
+        store.compactor.request_all()
+        assert all(store.compactor.is_requested(name) for name in NAMES)
+
+
+def test_committed_offsets_are_found(log_dir: Path, clock: Clock) -> None:
+    """A group's commits are found although `__consumer_offsets` was not loaded."""
+    fill(log_dir, clock, clean=True)
+    with Store(log_dir, clock=clock) as store:
+        store.groups.commit("billing", "t-3", 2)
+    with Store(log_dir, clock=clock, lazy=True) as store:
+        found = store.groups.committed("billing", "t-3")
+        assert found is not None
+        assert found.offset == 2
+        assert "t-3" in store.unloaded
+
+
+def test_a_decided_commit_is_done_at_the_opening(log_dir: Path, clock: Clock) -> None:
+    """The opening loads the partitions of a decided commit, and no others."""
+    fill(log_dir, clock, clean=True)
+
+    class Full(Disk):
+        """A disk that is full for the records of t-7."""
+
+        def write(self, file: File, position: int, data: object) -> None:
+            if file.path.parent.name == "t-7" and file.path.suffix == ".log":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            super().write(file, position, data)  # type: ignore[arg-type]
+
+    store = Store(log_dir, clock=clock, disk=Full())
+    with pytest.raises(Exception, match="decided"):
+        store.commit("q", 0, [staged(store, "t-6", b"1"), staged(store, "t-7", b"2")])
+    abandon(store)
+    with Store(log_dir, clock=clock, lazy=True) as store:
+        assert not store.commits.pending()
+        assert sorted(store.partitions) == ["t-6", "t-7"]
+        assert values(store, "t-6")[-1] == "1"
+        assert values(store, "t-7")[-1] == "2"
+
+
+def test_a_failed_log_directory_takes_unloaded_partitions_offline(
+    log_dir: Path, clock: Clock, tmp_path: Path
+) -> None:
+    """After an error of its disk, nothing in it is loaded any more, and the other directory goes on."""
+    fill(log_dir, clock, clean=True)
+    other = tmp_path / "other"
+    with Store(other, clock=clock) as store:
+        store.create("o-0").append([b"v"])
+    with Store([log_dir, other], clock=clock, lazy=True) as store:
+        store.log_dirs[0].disk.fail("broken")
+        store.check_log_dirs()
+        assert {*store.offline} == {*NAMES}
+        assert [*store.unloaded] == ["o-0"]
+        with pytest.raises(LogDirFailed):
+            store["t-0"]
+        assert values(store, "o-0") == ["v"]
+
+
+def test_no_checkpoint_loses_a_partition_that_is_being_loaded(log_dir: Path, clock: Clock) -> None:
+    """Checkpoints that are written while a partition becomes loaded have an entry for each partition."""
+    fill(log_dir, clock, clean=True)
+
+    class Homes(dict[str, LogDir]):
+        """The log directories by partition; another thread loads t-9 just before a loop over them."""
+
+        def items(self) -> ItemsView[str, LogDir]:
+            assert store["t-9"]
+            return super().items()
+
+    with Store(log_dir, clock=clock, lazy=True) as store:
+        assert store["t-8"]
+        store.homes = Homes(store.homes)
+        store.scheduler.checkpoint()
+        assert points(log_dir) == dict.fromkeys(NAMES, 3)
+
+
+def test_a_read_only_store_is_lazy_too(log_dir: Path, clock: Clock) -> None:
+    """It follows the directory: what is new is listed, and loaded at its first use."""
+    fill(log_dir, clock, clean=True)
+    with Store(log_dir, clock=clock) as writer, Store(log_dir, read_only=True, lazy=True) as store:
+        assert values(store, "t-1")[-1] == "t-1 2"
+        writer.create("u-0").append([b"new"])
+        writer["t-2"].append([b"t-2 3"])
+        writer.delete("t-3")
+        store.refresh()
+        assert {*store} == {*NAMES, "u-0"} - {"t-3"}
+        assert [*store.partitions] == ["t-1"]
+        assert values(store, "u-0") == ["new"]
+        assert values(store, "t-2")[-1] == "t-2 3"
+        assert all(parse_directory(name) for name in store)
