@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from logfs.errors import OffsetOutOfRange
+from logfs.format.text.format_string import HELP, FormatString
 from logfs.log.disk.disk import TRIES, Gone
 from logfs.log.segment.batch_iterator import Damage, DamagedRange
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
 
     from logfs.cli.reading import OpenTarget
     from logfs.format.batches.record import Record
@@ -24,20 +25,15 @@ _CHUNK_BYTES = 1 << 20
 # The limit on rounds of printing. Each round after the first prints up to the new end of a log that was compacted
 # during the round before.
 _ROUNDS = 20
-_TOKEN = re.compile(rb"%([skothTpSKn%])|\\([ntr0\\])")
-_ESCAPES = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"0": b"\0", b"\\": b"\\"}
-
-FORMAT_HELP = (
-    "a format string: %%s value, %%k key, %%h headers, %%o offset, %%T timestamp (ms), %%t topic, %%p partition, "
-    "%%S and %%K sizes of value and key (-1 for null); \\n, \\t, \\r, \\0"
-)
+# The bytes of a log that are read and printed at a time for a format string.
+_SPLIT_BYTES = 64 << 20
 
 
 def add_form(parser: argparse.ArgumentParser) -> None:
     """Add `--json` and `--format`, which select how records are printed; the default is a line with the value."""
     form = parser.add_mutually_exclusive_group()
     form.add_argument("-J", "--json", action="store_true", help="JSON envelopes, one per line")
-    form.add_argument("-F", "--format", metavar="FORMAT", help=FORMAT_HELP)
+    form.add_argument("-F", "--format", metavar="FORMAT", help=HELP)
 
 
 def print_record(record: Record, partition: Reader, arguments: argparse.Namespace) -> None:
@@ -58,10 +54,9 @@ def print_records(
     Raises `Gone` if files leave the log in `TRIES` attempts in a row, or if the partition was deleted and created
     again, and `OffsetOutOfRange` if the files of a segment are replaced or moved after a part of it was printed.
     """
-    whole, by_record = True, arguments.format is not None
+    whole, by_record = True, False
     stop, generation = start, -1
     tries, rounds = TRIES, _ROUNDS
-    may_hide_damage = lru_cache(maxsize=1)(_may_hide_damage)
     while True:
         partition, before = log.reader, start
         try:
@@ -81,18 +76,8 @@ def print_records(
                 )
                 start, whole = first, False
                 continue
-            segment = partition.log.segments_from(start)[0]
-            if by_record or stop - start <= _FEW or may_hide_damage(segment):
-                # Do not stop at segment boundaries: damage after a segment's last record lies before the first record
-                # of the next segment.
-                for record in partition.read(start, stop):
-                    _write(_shown(record, partition, arguments))
-                    start = record.offset + 1
-                start = stop
-                continue
-            until = stop if segment.next_base is None else min(stop, segment.next_base)
-            _print_text(partition, start, until, json=arguments.json)
-            start = until
+            for reached in _print_next(partition, start, stop, by_record, arguments):
+                start = reached
         except DamagedRange as damage:
             sys.stdout.flush()
             print(f"logfs: {damage}", file=sys.stderr)
@@ -119,7 +104,7 @@ def _stop(partition: Reader, end: int | None) -> int:
 
 def _shown(record: Record, partition: Reader, arguments: argparse.Namespace) -> bytes:
     if arguments.format is not None:
-        return formatted(record, os.fsencode(arguments.format), partition)
+        return _parsed(os.fsencode(arguments.format), partition.name).format(record)
     if arguments.json:
         from logfs.format.text import envelope
 
@@ -127,8 +112,11 @@ def _shown(record: Record, partition: Reader, arguments: argparse.Namespace) -> 
     return (record.value or b"") + b"\n"
 
 
-def _may_hide_damage(segment: Segment) -> bool:
+@lru_cache(maxsize=1)
+def _may_hide_damage(segment: Segment, size_bytes: int) -> bool:
     """Return whether there is damage among batches without text, such as control batches.
+
+    `size_bytes` is the segment's present size: the answer is remembered until it grows.
 
     The text view skips these batches, and the damage with them. A segment with fewer records in its text than offsets
     has such batches, or has lost batches, and is searched. A segment with `gaps` is not searched, because it always
@@ -140,6 +128,32 @@ def _may_hide_damage(segment: Segment) -> bool:
         return False
     found = batch_scanner.scan_segment(segment, 0, segment.base_offset)
     return any(isinstance(each, Damage) for each in found)
+
+
+def _print_next(
+    partition: Reader, start: int, stop: int, by_record: bool, arguments: argparse.Namespace
+) -> Iterator[int]:
+    """Print the next of the records [start, stop); yield, again and again, the offset up to which all are printed.
+
+    With `by_record`, and if they are few, they are read one by one. Raises `DamagedRange`; `Gone` if files have left
+    the log; `OffsetOutOfRange` if they leave it after a part of a segment was printed.
+    """
+    if not by_record and stop - start > _FEW:
+        if arguments.format is not None:
+            yield from _print_columns(partition, start, stop, arguments)
+            return
+        segment = partition.log.segments_from(start)[0]
+        if not _may_hide_damage(segment, segment.size_bytes):
+            until = stop if segment.next_base is None else min(stop, segment.next_base)
+            _print_text(partition, start, until, json=arguments.json)
+            yield until
+            return
+    # Do not stop at segment boundaries: damage after a segment's last record lies before the first record of the next
+    # segment.
+    for record in partition.read(start, stop):
+        _write(_shown(record, partition, arguments))
+        yield record.offset + 1
+    yield stop
 
 
 def _print_text(partition: Reader, start: int, end: int, *, json: bool) -> None:
@@ -162,34 +176,28 @@ def _print_text(partition: Reader, start: int, end: int, *, json: bool) -> None:
         raise
 
 
+def _print_columns(
+    partition: Reader, start: int, stop: int, arguments: argparse.Namespace
+) -> Iterator[int]:
+    """Print records by a format string, whole columns of them at a time, as `_print_next` describes."""
+    from logfs.log.transfer import scan_split
+
+    form = _parsed(os.fsencode(arguments.format), partition.name)
+    for split in scan_split.plan(partition, start, stop, split_bytes=_SPLIT_BYTES):
+        for found in scan_split.read(split):
+            if isinstance(found, DamagedRange):
+                raise found
+            _write(form.render(found))
+            yield int(found.offsets[-1]) + 1
+        yield split.end_offset
+    yield stop
+
+
+_parsed = lru_cache(maxsize=1)(FormatString)
+
 # Up to this many records are printed one by one, which takes less time than loading the compiled kernels.
 _FEW = 64
 
 
-def formatted(record: Record, form: bytes, partition: Reader) -> bytes:
-    """Return a record as the format string `form` describes it.
-
-    The string has placeholders such as `%s` for the value and `%k` for the key; `FORMAT_HELP` lists them.
-    """
-    key, value = record.key, record.value
-    tokens = {
-        b"s": value or b"",
-        b"k": key or b"",
-        b"o": b"%d" % record.offset,
-        b"T": b"%d" % (-1 if record.timestamp is None else record.timestamp),
-        b"t": partition.topic.encode(),
-        b"p": b"%d" % partition.partition,
-        b"S": b"%d" % (-1 if value is None else len(value)),
-        b"K": b"%d" % (-1 if key is None else len(key)),
-        b"h": b",".join(
-            name.encode("utf-8", "surrogateescape") + b"=" + (b"NULL" if text is None else text)
-            for name, text in record.headers
-        ),
-        b"%": b"%",
-        b"n": b"\n",
-    }
-    return _TOKEN.sub(lambda m: tokens[m[1]] if m[1] else _ESCAPES[m[2]], form)
-
-
-def _write(data: bytes) -> None:
+def _write(data: bytes | memoryview) -> None:
     sys.stdout.buffer.write(data)

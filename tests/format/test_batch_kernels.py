@@ -205,9 +205,9 @@ def test_any_bytes_are_the_same_varint_or_none(data: bytes) -> None:
 def test_integers_are_written_in_decimal(value: int) -> None:
     """Integers in an envelope are written in decimal, and have the measured length."""
     expected = str(value).encode()
-    assert batch_kernels._digits(value) == len(expected)
+    assert batch_kernels.digits(value) == len(expected)
     out, whole = room(len(expected))
-    assert batch_kernels._put_integer(out, 0, value) == len(expected)
+    assert batch_kernels.put_integer(out, 0, value) == len(expected)
     assert out.tobytes() == expected
     assert untouched(whole)
 

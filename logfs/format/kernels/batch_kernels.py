@@ -292,7 +292,7 @@ def _magnitude(value: int) -> np.uint64:
 
 
 @kernel
-def _digits(value: int) -> int:
+def digits(value: int) -> int:
     """Return the length of an int64 in decimal, with its sign."""
     size = 2 if value < 0 else 1
     rest = _magnitude(value)
@@ -303,9 +303,9 @@ def _digits(value: int) -> int:
 
 
 @kernel
-def _put_integer(out: Bytes, position: int, value: int) -> int:
-    """Write the text that `_digits` measures. Return the position after it."""
-    end = position + _digits(value)
+def put_integer(out: Bytes, position: int, value: int) -> int:
+    """Write the text that `digits` measures. Return the position after it."""
+    end = position + digits(value)
     if value < 0:
         out[position] = 45
     rest = _magnitude(value)
@@ -623,7 +623,7 @@ def envelope_sizes(
     total = 0
     fixed = _FIXED_SIZE + len(timestamp_type)
     for index in range(len(offsets)):
-        size = fixed + _digits(offsets[index]) + _digits(timestamps[index])
+        size = fixed + digits(offsets[index]) + digits(timestamps[index])
         size += _string_size(data, key_starts[index], key_lengths[index])
         size += _string_size(data, value_starts[index], value_lengths[index])
         position = header_starts[index]
@@ -665,9 +665,9 @@ def write_envelopes(
     position = 0
     for index in range(len(offsets)):
         position = _put(out, position, prefix)
-        position = _put_integer(out, position, offsets[index])
+        position = put_integer(out, position, offsets[index])
         position = _put(out, position, TIMESTAMP_FIELD)
-        position = _put_integer(out, position, timestamps[index])
+        position = put_integer(out, position, timestamps[index])
         position = _put(out, position, TIMESTAMP_TYPE_FIELD)
         position = _put(out, position, timestamp_type)
         position = _put(out, position, KEY_FIELD)
