@@ -20,11 +20,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import Corrupt
 from logfs.format.base import names
+from logfs.format.base.batch_rows import (
+    LEADER_EPOCH,
+    MAX_TIMESTAMP,
+    PRODUCER_ID,
+    SPAN_BASE_OFFSET,
+)
 from logfs.format.batches.batch import Batch
 from logfs.format.text.rendering import NO_TEXT
 from logfs.log.disk.disk import TEMPORARY
 from logfs.log.segment.batch_iterator import CHUNK_BYTES, Damage
-from logfs.log.segment.batch_scanner import survey
+from logfs.log.segment.batch_scanner import scan_segment, survey
 from logfs.log.segment.index import MAX_RELATIVE_OFFSET, OffsetEntry, TimeEntry
 from logfs.log.segment.index_builder import IndexBuilder
 from logfs.log.segment.segment import Segment
@@ -40,7 +46,7 @@ if TYPE_CHECKING:
 
     from logfs.config import LogConfig
     from logfs.log.disk.disk import Disk
-    from logfs.log.segment.batch_scanner import BatchInfo
+    from logfs.log.segment.batch_scanner import ScannedBatches
     from logfs.log.segment.segment_listing import Files
 
     Progress = Callable[[int], None]
@@ -283,12 +289,21 @@ class _LogLoader:
             self.snapshots.take(offset, no_producers)
         return no_producers
 
-    def _note_producer(self, segment: Segment, info: BatchInfo) -> None:
-        """Note a producer's batch of a segment under recovery, and index the transaction that it aborts."""
-        batch = Batch.parse(segment.read(info.position, info.size_bytes))
-        ended = self.producers.note(batch)
-        if ended is not None and ended.is_aborted:
-            segment.txn_index.append(self.producers.aborted(ended))
+    def _note_batches(self, segment: Segment, batches: ScannedBatches) -> None:
+        """Note the producers, epochs and the last timestamp of batches under recovery.
+
+        The transactions that they abort get entries in the segment's transaction index.
+        """
+        rows = batches.rows
+        for batch in batches.select(rows[:, PRODUCER_ID] >= 0).batches():
+            ended = self.producers.note(batch)
+            if ended is not None and ended.is_aborted:
+                segment.txn_index.append(self.producers.aborted(ended))
+        newer = rows[rows[:, LEADER_EPOCH] > self.epochs.latest]
+        for epoch, base_offset in newer[:, (LEADER_EPOCH, SPAN_BASE_OFFSET)].tolist():
+            if epoch > self.epochs.latest:
+                self.epochs.assign(epoch, base_offset)
+        self.last_timestamp = int(rows[-1, MAX_TIMESTAMP])
 
     # Segments.
 
@@ -376,7 +391,7 @@ class _LogLoader:
 
     def _survey(
         self, segment: Segment, position: int = 0, first_offset: int | None = None
-    ) -> Iterator[BatchInfo | Damage]:
+    ) -> Iterator[ScannedBatches | Damage]:
         """Yield the batches and the damage of a segment whose end is not known; any offset may be missing."""
         size = self.disk.size(segment.file)
         segment.resume(
@@ -385,7 +400,7 @@ class _LogLoader:
         gaps, segment.gaps = segment.gaps, True
         try:
             first = segment.base_offset if first_offset is None else first_offset
-            yield from survey(segment, position, first)
+            yield from scan_segment(segment, position, first)
         finally:
             segment.gaps = gaps
 
@@ -529,13 +544,9 @@ class _LogLoader:
                 builder.note(found)
                 logger.error("%s", found.error(segment.path))
                 continue
-            self.progress(found.size_bytes)
+            self.progress(found.batches.end - found.batches.position)
             builder.note(found)
-            if found.producer_id >= 0:
-                self._note_producer(segment, found)
-            if found.leader_epoch > self.epochs.latest:
-                self.epochs.assign(found.leader_epoch, found.base_offset)
-            self.last_timestamp = found.max_timestamp
+            self._note_batches(segment, found.batches)
         segment.damaged = tuple(damaged)
         segment.resume(SegmentEnd(size, builder.end, builder.text), builder.max_entry)
         segment.finish()

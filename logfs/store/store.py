@@ -134,6 +134,9 @@ class Store(PartitionRegistry):
             )
             began = time.monotonic()
             self._loader.find()
+            for name in sorted(self.commits.partitions()):
+                # First, and one by one: `Commits.reconcile`.
+                self.find(name)
             if not lazy:
                 self.load_all()
             if not self.working:

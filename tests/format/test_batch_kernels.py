@@ -219,7 +219,7 @@ def check_text(data: bytes | None) -> None:
     expected = envelope.text(data)
     array, _ = guarded(data or b"")
     length = -1 if data is None else len(data)
-    assert batch_kernels._string_size(array, 0, length) == len(expected)
+    assert batch_kernels.string_size(array, 0, length) == len(expected)
     out, whole = room(len(expected))
     assert batch_kernels._put_string(out, 0, array, 0, length) == len(expected)
     assert out.tobytes() == expected
@@ -239,7 +239,7 @@ def test_second_bytes_of_characters_are_validated_as_in_python(first: int) -> No
         for tail in (b"", b"\x80", b"\x80\x80", b"\x80\x41"):
             data = bytes([first, second]) + tail
             array, _ = guarded(data)
-            assert batch_kernels._string_size(array, 0, len(data)) == len(envelope.text(data)), data
+            assert batch_kernels.string_size(array, 0, len(data)) == len(envelope.text(data)), data
 
 
 @given(ANY_BYTES)

@@ -18,6 +18,7 @@ COVERING = (
     "tests/format/test_columnar_encoder.py",
     "tests/format/test_envelope_parser.py",
     "tests/format/test_format_string.py",
+    "tests/format/test_text_kernels.py",
     "tests/log/test_offset_map.py",
 )
 # A kernel that reads past its array must raise here. Otherwise the checks are off and the run below shows nothing.

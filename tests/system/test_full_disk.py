@@ -200,7 +200,7 @@ from pathlib import Path
 from logfs.cli import main
 from logfs.mount import session
 
-def run(options, ready, progress):
+def run(options, ready):
     path = Path(sys.argv[1])
     path.with_name("pid").write_text(str(os.getpid()))
     ready()

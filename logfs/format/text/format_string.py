@@ -77,11 +77,11 @@ class FormatString:
         """Return the text of all records in `columns`, one after the other."""
         import numpy as np
 
-        from logfs.format.kernels import format_kernels
+        from logfs.format.kernels import text_kernels
 
         literals, pieces = self._compiled()
         out = np.empty(self._room(columns), np.uint8)
-        size = format_kernels.write_formatted(
+        size = text_kernels.write_formatted(
             pieces,
             literals,
             columns.data,
@@ -102,7 +102,7 @@ class FormatString:
         """Return the literals as uint8[n], and the pieces as int64[pieces, 3], as the kernel takes them."""
         import numpy as np
 
-        from logfs.format.kernels import format_kernels as kernels
+        from logfs.format.kernels import text_kernels as kernels
 
         kinds = {
             "s": kernels.VALUE,
@@ -124,7 +124,7 @@ class FormatString:
 
     def _room(self, columns: Columns) -> int:
         """Return how many bytes the text of the records has at most."""
-        from logfs.format.kernels.format_kernels import HEADER_ROOM, INTEGER_ROOM
+        from logfs.format.kernels.text_kernels import HEADER_ROOM, INTEGER_ROOM
 
         headers = int((columns.header_ends - columns.header_starts).sum())
         of = {

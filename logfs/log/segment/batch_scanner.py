@@ -38,10 +38,11 @@ from logfs.format.batches.batch import (
     Batch,
 )
 from logfs.format.batches.columns import decode_columns
-from logfs.format.batches.record import NO_TIMESTAMP, SMALLEST_RECORD, encode_record
+from logfs.format.batches.record import NO_TIMESTAMP, SMALLEST_RECORD, TimestampType, encode_record
 from logfs.format.text import rendering
 from logfs.format.text.rendering import TextSize
 from logfs.log.segment.batch_iterator import Damage
+from logfs.log.segment.pipeline import map_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from logfs.format.batches.columns import Columns
 
 _CHUNK_BYTES = 1 << 20
+# The text of segments with so many bytes is measured in other threads.
+_LARGE_BYTES = 8 << 20
 # The greatest size of a batch that a 32-bit length can express.
 _MOST_BYTES = 2**31 - 1 + LENGTH_OVERHEAD
 
@@ -131,6 +134,11 @@ class ScannedBatches(NamedTuple):
         return self.position + int(self.rows[-1, POSITION] + self.rows[-1, SIZE])
 
     @property
+    def positions(self) -> NDArray[np.int64]:
+        """The positions of the batches in the file, as int64[batches]."""
+        return self.rows[:, POSITION] + self.position
+
+    @property
     def are_compressed(self) -> bool:
         """Whether any of the batches is compressed."""
         return bool((self.rows[:, ATTRIBUTES] & CODEC_MASK).any())
@@ -185,12 +193,29 @@ class ScannedBatches(NamedTuple):
             else:
                 yield columns, group, _texts(columns, group)
 
-    def infos(self) -> Iterator[BatchInfo]:
-        """Yield the `BatchInfo` of each batch in file order; the records are decoded to measure their text."""
-        sizes = np.zeros((len(self.rows), 3), np.int64)
+    def text_sizes(self) -> NDArray[np.int64]:
+        """Return the text size of each batch, as `measure` yields them, as int64[batches, 3]; 0 for control batches.
+
+        Uncompressed batches are measured without decoding them to columns.
+        """
+        from logfs.format.kernels import text_kernels
+
+        rows = self.rows
+        sizes = np.zeros((len(rows), 3), np.int64)
+        if self.legacy is None and not rows[:, ATTRIBUTES].any():
+            label = len(TimestampType.CREATE_TIME.label)
+            array: NDArray[np.uint8] = np.frombuffer(self.data, np.uint8)
+            if text_kernels.measure_spans(array, _spans(rows), label, sizes):
+                return sizes
+            sizes[:] = 0
         for _, group, texts in self.measure():
-            first = int(np.searchsorted(self.rows[:, POSITION], group[0, POSITION]))
+            first = int(np.searchsorted(rows[:, POSITION], group[0, POSITION]))
             sizes[first : first + len(group)] = texts
+        return sizes
+
+    def infos(self) -> Iterator[BatchInfo]:
+        """Yield the `BatchInfo` of each batch in file order."""
+        sizes = self.text_sizes()
         wanted = (
             POSITION,
             SIZE,
@@ -345,18 +370,28 @@ def _spans(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.ascontiguousarray(rows[:, SPAN_START:])
 
 
+class MeasuredBatches(NamedTuple):
+    """A run of scanned batches, and their text sizes, int64[batches, 3]: records, bytes of lines, of envelopes."""
+
+    batches: ScannedBatches
+    sizes: NDArray[np.int64]
+
+
 def survey(
     segment: ScannableSegment, position: int, first_offset: int
-) -> Iterator[BatchInfo | Damage]:
-    """Yield the `BatchInfo` of every batch of a segment from `position` on, and each `Damage` between them.
+) -> Iterator[MeasuredBatches | Damage]:
+    """Yield the batches of a segment from `position` on, in measured runs, and each `Damage` between them.
 
     `first_offset` is the base offset that the first batch should have; with `segment.gaps` it may have a higher one.
+    The text of a large segment is measured in other threads, while this one reads on.
     """
-    for found in scan_segment(segment, position, first_offset):
-        if isinstance(found, Damage):
-            yield found
-        else:
-            yield from found.infos()
+
+    def measure(found: ScannedBatches | Damage) -> MeasuredBatches | Damage:
+        return found if isinstance(found, Damage) else MeasuredBatches(found, found.text_sizes())
+
+    scanned = scan_segment(segment, position, first_offset)
+    is_large = segment.size_bytes - position >= _LARGE_BYTES
+    return map_ahead(measure, scanned) if is_large else map(measure, scanned)
 
 
 def batches_with_producer(segment: ScannableSegment) -> Iterator[Batch]:

@@ -160,6 +160,12 @@ class SparseIndex:
             self._limit = MAX_RELATIVE_OFFSET
             self._data = None
 
+    def extend(self, entries: bytes) -> None:
+        """Add packed entries to those that are collected in memory, which have room for them."""
+        assert isinstance(self._data, bytearray), "collect"
+        self._data += entries
+        self._count += len(entries) // self.entry.size
+
     def keep(self, count: int) -> None:
         """Drop all but the first `count` entries. In a mapped file, zeros fill the space of the dropped ones."""
         self._open()

@@ -6,23 +6,34 @@ index is the old one or the new one.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from logfs.errors import Corrupt
+from logfs.format.base.batch_rows import MAX_TIMESTAMP, NEXT_OFFSET, SPAN_BASE_OFFSET
 from logfs.format.batches.batch import LENGTH_OVERHEAD, MAGIC, MAGIC_AT, START
 from logfs.format.batches.legacy import SMALLEST_BYTES
 from logfs.format.text.rendering import NO_TEXT, TextSize, measure
 from logfs.log.segment.batch_iterator import Damage, DamagedRange
-from logfs.log.segment.batch_scanner import ScannableSegment, survey, text_size
+from logfs.log.segment.batch_scanner import (
+    ScannableSegment,
+    scan_segment,
+    survey,
+    text_size,
+)
 from logfs.log.segment.index import TimeEntry
 from logfs.log.segment.text_index import TextEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
+
     from logfs.format.batches.batch import Batch
-    from logfs.log.segment.batch_scanner import BatchInfo
+    from logfs.log.segment.batch_scanner import MeasuredBatches, ScannedBatches
     from logfs.log.segment.index import OffsetIndex, TimeIndex
     from logfs.log.segment.text_index import TextIndex
 
@@ -75,6 +86,19 @@ class IndexedSegment(ScannableSegment, Protocol):
         """
 
 
+def _due(positions: NDArray[np.int64], last_entry: int, interval_bytes: int) -> list[int]:
+    """Return the rows of the batches that get an index entry: each more than `interval_bytes` after the one before.
+
+    `positions` are the ascending positions of the batches, and `last_entry` is that of the last entry so far.
+    """
+    known, due = positions.tolist(), []
+    row = bisect_right(known, last_entry + interval_bytes)
+    while row < len(known):
+        due.append(row)
+        row = bisect_right(known, known[row] + interval_bytes, row)
+    return due
+
+
 class TextBuilder:
     """A builder that adds text index entries for the batches of a segment, in order."""
 
@@ -86,8 +110,8 @@ class TextBuilder:
         self.position = index.last.position
         self.text = index.last.before
 
-    def note(self, found: BatchInfo | Damage) -> None:
-        """Take the next batch or damage: add its text size to `text`, and an index entry if one is due.
+    def note(self, found: MeasuredBatches | Damage) -> None:
+        """Take the next batches or damage: add their text size to `text`, and the index entries that are due.
 
         Damage gets one entry for its start and one for its end.
         """
@@ -97,10 +121,22 @@ class TextBuilder:
             self._entry(found.next_offset, found.end)
             self.position = found.end
             return
-        if found.position - self._last_entry > self._interval_bytes:
-            self._entry(found.base_offset, found.position)
-        self.text = self.text.plus(found.text)
-        self.position = found.position + found.size_bytes
+        batches, index = found.batches, self._index
+        ends = np.cumsum(found.sizes, axis=0) + np.array(self.text, np.int64)
+        positions = batches.positions
+        due = _due(positions, self._last_entry, self._interval_bytes)
+        due = due[: index.capacity - len(index)]
+        if due:
+            rows = zip(
+                batches.rows[due, SPAN_BASE_OFFSET].tolist(),
+                positions[due].tolist(),
+                (ends - found.sizes)[due].tolist(),
+                strict=True,
+            )
+            index.extend(b"".join(index.packed(*row) for row in rows))
+            self._last_entry = int(positions[due[-1]])
+        self.text = TextSize(*ends[-1].tolist())
+        self.position = batches.end
 
     def finish(self, next_offset: int, size: int) -> None:
         """Add the closing entry of a segment of `size` bytes whose next offset is `next_offset`."""
@@ -124,17 +160,38 @@ class LookupBuilder:
         self._interval_bytes = interval_bytes
         self._last_entry = 0
 
-    def note(self, found: BatchInfo) -> None:
-        """Take the next batch: note its greatest timestamp, and add index entries if they are due."""
-        if found.max_timestamp > self.max_entry.timestamp:
-            self.max_entry = TimeEntry(found.max_timestamp, found.next_offset - 1)
-        if found.position - self._last_entry > self._interval_bytes:
-            # The size was chosen for a greater index.interval.bytes than the present one: the index becomes sparser.
-            if self._offset_index.is_full or self._time_index.is_full:
-                return
-            self._offset_index.append(found.next_offset - 1, found.position)
-            self._time_index.maybe_append(*self.max_entry)
-            self._last_entry = found.position
+    def note(self, found: ScannedBatches) -> None:
+        """Take the next batches: note their greatest timestamp, and add the index entries that are due."""
+        offset_index, time_index = self._offset_index, self._time_index
+        positions, rows = found.positions, found.rows
+        lasts, times = rows[:, NEXT_OFFSET] - 1, rows[:, MAX_TIMESTAMP]
+        # For each row, the row of the greatest timestamp so far, the first of equals; -1 for one before this run.
+        greatest = np.maximum.accumulate(np.maximum(times, self.max_entry.timestamp))
+        before = np.concatenate(([self.max_entry.timestamp], greatest[:-1]))
+        row_of = np.maximum.accumulate(np.where(times > before, np.arange(len(rows)), -1))
+
+        def max_entry(row: int) -> TimeEntry:
+            of = int(row_of[row])
+            return TimeEntry(int(times[of]), int(lasts[of])) if of >= 0 else self.max_entry
+
+        base, newest = offset_index.base_offset, time_index.last.timestamp
+        offset_entries: list[bytes] = []
+        time_entries: list[bytes] = []
+        # If the size was chosen for a greater index.interval.bytes than the present one, the index becomes sparser.
+        room = offset_index.capacity - len(offset_index)
+        time_room = time_index.capacity - 1 - len(time_index)
+        for row in _due(positions, self._last_entry, self._interval_bytes):
+            if len(offset_entries) >= room or len(time_entries) >= time_room:
+                break
+            self._last_entry = int(positions[row])
+            offset_entries.append(offset_index.entry.pack(int(lasts[row]) - base, self._last_entry))
+            entry = max_entry(row)
+            if entry.timestamp > newest:
+                newest = entry.timestamp
+                time_entries.append(time_index.entry.pack(newest, entry.offset - base))
+        offset_index.extend(b"".join(offset_entries))
+        time_index.extend(b"".join(time_entries))
+        self.max_entry = max_entry(-1)
 
 
 class IndexBuilder:
@@ -165,13 +222,15 @@ class IndexBuilder:
         """The greatest timestamp so far, and the last offset of its batch."""
         return self._lookups.max_entry
 
-    def note(self, found: BatchInfo | Damage) -> None:
-        """Add the entries that are due for the next batch or damage, and move `end` and `text` past it."""
+    def note(self, found: MeasuredBatches | Damage) -> None:
+        """Add the entries that are due for the next batches or damage, and move `end` and `text` past them."""
         self._texts.note(found)
         self.text = self._texts.text
-        self.end = found.next_offset
-        if not isinstance(found, Damage):
-            self._lookups.note(found)
+        if isinstance(found, Damage):
+            self.end = found.next_offset
+        else:
+            self.end = found.batches.next_offset
+            self._lookups.note(found.batches)
 
 
 def rebuild_lookups(segment: IndexedSegment) -> tuple[OffsetIndex, TimeIndex]:
@@ -180,7 +239,7 @@ def rebuild_lookups(segment: IndexedSegment) -> tuple[OffsetIndex, TimeIndex]:
     offset_index.collect()
     time_index.collect()
     builder = LookupBuilder(offset_index, time_index, _INTERVAL_BYTES)
-    for found in survey(segment, 0, segment.base_offset):
+    for found in scan_segment(segment, 0, segment.base_offset):
         if not isinstance(found, Damage):
             builder.note(found)
     if builder.max_entry.timestamp >= 0:

@@ -109,6 +109,18 @@ class TextIndex(SparseIndex):
         last = self._disk.read(file, max(count - 1, 0) * width, width) if count else b""
         return count if self.check_entries(bytes(last)) is None else count - 1
 
+    def packed(self, offset: int, position: int, before: Sequence[int]) -> bytes:
+        """Return the bytes of the entry that `append` adds; `before` are the numbers of a `TextSize`."""
+        facts = self._facts.pack(self._relative_end(offset), position, *before)
+        return facts + crc32c(facts, self._seed).to_bytes(4, "big")
+
+    def _relative_end(self, offset: int) -> int:
+        # The base offset of the next segment ends this one. That segment may be a stray file with a far higher
+        # offset.
+        offset = min(offset, self.base_offset + MAX_RELATIVE_OFFSET + 1)
+        # -1 means that no offset comes before: damage at the start of the file may take bytes and no offsets.
+        return self._relative(offset - 1) if offset > self.base_offset else -1
+
     def append(self, offset: int, position: int, before: TextSize) -> None:
         """Add an entry for the byte `position` of the .log file, unless the last entry is at or after it.
 
@@ -117,12 +129,7 @@ class TextIndex(SparseIndex):
         """
         self._open()
         if position > self.last.position:
-            # The base offset of the next segment ends this one. That segment may be a stray file with a far higher
-            # offset.
-            offset = min(offset, self.base_offset + MAX_RELATIVE_OFFSET + 1)
-            # -1 means that no offset comes before: damage at the start of the file may take bytes and no offsets.
-            relative = self._relative(offset - 1) if offset > self.base_offset else -1
-            self._append(relative, position, *before)
+            self._append(self._relative_end(offset), position, *before)
 
     @property
     def last(self) -> TextEntry:

@@ -38,7 +38,7 @@ from logfs.format.text.rendering import NO_TEXT
 from logfs.log.append.partition import LEADER_EPOCH
 from logfs.log.append.validator import check_staged
 from logfs.log.segment.batch_iterator import Damage
-from logfs.log.segment.batch_scanner import BatchInfo, ScannedBatches, scan, survey
+from logfs.log.segment.batch_scanner import BatchInfo, ScannedBatches, scan, scan_segment
 from logfs.log.segment.index import MAX_RELATIVE_OFFSET, TimeEntry
 from logfs.log.segment.segment import Segment
 from logfs.log.segment.segment_end import SegmentEnd
@@ -471,9 +471,11 @@ class _ExistingBatches:
         segment.resume(
             SegmentEnd(size, segment.base_offset, NO_TEXT), TimeEntry(-1, segment.base_offset)
         )
-        for found in survey(segment, 0, segment.base_offset):
-            if not isinstance(found, Damage) and (
-                found.position < part.position < found.position + found.size_bytes
+        for found in scan_segment(segment, 0, segment.base_offset):
+            if (
+                not isinstance(found, Damage)
+                and found.position < part.position < found.end
+                and part.position not in found.positions
             ):
                 raise Corrupt(
                     f"{segment.path}: a commit would begin at byte {part.position}, which is within a batch"

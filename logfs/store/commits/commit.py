@@ -106,11 +106,13 @@ class Commits:
         """Return the commit that is decided but not done of each log directory; others are left out."""
         return {path: log.pending for path, log in self._known.items() if log.pending is not None}
 
+    def partitions(self) -> set[str]:
+        """Return the names of the partitions that have a commit which is decided but not done."""
+        return {part.partition for pending in self.pending().values() for part in pending.parts}
+
     def concerns(self, name: str) -> bool:
         """Whether the partition `name` must not be moved yet, because a commit to it is decided but not done."""
-        return any(
-            part.partition == name for pending in self.pending().values() for part in pending.parts
-        )
+        return name in self.partitions()
 
     def _logs(self) -> Iterable[CommitLog]:
         return self._known.values()
@@ -411,7 +413,11 @@ class Commits:
 
         `directory` is the partition's directory in `log_dir`. Batches that a crash left incomplete are cut off, and
         the result is recorded in the commit file. Returns whether files of the partition may have been changed.
+        The opening loads the partitions of decided commits one by one before any others, so only one thread at a time
+        changes the commit file here.
         """
+        if not self.concerns(name.directory):
+            return False
         changed = False
         for home, pending in self.pending().items():
             parts = []
