@@ -71,6 +71,8 @@ class Operations(pyfuse3.Operations):
         self._listings: dict[int, tuple[DirectoryNode, list[str], int]] = {}
         self._next_handle = 1
         self._sizes = GrowingSizes()
+        # Whether the compiled code is not loaded yet.
+        self.is_cold = True
         self._workers = trio.CapacityLimiter(_WORKERS)
         self._syncers = trio.CapacityLimiter(256)
         self._sync_locks: WeakKeyDictionary[Partition, trio.Lock] = WeakKeyDictionary()
@@ -111,7 +113,12 @@ class Operations(pyfuse3.Operations):
         return path
 
     async def _run(self, work: Callable[..., _T], *arguments: Any) -> _T:
-        """Call `work` here if it need not wait for the disk, and in a worker thread if it must (rule 8)."""
+        """Call `work` here if it need not wait for the disk, and in a worker thread if it must (rule 8).
+
+        Until the compiled code is loaded, `work` might have to wait for that.
+        """
+        if self.is_cold:
+            return await run_in_thread(work, *arguments, limiter=self._workers)
         try:
             return work(*arguments)
         except WouldBlock:

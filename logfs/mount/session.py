@@ -90,7 +90,6 @@ def run(
         Store(options.log_dirs, read_only=options.read_only, lazy=True) as store,
     ):
         store.disk.forbid_blocking()
-        warm_up()
         context = Context(store, ErrorLog(store.clock), logfs.__version__, options.isolation)
         operations = Operations(RootDirectory(context))
         threads.start()
@@ -227,7 +226,7 @@ def _raise_file_limit() -> None:
 
 
 def warm_up() -> None:
-    """Compile, or load from the cache, the code that the first request would otherwise wait for.
+    """Compile the loops over batches and keys, or load them from the cache; the compilation takes many seconds.
 
     Objects that exist now are excluded from garbage collection.
     """
@@ -290,12 +289,19 @@ async def _serve(
                 worker.wake = alarm.ring
                 nursery.start_soon(_upkeep, worker.run_due, _UPKEEP_SECONDS, alarm.sleep)
         nursery.start_soon(run_in_thread, partial(store.load_all, gently=True))
+        nursery.start_soon(_warm_up, operations)
         nursery.start_soon(_announce, store, mountpoint, ready)
         await pyfuse3.main(max_tasks=_MAX_TASKS)
         store.compactor.stop()
         store.mover.stop()
         store.stop_loading()
         nursery.cancel_scope.cancel()
+
+
+async def _warm_up(operations: Operations) -> None:
+    """Load the compiled code while the first requests are served."""
+    await run_in_thread(warm_up)
+    operations.is_cold = False
 
 
 async def _stop_on_signal(operations: Operations) -> None:

@@ -132,21 +132,25 @@ class Store(PartitionRegistry):
                 recover=recover,
                 lazy=lazy,
             )
-            began = time.monotonic()
-            self._loader.find()
-            for name in sorted(self.commits.partitions()):
-                # First, and one by one: `Commits.reconcile`.
-                self.find(name)
-            if not lazy:
-                self.load_all()
-            if not self.working:
-                raise self.failed[0]
-            self.loading_seconds = time.monotonic() - began
-            self.commits.finish_at_opening()
+            self._find_partitions(lazy=lazy)
         except BaseException:
             for log_dir in self.log_dirs:
                 log_dir.close()
             raise
+
+    def _find_partitions(self, *, lazy: bool) -> None:
+        """Find the partitions, load all or, with `lazy`, those of decided commits, and do these commits."""
+        began = time.monotonic()
+        self._loader.find()
+        for name in sorted(self.commits.partitions()):
+            # First, and one by one: `Commits.reconcile`.
+            self.find(name)
+        if not lazy:
+            self.load_all()
+        if not self.working:
+            raise self.failed[0]
+        self.loading_seconds = time.monotonic() - began
+        self.commits.finish_at_opening()
 
     def load_all(self, *, gently: bool = False) -> None:
         """Load the partitions of a lazy store that are not loaded yet; may take long.

@@ -12,5 +12,6 @@
 - `txn_index`: the aborted transactions of a segment.
 - `batch_iterator`: the batches of a file one by one, past damage.
 - `batch_scanner`: many batches at once in compiled loops, where nothing is wrong.
+- `pipeline`: compiled work in other threads, while a scan reads on.
 - `index_builder`: all indexes of a segment, built from its log.
 """
