@@ -198,6 +198,8 @@ class _LogLoader:
             if segment.is_active:
                 segment.finish()
             segment.close()
+            if self.disk.writable and segment not in self.unsynced:
+                segment.forget_indexes()
         segments[-1].created_ms = self.now_ms
         self.epochs.truncate_from_end(log_end_offset)
         self.epochs.truncate_from_start(deleted)

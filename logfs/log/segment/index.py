@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from logfs.errors import Corrupt
 from logfs.log.disk.disk import Gone
+from logfs.log.disk.named_file import NamedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ MAX_RELATIVE_OFFSET = 2**31 - 1
 _MOST_BYTES = 512 * 1024 * 1024
 
 
-class SparseIndex:
+class SparseIndex(NamedFile):
     """Fixed-width entries in increasing order, so that a lookup finds the last one at or before its target.
 
     There is one writer. Any thread may look up: an entry is in place before it is counted, and a mapping that a

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from logfs.format.base import names
+from logfs.log.disk.named_file import NamedFile
 from logfs.log.segment.index import OffsetIndex, SparseIndex, TimeIndex
 from logfs.log.segment.text_index import TextIndex
 from logfs.log.segment.txn_index import TransactionIndex
@@ -38,7 +39,7 @@ _INDEXES = frozenset({"offset_index", "time_index", "text_index", "txn_index"})
 _making = threading.Lock()
 
 
-class SegmentFiles:
+class SegmentFiles(NamedFile):
     """The .log file of a segment, its three indexes and its transaction index. Any thread may open them.
 
     The objects of the indexes are made at the first use of one of them: a store may have 100,000 segments, most of
@@ -180,6 +181,12 @@ class SegmentFiles:
                 index.close()
         self._file = None
         self._is_durable = True
+
+    def forget_indexes(self) -> None:
+        """Drop the objects of the indexes, which hold nothing that is not in their files; no reader has them yet."""
+        with _making:
+            for name in _INDEXES if self._has_index_objects else ():
+                del self.__dict__[name]
 
     def discard(self) -> None:
         """Remove the files."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt
 from logfs.format.files.aborted_transactions import ENTRY, AbortedTransaction, parse_aborted
+from logfs.log.disk.named_file import NamedFile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from logfs.log.disk.disk import Disk, File
 
 
-class TransactionIndex:
+class TransactionIndex(NamedFile):
     """The aborted transactions of a segment in the order of their markers. The first one creates the file.
 
     There is one writer; any thread may read `entries`. Recovery rebuilds the index like the other indexes. Without a

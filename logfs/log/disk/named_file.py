@@ -1,0 +1,25 @@
+"""A file that is known by its directory and its name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+class NamedFile:
+    """An object with a `path` that takes little memory: a store may have 100,000 segments, with five files each.
+
+    A `Path` is made whenever it is asked for. The text of the directory is shared by all files in it.
+    """
+
+    _place: tuple[str, str]
+
+    @property
+    def path(self) -> Path:
+        """The path of the file; it changes when the file or its directory is renamed."""
+        return Path(*self._place)
+
+    @path.setter
+    def path(self, path: Path) -> None:
+        # One assignment: other threads see the old path or the new one.
+        self._place = (sys.intern(str(path.parent)), path.name)
