@@ -1,0 +1,66 @@
+"""Compiled work on what a scan has read, in other threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from logfs.log.segment import pipeline
+from logfs.log.segment.pipeline import map_ahead
+
+
+def square(number: int) -> int:
+    """Return the square, or raise an error for 30."""
+    if number == 30:
+        raise ValueError("thirty")
+    return number * number
+
+
+@pytest.mark.parametrize("processors", [1, 4])
+def test_results_come_in_order(monkeypatch: pytest.MonkeyPatch, processors: int) -> None:
+    """As `map` does, with one processor and with several; an error comes in place of its result."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
+    monkeypatch.setattr(pipeline, "_threads", None)
+    results = map_ahead(square, range(50))
+    assert [next(results) for _ in range(30)] == [number * number for number in range(30)]
+    with pytest.raises(ValueError, match="thirty"):
+        next(results)
+    assert list(map_ahead(square, [])) == []
+
+
+def test_only_a_few_items_are_taken_ahead() -> None:
+    """Items are large, so the source is read as the results are used."""
+    taken: list[int] = []
+
+    def items() -> object:
+        for number in range(100):
+            taken.append(number)
+            yield number
+
+    results = map_ahead(str, items())  # type: ignore[arg-type]
+    assert next(results) == "0"
+    assert len(taken) < 10
+
+
+def test_without_threads_the_caller_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no thread can be started, the results are the same."""
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(pipeline, "_threads", None)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert list(map_ahead(str, range(9))) == list(map(str, range(9)))
+
+
+def test_a_forked_child_starts_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads of the parent do not exist in the child."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert list(map_ahead(str, range(3))) == ["0", "1", "2"]
+    child = os.fork()
+    if not child:
+        os._exit(0 if list(map_ahead(str, range(3))) == ["0", "1", "2"] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
