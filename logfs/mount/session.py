@@ -47,6 +47,8 @@ SUBTYPE = "logfs"
 _MAX_TASKS = 400
 _UPKEEP_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
+# The wait before partitions that could not be loaded for lack of descriptors are tried again.
+_LOAD_SECONDS = 10.0
 # How often a read-only store checks for changes by others. A request for a size or a name checks by itself.
 _REFRESH_SECONDS = 0.5
 _READ_AHEAD_KB = 1024
@@ -288,7 +290,7 @@ async def _serve(
                 alarm = _Alarm()
                 worker.wake = alarm.ring
                 nursery.start_soon(_upkeep, worker.run_due, _UPKEEP_SECONDS, alarm.sleep)
-        nursery.start_soon(run_in_thread, partial(store.load_all, gently=True))
+        nursery.start_soon(_load, store)
         nursery.start_soon(_warm_up, operations)
         nursery.start_soon(_announce, store, mountpoint, ready)
         await pyfuse3.main(max_tasks=_MAX_TASKS)
@@ -296,6 +298,14 @@ async def _serve(
         store.mover.stop()
         store.stop_loading()
         nursery.cancel_scope.cancel()
+
+
+async def _load(store: Store) -> None:
+    """Load all partitions in the background. Those for which there were too many open files are tried again."""
+    await run_in_thread(partial(store.load_all, gently=True))
+    while store.unloaded:
+        await trio.sleep(_LOAD_SECONDS)
+        await run_in_thread(partial(store.load_all, gently=True))
 
 
 async def _warm_up(operations: Operations) -> None:

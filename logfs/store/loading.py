@@ -17,7 +17,7 @@ from logfs.format.base import names
 from logfs.format.base.names import DirectoryKind, TopicPartition
 from logfs.log import recovery
 from logfs.log.append.partition import Partition
-from logfs.log.disk.disk import Disk, Gone
+from logfs.log.disk.disk import NO_DESCRIPTOR, Disk, Gone
 from logfs.log.follow import live_partition
 from logfs.log.follow.live_partition import ReadOnlyPartition
 from logfs.log.follow.live_segment import LiveSegment
@@ -291,6 +291,10 @@ class PartitionLoader:
                 registry.settle(unloaded, None)
                 log_dir.look_again()
                 return
+            if isinstance(error, OSError) and error.errno in NO_DESCRIPTOR:
+                # The partition is sound: it stays unloaded, and the next use tries again.
+                logger.warning("%s: is not loaded now: %s", path, error)
+                raise
             logger.error("%s: offline: %s", path, error)
             registry.settle(unloaded, error)
         except Exception as error:

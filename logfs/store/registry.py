@@ -145,7 +145,8 @@ class PartitionRegistry:
     def load(self, unloaded: UnloadedPartition) -> Partition:
         """Load a partition, and return it; if another thread is loading it, wait for that thread.
 
-        Raises the error that keeps it offline, and `UnknownPartition` if it was deleted meanwhile.
+        Raises the error that keeps it offline, and `UnknownPartition` if it was deleted meanwhile. After an `OSError`
+        for too many open files it is neither loaded nor offline, and the next call tries again.
         """
         raise NotImplementedError
 

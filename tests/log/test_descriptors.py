@@ -141,6 +141,49 @@ def test_an_append_without_a_descriptor_leaves_the_log_as_it_was(
         assert [record.value for record in store[NAME].read()] == wanted
 
 
+def test_a_flush_without_a_descriptor_fails_nothing(log_dir: Path, clock: Clock) -> None:
+    """It raises EMFILE, and the next flush does all of the work. Recovery has left the files closed."""
+    store = Store(log_dir, clock=clock)
+    store.settings.set_topic("orders", "segment.bytes", "300")
+    partition = store.create(NAME)
+    for number in range(40):
+        partition.append([b"%d" % number * 30])
+    abandon(store)
+    with Store(log_dir, clock=clock) as store:
+        partition = store[NAME]
+        before = partition.recovery_point
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit_that_leaves(0), limits[1]))
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                partition.flush()
+            assert partition.recovery_point == before < 40
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert partition.failure is None
+        assert partition.append([b"w"]) == 40
+        assert partition.flush() == 41
+
+
+def test_a_load_without_a_descriptor_is_tried_again(log_dir: Path, clock: Clock) -> None:
+    """The use of a partition fails with EMFILE, does not take it offline, and works once there are descriptors."""
+    with Store(log_dir, clock=clock) as store:
+        store.create(NAME).append([b"v"])
+    with Store(log_dir, clock=clock, lazy=True) as store:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit_that_leaves(0), limits[1]))
+        try:
+            for _ in range(2):
+                with pytest.raises(OSError, match="Too many open files"):
+                    store[NAME]
+            store.load_all()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert not store.offline
+        assert [*store.unloaded] == [NAME]
+        assert [record.value for record in store[NAME].read()] == [b"v"]
+
+
 @pytest.mark.usefixtures("few")
 def test_a_log_of_many_segments_is_recovered_and_audited(log_dir: Path, clock: Clock) -> None:
     store = Store(log_dir, clock=clock)

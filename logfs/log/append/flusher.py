@@ -6,6 +6,8 @@ import threading
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Protocol
 
+from logfs.log.disk.disk import NO_DESCRIPTOR
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -121,6 +123,7 @@ class Flusher:
         Appends go on during the sync: the lock of the log is held only to note where the log ends. Callers share a
         sync: a caller that has waited for another caller's sync returns at once if that sync covered its records.
         Raises `PartitionFailed` if the sync fails, or the failure that ended the appends before: there is no retry.
+        Raises `OSError` for too many open files; nothing has failed then, and a later flush may succeed.
         """
         log = self._log
         with self.lock:
@@ -130,13 +133,18 @@ class Flusher:
                 end_offset = log.log_end_offset
                 segments = log.segments
                 directory_is_dirty, self._directory_is_dirty = self._directory_is_dirty, False
-                self._unflushed_since_ms = None
+                since_ms, self._unflushed_since_ms = self._unflushed_since_ms, None
             if end_offset <= self.recovery_point and not directory_is_dirty:
                 return self.recovery_point
             try:
                 with log.disk.flush_times.timed():
                     self._sync(segments, directory_is_dirty)
             except OSError as error:
+                if error.errno in NO_DESCRIPTOR:
+                    # A file could not be opened for its fsync, so no fsync has failed.
+                    self._directory_is_dirty |= directory_is_dirty
+                    self._unflushed_since_ms = since_ms
+                    raise
                 raise log.fail("an fsync failed", error) from error
             self.flushes += 1
             self._unsynced = ()

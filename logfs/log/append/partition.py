@@ -24,7 +24,7 @@ from logfs.format.messages.control import ControlType, EndTransactionMarker
 from logfs.format.text.rendering import TextSize
 from logfs.log.append.flusher import Flusher
 from logfs.log.append.validator import batch_format, build_checked, check_batch, refusal
-from logfs.log.disk.disk import EXHAUSTED
+from logfs.log.disk.disk import EXHAUSTED, NO_DESCRIPTOR
 from logfs.log.read import key_index
 from logfs.log.read.read_committed import CommittedReader, Isolation
 from logfs.log.read.readable_log import ViewRegistry
@@ -484,7 +484,12 @@ class Partition(Reader):
     def flush_if_due(self) -> None:
         """Flush if at least `flush.messages` records or 16 segments are not flushed."""
         if self.flusher.is_due():
-            self.flush()
+            try:
+                self.flush()
+            except OSError as error:
+                # The records are in the log; the next append tries again.
+                if error.errno not in NO_DESCRIPTOR:
+                    raise
 
     def close(self, ended: UnknownPartition | None = None) -> bool:
         """Flush, trim and close the files; return True if the next opening can trust them without recovery.

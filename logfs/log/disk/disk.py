@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 # Errors of a full disk, quota or size limit, and of too many open files. The existing data is sound, so the partition
 # may go on.
 EXHAUSTED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
-
+# Too many open files: the call had no effect, and a later one may succeed.
+NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 
 # The suffix of a file that is about to replace another.
 TEMPORARY = ".tmp"
