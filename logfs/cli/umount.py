@@ -114,12 +114,15 @@ def _check_closed(status: dict[str, Any]) -> int:
         return 0
     # `exists` is also False if the disk has failed.
     left = [path for path in status["log_dirs"] if not os.path.exists(f"{path}/{CLEAN_SHUTDOWN}")]
-    for path in left:
-        print(
-            f"logfs: {path}: unmounted, but could not be closed properly: no fsynced data is lost, and the next "
-            "mount recovers the directory; check whether the disk is full or has failed, or a partition is offline",
-            file=sys.stderr,
+    if status["unloaded"] and not status["offline"]:
+        why = "unmounted before all of its partitions were recovered: nothing is lost, and the next mount goes on"
+    else:
+        why = (
+            "unmounted, but could not be closed properly: no fsynced data is lost, and the next mount recovers the "
+            "directory; check whether the disk is full or has failed, or a partition is offline"
         )
+    for path in left:
+        print(f"logfs: {path}: {why}", file=sys.stderr)
     return 1 if left else 0
 
 

@@ -344,3 +344,12 @@ with Store(sys.argv[1]) as store:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.usefixtures("few")
+def test_many_partitions_are_audited(log_dir: Path, clock: Clock) -> None:
+    """The audit closes the files of a partition before it goes on to the next."""
+    for number in range(DESCRIPTORS):
+        with Store(log_dir, clock=clock, only="") as store:
+            store.create(f"orders-{number}").append([b"v"])
+    assert_clean(log_dir)

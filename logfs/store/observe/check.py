@@ -63,7 +63,11 @@ def check(log_dirs: Path | Sequence[Path], progress: Progress | None = None) -> 
     with Store(log_dirs, read_only=True) as store:
         yield from check_log_dirs(store)
         for name in store:
-            yield from _check_partition(store, store[name], report)
+            partition = store[name]
+            yield from _check_partition(store, partition, report)
+            # The last segments would stay open, and a store may have more partitions than a process descriptors.
+            for segment in partition.segments:
+                segment.close()
 
 
 def _check_partition(store: Store, partition: Partition, report: Progress) -> list[Finding]:
