@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     another directory. It is 1 if a log directory could not be closed properly.
     """
     try:
-        from logfs.mount.session import unmount
+        from logfs.mount.mounting import unmount
     except ImportError as error:
         raise InvalidStore(
             f"umount needs pyfuse3 and trio ({error}); install logfs[mount]"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import gc
 import logging
 import os
-import re
 import resource
 import signal
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,28 +18,26 @@ import pyfuse3
 import trio
 
 import logfs
-from logfs.errors import InvalidStore
 from logfs.log.read.read_committed import Isolation
 from logfs.mount import threads
 from logfs.mount.errnos import ErrorLog
+from logfs.mount.mounting import first_error, mounted, prepare_mountpoint, start_notifier
 from logfs.mount.nodes.base import Context
 from logfs.mount.nodes.root import RootDirectory
 from logfs.mount.protocol import Operations
 from logfs.mount.threads import run_in_thread
 from logfs.mount.watchdog import watchdog
-from logfs.store.directory.mount_table import MountState, mounted_at
-from logfs.store.directory.recognition import PathKind, check_log_dirs, recognise
+from logfs.store.directory.mount_table import FILESYSTEM_TYPE
+from logfs.store.directory.recognition import check_log_dirs
 from logfs.store.maintenance.upkeep import update_key_indexes
 from logfs.store.observe import commit_client
 from logfs.store.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
 logger = logging.getLogger(__name__)
 
-# The kernel shows the filesystem type as `fuse.logfs`.
-SUBTYPE = "logfs"
 # pyfuse3's default of 99 tasks is too low: more readers than that may wait for slow disks (120 waiting
 # readers delayed an unrelated stat for seconds).
 _MAX_TASKS = 400
@@ -97,24 +93,17 @@ def run(
         threads.start()
         # The path as the mount table will show it; once it is mounted, resolving it would wait for an answer.
         place = Path(os.path.realpath(mountpoint))
-        with _mounted(operations, mountpoint, options):
+        source, words = source_of(options), _fuse_options(options)
+        with mounted(operations, mountpoint, FILESYSTEM_TYPE, source, words):
             watch(place)
             try:
                 trio.run(_serve, operations, store, mountpoint, ready)
             except BaseExceptionGroup as group:
-                raise _first_of(group) from group
+                raise first_error(group) from group
         # Closing the store waits for the disk. This thread may wait: it serves no more requests.
         store.disk.allow_blocking()
         if not store.read_only:
             commit_client.withdraw(store.working)
-
-
-def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error of the tasks that ended the mount. Callers expect it without trio's exception group."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def check_paths(options: Options) -> Path:
@@ -124,53 +113,13 @@ def check_paths(options: Options) -> Path:
     mountpoint or a log directory is unsuitable. Even then a dead mount may have been unmounted, because the directory
     below it can be checked only afterwards; nothing else changes.
     """
-    mountpoint = Path(os.path.abspath(options.mountpoint))
-    found = mounted_at(mountpoint)
-    if found is MountState.LIVE:
-        raise InvalidStore(
-            f"{mountpoint}: logfs is already mounted here; run 'logfs umount {mountpoint}' first"
-        )
-    if found is MountState.NOTHING:
-        _check_mountpoint(mountpoint, options)
     writable = not options.read_only
-    check_log_dirs(options.log_dirs, may_be_empty=writable, may_be_made=writable)
-    if found is MountState.DEAD:
-        logger.warning("%s: clearing away a dead mount", mountpoint)
-        # Lazily: processes with open files of the dead mount get errors, and must not delay the unmount.
-        unmount(mountpoint, lazy=True)
-        _check_mountpoint(mountpoint, options)
-    return mountpoint
-
-
-def _check_mountpoint(mountpoint: Path, options: Options) -> None:
-    """Raise `InvalidStore` if `mountpoint` cannot be mounted on, or if the mount would hide something in it."""
-    if not mountpoint.is_dir():
-        if mountpoint.exists():
-            raise InvalidStore(f"{mountpoint}: the mountpoint is not a directory")
-        raise InvalidStore(f"{mountpoint}: the mountpoint does not exist; create it first")
-    for log_dir in options.log_dirs:
-        path = Path(os.path.realpath(log_dir))
-        real = Path(os.path.realpath(mountpoint))
-        if path == real or real in path.parents:
-            raise InvalidStore(
-                f"{path}: the log directory cannot lie in its own mount {mountpoint}"
-            )
-    kind = recognise(mountpoint).kind
-    if kind in (PathKind.LOG_DIR, PathKind.PARTITION):
-        what = "a log directory" if kind is PathKind.LOG_DIR else "a partition"
-        raise InvalidStore(
-            f"{mountpoint} is {what}, and a mount would hide it: give the LOGDIR first, and an empty directory to "
-            "mount on last"
-        )
-    if kind is PathKind.IN_MOUNT:
-        raise InvalidStore(
-            f"{mountpoint}: lies in another mount of logfs; mount on a directory outside of it"
-        )
-    if not options.nonempty and any(os.scandir(mountpoint)):
-        raise InvalidStore(
-            f"{mountpoint}: is not empty, and a mount would hide its content; mount on an empty directory, or give "
-            "-o nonempty"
-        )
+    return prepare_mountpoint(
+        options.mountpoint,
+        lambda: check_log_dirs(options.log_dirs, may_be_empty=writable, may_be_made=writable),
+        sources=options.log_dirs,
+        nonempty=options.nonempty,
+    )
 
 
 def source_of(options: Options) -> str:
@@ -184,29 +133,6 @@ def source_of(options: Options) -> str:
     if len(options.log_dirs) == 1:
         return os.path.realpath(options.log_dirs[0])
     return ",".join(os.path.abspath(path) for path in options.log_dirs)
-
-
-def unmount(mountpoint: Path, *, lazy: bool = False) -> None:
-    """Unmount with `umount` as root, with `fusermount3` otherwise. Raises `OSError` (EBUSY) if that fails.
-
-    With `lazy` the mountpoint is detached at once, even while files are open.
-    """
-    import subprocess
-
-    if os.geteuid() == 0:
-        command = ["umount", *(["-l"] if lazy else []), str(mountpoint)]
-    else:
-        command = ["fusermount3", "-u", *(["-z"] if lazy else []), str(mountpoint)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        reason = done.stderr.strip() or f"exit code {done.returncode}"
-        # The mountpoint itself may have the word in its path.
-        if reason.rstrip(".").endswith("busy"):
-            reason = (
-                f"it is busy; 'fuser -vm {mountpoint}' lists the processes that use it, and "
-                f"'logfs umount -l {mountpoint}' detaches it at once"
-            )
-        raise OSError(errno.EBUSY, f"cannot unmount: {reason}", str(mountpoint))
 
 
 def _keep_memory() -> None:
@@ -242,38 +168,13 @@ def warm_up() -> None:
     gc.freeze()
 
 
-class _Option(str):
-    """A mount option that may contain any bytes of a path; pyfuse3 encodes an ordinary string as ASCII."""
-
-    __slots__ = ()
-
-    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
-        return str.encode(self, "utf-8", "surrogateescape")
-
-
-@contextmanager
-def _mounted(operations: Operations, mountpoint: Path, options: Options) -> Iterator[None]:
-    fuse_options = set(pyfuse3.default_options)
-    source = re.sub(r"([\\,])", r"\\\1", source_of(options))
-    fuse_options |= {_Option(f"fsname={source}"), f"subtype={SUBTYPE}", *options.fuse_options}
-    fuse_options |= {"default_permissions", "nosuid", "nodev"}
+def _fuse_options(options: Options) -> set[str]:
+    fuse_options = {"default_permissions", "nosuid", "nodev", *options.fuse_options}
     if options.allow_other:
         fuse_options.add("allow_other")
     if options.read_only:
         fuse_options.add("ro")
-    try:
-        pyfuse3.init(operations, str(mountpoint), fuse_options)
-    except RuntimeError as error:
-        raise OSError(
-            errno.EPERM,
-            f"cannot mount ({error}); is fuse3 installed, does /dev/fuse exist, and does /etc/fuse.conf "
-            "let users set allow_other if you asked for it?",
-            str(mountpoint),
-        ) from None
-    try:
-        yield
-    finally:
-        pyfuse3.close(unmount=True)
+    return fuse_options
 
 
 async def _serve(
@@ -325,21 +226,11 @@ async def _stop_on_signal(operations: Operations) -> None:
 async def _announce(store: Store, mountpoint: Path, ready: Callable[[], None]) -> None:
     """Call `ready` once the mount answers a `stat`, which is made in a thread, as by any other caller."""
     await run_in_thread(os.stat, mountpoint)
-    _start_notifier()
+    start_notifier()
     await run_in_thread(_raise_read_ahead, mountpoint)
     if not store.read_only:
         await run_in_thread(commit_client.announce, store.working, mountpoint)
     ready()
-
-
-def _start_notifier() -> None:
-    """Have pyfuse3 start its notification thread now, and not during a request, which must not wait for it."""
-    try:
-        # This name is never looked up, so the kernel has nothing to forget.
-        name = pyfuse3.FileNameT(b".logfs.none")
-        pyfuse3.invalidate_entry_async(pyfuse3.ROOT_INODE, name, ignore_enoent=True)
-    except RuntimeError as error:
-        raise OSError(errno.EAGAIN, f"the mount cannot start its threads: {error}") from None
 
 
 def _raise_read_ahead(mountpoint: Path) -> None:

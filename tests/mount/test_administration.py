@@ -850,7 +850,7 @@ def test_umount_of_a_busy_mount(shared: Mount, topic: Path) -> None:
 def test_the_word_busy_in_a_path_does_not_change_the_error(tmp_path: Path) -> None:
     """Another failure to unmount is not reported as a busy mount, even if the path contains the word `busy`."""
     pytest.importorskip("pyfuse3")
-    from logfs.mount.session import unmount
+    from logfs.mount.mounting import unmount
 
     with pytest.raises(OSError, match="cannot unmount") as failed:
         unmount(tmp_path / "busy")

@@ -1,0 +1,163 @@
+"""Mounting and unmounting: the checks of a mountpoint, the FUSE session, and its end."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyfuse3
+
+from logfs.errors import InvalidStore
+from logfs.store.directory.mount_table import MountState, mounted_at
+from logfs.store.directory.recognition import PathKind, recognise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+logger = logging.getLogger(__name__)
+
+
+def prepare_mountpoint(
+    mountpoint: Path,
+    check_sources: Callable[[], None],
+    *,
+    sources: Sequence[Path],
+    nonempty: bool,
+) -> Path:
+    """Check a mountpoint and what is to be mounted there, and return the absolute path of the mountpoint.
+
+    A dead mount on the mountpoint is unmounted. `check_sources` raises an error if `sources`, the paths that are to
+    be mounted, are unsuitable. Raises that error, and `InvalidStore` if logfs is already mounted there, or if the
+    mountpoint is unsuitable. Even then a dead mount may have been unmounted, because the directory below it can be
+    checked only afterwards; nothing else changes.
+    """
+    mountpoint = Path(os.path.abspath(mountpoint))
+    found = mounted_at(mountpoint)
+    if found is MountState.LIVE:
+        raise InvalidStore(
+            f"{mountpoint}: logfs is already mounted here; run 'logfs umount {mountpoint}' first"
+        )
+    if found is MountState.NOTHING:
+        _check_mountpoint(mountpoint, sources, nonempty=nonempty)
+    check_sources()
+    if found is MountState.DEAD:
+        logger.warning("%s: clearing away a dead mount", mountpoint)
+        # Lazily: processes with open files of the dead mount get errors, and must not delay the unmount.
+        unmount(mountpoint, lazy=True)
+        _check_mountpoint(mountpoint, sources, nonempty=nonempty)
+    return mountpoint
+
+
+def _check_mountpoint(mountpoint: Path, sources: Sequence[Path], *, nonempty: bool) -> None:
+    """Raise `InvalidStore` if `mountpoint` cannot be mounted on, or if the mount would hide something in it."""
+    if not mountpoint.is_dir():
+        if mountpoint.exists():
+            raise InvalidStore(f"{mountpoint}: the mountpoint is not a directory")
+        raise InvalidStore(f"{mountpoint}: the mountpoint does not exist; create it first")
+    for source in sources:
+        path = Path(os.path.realpath(source))
+        real = Path(os.path.realpath(mountpoint))
+        if path == real or real in path.parents:
+            raise InvalidStore(f"{path}: cannot lie in its own mount {mountpoint}")
+    kind = recognise(mountpoint).kind
+    if kind in (PathKind.LOG_DIR, PathKind.PARTITION):
+        what = "a log directory" if kind is PathKind.LOG_DIR else "a partition"
+        raise InvalidStore(
+            f"{mountpoint} is {what}, and a mount would hide it: give the LOGDIR first, and an empty directory to "
+            "mount on last"
+        )
+    if kind is PathKind.IN_MOUNT:
+        raise InvalidStore(
+            f"{mountpoint}: lies in another mount of logfs; mount on a directory outside of it"
+        )
+    if not nonempty and any(os.scandir(mountpoint)):
+        raise InvalidStore(
+            f"{mountpoint}: is not empty, and a mount would hide its content; mount on an empty directory, or give "
+            "-o nonempty"
+        )
+
+
+def unmount(mountpoint: Path, *, lazy: bool = False) -> None:
+    """Unmount with `umount` as root, with `fusermount3` otherwise. Raises `OSError` (EBUSY) if that fails.
+
+    With `lazy` the mountpoint is detached at once, even while files are open.
+    """
+    import subprocess
+
+    if os.geteuid() == 0:
+        command = ["umount", *(["-l"] if lazy else []), str(mountpoint)]
+    else:
+        command = ["fusermount3", "-u", *(["-z"] if lazy else []), str(mountpoint)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = done.stderr.strip() or f"exit code {done.returncode}"
+        # The mountpoint itself may have the word in its path.
+        if reason.rstrip(".").endswith("busy"):
+            reason = (
+                f"it is busy; 'fuser -vm {mountpoint}' lists the processes that use it, and "
+                f"'logfs umount -l {mountpoint}' detaches it at once"
+            )
+        raise OSError(errno.EBUSY, f"cannot unmount: {reason}", str(mountpoint))
+
+
+class _Option(str):
+    """A mount option that may contain any bytes of a path; pyfuse3 encodes an ordinary string as ASCII."""
+
+    __slots__ = ()
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        return str.encode(self, "utf-8", "surrogateescape")
+
+
+@contextmanager
+def mounted(
+    operations: pyfuse3.Operations,
+    mountpoint: Path,
+    filesystem_type: str,
+    source: str,
+    words: Iterable[str],
+) -> Iterator[None]:
+    """Mount in the context, and unmount at its end.
+
+    The mount table shows `filesystem_type`, such as `fuse.logfs`, and `source`. `words` are further options of FUSE.
+    Raises `OSError` (EPERM) if FUSE refuses the mount.
+    """
+    escaped = re.sub(r"([\\,])", r"\\\1", source)
+    subtype = filesystem_type.removeprefix("fuse.")
+    options = {*pyfuse3.default_options, _Option(f"fsname={escaped}"), f"subtype={subtype}", *words}
+    try:
+        pyfuse3.init(operations, str(mountpoint), options)
+    except RuntimeError as error:
+        raise OSError(
+            errno.EPERM,
+            f"cannot mount ({error}); is fuse3 installed, does /dev/fuse exist, and does /etc/fuse.conf "
+            "let users set allow_other if you asked for it?",
+            str(mountpoint),
+        ) from None
+    try:
+        yield
+    finally:
+        pyfuse3.close(unmount=True)
+
+
+def start_notifier() -> None:
+    """Have pyfuse3 start its notification thread now, and not during a request, which must not wait for it."""
+    try:
+        # This name is never looked up, so the kernel has nothing to forget.
+        name = pyfuse3.FileNameT(b".logfs.none")
+        pyfuse3.invalidate_entry_async(pyfuse3.ROOT_INODE, name, ignore_enoent=True)
+    except RuntimeError as error:
+        raise OSError(errno.EAGAIN, f"the mount cannot start its threads: {error}") from None
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first error of the tasks that ended the mount. Callers expect it without trio's exception group."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
