@@ -662,6 +662,35 @@ def test_long_line_in_several_writes(topic: Path, piece: int) -> None:
     assert (topic / "records").read_bytes() == b"before\nafter\nand more\n"
 
 
+@pytest.mark.parametrize("name", ["append", "append.jsonl"])
+def test_the_write_that_ends_a_bad_line_is_told(topic: Path, name: str) -> None:
+    """A line that only its end, in a later write, shows to be bad: the write fails, even if good lines follow."""
+    (topic / "config/max.message.bytes").write_text("1000")
+    begin, end, good = b"x" * 600, b"x" * 600 + b"\n", b"good\n"
+    if name == "append.jsonl":
+        begin, end, good = b'{"val', b'ue":oops}\n', b'{"value":"good"}\n'
+    with Writer(topic / name) as write:
+        assert write(begin) == len(begin)
+        with refuses(errno.EINVAL if name == "append.jsonl" else errno.EMSGSIZE):
+            write(end + good)
+        assert write(good) == len(good)
+    assert (topic / "records").read_bytes() == b"good\n"
+
+
+def test_a_long_line_that_the_kernel_divides(topic: Path) -> None:
+    """A line over a limit of 1.5 MB, in one write(2) with good lines, is refused as often as its end is written."""
+    (topic / "config/max.message.bytes").write_text("1500000")
+    with Writer(topic / "append") as write:
+        data = b"good\n" + b"x" * 1_900_000 + b"\n"
+        rest = (data + b"good\n")[write(data + b"good\n") :]
+        assert len(data) > len(rest) > 0
+        for _ in range(2):
+            with refuses(errno.EMSGSIZE):
+                write(rest)
+        assert write(b"good\n") == 5
+    assert (topic / "records").read_bytes() == b"good\ngood\n"
+
+
 def test_long_line_by_default(topic: Path) -> None:
     """With Kafka's default limit a line of 2 MiB is refused, although the kernel splits its write."""
     with Writer(topic / "append") as write:

@@ -16,6 +16,9 @@ from logfs.log.append.validator import batch_format
 if TYPE_CHECKING:
     from logfs.log.append.partition import Partition
 
+# A part of a divided write(2) that is followed by another has at least this size.
+_PART_BYTES = 1 << 19
+
 
 class LineFramer:
     """Splits the writes of one file handle, of any size, into lines and appends the lines.
@@ -23,12 +26,19 @@ class LineFramer:
     `carry` is the unfinished line. `skipped` is the error of a line that was refused before its newline arrived, None
     if there is none. The rest of that line is refused too, but not the good lines after it: a write that begins with
     the rest of the line is taken only up to its newline, so that the next write begins with the good lines.
+
+    FUSE divides a write(2) of more than 1 MiB. If the second part is refused, the caller is told only how many bytes
+    the first part had, and writes the second again. `refused_rest` is therefore kept: the end of a line, in a part,
+    that was refused with the beginning that an earlier part held. It is refused as often as it comes.
     """
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
         self.carry = b""
         self.skipped: LogfsError | None = None
+        self.refused_rest = b""
+        self._refusal: LogfsError | None = None
+        self._last_size = 0
 
     def write(self, data: bytes) -> AppendResult:
         """Take the data of one write(2). `consumed` in the result is the number of its bytes that were taken.
@@ -37,6 +47,12 @@ class LineFramer:
         writes the rest again. Raises `NotWritable`, `PartitionFailed` or `UnknownPartition` if no append can succeed.
         """
         self.partition.check_appendable()
+        if self.refused_rest:
+            if data.startswith(self.refused_rest):
+                return self._nothing_appended(0, self._refusal)
+            self.refused_rest = b""
+        may_be_part = self._last_size >= _PART_BYTES
+        self._last_size = len(data)
         if self.skipped is not None:
             return self._skip(data)
         end = data.rfind(b"\n") + 1
@@ -51,7 +67,7 @@ class LineFramer:
             if done.consumed:
                 self.carry = b""
             elif self.carry:
-                return self._refuse_carried(lines, done)
+                return self._refuse_carried(lines, done, may_be_part=may_be_part)
             return done._replace(consumed=taken)
         if len(data) - end > self.limit:
             # The line that begins here is too long already. The next write begins with it, and fails.
@@ -114,14 +130,17 @@ class LineFramer:
             return self._nothing_appended(0, reason)
         return self._nothing_appended(newline + 1, reason)
 
-    def _refuse_carried(self, lines: bytes, done: AppendResult) -> AppendResult:
-        """Refuse a line that earlier writes began. Its beginning was taken, so its rest is dropped."""
-        if not isinstance(done.refused, LogfsError):
-            # A full disk may have room later: the unfinished line is kept, and the write can be repeated.
-            return self._nothing_appended(0, done.refused)
-        rest = lines[len(self.carry) :]
-        self.carry, self.skipped = b"", done.refused
-        return self._skip(rest)
+    def _refuse_carried(
+        self, lines: bytes, done: AppendResult, *, may_be_part: bool
+    ) -> AppendResult:
+        """Refuse a line that earlier writes began, and drop its beginning. No byte of this write is taken."""
+        if isinstance(done.refused, LogfsError):
+            if may_be_part:
+                self.refused_rest = lines[len(self.carry) : lines.index(b"\n") + 1]
+                self._refusal = done.refused
+            self.carry = b""
+        # After another error, such as a full disk, the unfinished line is kept, and the write can be repeated.
+        return self._nothing_appended(0, done.refused)
 
 
 class EnvelopeFramer(LineFramer):
