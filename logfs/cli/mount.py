@@ -1,4 +1,4 @@
-"""`logfs mount`: mount log directories, in the background unless `-f` is given."""
+"""`logfs mount`: mount log directories, or a write-behind mount, in the background unless `-f` is given."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,8 @@ from logfs.cli.common import isolation_level, path_argument
 from logfs.errors import InvalidStore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import TextIO
-
-    from logfs.mount.session import Options
 
 # Options of mount(8) that logfs ignores: whole words here, prefixes in `_IGNORED_BEGINNINGS`.
 _IGNORED = frozenset(
@@ -53,7 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=path_argument,
         metavar="PATH",
-        help="LOGDIR… MOUNTPOINT; a missing or empty LOGDIR becomes a new store",
+        help=(
+            "LOGDIR… MOUNTPOINT; a missing or empty LOGDIR becomes a new store. "
+            "With --write-behind: the mountpoint of a store, and a MOUNTPOINT"
+        ),
     )
     parser.add_argument(
         "-o",
@@ -72,6 +75,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--read-only", action="store_true", help="do not write, lock or repair the log directories"
+    )
+    parser.add_argument(
+        "--write-behind",
+        action="store_true",
+        help=(
+            "mount only `append` and `append.jsonl` of the store mounted at the first PATH; small writes are "
+            "collected in the page cache, and can be read after --linger-ms (also -o write_behind,linger_ms=N)"
+        ),
+    )
+    parser.add_argument(
+        "--linger-ms",
+        type=int,
+        metavar="N",
+        help="how long a write may be collected, 1 to 60,000 ms, 5 by default",
     )
     parser.add_argument(
         "-f", "--foreground", action="store_true", help="do not go to the background"
@@ -93,16 +110,12 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if "remount" in _words(arguments):
         return _remount(arguments)
-    options = _options(arguments)
+    serve = _session(arguments)
+    mountpoint = arguments.paths[-1].absolute()
     if arguments.foreground:
-        from logfs.mount.session import run as serve
-
-        serve(
-            options,
-            ready=lambda: print(f"{options.mountpoint}: ready", flush=True),
-        )
+        serve(ready=lambda: print(f"{mountpoint}: ready", flush=True))
         return 0
-    return _in_background(options)
+    return _in_background(serve)
 
 
 def _words(arguments: argparse.Namespace) -> list[str]:
@@ -123,23 +136,35 @@ def _remount(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _options(arguments: argparse.Namespace) -> Options:
-    from logfs.log.read.read_committed import Isolation
-
+def _session(arguments: argparse.Namespace) -> Callable[..., None]:
+    """Return a function that serves the mount until its end. It calls its argument `ready` when the mount answers."""
+    words = _words(arguments)
     try:
-        from logfs.mount.session import Options
+        if arguments.write_behind or "write_behind" in words:
+            return _write_behind_session(arguments, words)
+        return _store_session(arguments, words)
     except ImportError as error:
         raise InvalidStore(
             f"the mount needs pyfuse3 and trio ({error}); install logfs[mount]"
         ) from None
+
+
+def _store_session(arguments: argparse.Namespace, words: list[str]) -> Callable[..., None]:
+    from logfs.log.read.read_committed import Isolation
+    from logfs.mount.session import Options, run
+
     *log_dirs, mountpoint = arguments.paths
     if not log_dirs:
         raise InvalidStore(f"{mountpoint}: give at least one LOGDIR before the MOUNTPOINT")
+    if arguments.linger_ms is not None:
+        raise InvalidStore(
+            "--linger-ms: needs --write-behind; a store's own mount collects nothing"
+        )
     read_only = arguments.read_only
     allow_other = nonempty = False
     isolation = Isolation.READ_UNCOMMITTED
     fuse = set()
-    for word in _words(arguments):
+    for word in words:
         if word in ("ro", "rw"):
             read_only = word == "ro" or arguments.read_only
         elif word == "allow_other":
@@ -152,8 +177,8 @@ def _options(arguments: argparse.Namespace) -> Options:
         elif word.startswith("isolation="):
             isolation = isolation_level(word.removeprefix("isolation="))
         elif word not in _REMOUNT_ONLY:
-            raise InvalidStore(f"-o {word}: no such mount option; 'logfs mount --help' lists them")
-    return Options(
+            raise _no_such_option(word)
+    options = Options(
         log_dirs=[path.absolute() for path in log_dirs],
         mountpoint=mountpoint.absolute(),
         read_only=read_only,
@@ -163,6 +188,49 @@ def _options(arguments: argparse.Namespace) -> Options:
         source=arguments.source,
         fuse_options=frozenset(fuse),
     )
+    return partial(run, options)
+
+
+def _write_behind_session(arguments: argparse.Namespace, words: list[str]) -> Callable[..., None]:
+    from logfs.mount.write_behind.session import DEFAULT_LINGER_MS, Options, run
+
+    if len(arguments.paths) != 2:
+        raise InvalidStore(
+            "--write-behind: give two paths, the mountpoint of a store and an empty directory to mount on"
+        )
+    main, mountpoint = arguments.paths
+    linger_ms = arguments.linger_ms
+    fuse = set()
+    for word in words:
+        if word.startswith("linger_ms=") and linger_ms is None:
+            linger_ms = _milliseconds(word)
+        elif word in _FUSE_OPTIONS:
+            fuse.add(word)
+        elif word not in ("write_behind", "allow_other", "nonempty", "rw", *_REMOUNT_ONLY):
+            raise _no_such_option(word)
+    if arguments.read_only:
+        raise InvalidStore("--write-behind: a mount that takes appends cannot be read-only")
+    options = Options(
+        mount=main.absolute(),
+        mountpoint=mountpoint.absolute(),
+        linger_ms=DEFAULT_LINGER_MS if linger_ms is None else linger_ms,
+        allow_other="allow_other" in words,
+        nonempty="nonempty" in words,
+        fuse_options=frozenset(fuse),
+    )
+    return partial(run, options)
+
+
+def _milliseconds(word: str) -> int:
+    name, _, value = word.partition("=")
+    try:
+        return int(value)
+    except ValueError:
+        raise InvalidStore(f"-o {name}={value}: give a number of milliseconds") from None
+
+
+def _no_such_option(word: str) -> InvalidStore:
+    return InvalidStore(f"-o {word}: no such mount option; 'logfs mount --help' lists them")
 
 
 def _who_may_enter(log_dir: Path) -> str:
@@ -180,7 +248,7 @@ def _who_may_enter(log_dir: Path) -> str:
     return f"other users can access the mount only if they can enter the log directory: chmod 755 {log_dir}"
 
 
-def _in_background(options: Options) -> int:
+def _in_background(serve: Callable[..., None]) -> int:
     """Start the daemon by two forks, and wait until it reports. Return 0 if it is ready, 1 after printing its error.
 
     It is called before any lock, mount or thread exists. Only the original process returns.
@@ -200,12 +268,12 @@ def _in_background(options: Options) -> int:
         os._exit(0)
     code = 1
     try:
-        code = _daemon(options, os.fdopen(writing, "w", errors="surrogateescape"))
+        code = _daemon(serve, os.fdopen(writing, "w", errors="surrogateescape"))
     finally:
         os._exit(code)
 
 
-def _daemon(options: Options, parent: TextIO) -> int:
+def _daemon(serve: Callable[..., None], parent: TextIO) -> int:
     """Serve the mount until it is unmounted, and return the exit code.
 
     The message to `parent` is the word `ready` or one line with an error; then the pipe is closed.
@@ -213,7 +281,6 @@ def _daemon(options: Options, parent: TextIO) -> int:
     import logging
 
     from logfs.errors import LogfsError
-    from logfs.mount.session import run as serve
 
     logger = logging.getLogger(__name__)
 
@@ -231,7 +298,7 @@ def _daemon(options: Options, parent: TextIO) -> int:
 
     try:
         os.chdir("/")
-        serve(options, ready=ready)
+        serve(ready=ready)
     except (LogfsError, OSError) as error:
         where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

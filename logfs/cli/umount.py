@@ -1,4 +1,4 @@
-"""`logfs umount`: unmount, and wait until the daemon has closed its store."""
+"""`logfs umount`: unmount, and wait until the daemon has closed its store or, for a write-behind mount, has ended."""
 
 from __future__ import annotations
 
@@ -105,12 +105,12 @@ def _status(mountpoint: Path) -> dict[str, Any]:
 def _check_closed(status: dict[str, Any]) -> int:
     """Print each log directory without the clean-shutdown marker to standard error; return 1 if there is one, else 0.
 
-    `status` is the `status.json` of the mount, read before the unmount. A read-only mount leaves no marker, and gives
-    0.
+    `status` is the `status.json` of the mount, read before the unmount. A read-only mount and a write-behind mount
+    leave no marker, and give 0.
     """
     from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
 
-    if status["read_only"]:
+    if "write_behind" in status or status["read_only"]:
         return 0
     # `exists` is also False if the disk has failed.
     left = [path for path in status["log_dirs"] if not os.path.exists(f"{path}/{CLEAN_SHUTDOWN}")]

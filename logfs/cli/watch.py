@@ -119,10 +119,14 @@ class LogDirSource:
 
 
 def mounts() -> list[str]:
-    """Return the mountpoints of all logfs mounts, without bind mounts of directories in them."""
-    from logfs.store.directory.mount_table import logfs_mounts
+    """Return the mountpoints of all mounts of stores, without bind mounts of directories in them."""
+    from logfs.store.directory.mount_table import FILESYSTEM_TYPE, logfs_mounts
 
-    return [path for path, mount in logfs_mounts().items() if mount.root == "/"]
+    return [
+        path
+        for path, mount in logfs_mounts().items()
+        if mount.root == "/" and mount.kind == FILESYSTEM_TYPE
+    ]
 
 
 def source(path: Path | None) -> Source:

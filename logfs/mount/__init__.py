@@ -1,6 +1,7 @@
 """The filesystem over a store. Only this package imports pyfuse3 and trio; the modules of `nodes` import neither.
 
 - `session`: one mount from beginning to end: store, FUSE, upkeep, signals. Begin here.
+- `mounting`: mounting and unmounting, for both kinds of mount.
 - `protocol`: the FUSE handlers: find the node, call it, answer.
 - `inode_table`: the inodes that the kernel knows.
 - `nodes`: one class for each kind of file, with no FUSE in it.
@@ -12,4 +13,5 @@
 - `errnos`: the mapping from errors to errno, and the last errors for `.logfs/errors`.
 - `mount_metrics`: the metrics of the mount, for `.logfs/metrics`.
 - `remount`: other flags for an existing mount.
+- `write_behind`: a mount of its own that collects small writes in the page cache.
 """

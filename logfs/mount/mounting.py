@@ -19,6 +19,18 @@ from logfs.store.directory.recognition import PathKind, recognise
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+_STATVFS = (
+    "f_bsize",
+    "f_frsize",
+    "f_blocks",
+    "f_bfree",
+    "f_bavail",
+    "f_files",
+    "f_ffree",
+    "f_favail",
+    "f_namemax",
+)
+
 logger = logging.getLogger(__name__)
 
 
@@ -143,6 +155,15 @@ def mounted(
         yield
     finally:
         pyfuse3.close(unmount=True)
+
+
+def statvfs_of(path: Path) -> pyfuse3.StatvfsData:
+    """Return the space and the limits of the filesystem of a path, for `df` of a mount."""
+    below = os.statvfs(path)
+    answer = pyfuse3.StatvfsData()
+    for field in _STATVFS:
+        setattr(answer, field, getattr(below, field))
+    return answer
 
 
 def start_notifier() -> None:

@@ -17,6 +17,7 @@ from logfs.mount.errnos import refuse
 from logfs.mount.growing_sizes import GrowingSizes
 from logfs.mount.handler_guard import guarded
 from logfs.mount.inode_table import InodeTable
+from logfs.mount.mounting import statvfs_of
 from logfs.mount.nodes.append import AppendFile
 from logfs.mount.nodes.base import (
     Caller,
@@ -267,11 +268,7 @@ class Operations(pyfuse3.Operations):
         if not store.working:
             raise store.failed[0]
         path = store.working[0].path
-        below = await run_in_thread(os.statvfs, path, limiter=self._workers)
-        answer = pyfuse3.StatvfsData()
-        for field in _STATVFS:
-            setattr(answer, field, getattr(below, field))
-        return answer
+        return await run_in_thread(statvfs_of, path, limiter=self._workers)
 
     # Directories.
 
@@ -523,17 +520,6 @@ class Operations(pyfuse3.Operations):
 
 _READS = frozenset({"lookup", "getattr", "open", "read", "readlink"})
 _BY_HANDLE = frozenset({"read", "write", "flush", "fsync", "release", "readdir", "releasedir"})
-_STATVFS = (
-    "f_bsize",
-    "f_frsize",
-    "f_blocks",
-    "f_bfree",
-    "f_bavail",
-    "f_files",
-    "f_ffree",
-    "f_favail",
-    "f_namemax",
-)
 
 
 def _caller(ctx: pyfuse3.RequestContext) -> Caller:

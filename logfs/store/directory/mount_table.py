@@ -20,6 +20,9 @@ _T = TypeVar("_T")
 
 # The type in the mount table: FUSE, and the subtype that the mount is given.
 FILESYSTEM_TYPE = "fuse.logfs"
+# The type of a mount that collects appends to the mount of a store; its source is the mountpoint of the store.
+WRITE_BEHIND_TYPE = "fuse.logfs-write-behind"
+_TYPES = (FILESYSTEM_TYPE, WRITE_BEHIND_TYPE)
 # The errors of any access to a mount without a daemon.
 DEAD_ERRORS = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
 # The time in which a mount must answer.
@@ -62,7 +65,7 @@ def mounts(table: Path = _TABLE) -> list[MountEntry]:
 
 
 def logfs_mounts() -> dict[str, MountEntry]:
-    """Return the mounts of logfs by mountpoint, bind mounts of directories in them included.
+    """Return the mounts of logfs by mountpoint, including write-behind mounts, and bind mounts of directories.
 
     Where several filesystems are mounted on the same mountpoint, only the topmost counts.
     """
@@ -71,7 +74,7 @@ def logfs_mounts() -> dict[str, MountEntry]:
     if not any(FILESYSTEM_TYPE.encode() in line for line in lines):
         return {}
     topmost = {mount.mountpoint: mount for mount in map(_parse, lines)}
-    return {path: mount for path, mount in topmost.items() if mount.kind == FILESYSTEM_TYPE}
+    return {path: mount for path, mount in topmost.items() if mount.kind in _TYPES}
 
 
 def mounted_at(mountpoint: Path) -> MountState:

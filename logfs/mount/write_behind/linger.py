@@ -1,0 +1,140 @@
+"""Asks the kernel, every `linger_ms`, for what writers have left in its page cache.
+
+The kernel does not tell when a write begins to fill the page cache, and would keep a page for up to 30 s. `syncfs`
+makes it send everything, at a cost that does not depend on the number of open files. Nothing is asked while no file
+is written: the kernel is then made to forget the attributes of the file, so the next write(2) asks for them first,
+and wakes this task.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pyfuse3
+import trio
+
+from logfs.mount.threads import run_in_thread
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+# After this many rounds without new bytes, the kernel is made to forget the attributes of a file; after so many more,
+# no more rounds are made for it. A write(2) that has its attributes already may be as late as the rounds between.
+_FORGOTTEN_AFTER = 2
+_QUIET_AFTER = 5
+# Rounds without a known reason, while a file is open for writing.
+_IDLE_SECONDS = 1.0
+
+
+class Linger:
+    """The rounds of a mount. `rounds` counts them. Only the trio thread calls the methods."""
+
+    def __init__(self, linger_ms: int) -> None:
+        self.rounds = 0
+        self._seconds = linger_ms / 1000
+        self._mountpoint: Path | None = None
+        self._device = 0
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._lock = trio.Lock()
+        # The rounds since the last new bytes, by the inode of the file; only of files that may have more of them.
+        self._active: dict[int, int] = {}
+        self._open: set[int] = set()
+        self._woken = trio.Event()
+
+    def start(self, mountpoint: Path, device: int) -> None:
+        """Set the place of the mount, and its `st_dev`. Without them there are no rounds."""
+        self._mountpoint = mountpoint
+        self._device = device
+        self._woken.set()
+
+    def wake(self, inode: int) -> None:
+        """Make rounds for an open file, which has new bytes or may soon have."""
+        self._open.add(inode)
+        self._active[inode] = 0
+        self._woken.set()
+
+    def forget(self, inode: int) -> None:
+        """Make no more rounds for a file that was closed."""
+        self._open.discard(inode)
+        self._active.pop(inode, None)
+
+    async def wait_for_round(self, inode: int) -> None:
+        """Wait for the end of a round in progress, if no other file is open.
+
+        A round holds an open file in the mount for a moment, for which `umount` would call the mount busy.
+        """
+        if self._open <= {inode}:
+            async with self._lock:
+                pass
+
+    async def run(self) -> None:
+        """Make rounds until cancelled."""
+        while True:
+            while self._mountpoint is None or not self._open:
+                await self._woken.wait()
+                self._woken = trio.Event()
+            if not self._active:
+                self._woken = trio.Event()
+                with trio.move_on_after(_IDLE_SECONDS):
+                    await self._woken.wait()
+            end = trio.current_time() + self._seconds
+            await self.sync()
+            await trio.sleep_until(end)
+
+    async def stop(self) -> None:
+        """Have the kernel send everything for the last time; the next write(2) of each open file then fails."""
+        await self.sync()
+        for inode in self._open:
+            forget_attributes(inode)
+
+    async def sync(self) -> None:
+        """Have the kernel send everything, and wait until it is accepted."""
+        for inode, rounds in self._active.items():
+            if rounds == _FORGOTTEN_AFTER:
+                forget_attributes(inode)
+        asked = list(self._active)
+        async with self._lock:
+            await run_in_thread(self._sync)
+        self.rounds += 1
+        for inode in asked:
+            # It may be closed by now.
+            if inode in self._active:
+                self._active[inode] += 1
+                if self._active[inode] > _QUIET_AFTER:
+                    del self._active[inode]
+
+    def _sync(self) -> None:
+        if self._mountpoint is None:
+            return
+        try:
+            root = os.open(self._mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            logger.debug("%s: %s", self._mountpoint, error)
+        else:
+            try:
+                if os.fstat(root).st_dev == self._device:
+                    self._libc.syncfs(root)
+                    return
+            finally:
+                os.close(root)
+        # The mountpoint was detached, or another filesystem hides it. This way takes a request for each page.
+        for inode in list(self._open):
+            with suppress(OSError):
+                pyfuse3.invalidate_inode(pyfuse3.InodeT(inode))
+
+
+def forget_attributes(inode: int) -> None:
+    """Make the kernel ask for the attributes of a file before the next write(2) to it."""
+    try:
+        pyfuse3.invalidate_inode(pyfuse3.InodeT(inode), attr_only=True)
+    except OSError as error:
+        # ENOENT: the kernel has forgotten the inode already.
+        if error.errno != errno.ENOENT:
+            raise

@@ -1,0 +1,466 @@
+"""The FUSE handlers of a write-behind mount, and its tree: `append` and `append.jsonl` of each partition."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import orjson
+import pyfuse3
+import trio
+
+import logfs
+from logfs.errors import InvalidName
+from logfs.format.base.names import parse_directory
+from logfs.mount.errnos import refuse
+from logfs.mount.handler_guard import guarded
+from logfs.mount.mounting import statvfs_of
+from logfs.mount.threads import run_in_thread
+from logfs.mount.write_behind.linger import Linger, forget_attributes
+from logfs.mount.write_behind.stream import Stream
+from logfs.store.directory.mount_table import FILESYSTEM_TYPE, logfs_mounts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from logfs.mount.errnos import ErrorLog
+
+_T = TypeVar("_T")
+
+APPEND_FILES = ("append", "append.jsonl")
+SELF = ".logfs"
+# Requests that wait for the main mount at a time.
+_WORKERS = 32
+# A write(2) asks for the attributes once in this time. Without a daemon it fails then, although the page cache would
+# take the data.
+_ATTR_SECONDS = 1.0
+
+
+class _Node:
+    """Something that the kernel knows: its path in the mount, and attributes as of the last lookup."""
+
+    def __init__(self, path: str, found: os.stat_result | None, kind: int, bits: int) -> None:
+        self.inode = 0
+        self.path = path
+        self.kind = kind
+        self.bits = bits
+        self.found = found
+        # Each lookup of an `append` file gives a new inode, so each open file has pages and a stream of its own.
+        self.entry_timeout = _ATTR_SECONDS
+
+
+class _Directory(_Node):
+    """The root, a partition, or `.logfs`."""
+
+    def __init__(self, path: str, found: os.stat_result) -> None:
+        super().__init__(path, found, stat.S_IFDIR, 0o777)
+
+
+class _Generated(_Node):
+    """A file of `.logfs`, made anew at each open."""
+
+    def __init__(self, path: str, found: os.stat_result, make: Callable[[], bytes]) -> None:
+        super().__init__(path, found, stat.S_IFREG, 0o444)
+        self.make = make
+
+
+class _AppendFile(_Node):
+    """One lookup of an `append` file: a stream, and the files that are open on it."""
+
+    def __init__(self, path: str, found: os.stat_result, stream: Stream) -> None:
+        super().__init__(path, found, stat.S_IFREG, 0o666)
+        self.stream = stream
+        self.lock = trio.Lock()
+        self.writers = 0
+        self.all_append = True
+        self.entry_timeout = 0.0
+
+
+@guarded
+class WriteBehindOperations(pyfuse3.Operations):
+    """The handlers that pyfuse3 calls. `mount` is the mountpoint of the main mount.
+
+    Every method runs on the trio thread. What waits for the main mount runs in a worker thread.
+    """
+
+    enable_writeback_cache = True
+    supports_dot_lookup = False
+
+    def __init__(self, mount: Path, linger: Linger, linger_ms: int, errors: ErrorLog) -> None:
+        super().__init__()
+        self.mount = mount
+        self.linger = linger
+        self._linger_ms = linger_ms
+        self._errors = errors
+        self._device = 0
+        self._workers = trio.CapacityLimiter(_WORKERS)
+        self._root = _Directory("/", self._stat())
+        self._root.inode = pyfuse3.ROOT_INODE
+        self._nodes: dict[int, _Node] = {pyfuse3.ROOT_INODE: self._root}
+        self._lookups: Counter[int] = Counter({pyfuse3.ROOT_INODE: 1})
+        # Directories and generated files by path; each keeps its inode while the kernel knows it.
+        self._known: dict[str, _Node] = {"/": self._root}
+        self._next = pyfuse3.ROOT_INODE + 1
+        self._files: dict[int, tuple[_AppendFile, int]] = {}
+        self._contents: dict[int, bytes] = {}
+        self._listings: dict[int, list[_Node]] = {}
+        self._totals: Counter[str] = Counter()
+
+    def failed(self, name: str, arguments: tuple[Any, ...], error: Exception) -> int:
+        """Return the errno of an error, and record the error with its path for `.logfs/errors`."""
+        key = arguments[0] if arguments else None
+        node = self._files[key][0] if key in self._files else self._nodes.get(key)  # type: ignore[arg-type]
+        path = node.path if node else f"{name} {key}"
+        if len(arguments) > 1 and isinstance(arguments[1], bytes) and isinstance(node, _Directory):
+            path = f"{path.rstrip('/')}/{os.fsdecode(arguments[1])}"
+        return self._errors.note(path, error)
+
+    async def _run(self, work: Callable[..., _T], *arguments: Any) -> _T:
+        return await run_in_thread(work, *arguments, limiter=self._workers)
+
+    # The tree.
+
+    def _stat(self, *parts: str) -> os.stat_result:
+        """Return the attributes of a path in the main mount. Raises `OSError`: ENOTCONN if it is not mounted."""
+        root = os.stat(self.mount)
+        if root.st_dev != self._device:
+            check_main_mount(self.mount)
+            self._device = root.st_dev
+        return os.stat(Path(self.mount, *parts)) if parts else root
+
+    def _find(self, parent: _Node, name: str) -> _Node:
+        """Return the node of a name. Runs in a worker thread."""
+        path = f"{parent.path.rstrip('/')}/{name}"
+        if parent is self._root and name == SELF:
+            return _Directory(path, self._stat())
+        if parent is self._root:
+            self._stat(_partition(name), APPEND_FILES[0])
+            return _Directory(path, self._stat(name))
+        if parent.path == f"/{SELF}":
+            make = {"errors": self._errors.text, "status.json": self._status}.get(name)
+            if make is not None:
+                return _Generated(path, self._stat(), make)
+        elif name in APPEND_FILES:
+            found = self._stat(parent.path[1:], name)
+            target = Path(self.mount, parent.path[1:], name)
+            return _AppendFile(path, found, Stream(target, lambda error: self._note(path, error)))
+        raise refuse(errno.ENOENT, path)
+
+    def _note(self, path: str, error: OSError) -> None:
+        self._totals["errors"] += 1
+        self._errors.note(path, error)
+
+    def _names(self, node: _Node) -> list[str]:
+        if node is self._root:
+            partitions = [name for name in os.listdir(self.mount) if _is_partition(name)]
+            return [SELF, *sorted(partitions)]
+        return ["errors", "status.json"] if node.path == f"/{SELF}" else list(APPEND_FILES)
+
+    def _remember(self, node: _Node) -> _Node:
+        """Count a lookup of a node, and return the node that the kernel is told."""
+        known = None if isinstance(node, _AppendFile) else self._known.get(node.path)
+        if known is not None and type(known) is type(node):
+            known.found = node.found
+            node = known
+        else:
+            node.inode = self._next
+            self._next += 1
+            self._nodes[node.inode] = node
+            if not isinstance(node, _AppendFile):
+                self._known[node.path] = node
+        self._lookups[node.inode] += 1
+        return node
+
+    def _node(self, inode: int) -> _Node:
+        try:
+            return self._nodes[inode]
+        except KeyError:
+            raise refuse(errno.ESTALE, f"inode {inode} is gone") from None
+
+    @staticmethod
+    def _entry(node: _Node) -> pyfuse3.EntryAttributes:
+        assert node.found is not None
+        entry = pyfuse3.EntryAttributes()
+        entry.st_ino = pyfuse3.InodeT(node.inode)
+        entry.generation = 0
+        entry.entry_timeout = node.entry_timeout
+        entry.attr_timeout = _ATTR_SECONDS
+        entry.st_mode = pyfuse3.ModeT(node.kind | (stat.S_IMODE(node.found.st_mode) & node.bits))
+        entry.st_nlink = 2 if node.kind == stat.S_IFDIR else 1
+        entry.st_uid = node.found.st_uid
+        entry.st_gid = node.found.st_gid
+        entry.st_size = 0
+        entry.st_blksize = 4096
+        entry.st_blocks = 0
+        time_ns = max(node.found.st_mtime_ns, 0)
+        entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = time_ns
+        return entry
+
+    async def lookup(
+        self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        found = await self._run(self._find, self._node(parent_inode), os.fsdecode(name))
+        return self._entry(self._remember(found))
+
+    async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
+        for inode, count in inode_list:
+            self._lookups[inode] -= count
+            if self._lookups[inode] > 0 or inode == pyfuse3.ROOT_INODE:
+                continue
+            del self._lookups[inode]
+            node = self._nodes.pop(inode, None)
+            if node is not None and self._known.get(node.path) is node:
+                del self._known[node.path]
+
+    async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+        node = self._node(inode)
+        if isinstance(node, _AppendFile):
+            # A write(2) asks first if the kernel was made to forget the attributes, and fails with this error.
+            with _noted():
+                node.stream.check()
+            if node.writers:
+                self.linger.wake(inode)
+        else:
+            node.found = await self._run(self._stat_of, node)
+        return self._entry(node)
+
+    def _stat_of(self, node: _Node) -> os.stat_result:
+        own = node is self._root or node.path.startswith(f"/{SELF}")
+        return self._stat() if own else self._stat(node.path[1:])
+
+    async def setattr(
+        self,
+        inode: int,
+        attr: pyfuse3.EntryAttributes,
+        fields: pyfuse3.SetattrFields,
+        fh: int | None,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        node = self._node(inode)
+        if fields.update_mode or fields.update_uid or fields.update_gid:
+            path = f"{self.mount}{node.path}"
+            raise refuse(errno.EPERM, f"{node.path}: change the permissions of {path} instead")
+        if fields.update_size and not (isinstance(node, _AppendFile) and not node.writers):
+            # The kernel would drop pages that it has not sent yet.
+            raise refuse(errno.EPERM, f"{node.path}: an open file cannot be truncated here")
+        # Times come from the records. Setting them is accepted and changes nothing, as in the main mount.
+        return self._entry(node)
+
+    async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
+        return await self._run(statvfs_of, self.mount)
+
+    async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
+        node = self._node(inode)
+        handle = self._new_handle()
+        # Rounds of `linger` open the root; its listing is made when it is read.
+        self._listings[handle] = [node]
+        return handle
+
+    async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        listing = self._listings[fh]
+        if start_id == 0:
+            listing[1:] = await self._run(self._children, listing[0])
+        for number in range(start_id + 1, len(listing)):
+            node = self._remember(listing[number])
+            name = pyfuse3.FileNameT(os.fsencode(node.path.rpartition("/")[2]))
+            if not pyfuse3.readdir_reply(token, name, self._entry(node), number):
+                await self.forget([(node.inode, 1)])
+                return
+
+    def _children(self, node: _Node) -> list[_Node]:
+        children = []
+        for name in self._names(node):
+            try:
+                children.append(self._find(node, name))
+            except FileNotFoundError:
+                # The partition was deleted after the listing, or it is offline.
+                continue
+        return children
+
+    async def releasedir(self, fh: int) -> None:
+        self._listings.pop(fh, None)
+
+    async def fsyncdir(self, fh: int, datasync: bool) -> None:
+        """Do nothing: nothing is created here."""
+
+    async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
+        """Refuse with ENOSYS, after which the kernel no longer asks for `security.capability` at each write(2)."""
+        raise pyfuse3.FUSEError(errno.ENOSYS)
+
+    # What this mount does not do.
+
+    async def mkdir(
+        self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        raise self._not_here(parent_inode, name)
+
+    async def create(
+        self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
+    ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
+        raise self._not_here(parent_inode, name)
+
+    async def mknod(
+        self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        raise self._not_here(parent_inode, name)
+
+    async def symlink(
+        self, parent_inode: int, name: bytes, target: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        raise self._not_here(parent_inode, name)
+
+    async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+        raise self._not_here(parent_inode, name)
+
+    async def rmdir(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+        raise self._not_here(parent_inode, name)
+
+    def _not_here(self, parent_inode: int, name: bytes) -> OSError:
+        where = Path(self.mount, self._node(parent_inode).path[1:], os.fsdecode(name))
+        return refuse(errno.EPERM, f"this mount takes appends only; use {where}")
+
+    # Files.
+
+    def _new_handle(self) -> int:
+        handle = self._next
+        self._next += 1
+        return handle
+
+    async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
+        node = self._node(inode)
+        handle = self._new_handle()
+        number = pyfuse3.FileHandleT(handle)
+        if isinstance(node, _Generated):
+            self._contents[handle] = node.make()
+            return pyfuse3.FileInfo(fh=number, direct_io=True)
+        if not isinstance(node, _AppendFile):
+            raise refuse(errno.EISDIR, f"{node.path}: is a directory")
+        if flags & os.O_DIRECT:
+            raise refuse(errno.EINVAL, f"{node.path}: this mount writes through the page cache")
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            await self._open_for_writing(node, flags)
+        self._files[handle] = (node, flags)
+        # A second open must not drop pages that the kernel has not sent yet.
+        return pyfuse3.FileInfo(fh=number, keep_cache=True, nonseekable=True)
+
+    async def _open_for_writing(self, node: _AppendFile, flags: int) -> None:
+        """Open the stream of a file. Only /proc/PID/fd leads to a file that is open already."""
+        appends = bool(flags & os.O_APPEND)
+        async with node.lock:
+            if node.writers and (flags & os.O_TRUNC or not appends or not node.all_append):
+                raise refuse(
+                    errno.EBUSY,
+                    f"{node.path}: is open; a second open of it must append, as the first",
+                )
+            await self._run(node.stream.open)
+            node.writers += 1
+            node.all_append = node.all_append and appends
+        self.linger.wake(node.inode)
+
+    async def read(self, fh: int, off: int, size: int) -> bytes:
+        """Return the content of a generated file.
+
+        An append file reads as empty. The kernel may read a page that it has dropped, before a write(2) to the rest
+        of the page; those bytes have been accepted, and their values no longer matter.
+        """
+        if fh in self._contents:
+            return self._contents[fh][off : off + size]
+        node, _ = self._files[fh]
+        return b"\0" * max(min(size, node.stream.position - off), 0)
+
+    async def write(self, fh: int, off: int, buf: bytes) -> int:
+        node, _ = self._files[fh]
+        stream = node.stream
+        self.linger.wake(node.inode)
+        had_error = stream.has_error
+        async with node.lock:
+            before = stream.position
+            await self._run(stream.write, off, buf)
+        self._totals["bytes"] += stream.position - before
+        if stream.has_error and not had_error:
+            # The next write(2) shall fail.
+            forget_attributes(node.inode)
+        return len(buf)
+
+    async def flush(self, fh: int) -> None:
+        """Return the error of what was written, if there is one, to close(2). It ends no line."""
+        if fh not in self._files:
+            return
+        node, flags = self._files[fh]
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            await self.linger.wait_for_round(node.inode)
+            async with node.lock:
+                with _noted():
+                    node.stream.check()
+
+    async def fsync(self, fh: int, datasync: bool) -> None:
+        if fh in self._files:
+            node, _ = self._files[fh]
+            async with node.lock:
+                with _noted():
+                    await self._run(node.stream.sync)
+
+    async def release(self, fh: int) -> None:
+        if self._contents.pop(fh, None) is not None:
+            return
+        node, flags = self._files.pop(fh)
+        if not flags & (os.O_WRONLY | os.O_RDWR):
+            return
+        node.writers -= 1
+        if not node.writers:
+            self.linger.forget(node.inode)
+            async with node.lock:
+                await self._run(node.stream.close)
+
+    def _status(self) -> bytes:
+        writers = [
+            node for node, flags in self._files.values() if flags & (os.O_WRONLY | os.O_RDWR)
+        ]
+        status = {
+            "version": logfs.__version__,
+            "pid": os.getpid(),
+            "write_behind": str(self.mount),
+            "linger_ms": self._linger_ms,
+            "open_files": len(writers),
+            "failed_files": sum(node.stream.failure is not None for node in writers),
+            "accepted_bytes": self._totals["bytes"],
+            "errors": self._totals["errors"],
+            "rounds": self.linger.rounds,
+        }
+        return orjson.dumps(status, option=orjson.OPT_INDENT_2) + b"\n"
+
+
+@contextmanager
+def _noted() -> Iterator[None]:
+    """Pass on the errors of a stream, which has noted them when they happened."""
+    try:
+        yield
+    except OSError as error:
+        raise pyfuse3.FUSEError(error.errno or errno.EIO) from None
+
+
+def check_main_mount(mount: Path) -> None:
+    """Raise `OSError` (ENOTCONN) unless `mount` is the mountpoint of a store."""
+    entry = logfs_mounts().get(str(mount))
+    if entry is None or entry.kind != FILESYSTEM_TYPE or entry.root != "/":
+        raise OSError(errno.ENOTCONN, f"{mount}: no store is mounted here", str(mount))
+
+
+def _partition(name: str) -> str:
+    """Return `name` if it is that of a partition. Raises `OSError` (ENOENT) for another."""
+    if not _is_partition(name):
+        raise refuse(errno.ENOENT, name)
+    return name
+
+
+def _is_partition(name: str) -> bool:
+    try:
+        parse_directory(name)
+    except InvalidName:
+        return False
+    return True

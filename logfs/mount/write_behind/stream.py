@@ -1,0 +1,184 @@
+"""What is written through one open file: bytes in from the page cache, whole lines out to the main mount."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+from logfs.mount.errnos import refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+# One request of FUSE holds up to 1 MiB, which begins anywhere in a page. Lines that share a request are accepted or
+# refused as lines; a line that was cut by the end of a request could not be told from two.
+_REQUEST_BYTES = (1 << 20) - 4096
+# The longest unfinished line that is kept. `max.message.bytes` decides about shorter ones.
+LONGEST_LINE = 64 << 20
+# The main mount refuses a line with one of these, and only that line.
+_REFUSALS = frozenset({errno.EINVAL, errno.EMSGSIZE})
+_NEWLINE = b"\n"
+
+
+class Stream:
+    """The bytes of one open file, in order, and the whole lines among them sent to `target`, an `append` file.
+
+    The kernel sends pages, not writes: a page that was sent when it was half full is sent again, from its beginning,
+    when it has grown, and requests may overtake each other. What counts is the position in the file.
+
+    The log gets a beginning of what was written, without the refused lines: after any other error nothing more is
+    sent, and every later request fails with that error. `note` is called once with each error, when it happens.
+
+    Not thread-safe: the caller makes one call at a time. All methods but `check` may wait for the main mount.
+    """
+
+    def __init__(self, target: Path, note: Callable[[OSError], object]) -> None:
+        self.target = target
+        # The bytes accepted so far; also the position of the next new byte in the file.
+        self.position = 0
+        self.refused_lines = 0
+        self.failure: OSError | None = None
+        self._note = note
+        self._file = -1
+        self._early: dict[int, bytes] = {}
+        self._unfinished = bytearray()
+        # Whether the rest of the unfinished line belongs to a line that was refused for its length.
+        self._skips = False
+        # The first refusal of a line that no caller has been told.
+        self._refusal: OSError | None = None
+
+    def open(self) -> None:
+        """Open the target. Raises `OSError`, as opening it for writing does."""
+        if self._file < 0:
+            self._file = os.open(self.target, os.O_WRONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Send the unfinished line, if there is one, as a line of its own, and close the target."""
+        if self._unfinished and not self._skips and self.failure is None:
+            self._send(bytes(self._unfinished) + _NEWLINE)
+        self._unfinished.clear()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def write(self, position: int, data: bytes) -> None:
+        """Accept bytes that the kernel sends; `position` is that of the first one in the file.
+
+        Bytes before `self.position` were accepted already. Errors are kept for `check`.
+        """
+        if position > self.position:
+            self._early[position] = data
+            return
+        self._accept(data, position)
+        while self._early and (first := min(self._early)) <= self.position:
+            self._accept(self._early.pop(first), first)
+
+    @property
+    def has_error(self) -> bool:
+        """Whether `check` would raise an error."""
+        return self.failure is not None or self._refusal is not None
+
+    def check(self) -> None:
+        """Raise the error that the next caller is to be told, if there is one.
+
+        A failure is raised each time, the refusal of a line once.
+        """
+        error = self.failure or self._refusal
+        self._refusal = None
+        if error is not None:
+            # The traceback of an error that is raised many times would grow each time.
+            raise error.with_traceback(None)
+
+    def sync(self) -> None:
+        """Make all lines that were sent durable. Raises what `check` raises, and `OSError` if the sync fails.
+
+        The kernel has sent everything before it asks for this.
+        """
+        if self._early:
+            self._fail(refuse(errno.EIO, f"{self.target}: the kernel has left a hole in the data"))
+        self.check()
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            self._fail(error)
+            raise
+
+    def _accept(self, data: bytes, position: int) -> None:
+        new = memoryview(data)[self.position - position :]
+        if not new:
+            return
+        self.position += len(new)
+        if self.failure is not None:
+            return
+        end = data.rfind(_NEWLINE) + 1 - (len(data) - len(new))
+        if end <= 0:
+            self._hold(new)
+            return
+        lines = bytes(new[:end])
+        if self._skips:
+            lines = lines[lines.index(_NEWLINE) + 1 :]
+            self._skips = False
+        elif self._unfinished:
+            lines = bytes(self._unfinished) + lines
+        self._unfinished.clear()
+        self._send(lines)
+        self._hold(new[end:])
+
+    def _hold(self, data: memoryview) -> None:
+        """Keep the beginning of a line until its newline arrives."""
+        if self._skips:
+            return
+        self._unfinished += data
+        if len(self._unfinished) > LONGEST_LINE:
+            self._refuse(errno.EMSGSIZE, len(self._unfinished))
+            self._unfinished.clear()
+            self._skips = True
+
+    def _send(self, lines: bytes) -> None:
+        """Send whole lines. A refused line is left out; any other error is the end."""
+        position = 0
+        while position < len(lines) and self.failure is None:
+            end = _end_of_lines(lines, position)
+            try:
+                position += os.write(self._file, memoryview(lines)[position:end])
+            except OSError as error:
+                if error.errno not in _REFUSALS:
+                    self._fail(error)
+                    return
+                end = lines.index(_NEWLINE, position) + 1
+                self._refuse(error.errno, end - position - 1)
+                position = end
+                self._open_again()
+
+    def _open_again(self) -> None:
+        """Open the target anew: after a refusal the main mount may wait for the rest of the line."""
+        os.close(self._file)
+        self._file = -1
+        try:
+            self.open()
+        except OSError as error:
+            self._fail(error)
+
+    def _refuse(self, number: int, size: int) -> None:
+        self.refused_lines += 1
+        error = refuse(
+            number,
+            f"{self.target}: refused a line of {size} bytes or more; .logfs/errors of that mount has the reason",
+        )
+        self._refusal = self._refusal or error
+        self._note(error)
+
+    def _fail(self, error: OSError) -> None:
+        if self.failure is None:
+            self.failure = error
+            self._note(error)
+
+
+def _end_of_lines(lines: bytes, start: int) -> int:
+    """Return the end of the lines from `start` that fit one request, or of the first line if even that does not."""
+    if len(lines) - start <= _REQUEST_BYTES:
+        return len(lines)
+    end = lines.rfind(_NEWLINE, start, start + _REQUEST_BYTES) + 1
+    return end or lines.index(_NEWLINE, start) + 1
