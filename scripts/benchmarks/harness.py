@@ -23,6 +23,9 @@ HERE = Path(__file__).parent
 PARTITION = "bench-0"
 # The first timestamp of the logs that are built here, and the time between two appends.
 FIRST_MS = 1_700_000_000_000
+# A daemon that used no more processor time than this, in a period of that length, is idle.
+_IDLE_CPU_SECONDS = 0.03
+_IDLE_SECONDS = 0.5
 STEP_MS = 1000
 
 
@@ -249,6 +252,17 @@ class Daemon:
             if line.startswith(field_name + ":"):
                 return int(line.split()[1]) * 1024 / 1e6
         raise Failed(f"no {field_name}")
+
+    def wait_until_idle(self) -> None:
+        """Wait until the daemon works no more: after it is ready it goes on to load its compiled code."""
+        used = -1.0
+        while (now := self._cpu_seconds()) - used > _IDLE_CPU_SECONDS:
+            used = now
+            time.sleep(_IDLE_SECONDS)
+
+    def _cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def read_ahead_knob(self) -> Path:
         """Return the path of the kernel's read-ahead setting of this mount."""

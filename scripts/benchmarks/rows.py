@@ -213,39 +213,6 @@ def append_null(bench: Bench) -> list[Result]:
     ]
 
 
-@row
-def write_line(bench: Bench) -> list[Result]:
-    """One write(2) for each line of 100 bytes, one process."""
-    scratch = bench.directory("write-line")
-    lines = Lines(100)
-    count = bench.pick(30_000, 10_000)
-    data = [lines.value(number) + b"\n" for number in range(count)]
-
-    def write_all(path: Path) -> float:
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND)
-        try:
-            return timed(lambda: [os.write(fd, line) for line in data])
-        finally:
-            os.close(fd)
-
-    with logfs(scratch, scratch / "log") as mount, nullfs(scratch) as null:
-        mount.partition.mkdir()
-        repeats = bench.pick(9, 5)
-        ours, peer = alternate(
-            repeats,
-            lambda: write_all(mount.partition / "append"),
-            lambda: write_all(null.partition / "append"),
-        )
-        text = (mount.partition / "records").read_bytes()
-        expect("lines in the log", text == b"".join(data) * repeats, True)
-    ratio, spread = faster(ours, peer)
-    rates = [f"{count / statistics.median(each):,.0f}/s" for each in (ours, peer)]
-    what = "one write(2) a line of 100 B"
-    return [
-        Result("write-line", what, ratio, rates[0], f"{rates[1]} nullfs", 0.6, 0.75, spread=spread)
-    ]
-
-
 # Looking up.
 
 
@@ -429,6 +396,7 @@ def records(bench: Bench) -> list[Result]:
     for number in range(repeats):
         say(f"  {number + 1}/{repeats}")
         with logfs(scratch, log_dir) as mount, nullfs(scratch, size) as null:
+            mount.wait_until_idle()
             for segment in log_dir.glob("*/*.log"):
                 shell('cat "$1" > /dev/null', segment)
             first[0].append(cat(mount.partition / "records"))
