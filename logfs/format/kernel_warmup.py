@@ -21,7 +21,7 @@ def warm_up() -> None:
     from logfs.format.batches.batch import Batch
     from logfs.format.batches.record import Record
     from logfs.format.encoding.batch_builder import BatchFormat, build_lines, build_records
-    from logfs.format.kernels import batch_kernels
+    from logfs.format.kernels import batch_kernels, text_kernels
     from logfs.format.text.rendering import View, measure, render
 
     built = build_lines(b"a\n" * 16, BatchFormat(), 0)
@@ -41,6 +41,9 @@ def warm_up() -> None:
     batch_kernels.scan_batches(data, 0, False, rows)
     spans = np.ascontiguousarray(rows[:, SPAN_START:])
     batch_kernels.render_lines(data, spans, np.empty(32, np.uint8))
+    text = np.frombuffer(b"{", np.uint8)
+    text_kernels.render_envelopes(data, spans, False, text, text, np.empty(4096, np.uint8), 0)
+    text_kernels.measure_spans(data, spans, 0, np.empty((1, 3), np.int64))
     _warm_up_compaction(data, rows)
 
 

@@ -36,7 +36,7 @@ from logfs.format.batches.record import (
     skip_records,
 )
 from logfs.format.encoding.batch_builder import BatchFormat, build_records
-from logfs.format.kernels import batch_kernels
+from logfs.format.kernels import batch_kernels, json_kernels
 from logfs.format.text import envelope
 
 GUARD = 64
@@ -205,9 +205,9 @@ def test_any_bytes_are_the_same_varint_or_none(data: bytes) -> None:
 def test_integers_are_written_in_decimal(value: int) -> None:
     """Integers in an envelope are written in decimal, and have the measured length."""
     expected = str(value).encode()
-    assert batch_kernels.digits(value) == len(expected)
+    assert json_kernels.digits(value) == len(expected)
     out, whole = room(len(expected))
-    assert batch_kernels.put_integer(out, 0, value) == len(expected)
+    assert json_kernels.put_integer(out, 0, value) == len(expected)
     assert out.tobytes() == expected
     assert untouched(whole)
 
@@ -219,9 +219,9 @@ def check_text(data: bytes | None) -> None:
     expected = envelope.text(data)
     array, _ = guarded(data or b"")
     length = -1 if data is None else len(data)
-    assert batch_kernels.string_size(array, 0, length) == len(expected)
+    assert json_kernels.string_size(array, 0, length) == len(expected)
     out, whole = room(len(expected))
-    assert batch_kernels._put_string(out, 0, array, 0, length) == len(expected)
+    assert json_kernels.put_string(out, 0, array, 0, length) == len(expected)
     assert out.tobytes() == expected
     assert untouched(whole)
 
@@ -239,7 +239,7 @@ def test_second_bytes_of_characters_are_validated_as_in_python(first: int) -> No
         for tail in (b"", b"\x80", b"\x80\x80", b"\x80\x41"):
             data = bytes([first, second]) + tail
             array, _ = guarded(data)
-            assert batch_kernels.string_size(array, 0, len(data)) == len(envelope.text(data)), data
+            assert json_kernels.string_size(array, 0, len(data)) == len(envelope.text(data)), data
 
 
 @given(ANY_BYTES)

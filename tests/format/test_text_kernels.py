@@ -1,4 +1,4 @@
-"""The compiled loop that measures the text of records without decoding them to columns."""
+"""The compiled loops that measure and write the text of records without decoding them to columns."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logfs.errors import Corrupt
+from logfs.format.base.names import TopicPartition
 from logfs.format.batches.columns import decode_columns
 from logfs.format.batches.record import Record, TimestampType
 from logfs.format.kernels import text_kernels
-from logfs.format.text import rendering
-from tests.format.test_batch_kernels import RECORDS, guarded, payload
+from logfs.format.text import envelope, rendering
+from tests.format.test_batch_kernels import (
+    HOSTILE,
+    RECORDS,
+    guarded,
+    payload,
+    room,
+    untouched,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -65,6 +73,74 @@ def test_text_is_measured_as_it_is_decoded(
     table = np.array(spans, np.int64).reshape(-1, 5)
     array, _ = guarded(bytes(data))
     assert measured(array, table) == expected(bytes(data), table)
+
+
+PREFIX = envelope.prefix(TopicPartition("orders", 3))
+# Records that leave the fast ways: JSON, text that is not ASCII, long values, timestamps with more or fewer digits.
+TEXTS = st.lists(
+    st.builds(
+        Record,
+        st.none()
+        | st.sampled_from(HOSTILE)
+        | st.text('a"\\\né日\x7f', max_size=90).map(str.encode),
+        st.none() | st.binary(max_size=80) | st.sampled_from([b"", b"key", b"k" * 9000]),
+        st.lists(st.tuples(st.text(max_size=3), st.none() | st.binary(max_size=70)), max_size=2),
+        st.integers(-1, 2**62) | st.integers(9990, 10_010),
+    ),
+    max_size=6,
+)
+
+
+@given(
+    st.lists(RECORDS | LINES | TEXTS, max_size=4),
+    BASES,
+    st.booleans(),
+    st.none() | st.tuples(st.floats(0, 1), st.integers(1, 255)),
+    st.integers(-300, 300),
+)
+def test_envelopes_are_those_of_the_decoded_records(
+    groups: list[list[Record]],
+    base: int,
+    is_stamped: bool,
+    damage: tuple[float, int] | None,
+    spare: int,
+) -> None:
+    """The kernel writes what `envelope.encode` returns for each record. It finds damage, and stays in its room."""
+    data, spans = bytearray(), []
+    for number, group in enumerate(groups):
+        raw = payload(group, number)
+        spans.append((len(data), len(data) + len(raw), len(group), base + number, number))
+        data += raw
+    if damage is not None and data:
+        data[int(damage[0] * (len(data) - 1))] ^= damage[1]
+    table = np.array(spans, np.int64).reshape(-1, 5)
+    kind = TimestampType(is_stamped)
+    wanted: bytes | None = b""
+    for number in range(len(table)):
+        try:
+            columns = decode_columns(bytes(data), table[number : number + 1], kind)
+        except Corrupt:
+            wanted = None
+            break
+        if is_stamped:
+            columns.timestamps.fill(number)
+        wanted += b"".join(envelope.encode(record, PREFIX) for record in columns.records())
+    array, _ = guarded(bytes(data))
+    out, whole = room(max((len(wanted or b"") or 2000) + text_kernels.ENVELOPE_ROOM + spare, 0))
+    done = text_kernels.render_envelopes(
+        array,
+        table,
+        is_stamped,
+        np.frombuffer(PREFIX, np.uint8),
+        np.frombuffer(kind.label.encode(), np.uint8),
+        out,
+        0,
+    )
+    assert untouched(whole)
+    if wanted is None or (spare < -text_kernels.ENVELOPE_ROOM and wanted):
+        assert done < 0
+    elif spare >= 0 or done >= 0:
+        assert out[:done].tobytes() == wanted
 
 
 def test_every_changed_byte_of_a_line_is_found_as_by_decoding() -> None:

@@ -146,6 +146,24 @@ def test_reads_by_blocks_give_the_whole_text(both: tuple[TextView, bytes]) -> No
     assert b"".join(parts) == text
 
 
+@pytest.mark.parametrize("kinds", [["LogAppendTime"], ["CreateTime", "LogAppendTime"]], ids=str)
+@pytest.mark.parametrize("codec", CODECS)
+def test_envelopes_have_the_timestamps_that_the_log_gave(
+    store: Store, codec: str, kinds: list[str]
+) -> None:
+    """With LogAppendTime, all envelopes of a batch have its timestamp; a block may hold both types of timestamps."""
+    orders, rng = store.create(NAME), random.Random(3)
+    set_topic(store, "orders", compression_type=codec)
+    for _ in range(3):
+        for kind in kinds:
+            set_topic(store, "orders", message_timestamp_type=kind)
+            orders.append(noise(rng, 30))
+    records = list(orders.read(0, orders.log_end_offset))
+    assert {record.timestamp_type.label for record in records} == set(kinds)
+    view = TextView(orders, View.ENVELOPES)
+    assert view.read(0, view.size) == text_of(records, View.ENVELOPES)
+
+
 def test_views_survive_reopening(log_dir: Path, clock: Clock) -> None:
     """The text is the same after a clean close, after recovery, and in a read-only store."""
     with Store(log_dir, clock=clock) as store:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from logfs.errors import Corrupt
-from logfs.format.kernels.batch_kernels import get_varint, kernel
+from logfs.format.kernels.batch_kernels import get_varint
+from logfs.format.kernels.kernel import kernel
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,7 +14,8 @@ from logfs.errors import InvalidRecord
 from logfs.format.batches.batch import HEADER_SIZE
 from logfs.format.batches.record import NO_TIMESTAMP
 from logfs.format.encoding.batch_builder import BatchFormat, sealed, too_large
-from logfs.format.kernels.batch_kernels import kernel, put_varint
+from logfs.format.kernels.batch_kernels import put_varint
+from logfs.format.kernels.kernel import kernel
 from logfs.format.text.rendering import TextSize
 
 if TYPE_CHECKING:

@@ -1,7 +1,9 @@
 """The loops that numba compiles: one pass over bytes each, without the GIL. Only this folder's modules import numba.
 
+- `kernel`: the decorator that compiles a loop.
+- `json_kernels`: measure and write numbers and strings of JSON.
 - `batch_kernels`: scan, decode, render and encode batches and their records.
-- `text_kernels`: measure the text of records, and print records by a format string.
+- `text_kernels`: measure the text of records, write their envelopes, and print them by a format string.
 - `compaction_kernels`: hash keys, look them up, and filter the records of batches.
 
 The tests hold each kernel equal to a plain Python twin. Import these modules inside functions: numba takes a quarter

@@ -10,9 +10,8 @@ Sizes and positions are bytes, int64. `data` is always a C-contiguous uint8 arra
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numba
 import numpy as np
 
 from logfs.format.base.batch_rows import (
@@ -30,26 +29,25 @@ from logfs.format.base.batch_rows import (
     SPAN_END,
     SPAN_START,
 )
+from logfs.format.kernels.json_kernels import (
+    ENVELOPE_BYTES,
+    ENVELOPE_END,
+    HEADERS_FIELD,
+    KEY_FIELD,
+    TIMESTAMP_FIELD,
+    TIMESTAMP_TYPE_FIELD,
+    VALUE_FIELD,
+    copy_plain,
+    digits,
+    put_bytes,
+    put_integer,
+    put_string,
+    string_size,
+)
+from logfs.format.kernels.kernel import kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    Bytes = NDArray[np.uint8]
-    Int64s = NDArray[np.int64]
-    Int32s = NDArray[np.int32]
-
-
-def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a loop to run without the GIL, and cache the result beside the module for later processes."""
-    compiled: Callable[..., Any]
-    try:
-        compiled = numba.njit(nogil=True, cache=True)(function)
-    except RuntimeError:
-        # Neither this directory nor the user's cache is writable: every process compiles for itself.
-        compiled = numba.njit(nogil=True)(function)
-    return compiled
+    from logfs.format.kernels.kernel import Bytes, Int32s, Int64s
 
 
 # What decode_records returns in place of an end position if the bytes violate the format (kafka-storage 2.2).
@@ -58,48 +56,6 @@ BAD_LENGTH = -2
 BAD_KEY = -3
 BAD_VALUE = -4
 BAD_HEADERS = -5
-
-_GREATEST_POWER = np.uint64(10**19)
-
-# The extra length of each byte in a JSON string: 1 for the two-byte escapes, 5 for \u00XX.
-_ESCAPE = np.zeros(256, np.uint8)
-_ESCAPE[:32] = 5
-for _byte in b'\b\t\n\f\r"\\':
-    _ESCAPE[_byte] = 1
-
-# The second byte of the two-byte escapes.
-_SHORT = np.zeros(256, np.uint8)
-for _byte, _letter in zip(b'\b\t\n\f\r"\\', b'btnfr"\\', strict=True):
-    _SHORT[_byte] = _letter
-
-_HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
-_BASE64 = np.frombuffer(
-    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8
-)
-NULL_WORD = np.frombuffer(b"null", np.uint8)
-BASE64_OPEN = np.frombuffer(b'{"base64":"', np.uint8)
-BASE64_CLOSE = np.frombuffer(b'"}', np.uint8)
-TIMESTAMP_FIELD = np.frombuffer(b',"timestamp":', np.uint8)
-TIMESTAMP_TYPE_FIELD = np.frombuffer(b',"timestamp_type":"', np.uint8)
-KEY_FIELD = np.frombuffer(b'","key":', np.uint8)
-VALUE_FIELD = np.frombuffer(b',"value":', np.uint8)
-HEADERS_FIELD = np.frombuffer(b',"headers":[', np.uint8)
-ENVELOPE_END = np.frombuffer(b"]}\n", np.uint8)
-
-# The constant bytes of every envelope after its prefix, the newline included.
-ENVELOPE_BYTES = sum(
-    map(
-        len,
-        (
-            TIMESTAMP_FIELD,
-            TIMESTAMP_TYPE_FIELD,
-            KEY_FIELD,
-            VALUE_FIELD,
-            HEADERS_FIELD,
-            ENVELOPE_END,
-        ),
-    )
-)
 
 
 # Varints.
@@ -157,173 +113,6 @@ def get_varint(data: Bytes, position: int, end: int, most_bytes: int) -> tuple[i
     return 0, BAD_VARINT
 
 
-# JSON text.
-
-
-@kernel
-def _utf8_end(data: Bytes, position: int, end: int) -> int:
-    """Return the end of the valid UTF-8 character that starts at `position`, or -1 if there is none.
-
-    Surrogates and overlong forms are not valid.
-    """
-    first = data[np.uint64(position)]
-    if first < 0x80:
-        return position + 1
-    if first < 0xC2 or first > 0xF4:
-        return -1
-    size = 2 if first < 0xE0 else (3 if first < 0xF0 else 4)
-    if position + size > end:
-        return -1
-    second = data[np.uint64(position + 1)]
-    low = 0x80
-    high = 0xBF
-    if first == 0xE0:
-        low = 0xA0
-    elif first == 0xED:
-        high = 0x9F
-    elif first == 0xF0:
-        low = 0x90
-    elif first == 0xF4:
-        high = 0x8F
-    if second < low or second > high:
-        return -1
-    for index in range(position + 2, position + size):
-        if data[np.uint64(index)] & 0xC0 != 0x80:
-            return -1
-    return position + size
-
-
-@kernel
-def string_size(data: Bytes, start: int, length: int) -> int:
-    """Return the size of [start, start + length) as JSON: a quoted string, a base64 object, or null if length < 0."""
-    if length < 0:
-        return 4
-    end = start + length
-    text = data[start:end]
-    plain = np.uint8(0)
-    for index in range(length):
-        byte = text[index]
-        plain |= np.uint8((byte < 32) | (byte == 34) | (byte == 92) | (byte >= 128))
-    if plain == 0:
-        return length + 2
-    extra = 0
-    high = np.uint8(0)
-    for index in range(length):
-        extra += _ESCAPE[text[index]]
-        high |= text[index]
-    if high >= 128:
-        position = start
-        while position < end:
-            position = _utf8_end(data, position, end)
-            if position < 0:
-                return len(BASE64_OPEN) + (length + 2) // 3 * 4 + len(BASE64_CLOSE)
-    return length + 2 + extra
-
-
-@kernel
-def _put(out: Bytes, position: int, text: Bytes) -> int:
-    target = out[position : position + len(text)]
-    for index in range(len(text)):
-        target[index] = text[index]
-    return position + len(text)
-
-
-@kernel
-def _put_base64(out: Bytes, position: int, data: Bytes, start: int, length: int) -> int:
-    position = _put(out, position, BASE64_OPEN)
-    for index in range(start, start + length, 3):
-        rest = start + length - index
-        word = np.int64(data[index]) << 16
-        if rest > 1:
-            word |= np.int64(data[index + 1]) << 8
-        if rest > 2:
-            word |= np.int64(data[index + 2])
-        out[position] = _BASE64[word >> 18]
-        out[position + 1] = _BASE64[(word >> 12) & 63]
-        out[position + 2] = _BASE64[(word >> 6) & 63] if rest > 1 else 61
-        out[position + 3] = _BASE64[word & 63] if rest > 2 else 61
-        position += 4
-    return _put(out, position, BASE64_CLOSE)
-
-
-@kernel
-def _put_string(out: Bytes, position: int, data: Bytes, start: int, length: int) -> int:
-    """Write the text that `string_size` measures. Return the position after it."""
-    if length < 0:
-        return _put(out, position, NULL_WORD)
-    size = string_size(data, start, length)
-    if size == length + 2:
-        out[position] = 34
-        _put(out, position + 1, data[start : start + length])
-        out[position + length + 1] = 34
-        return position + size
-    # The base64 form may be as long as an escaped string, so the size does not decide: check the UTF-8 again.
-    check = start
-    while check < start + length:
-        check = _utf8_end(data, check, start + length)
-        if check < 0:
-            return _put_base64(out, position, data, start, length)
-    out[position] = 34
-    position += 1
-    for index in range(start, start + length):
-        byte = data[index]
-        escape = _ESCAPE[byte]
-        if escape == 0:
-            out[position] = byte
-            position += 1
-        elif escape == 1:
-            out[position] = 92
-            out[position + 1] = _SHORT[byte]
-            position += 2
-        else:
-            out[position] = 92
-            out[position + 1] = 117
-            out[position + 2] = 48
-            out[position + 3] = 48
-            out[position + 4] = _HEX[byte >> 4]
-            out[position + 5] = _HEX[byte & 15]
-            position += 6
-    out[position] = 34
-    return position + 1
-
-
-@kernel
-def _magnitude(value: int) -> np.uint64:
-    """Return the absolute value of an int64, as uint64, because that of -2^63 does not fit an int64."""
-    return np.uint64(-value) if value < 0 else np.uint64(value)
-
-
-@kernel
-def digits(value: int) -> int:
-    """Return the length of an int64 in decimal, with its sign."""
-    size = 2 if value < 0 else 1
-    rest = _magnitude(value)
-    # A comparison costs far less than a division.
-    bound = np.uint64(10)
-    while rest >= bound:
-        size += 1
-        if bound == _GREATEST_POWER:
-            break
-        bound *= np.uint64(10)
-    return size
-
-
-@kernel
-def put_integer(out: Bytes, position: int, value: int) -> int:
-    """Write the text that `digits` measures. Return the position after it."""
-    end = position + digits(value)
-    if value < 0:
-        out[position] = 45
-    rest = _magnitude(value)
-    at = end - 1
-    while rest >= np.uint64(10):
-        out[at] = np.uint8(np.uint64(48) + rest % np.uint64(10))
-        rest //= np.uint64(10)
-        at -= 1
-    out[at] = np.uint8(np.uint64(48) + rest)
-    return end
-
-
 # Records.
 
 
@@ -354,12 +143,8 @@ def encode_lines(
         position = put_varint(out, position + 1, length)
         source = data[start : start + length]
         target = out[position : position + length]
-        plain = np.uint8(0)
-        for at in range(length):
-            byte = source[at]
-            target[at] = byte
-            plain |= np.uint8((byte < 32) | (byte == 34) | (byte == 92) | (byte >= 128))
-        json_bytes += length + 2 if plain == 0 else string_size(data, start, length)
+        is_plain = copy_plain(source, target, length)
+        json_bytes += length + 2 if is_plain else string_size(data, start, length)
         position += length
         out[np.uint64(position)] = 0
         position += 1
@@ -670,17 +455,17 @@ def write_envelopes(
     """
     position = 0
     for index in range(len(offsets)):
-        position = _put(out, position, prefix)
+        position = put_bytes(out, position, prefix)
         position = put_integer(out, position, offsets[index])
-        position = _put(out, position, TIMESTAMP_FIELD)
+        position = put_bytes(out, position, TIMESTAMP_FIELD)
         position = put_integer(out, position, timestamps[index])
-        position = _put(out, position, TIMESTAMP_TYPE_FIELD)
-        position = _put(out, position, timestamp_type)
-        position = _put(out, position, KEY_FIELD)
-        position = _put_string(out, position, data, key_starts[index], key_lengths[index])
-        position = _put(out, position, VALUE_FIELD)
-        position = _put_string(out, position, data, value_starts[index], value_lengths[index])
-        position = _put(out, position, HEADERS_FIELD)
+        position = put_bytes(out, position, TIMESTAMP_TYPE_FIELD)
+        position = put_bytes(out, position, timestamp_type)
+        position = put_bytes(out, position, KEY_FIELD)
+        position = put_string(out, position, data, key_starts[index], key_lengths[index])
+        position = put_bytes(out, position, VALUE_FIELD)
+        position = put_string(out, position, data, value_starts[index], value_lengths[index])
+        position = put_bytes(out, position, HEADERS_FIELD)
         at = header_starts[index]
         for number in range(header_counts[index]):
             if number:
@@ -688,14 +473,14 @@ def write_envelopes(
                 position += 1
             out[position] = 91
             length, at = get_varint(data, at, header_ends[index], 5)
-            position = _put_string(out, position + 1, data, at, length)
+            position = put_string(out, position + 1, data, at, length)
             out[position] = 44
             length, at = get_varint(data, at + length, header_ends[index], 5)
-            position = _put_string(out, position + 1, data, at, length)
+            position = put_string(out, position + 1, data, at, length)
             at += max(length, 0)
             out[position] = 93
             position += 1
-        position = _put(out, position, ENVELOPE_END)
+        position = put_bytes(out, position, ENVELOPE_END)
         out_ends[index] = position
     return position
 

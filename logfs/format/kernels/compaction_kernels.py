@@ -29,9 +29,9 @@ from logfs.format.kernels.batch_kernels import (
     BAD_VALUE,
     BAD_VARINT,
     get_varint,
-    kernel,
     put_varint,
 )
+from logfs.format.kernels.kernel import kernel
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

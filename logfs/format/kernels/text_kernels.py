@@ -1,4 +1,4 @@
-"""Compiled loops over the text of records: its size in the text views, and its form by a format string."""
+"""Compiled loops over the text of records: its size, its envelopes, and its form by a format string."""
 
 from __future__ import annotations
 
@@ -6,18 +6,29 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from logfs.format.kernels.batch_kernels import (
+from logfs.format.kernels.batch_kernels import BAD_LENGTH, get_varint, short_varint
+from logfs.format.kernels.json_kernels import (
     ENVELOPE_BYTES,
+    ENVELOPE_END,
+    HEADERS_FIELD,
+    KEY_FIELD,
+    NO_ROOM,
+    NULL_WORD,
+    QUOTE,
+    TIMESTAMP_FIELD,
+    TIMESTAMP_TYPE_FIELD,
+    VALUE_FIELD,
+    copy_plain,
     digits,
-    get_varint,
-    kernel,
+    put_bytes,
     put_integer,
-    short_varint,
+    put_string,
     string_size,
 )
+from logfs.format.kernels.kernel import inlined_kernel, kernel
 
 if TYPE_CHECKING:
-    from logfs.format.kernels.batch_kernels import Bytes, Int32s, Int64s
+    from logfs.format.kernels.kernel import Bytes, Int32s, Int64s
 
 # The kinds of pieces that a format string consists of.
 LITERAL = 0
@@ -36,7 +47,7 @@ INTEGER_ROOM = 20
 
 
 @kernel
-def _put_bytes(out: Bytes, position: int, data: Bytes, start: int, length: int) -> int:
+def _put_part(out: Bytes, position: int, data: Bytes, start: int, length: int) -> int:
     for at in range(length):
         out[position + at] = data[start + at]
     return position + max(length, 0)
@@ -49,7 +60,7 @@ def _put_headers(out: Bytes, position: int, data: Bytes, at: int, end: int, coun
             out[position] = 44
             position += 1
         length, at = get_varint(data, at, end, 5)
-        position = _put_bytes(out, position, data, at, length)
+        position = _put_part(out, position, data, at, length)
         out[position] = 61
         position += 1
         length, at = get_varint(data, at + length, end, 5)
@@ -60,7 +71,7 @@ def _put_headers(out: Bytes, position: int, data: Bytes, at: int, end: int, coun
             out[position + 3] = 76
             position += 4
         else:
-            position = _put_bytes(out, position, data, at, length)
+            position = _put_part(out, position, data, at, length)
             at += length
     return position
 
@@ -93,13 +104,11 @@ def write_formatted(
             kind = pieces[number, 0]
             if kind == LITERAL:
                 start = pieces[number, 1]
-                position = _put_bytes(out, position, literals, start, pieces[number, 2] - start)
+                position = _put_part(out, position, literals, start, pieces[number, 2] - start)
             elif kind == VALUE:
-                position = _put_bytes(
-                    out, position, data, value_starts[index], value_lengths[index]
-                )
+                position = _put_part(out, position, data, value_starts[index], value_lengths[index])
             elif kind == KEY:
-                position = _put_bytes(out, position, data, key_starts[index], key_lengths[index])
+                position = _put_part(out, position, data, key_starts[index], key_lengths[index])
             elif kind == HEADERS:
                 position = _put_headers(
                     out,
@@ -194,6 +203,34 @@ def _line_length(data: Bytes, position: int) -> tuple[int, int, int, int]:
 
 
 @kernel
+def _short_record(data: Bytes, position: int, end: int) -> tuple[int, int, int, int, int, int]:
+    """Read a record without headers, whose value is not null, and of whose varints none is longer than two bytes.
+
+    Returns start and length of the key (-1 for null), start and length of the value, the timestamp delta and the
+    offset delta. The value's length is -1 for any other record, and for a malformed one. Reads the 16
+    bytes from `position` on, which must lie before `end`, and bytes of the record.
+    """
+    body, size = short_varint(data[np.uint64(position)], data[np.uint64(position + 1)])
+    at = position + size
+    record_end = at + body
+    time_delta, time_size = short_varint(data[np.uint64(at + 1)], data[np.uint64(at + 2)])
+    at += 1 + time_size
+    offset_delta, offset_size = short_varint(data[np.uint64(at)], data[np.uint64(at + 1)])
+    at += offset_size
+    key_length, key_size = short_varint(data[np.uint64(at)], data[np.uint64(at + 1)])
+    key = at + key_size
+    # A length that does not fit must not lead out of the span.
+    at = min(key + max(key_length, 0), end - 2)
+    length, length_size = short_varint(data[np.uint64(at)], data[np.uint64(at + 1)])
+    value = at + length_size
+    fits = (size > 0) & (time_size > 0) & (offset_size > 0) & (key_size > 0) & (length_size > 0)
+    fits &= (key_length >= -1) & (at == key + max(key_length, 0)) & (length >= 0)
+    fits &= (value + length + 1 == record_end) & (record_end <= end)
+    fits = fits and data[np.uint64(record_end - 1)] == 0
+    return key, key_length, value, length if fits else -1, time_delta, offset_delta
+
+
+@kernel
 def measure_spans(data: Bytes, spans: Int64s, label_bytes: int, sizes: Int64s) -> bool:
     """Measure the text of the records of several batches, in one pass and without columns.
 
@@ -201,7 +238,6 @@ def measure_spans(data: Bytes, spans: Int64s, label_bytes: int, sizes: Int64s) -
     type. Writes a row (records, bytes of lines, bytes of envelopes without prefixes) to `sizes`, int64[batches, 3],
     for each batch. Returns False if a record is malformed; `decode_spans` tells what is wrong.
     """
-    # Null, the key of a line, and the quotes of its value.
     constant = ENVELOPE_BYTES + label_bytes
     for number in range(len(spans)):
         position, end, count = spans[number, 0], spans[number, 1], spans[number, 2]
@@ -217,6 +253,13 @@ def measure_spans(data: Bytes, spans: Int64s, label_bytes: int, sizes: Int64s) -
                 start, length, time_delta, offset_delta = _line_length(data, position)
                 if length >= 0 and (start + length >= end or data[np.uint64(start + length)] != 0):
                     length = -1
+                key_bytes = 4
+                if length < 0:
+                    key, key_length, start, length, time_delta, offset_delta = _short_record(
+                        data, position, end
+                    )
+                    if length >= 0:
+                        key_bytes = string_size(data, key, key_length)
             if length < 0:
                 value, size, position = _record_size(
                     data, position, end, base_offset, base_timestamp
@@ -231,7 +274,8 @@ def measure_spans(data: Bytes, spans: Int64s, label_bytes: int, sizes: Int64s) -
             if offset_delta != offset_before:
                 offset_before, offset_digits = offset_delta, digits(base_offset + offset_delta)
             lines += length
-            envelopes += 4 + time_digits + offset_digits + string_size(data, start, length)
+            envelopes += key_bytes + time_digits + offset_digits
+            envelopes += string_size(data, start, length)
             position = start + length + 1
         if position != end:
             return False
@@ -239,3 +283,253 @@ def measure_spans(data: Bytes, spans: Int64s, label_bytes: int, sizes: Int64s) -
         sizes[number, 1] = lines
         sizes[number, 2] = envelopes
     return True
+
+
+# Envelopes, straight from encoded records.
+
+# What follows a value that is a string in the envelope of a record without headers: its closing quote comes first.
+LINE_END = np.frombuffer(b'"' + HEADERS_FIELD.tobytes() + ENVELOPE_END.tobytes(), np.uint8)
+
+# More than the bytes of an envelope besides its prefix, its label, and what its key, value and headers have.
+ENVELOPE_ROOM = 128
+
+
+@kernel
+def _add_to_digits(out: Bytes, first: int, end: int, amount: int) -> bool:
+    """Add a number of 0 or more to that of the digits out[first:end]. Returns False if the sum needs more digits."""
+    at = end - 1
+    rest = np.uint64(amount)
+    while rest > 0 and at >= first:
+        rest += np.uint64(out[np.uint64(at)]) - np.uint64(48)
+        tens = rest // np.uint64(10)
+        out[np.uint64(at)] = np.uint8(np.uint64(48) + rest - tens * np.uint64(10))
+        rest = tens
+        at -= 1
+    return rest == 0
+
+
+@kernel
+def _put_head(
+    out: Bytes, start: int, prefix: Bytes, offset: int, time: int, timestamp_type: Bytes
+) -> tuple[int, int, int, int]:
+    """Write an envelope up to `"key":` to `out` at `start`.
+
+    Returns the sizes in bytes of what is written up to the end of the offset, up to the start of the timestamp, up to
+    its end, and of all.
+    """
+    position = put_integer(out, put_bytes(out, start, prefix), offset)
+    offset_end = position - start
+    position = put_bytes(out, position, TIMESTAMP_FIELD)
+    time_start = position - start
+    position = put_integer(out, position, time)
+    time_end = position - start
+    position = put_bytes(out, position, TIMESTAMP_TYPE_FIELD)
+    position = put_bytes(out, position, timestamp_type)
+    return offset_end, time_start, time_end, put_bytes(out, position, KEY_FIELD) - start
+
+
+@inlined_kernel
+def _repeat_head(
+    out: Bytes,
+    start: int,
+    to: int,
+    size: int,
+    offset_start: int,
+    offset_end: int,
+    offset_step: int,
+    time_start: int,
+    time_end: int,
+    time_step: int,
+) -> bool:
+    """Write the head of an envelope that is at `start` again at `to`, with its offset and its timestamp raised.
+
+    `_put_head` returns the sizes. Returns False if one of the numbers needs more digits.
+    """
+    head = out[start : start + size]
+    target = out[to : to + size]
+    for at in range(size):
+        target[at] = head[at]
+    fits = _add_to_digits(out, to + offset_start, to + offset_end, offset_step)
+    return fits and _add_to_digits(out, to + time_start, to + time_end, time_step)
+
+
+@kernel
+def _put_header_texts(out: Bytes, position: int, data: Bytes, at: int, end: int) -> int:
+    """Write the headers whose number is at `at`, which must end at `end`. Return the position after them.
+
+    Returns BAD_LENGTH for malformed headers, and without the room for them and the end of an envelope.
+    """
+    count, at = get_varint(data, at, end, 5)
+    if at < 0 or count < 0 or count > end - at:
+        return BAD_LENGTH
+    for number in range(count):
+        length, at = get_varint(data, at, end, 5)
+        if at < 0 or length < 0 or at + length > end or position + ENVELOPE_ROOM > len(out):
+            return BAD_LENGTH
+        if number:
+            out[position] = 44
+            position += 1
+        out[position] = 91
+        position = put_string(out, position + 1, data, at, length)
+        length, at = get_varint(data, at + length, end, 5)
+        if at < 0 or length < -1 or at + max(length, 0) > end:
+            return BAD_LENGTH
+        if position < 0 or position + ENVELOPE_ROOM > len(out):
+            return BAD_LENGTH
+        out[position] = 44
+        position = put_string(out, position + 1, data, at, length)
+        if position < 0 or position + ENVELOPE_ROOM > len(out):
+            return BAD_LENGTH
+        out[position] = 93
+        position += 1
+        at += max(length, 0)
+    return position if at == end else BAD_LENGTH
+
+
+@kernel
+def _put_fields(out: Bytes, position: int, data: Bytes, at: int, end: int) -> int:
+    """Write what follows `"key":` in the envelope of the record that ends at `end`; its key's length is at `at`.
+
+    Returns the position after the envelope, or BAD_LENGTH if the record is malformed (also if `at` < 0), or if the
+    envelope does not fit.
+    """
+    if at < 0:
+        return BAD_LENGTH
+    length, at = get_varint(data, at, end, 5)
+    if at < 0 or length < -1 or at + max(length, 0) > end:
+        return BAD_LENGTH
+    position = put_string(out, position, data, at, length)
+    if position < 0 or position + ENVELOPE_ROOM > len(out):
+        return BAD_LENGTH
+    position = put_bytes(out, position, VALUE_FIELD)
+    length, at = get_varint(data, at + max(length, 0), end, 5)
+    if at < 0 or length < -1 or at + max(length, 0) > end:
+        return BAD_LENGTH
+    position = put_string(out, position, data, at, length)
+    if position < 0 or position + ENVELOPE_ROOM > len(out):
+        return BAD_LENGTH
+    at += max(length, 0)
+    position = put_bytes(out, position, HEADERS_FIELD)
+    if at + 1 != end or data[at] != 0:
+        position = _put_header_texts(out, position, data, at, end)
+        if position < 0:
+            return BAD_LENGTH
+    return put_bytes(out, position, ENVELOPE_END)
+
+
+@inlined_kernel
+def _put_key_and_value(
+    out: Bytes, position: int, data: Bytes, key: int, key_length: int, start: int, length: int
+) -> int:
+    """Write what follows `"key":` in the envelope of a record without headers, whose value is not null.
+
+    Returns the position after the envelope, or NO_ROOM if it does not fit.
+    """
+    if key_length < 0:
+        position = put_bytes(out, position, NULL_WORD)
+    else:
+        position = put_string(out, position, data, key, key_length)
+        if position < 0 or position + ENVELOPE_ROOM > len(out):
+            return NO_ROOM
+    position = put_bytes(out, position, VALUE_FIELD)
+    if position + length + ENVELOPE_ROOM // 2 > len(out):
+        return NO_ROOM
+    source = data[start : start + length]
+    if copy_plain(source, out[position + 1 : position + 1 + length], length):
+        out[np.uint64(position)] = QUOTE
+        return put_bytes(out, position + length + 1, LINE_END)
+    position = put_string(out, position, data, start, length)
+    if position < 0 or position + ENVELOPE_ROOM > len(out):
+        return NO_ROOM
+    position = put_bytes(out, position, HEADERS_FIELD)
+    return put_bytes(out, position, ENVELOPE_END)
+
+
+@kernel
+def _record_head(data: Bytes, position: int, end: int) -> tuple[int, int, int, int]:
+    """Return where the length of a record's key is, the record's end, its timestamp delta and its offset delta.
+
+    The first is BAD_LENGTH if the record is malformed up to there.
+    """
+    body, position = get_varint(data, position, end, 5)
+    record_end = position + body
+    if position < 0 or body < 6 or record_end > end:
+        return BAD_LENGTH, 0, 0, 0
+    time_delta, position = get_varint(data, position + 1, record_end, 10)
+    if position < 0:
+        return BAD_LENGTH, 0, 0, 0
+    offset_delta, position = get_varint(data, position, record_end, 5)
+    if position < 0:
+        return BAD_LENGTH, 0, 0, 0
+    return position, record_end, time_delta, offset_delta
+
+
+@kernel
+def render_envelopes(
+    data: Bytes,
+    spans: Int64s,
+    has_one_time: bool,
+    prefix: Bytes,
+    timestamp_type: Bytes,
+    out: Bytes,
+    written: int,
+) -> int:
+    """Write the envelope line of each record of several batches to `out` from `written` on.
+
+    A row of `spans` is that of `decode_spans`; with `has_one_time` the last column has the timestamp of all records
+    of the batch. `prefix` is the beginning of every line, up to the digits of the offset, and `timestamp_type` the
+    label of the records' type. Returns the position after the last line, or BAD_LENGTH if a record is malformed, or
+    if the lines and ENVELOPE_ROOM bytes do not fit in `out`.
+    """
+    # The envelopes of neighbours begin alike: the head of the one before is copied, and its numbers are raised.
+    head_start, head_size, offset_end, time_start, time_end = 0, 0, 0, 0, 0
+    offset_before, time_before = -1, -1
+    room = len(out) - len(prefix) - len(timestamp_type) - ENVELOPE_ROOM
+    for number in range(len(spans)):
+        position, end = spans[number, 0], spans[number, 1]
+        for _ in range(spans[number, 2]):
+            start, length, key, key_length = position, -1, 0, -1
+            if position + 16 <= end:
+                start, length, delta, offset_delta = _line_length(data, position)
+                if length >= 0 and (start + length >= end or data[np.uint64(start + length)] != 0):
+                    length = -1
+                if length < 0:
+                    key, key_length, start, length, delta, offset_delta = _short_record(
+                        data, position, end
+                    )
+            record_end = start + length + 1
+            if length < 0:
+                start, record_end, delta, offset_delta = _record_head(data, position, end)
+            position = record_end
+            time = spans[number, 4] + (0 if has_one_time else delta)
+            offset = spans[number, 3] + offset_delta
+            if written > room:
+                return BAD_LENGTH
+            is_alike = 0 <= offset_before <= offset and 0 <= time_before <= time
+            is_alike = is_alike and _repeat_head(
+                out,
+                head_start,
+                written,
+                head_size,
+                len(prefix),
+                offset_end,
+                offset - offset_before,
+                time_start,
+                time_end,
+                time - time_before,
+            )
+            if not is_alike:
+                offset_end, time_start, time_end, head_size = _put_head(
+                    out, written, prefix, offset, time, timestamp_type
+                )
+            head_start, offset_before, time_before = written, offset, time
+            written += head_size
+            if length < 0:
+                written = _put_fields(out, written, data, start, record_end)
+            else:
+                written = _put_key_and_value(out, written, data, key, key_length, start, length)
+            if written < 0:
+                return BAD_LENGTH
+        if position != end:
+            return BAD_LENGTH
+    return written

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from logfs.format.kernels.batch_kernels import (
+from logfs.format.kernels.json_kernels import (
     BASE64_CLOSE,
     BASE64_OPEN,
     ENVELOPE_END,
@@ -21,8 +21,8 @@ from logfs.format.kernels.batch_kernels import (
     TIMESTAMP_FIELD,
     TIMESTAMP_TYPE_FIELD,
     VALUE_FIELD,
-    kernel,
 )
+from logfs.format.kernels.kernel import kernel
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

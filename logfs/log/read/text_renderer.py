@@ -263,10 +263,10 @@ class TextRenderer:
 
     def _render_scanned(self, scanned: ScannedBatches, size: int) -> memoryview | None:
         """Return the text of scanned batches; None if its size is not the one in the index."""
-        if self.view is View.LINES:
-            lines = scanned.render_lines(size)
-            if lines is not None:
-                return lines
+        lines = self.view is View.LINES
+        whole = scanned.render_lines(size) if lines else scanned.render_envelopes(self.prefix, size)
+        if whole is not None:
+            return whole
         parts: list[memoryview] = []
         for columns, _ in scanned.decode():
             if isinstance(columns, Corrupt):

@@ -33,6 +33,7 @@ from logfs.format.batches.batch import (
     CRC_START,
     HEADER_SIZE,
     LENGTH_OVERHEAD,
+    LOG_APPEND_TIME_BIT,
     MAGIC,
     START,
     Batch,
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 1 << 20
 # The text of segments with so many bytes is measured in other threads.
 _LARGE_BYTES = 8 << 20
+# No reader asks for more text at a time, unless a few batches have more.
+_MOST_TEXT_BYTES = 32 << 20
 # The greatest size of a batch that a 32-bit length can express.
 _MOST_BYTES = 2**31 - 1 + LENGTH_OVERHEAD
 
@@ -244,6 +247,41 @@ class ScannedBatches(NamedTuple):
         array: NDArray[np.uint8] = np.frombuffer(self.data, np.uint8)
         done = batch_kernels.render_lines(array, _spans(self.rows), out)
         return out.data if done == size else None
+
+    def render_envelopes(self, prefix: bytes, size: int) -> memoryview | None:
+        """Return the envelopes of all records in the batches; `size` is their size in bytes by the text index.
+
+        `prefix` is the beginning of each envelope. Returns None if the envelopes have another size, if records are
+        malformed, if the batches have several types of timestamps, or for a batch of an old format.
+        """
+        from logfs.format.kernels import text_kernels
+
+        # A size that is too great comes from a wrong index: do not allocate it.
+        if self.legacy is not None or not 0 <= size <= _MOST_TEXT_BYTES:
+            return None
+        rows = self.rows
+        wanted = rows[:, ATTRIBUTES] & CONTROL_BIT == 0
+        has_one_time = rows[wanted, ATTRIBUTES] & LOG_APPEND_TIME_BIT != 0
+        is_stamped = bool(has_one_time.any())
+        if is_stamped:
+            if not has_one_time.all():
+                return None
+            rows = rows.copy()
+            rows[:, SPAN_BASE_TIMESTAMP] = rows[:, MAX_TIMESTAMP]
+        label = np.frombuffer(TimestampType(is_stamped).label.encode(), np.uint8)
+        beginning = np.frombuffer(prefix, np.uint8)
+        out = np.empty(size + text_kernels.ENVELOPE_ROOM, np.uint8)
+        written = 0
+        try:
+            for plain in self._replace(rows=rows).plain_batches(wanted):
+                written = text_kernels.render_envelopes(
+                    plain.data, plain.spans, is_stamped, beginning, label, out, written
+                )
+                if written < 0:
+                    return None
+        except Corrupt:
+            return None
+        return out[:size].data if written == size else None
 
     def plain_batches(self, wanted: NDArray[np.bool_]) -> Iterator[PlainBatches]:
         """Yield the uncompressed records of all batches: neighbours together, a compressed batch alone, decompressed.
