@@ -43,7 +43,9 @@ def warm_up() -> None:
     batch_kernels.render_lines(data, spans, np.empty(32, np.uint8))
     text = np.frombuffer(b"{", np.uint8)
     text_kernels.render_envelopes(data, spans, False, text, text, np.empty(4096, np.uint8), 0)
-    text_kernels.measure_spans(data, spans, 0, np.empty((1, 3), np.int64))
+    sizes, edges = np.empty((1, 3), np.int64), np.empty((1, 2), np.int64)
+    text_kernels.measure_spans(data, spans, 0, sizes, edges)
+    batch_kernels.check_crcs(data, rows, len(data))
     _warm_up_compaction(data, rows)
 
 

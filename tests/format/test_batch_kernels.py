@@ -729,3 +729,24 @@ def test_skip_records_equals_the_plain_loop(data: bytes, count: int) -> None:
         assert found == skip_records(data, count)
     except Corrupt:
         assert found < 0
+
+
+# CRCs.
+
+
+@given(
+    st.lists(st.binary(max_size=60) | st.integers(60, 3000).map(bytes), max_size=6),
+    st.integers(0, 5),
+    st.integers(0, 3100),
+)
+def test_crcs_are_checked(bodies: list[bytes], wrong: int, most_bytes: int) -> None:
+    """The first small batch whose CRC is not that of `crc32c` is found, and larger ones are left out."""
+    data, rows = b"", np.zeros((len(bodies), BATCH_COLUMNS), np.int64)
+    for number, body in enumerate(bodies):
+        rows[number, POSITION], rows[number, SIZE] = len(data), 21 + len(body)
+        rows[number, CRC] = crc32c(body) ^ (number >= wrong)
+        data += bytes(21) + body
+    array, _ = guarded(data)
+    small = [n for n, body in enumerate(bodies) if n >= wrong and 21 + len(body) <= most_bytes]
+    expected = small[0] if small else len(bodies)
+    assert batch_kernels.check_crcs(array, rows, most_bytes) == expected

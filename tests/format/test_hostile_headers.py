@@ -248,8 +248,12 @@ def test_scanned_batches_go_through_every_kernel(
     for _, group, texts in scanned.measure():
         assert len(texts) == len(group)
         size = int(texts[:, 1].sum())
-        lines = scanned._replace(rows=group).render_lines(size)
+        part = scanned._replace(rows=group)
+        lines = part.render_lines(size)
         assert lines is None or len(lines) == size
+        size = int(texts[:, 0].sum() + texts[:, 2].sum())
+        envelopes = part.render_envelopes(b"{", size)
+        assert envelopes is None or len(envelopes) == size
     known = OffsetMap(1 << 12, 0.9)
     table = MemoryTable(bytes(16))
     spans_ = np.ascontiguousarray(rows[:, SPAN_START:])

@@ -35,14 +35,16 @@ BASES = st.integers(0, 2**62) | st.integers(0, 20).map(lambda power: 10 ** min(p
 
 
 def measured(data: NDArray[np.uint8], spans: NDArray[np.int64]) -> list[list[int]] | None:
-    """Return the sizes that the kernel measures, or None if it finds a malformed record."""
+    """Return the sizes and the outer offsets that the kernel finds, or None if it finds a malformed record."""
     sizes = np.full((len(spans), 3), -1, np.int64)
-    good = text_kernels.measure_spans(data, spans, LABEL_BYTES, sizes)
-    return [list(map(int, row)) for row in sizes] if good else None
+    edges = np.full((len(spans), 2), -1, np.int64)
+    good = text_kernels.measure_spans(data, spans, LABEL_BYTES, sizes, edges)
+    edges[sizes[:, 0] == 0] = -1
+    return np.column_stack((sizes, edges)).tolist() if good else None
 
 
 def expected(data: bytes, spans: NDArray[np.int64]) -> list[list[int]] | None:
-    """Return the sizes of the decoded records, or None if they cannot be decoded."""
+    """Return the sizes and the outer offsets of the decoded records, or None if they cannot be decoded."""
     found = []
     for number in range(len(spans)):
         try:
@@ -50,7 +52,8 @@ def expected(data: bytes, spans: NDArray[np.int64]) -> list[list[int]] | None:
         except Corrupt:
             return None
         lines, envelopes = rendering.line_sizes(columns), rendering.envelope_sizes(columns)
-        found.append([len(columns), int(lines.sum()), int(envelopes.sum())])
+        edges = columns.offsets[[0, -1]].tolist() if len(columns) else [-1, -1]
+        found.append([len(columns), int(lines.sum()), int(envelopes.sum()), *edges])
     return found
 
 

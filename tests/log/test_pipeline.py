@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import TYPE_CHECKING
 
 import pytest
 
 from logfs.log.segment import pipeline
 from logfs.log.segment.pipeline import map_ahead
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def square(number: int) -> int:
@@ -28,6 +32,46 @@ def test_results_come_in_order(monkeypatch: pytest.MonkeyPatch, processors: int)
     with pytest.raises(ValueError, match="thirty"):
         next(results)
     assert list(map_ahead(square, [])) == []
+
+
+@pytest.mark.parametrize("processors", [1, 4])
+def test_an_error_of_the_items_comes_after_the_results(
+    monkeypatch: pytest.MonkeyPatch, processors: int
+) -> None:
+    """What was read before a read failed is used."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
+    monkeypatch.setattr(pipeline, "_threads", None)
+
+    def items() -> Iterator[int]:
+        yield from range(7)
+        raise OSError("unreadable")
+
+    results = map_ahead(str, items())
+    assert [next(results) for _ in range(7)] == list("0123456")
+    with pytest.raises(OSError, match="unreadable"):
+        next(results)
+
+
+def test_the_caller_works_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that needs a result does later items until the result is there."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(pipeline, "_threads", None)
+    begun, here = threading.Event(), threading.Event()
+
+    def work(item: int) -> int:
+        if threading.current_thread() is threading.main_thread():
+            here.set()
+        else:
+            begun.set()
+            assert here.wait(60)
+        return item
+
+    def items() -> Iterator[int]:
+        for item in range(20):
+            yield item
+            assert begun.wait(60)
+
+    assert list(map_ahead(work, items())) == list(range(20))
 
 
 def test_only_a_few_items_are_taken_ahead() -> None:

@@ -47,6 +47,8 @@ from logfs.format.kernels.json_kernels import (
 from logfs.format.kernels.kernel import kernel
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from logfs.format.kernels.kernel import Bytes, Int32s, Int64s
 
 
@@ -549,6 +551,56 @@ def scan_batches(data: Bytes, first_offset: int, gaps: bool, rows: Int64s) -> tu
         if has_holes and not follows:
             return count - 1, last[POSITION]
     return count, position
+
+
+def _crc_tables() -> NDArray[np.uint64]:
+    """Return table[n, byte], the CRC-32C of a byte that n zeros follow, without the inversions of a CRC."""
+    tables = np.zeros((8, 256), np.uint64)
+    tables[0] = np.arange(256)
+    for _ in range(8):
+        odd = tables[0] & np.uint64(1)
+        tables[0] = (tables[0] >> np.uint64(1)) ^ (odd * np.uint64(0x82F63B78))
+    for number in range(1, 8):
+        before = tables[number - 1]
+        tables[number] = (before >> np.uint64(8)) ^ tables[0][before & np.uint64(255)]
+    return tables
+
+
+_CRC = _crc_tables()
+# The bytes of a batch that its CRC does not cover.
+_CRC_START = 21
+
+
+@kernel
+def check_crcs(data: Bytes, rows: Int64s, most_bytes: int) -> int:
+    """Return the number of the first batch up to `most_bytes` whose CRC-32C is wrong; len(rows) if there is none.
+
+    `rows` are those of `scan_batches`. Larger batches are not checked: a library that uses the processor's own
+    instruction takes less time for them, but much more for each call.
+    """
+    for number in range(len(rows)):
+        size = rows[number, SIZE]
+        if size > most_bytes:
+            continue
+        at = np.uint64(rows[number, POSITION] + _CRC_START)
+        end = np.uint64(rows[number, POSITION] + size)
+        crc = np.uint64(0xFFFFFFFF)
+        while at + np.uint64(8) <= end:
+            word = crc
+            for shift in range(8):
+                word ^= np.uint64(data[at + np.uint64(shift)]) << np.uint64(8 * shift)
+            crc = np.uint64(0)
+            for shift in range(8):
+                byte = (word >> np.uint64(8 * shift)) & np.uint64(255)
+                crc ^= _CRC[7 - shift, byte]
+            at += np.uint64(8)
+        while at < end:
+            byte = (crc ^ np.uint64(data[at])) & np.uint64(255)
+            crc = (crc >> np.uint64(8)) ^ _CRC[0, byte]
+            at += np.uint64(1)
+        if crc ^ np.uint64(0xFFFFFFFF) != np.uint64(rows[number, CRC]):
+            return number
+    return len(rows)
 
 
 @kernel

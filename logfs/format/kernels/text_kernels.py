@@ -152,32 +152,34 @@ def _headers_size(data: Bytes, position: int, end: int) -> tuple[int, int]:
 @kernel
 def _record_size(
     data: Bytes, position: int, end: int, base_offset: int, base_timestamp: int
-) -> tuple[int, int, int]:
-    """Return the bytes of a record's value, those of its envelope without the constant ones, and the record's end.
+) -> tuple[int, int, int, int]:
+    """Return the bytes of a record's value, those of its envelope without the constant ones, its offset, and its end.
 
     The end is -1 if the record is malformed.
     """
     body, position = get_varint(data, position, end, 5)
     record_end = position + body
     if position < 0 or body < 6 or record_end > end:
-        return 0, 0, -1
+        return 0, 0, 0, -1
     delta, position = get_varint(data, position + 1, record_end, 10)
     if position < 0:
-        return 0, 0, -1
+        return 0, 0, 0, -1
     size = digits(base_timestamp + delta)
     delta, position = get_varint(data, position, record_end, 5)
     if position < 0:
-        return 0, 0, -1
-    size += digits(base_offset + delta)
+        return 0, 0, 0, -1
+    offset = base_offset + delta
+    size += digits(offset)
     value = 0
     for _ in range(2):
         value, position = get_varint(data, position, record_end, 5)
         if position < 0 or value < -1 or position + max(value, 0) > record_end:
-            return 0, 0, -1
+            return 0, 0, 0, -1
         size += string_size(data, position, value)
         position += max(value, 0)
     headers, position = _headers_size(data, position, record_end)
-    return max(value, 0), size + headers, record_end if position == record_end else -1
+    end = record_end if position == record_end else -1
+    return max(value, 0), size + headers, offset, end
 
 
 @kernel
@@ -231,12 +233,15 @@ def _short_record(data: Bytes, position: int, end: int) -> tuple[int, int, int, 
 
 
 @kernel
-def measure_spans(data: Bytes, spans: Int64s, label_bytes: int, sizes: Int64s) -> bool:
+def measure_spans(
+    data: Bytes, spans: Int64s, label_bytes: int, sizes: Int64s, edges: Int64s
+) -> bool:
     """Measure the text of the records of several batches, in one pass and without columns.
 
     A row of `spans` is that of `decode_spans`. `label_bytes` is the length of the label of the records' timestamp
-    type. Writes a row (records, bytes of lines, bytes of envelopes without prefixes) to `sizes`, int64[batches, 3],
-    for each batch. Returns False if a record is malformed; `decode_spans` tells what is wrong.
+    type. For each batch, writes a row (records, bytes of lines, bytes of envelopes without prefixes) to `sizes`,
+    int64[batches, 3], and a row (offset of the first record, of the last one) to `edges`, int64[batches, 2]. Returns
+    False if a record is malformed; `decode_spans` tells what is wrong.
     """
     constant = ENVELOPE_BYTES + label_bytes
     for number in range(len(spans)):
@@ -247,7 +252,8 @@ def measure_spans(data: Bytes, spans: Int64s, label_bytes: int, sizes: Int64s) -
         # The deltas of neighbours are alike, and so are the digits of their sums.
         time_before, time_digits = 0, digits(base_timestamp)
         offset_before, offset_digits = 0, digits(base_offset)
-        for _ in range(count):
+        offset = base_offset
+        for index in range(count):
             length = -1
             if position + 16 <= end:
                 start, length, time_delta, offset_delta = _line_length(data, position)
@@ -261,27 +267,31 @@ def measure_spans(data: Bytes, spans: Int64s, label_bytes: int, sizes: Int64s) -
                     if length >= 0:
                         key_bytes = string_size(data, key, key_length)
             if length < 0:
-                value, size, position = _record_size(
+                value, size, offset, position = _record_size(
                     data, position, end, base_offset, base_timestamp
                 )
                 if position < 0:
                     return False
                 lines += value
                 envelopes += size
-                continue
-            if time_delta != time_before:
-                time_before, time_digits = time_delta, digits(base_timestamp + time_delta)
-            if offset_delta != offset_before:
-                offset_before, offset_digits = offset_delta, digits(base_offset + offset_delta)
-            lines += length
-            envelopes += key_bytes + time_digits + offset_digits
-            envelopes += string_size(data, start, length)
-            position = start + length + 1
+            else:
+                if time_delta != time_before:
+                    time_before, time_digits = time_delta, digits(base_timestamp + time_delta)
+                if offset_delta != offset_before:
+                    offset_before, offset_digits = offset_delta, digits(base_offset + offset_delta)
+                offset = base_offset + offset_delta
+                lines += length
+                envelopes += key_bytes + time_digits + offset_digits
+                envelopes += string_size(data, start, length)
+                position = start + length + 1
+            if index == 0:
+                edges[number, 0] = offset
         if position != end:
             return False
         sizes[number, 0] = count
         sizes[number, 1] = lines
         sizes[number, 2] = envelopes
+        edges[number, 1] = offset
     return True
 
 

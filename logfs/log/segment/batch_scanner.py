@@ -6,7 +6,7 @@ field of each batch would cost more than reading the block.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from crc32c import crc32c
@@ -39,20 +39,30 @@ from logfs.format.batches.batch import (
     Batch,
 )
 from logfs.format.batches.columns import decode_columns
-from logfs.format.batches.record import NO_TIMESTAMP, SMALLEST_RECORD, TimestampType, encode_record
+from logfs.format.batches.record import (
+    MOST_RECORDS,
+    NO_TIMESTAMP,
+    SMALLEST_RECORD,
+    TimestampType,
+    encode_record,
+)
 from logfs.format.text import rendering
 from logfs.format.text.rendering import TextSize
 from logfs.log.segment.batch_iterator import Damage
 from logfs.log.segment.pipeline import map_ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
     from logfs.format.batches.columns import Columns
 
+T = TypeVar("T")
+
 _CHUNK_BYTES = 1 << 20
+# The CRCs of batches up to this size are checked in a kernel.
+_SMALL_BYTES = 1024
 # The text of segments with so many bytes is measured in other threads.
 _LARGE_BYTES = 8 << 20
 # No reader asks for more text at a time, unless a few batches have more.
@@ -199,22 +209,46 @@ class ScannedBatches(NamedTuple):
     def text_sizes(self) -> NDArray[np.int64]:
         """Return the text size of each batch, as `measure` yields them, as int64[batches, 3]; 0 for control batches.
 
-        Uncompressed batches are measured without decoding them to columns.
+        Nearly all batches are measured without decoding them to columns.
         """
-        from logfs.format.kernels import text_kernels
-
+        found = self.measure_plainly()
+        if found is not None:
+            return found[0]
         rows = self.rows
         sizes = np.zeros((len(rows), 3), np.int64)
-        if self.legacy is None and not rows[:, ATTRIBUTES].any():
-            label = len(TimestampType.CREATE_TIME.label)
-            array: NDArray[np.uint8] = np.frombuffer(self.data, np.uint8)
-            if text_kernels.measure_spans(array, _spans(rows), label, sizes):
-                return sizes
-            sizes[:] = 0
         for _, group, texts in self.measure():
             first = int(np.searchsorted(rows[:, POSITION], group[0, POSITION]))
             sizes[first : first + len(group)] = texts
         return sizes
+
+    def measure_plainly(self) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """Return the text size of each batch, and the offsets of its first and last record, without columns.
+
+        They are int64[batches, 3] as `text_sizes` returns it, and int64[batches, 2], which has no meaning for a batch
+        without records and for a control batch. Returns None if records are malformed, for LogAppendTime, and for a
+        batch of an old format: `measure` tells the sizes, and what is wrong.
+        """
+        from logfs.format.kernels import text_kernels
+
+        rows = self.rows
+        attributes = rows[:, ATTRIBUTES]
+        wanted = attributes & CONTROL_BIT == 0
+        is_odd = (attributes & LOG_APPEND_TIME_BIT != 0) | (rows[:, SPAN_COUNT] > MOST_RECORDS)
+        if self.legacy is not None or (is_odd & wanted).any():
+            return None
+        sizes = np.zeros((len(rows), 3), np.int64)
+        edges = np.zeros((len(rows), 2), np.int64)
+        label = len(TimestampType.CREATE_TIME.label)
+        try:
+            for plain in self.plain_batches(wanted):
+                at = slice(plain.first, plain.end)
+                if not text_kernels.measure_spans(
+                    plain.data, plain.spans, label, sizes[at], edges[at]
+                ):
+                    return None
+        except Corrupt:
+            return None
+        return sizes, edges
 
     def infos(self) -> Iterator[BatchInfo]:
         """Yield the `BatchInfo` of each batch in file order."""
@@ -261,6 +295,8 @@ class ScannedBatches(NamedTuple):
             return None
         rows = self.rows
         wanted = rows[:, ATTRIBUTES] & CONTROL_BIT == 0
+        if (rows[wanted, SPAN_COUNT] > MOST_RECORDS).any():
+            return None
         has_one_time = rows[wanted, ATTRIBUTES] & LOG_APPEND_TIME_BIT != 0
         is_stamped = bool(has_one_time.any())
         if is_stamped:
@@ -377,11 +413,27 @@ def scan(data: memoryview, first_offset: int, *, gaps: bool) -> tuple[ScannedBat
 
     rows = np.empty((len(data) // HEADER_SIZE + 1, BATCH_COLUMNS), np.int64)
     count, end = batch_kernels.scan_batches(np.frombuffer(data, np.uint8), first_offset, gaps, rows)
-    for number, (start, size, crc) in enumerate(rows[:count, :3].tolist()):
+    rows = rows[:count]
+    wrong = _first_wrong_crc(data, rows)
+    if wrong < count:
+        rows, end = rows[:wrong], int(rows[wrong, POSITION])
+    return ScannedBatches(0, data, rows), end
+
+
+def _first_wrong_crc(data: memoryview, rows: NDArray[np.int64]) -> int:
+    """Return the number of the first batch whose CRC is wrong; the number of batches if there is none."""
+    from logfs.format.kernels import batch_kernels
+
+    wrong = len(rows)
+    large = rows[:, SIZE] > _SMALL_BYTES
+    if not large.all():
+        wrong = int(batch_kernels.check_crcs(np.frombuffer(data, np.uint8), rows, _SMALL_BYTES))
+    numbers: list[int] = np.flatnonzero(large[:wrong]).tolist()
+    headers = rows[numbers][:, (POSITION, SIZE, CRC)].tolist()
+    for number, (start, size, crc) in zip(numbers, headers, strict=True):
         if crc32c(data[start + CRC_START : start + size]) != crc:
-            count, end = number, start
-            break
-    return ScannedBatches(0, data, rows[:count]), end
+            return number
+    return wrong
 
 
 def _scan_one(position: int, batch: Batch) -> ScannedBatches:
@@ -424,12 +476,31 @@ def survey(
     The text of a large segment is measured in other threads, while this one reads on.
     """
 
-    def measure(found: ScannedBatches | Damage) -> MeasuredBatches | Damage:
-        return found if isinstance(found, Damage) else MeasuredBatches(found, found.text_sizes())
+    return scan_ahead(
+        segment,
+        position,
+        first_offset,
+        lambda found: MeasuredBatches(found, found.text_sizes()),
+    )
+
+
+def scan_ahead(
+    segment: ScannableSegment,
+    position: int,
+    first_offset: int,
+    work: Callable[[ScannedBatches], T],
+) -> Iterator[T | Damage]:
+    """Yield the result of `work` for each run that `scan_segment` yields, and each `Damage` between them.
+
+    `work` on a large segment is done in other threads, too, while this one reads on.
+    """
+
+    def done(found: ScannedBatches | Damage) -> T | Damage:
+        return found if isinstance(found, Damage) else work(found)
 
     scanned = scan_segment(segment, position, first_offset)
     is_large = segment.size_bytes - position >= _LARGE_BYTES
-    return map_ahead(measure, scanned) if is_large else map(measure, scanned)
+    return map_ahead(done, scanned) if is_large else map(done, scanned)
 
 
 def batches_with_producer(segment: ScannableSegment) -> Iterator[Batch]:

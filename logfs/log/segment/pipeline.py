@@ -6,7 +6,7 @@ import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -21,26 +21,63 @@ _threads: ThreadPoolExecutor | None = None
 
 
 def map_ahead(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Yield the result of `work` for each item, in order, as `map` does; `work` is called in other threads.
+    """Yield the result of `work` for each item, in order, as `map` does; `work` is called in other threads, too.
 
-    An error of `work` is raised when its item would be yielded. With one processor, or if no thread can be started,
-    `work` is called in this thread.
+    While the next result is not there, this thread does the work on later items. An error of `work` is raised when
+    its item would be yielded, and an error of `items` after the results of the items before it. With one processor,
+    or if no thread can be started, `work` is called in this thread.
     """
-    waiting: deque[tuple[T, Future[R] | None]] = deque()
-
-    def first() -> R:
-        item, future = waiting.popleft()
-        return work(item) if future is None else future.result()
-
-    for item in items:
-        future = None
-        with suppress(RuntimeError):
-            future = _pool().submit(work, item) if _helpers() else None
-        waiting.append((item, future))
+    waiting: deque[_Call[T, R]] = deque()
+    source, failure = iter(items), None
+    while failure is None:
+        try:
+            item = next(source)
+        except StopIteration:
+            break
+        except Exception as error:
+            failure = error
+            break
+        waiting.append(_Call(work, item))
         if len(waiting) > _AHEAD:
-            yield first()
+            yield _next_result(waiting)
     while waiting:
-        yield first()
+        yield _next_result(waiting)
+    if failure is not None:
+        raise failure
+
+
+class _Call(Generic[T, R]):
+    """One call of `work`, by a thread of the pool or by the thread that needs the result."""
+
+    def __init__(self, work: Callable[[T], R], item: T) -> None:
+        self._work = work
+        self._item = item
+        self.future: Future[R] = Future()
+        with suppress(RuntimeError):
+            if _helpers():
+                self.future = _pool().submit(work, item)
+
+    def take(self) -> bool:
+        """Do the work in this thread, unless another one has begun it. Returns whether it was done."""
+        if not self.future.cancel():
+            return False
+        self.future = Future()
+        try:
+            self.future.set_result(self._work(self._item))
+        except Exception as error:
+            self.future.set_exception(error)
+        return True
+
+
+def _next_result(waiting: deque[_Call[T, R]]) -> R:
+    """Return the result of the first call, which leaves `waiting`. Until it is there, work on the calls after it."""
+    first = waiting.popleft()
+    if not first.take():
+        for later in waiting:
+            if first.future.done():
+                break
+            later.take()
+    return first.future.result()
 
 
 def _helpers() -> int:

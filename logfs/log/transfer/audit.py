@@ -163,7 +163,9 @@ def audit(
     if trusts_indexes and not segment.damaged:
         indexes = yield from _sound_indexes(segment, live=live)
     text = NO_TEXT
-    for found in batch_scanner.scan_segment(segment, 0, segment.base_offset):
+    for found in batch_scanner.scan_ahead(
+        segment, 0, segment.base_offset, lambda scanned: _check_batches(segment, scanned)
+    ):
         if isinstance(found, Damage):
             damage = found
             if found.end == segment.size_bytes:
@@ -177,11 +179,12 @@ def audit(
             account.end_offset = damage.next_offset
             report(found.end - found.start)
             continue
-        batches = yield from _check_batches(segment, found)
-        if found.legacy is None:
+        scanned, batches, findings = found
+        yield from findings
+        if scanned.legacy is None:
             # Batches of old formats have no leader epoch.
             yield from _check_epochs(segment, batches, epochs)
-        for batch in _transactional(found):
+        for batch in _transactional(scanned):
             yield from transactions.note(batch)
         for index in indexes:
             yield from index.hold_against(batches, text)
@@ -234,12 +237,42 @@ def check_boundaries(accounts: Iterable[Account], log_start_offset: int) -> Iter
 # The batches.
 
 
-def _check_batches(
-    segment: Segment, scanned: batch_scanner.ScannedBatches
-) -> Generator[Finding, None, _BatchArrays]:
-    """Return scanned batches, whose CRCs are right, for the audit; yield what is wrong with their records."""
+class _CheckedBatches(NamedTuple):
+    """Scanned batches, the same as arrays, and what is wrong with their records."""
+
+    scanned: batch_scanner.ScannedBatches
+    arrays: _BatchArrays
+    findings: list[Finding]
+
+
+def _check_batches(segment: Segment, scanned: batch_scanner.ScannedBatches) -> _CheckedBatches:
+    """Check the records of scanned batches, whose CRCs are right. Any thread may call this."""
     start, rows = scanned.position, scanned.rows
-    texts = np.zeros((len(rows), 3), np.int64)
+    measured = scanned.measure_plainly()
+    if measured is not None:
+        texts, edges = measured
+        findings = list(_outside(segment, start, rows[texts[:, 0] > 0], edges[texts[:, 0] > 0]))
+    else:
+        texts = np.zeros((len(rows), 3), np.int64)
+        findings = list(_check_columns(segment, scanned, texts))
+    last = rows[-1]
+    arrays = _BatchArrays(
+        start + rows[:, POSITION],
+        start + int(last[POSITION] + last[SIZE]),
+        rows[:, SPAN_BASE_OFFSET],
+        rows[:, NEXT_OFFSET],
+        rows[:, MAX_TIMESTAMP],
+        rows[:, LEADER_EPOCH],
+        texts,
+    )
+    return _CheckedBatches(scanned, arrays, findings)
+
+
+def _check_columns(
+    segment: Segment, scanned: batch_scanner.ScannedBatches, texts: NDArray[np.int64]
+) -> Iterator[Finding]:
+    """Write the text size of each batch to `texts`, and yield what is wrong with the batches' records."""
+    rows, start = scanned.rows, scanned.position
     done = 0
     for columns, group, sizes in scanned.measure():
         first = done + int(np.searchsorted(rows[done:, POSITION], group[0, POSITION]))
@@ -251,24 +284,21 @@ def _check_batches(
         counts = group[:, SPAN_COUNT]
         ends = np.cumsum(counts)
         filled = counts > 0
-        offsets = columns.offsets
-        lowest = offsets[(ends - counts)[filled]]
-        highest = offsets[ends[filled] - 1]
-        inside = (lowest >= group[filled, SPAN_BASE_OFFSET]) & (
-            highest < group[filled, NEXT_OFFSET]
-        )
-        for row in group[filled][~inside]:
-            yield _odd_batch(segment, start, row, "its records lie outside its offsets")
-    last = rows[-1]
-    return _BatchArrays(
-        start + rows[:, POSITION],
-        start + int(last[POSITION] + last[SIZE]),
-        rows[:, SPAN_BASE_OFFSET],
-        rows[:, NEXT_OFFSET],
-        rows[:, MAX_TIMESTAMP],
-        rows[:, LEADER_EPOCH],
-        texts,
-    )
+        firsts, lasts = (ends - counts)[filled], ends[filled] - 1
+        edges = np.column_stack((columns.offsets[firsts], columns.offsets[lasts]))
+        yield from _outside(segment, start, group[filled], edges)
+
+
+def _outside(
+    segment: Segment, start: int, rows: NDArray[np.int64], edges: NDArray[np.int64]
+) -> Iterator[Finding]:
+    """Yield an error for each batch whose first or last record lies outside its offsets.
+
+    `edges`, int64[batches, 2], has the offsets of these two records. No batch is without records.
+    """
+    inside = (edges[:, 0] >= rows[:, SPAN_BASE_OFFSET]) & (edges[:, 1] < rows[:, NEXT_OFFSET])
+    for row in rows[~inside]:
+        yield _odd_batch(segment, start, row, "its records lie outside its offsets")
 
 
 def _odd_batch(segment: Segment, start: int, row: NDArray[np.int64], text: str) -> Finding:

@@ -1,0 +1,75 @@
+"""The audit of batches by compiled loops, compared with their audit by columns."""
+
+from __future__ import annotations
+
+import random
+import struct
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from logfs.format.batches.batch import HEADER_SIZE, Batch
+from logfs.format.batches.record import Record
+from logfs.log.segment import batch_scanner
+from logfs.store.observe.check import check
+from logfs.store.store import Store
+from tests.support.stores import set_topic
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from tests.support.stores import Clock
+
+NAME = "orders-0"
+CODECS = ["producer", "lz4", "gzip", "producer"]
+
+
+def damaged(data: bytes, rng: random.Random) -> bytes:
+    """Return a log with a changed byte in one batch, behind the offset of the batch; its CRC is made right again."""
+    positions, at = [], 0
+    while at < len(data):
+        positions.append(at)
+        at += Batch.parse(data, at).header.size_bytes
+    at = rng.choice(positions)
+    size = Batch.parse(data, at).header.size_bytes
+    changed = bytearray(data)
+    # The third is the offset of the first record, in a batch that is not compressed.
+    anywhere = rng.randrange(23, HEADER_SIZE), rng.randrange(HEADER_SIZE, size)
+    where = rng.choice([*anywhere, HEADER_SIZE + 3])
+    changed[at + where] ^= 1 << rng.randrange(8)
+    struct.pack_into(">I", changed, at + 17, crc32c(bytes(changed[at + 21 : at + size])))
+    return bytes(changed)
+
+
+def test_the_audit_finds_the_same_with_and_without_columns(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches whose CRC is right but whose bytes are not have the same findings both ways."""
+    rng = random.Random(11)
+    path = tmp_path / "store"
+    with Store(path, clock=clock) as store:
+        orders = store.create(NAME)
+        for number in range(16):
+            kind = "LogAppendTime" if number == 9 else "CreateTime"
+            set_topic(
+                store,
+                "orders",
+                compression_type=CODECS[number % 4],
+                index_interval_bytes=0,
+                message_timestamp_type=kind,
+            )
+            orders.append([Record(b"v%d" % n, b"k" * (n % 3), (), n) for n in range(number + 1)])
+    log = path / NAME / f"{0:020}.log"
+    whole = log.read_bytes()
+    seen: list[str] = []
+    for _ in range(120):
+        log.write_bytes(damaged(whole, rng))
+        found = [str(finding) for finding in check(path)]
+        with monkeypatch.context() as patch:
+            patch.setattr(batch_scanner.ScannedBatches, "measure_plainly", lambda _: None)
+            assert [str(finding) for finding in check(path)] == found
+        seen += found
+    for text in ("its records lie outside its offsets", "does not fit its record", "malformed"):
+        assert any(text in each for each in seen), text
