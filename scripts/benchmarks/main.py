@@ -18,6 +18,7 @@ sys.path.insert(0, str(HERE.parent.parent))
 
 import keys  # noqa: F401  (its rows)
 import pipeline  # noqa: F401  (its rows)
+import scanning  # noqa: F401  (its rows)
 import small_writes  # noqa: F401  (its rows)
 import starting  # noqa: F401  (its rows)
 import upkeep  # noqa: F401  (its rows)
