@@ -49,6 +49,8 @@ _T = TypeVar("_T")
 _WORKERS = 8
 # Records up to this size go to the kernel at their first open; larger ones may not be read whole.
 _HANDED_OVER_BYTES = 128 * 1024
+# Directory entries that are made before other requests get their turn.
+_ENTRIES_A_STEP = 16
 _BLOCK = 512
 _INT64_MAX = 2**63 - 1
 
@@ -274,7 +276,8 @@ class Operations(pyfuse3.Operations):
 
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
         directory = self._inodes.directory(inode)
-        names = await self._run(lambda: list(directory.names()))
+        # A directory of keys or offsets may have very many names.
+        names = await run_in_thread(lambda: list(directory.names()), limiter=self._workers)
         handle = self._new_handle()
         self._listings[handle] = (directory, names, ctx.pid)
         return handle
@@ -282,6 +285,9 @@ class Operations(pyfuse3.Operations):
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         directory, names, thread = self._listings[fh]
         for number in range(start_id, len(names)):
+            if number % _ENTRIES_A_STEP == 0:
+                # A reply holds thousands of entries. Other requests go on in between.
+                await trio.lowlevel.checkpoint()
             try:
                 node, entry = await self._look_up(directory, names[number], thread)
             except FileNotFoundError:

@@ -8,6 +8,7 @@ import logging
 import os
 import resource
 import signal
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,6 +49,8 @@ _LOAD_SECONDS = 10.0
 # How often a read-only store checks for changes by others. A request for a size or a name checks by itself.
 _REFRESH_SECONDS = 0.5
 _READ_AHEAD_KB = 1024
+# How long a worker thread may run Python code while the trio thread waits for its turn. Python's default is 5 ms.
+_SWITCH_SECONDS = 0.0005
 # From <malloc.h>.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -81,6 +84,7 @@ def run(
     `InvalidStore` for an unsuitable mountpoint, and `OSError`.
     """
     mountpoint = check_paths(options)
+    sys.setswitchinterval(_SWITCH_SECONDS)
     _keep_memory()
     _raise_file_limit()
     with (

@@ -246,6 +246,18 @@ class Batch:
         ):
             yield self._stamped(record)
 
+    def offsets(self) -> list[int]:
+        """Return the offsets of the records, in order, without decoding their values where that takes long.
+
+        Raises `Corrupt` as `records` does.
+        """
+        from logfs.format.batches import columns
+
+        if columns.worthwhile(self.header.record_count):
+            offsets: list[int] = self.columns().offsets.tolist()
+            return offsets
+        return [record.offset for record in self.records()]
+
     def columns(self) -> Columns:
         """Return the records as columns; all positions in them are positions in `payload`.
 

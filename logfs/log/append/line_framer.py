@@ -69,7 +69,7 @@ class LineFramer:
             elif self.carry:
                 return self._refuse_carried(lines, done, may_be_part=may_be_part)
             return done._replace(consumed=taken)
-        if len(data) - end > self.limit:
+        if end < len(data) and len(data) - end > self.limit:
             # The line that begins here is too long already. The next write begins with it, and fails.
             self.carry = b""
             return done._replace(consumed=end)

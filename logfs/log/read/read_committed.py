@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from logfs.log.read.readable_log import ReadableLog
@@ -184,7 +184,8 @@ class CommittedReader(Reader):
                 continue
             if shows(batch.header):
                 with self._decoding(batch, segments):
-                    offsets = [record.offset for record in batch.records() if record.offset < at]
+                    offsets = batch.offsets()
+                    del offsets[bisect_left(offsets, at) :]
                 if len(offsets) >= count:
                     return max(offsets[-count], self.log_start_offset)
                 count -= len(offsets)

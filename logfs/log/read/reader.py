@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -371,12 +371,12 @@ class Reader:
                 if not shows(found[1].header):
                     continue
                 try:
-                    records = list(found[1].records())
+                    offsets = found[1].offsets()
                 except Corrupt:
                     return max(found[1].header.base_offset, offset)
-                for record in records:
-                    if record.offset >= offset:
-                        return record.offset
+                number = bisect_left(offsets, offset)
+                if number < len(offsets):
+                    return offsets[number]
         return None
 
     def last_offset(self) -> int | None:
@@ -392,7 +392,8 @@ class Reader:
                 continue
             if shows(batch.header):
                 with self._decoding(batch, segments):
-                    offsets = [record.offset for record in batch.records() if record.offset < at]
+                    offsets = batch.offsets()
+                    del offsets[bisect_left(offsets, at) :]
                 if offsets:
                     return offsets[-1] if offsets[-1] >= self.log_start_offset else None
             at = batch.header.base_offset

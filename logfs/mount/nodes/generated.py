@@ -56,11 +56,14 @@ class GeneratedFile(FileNode):
         self._access = access
         self._changed_ns = changed_ns or self._now_ns
         self._content: bytes | None = None
-        self._openers = 0
+        # The open handles of the file. Worker threads add and discard them.
+        self.handles: set[GeneratedHandle] = set()
 
     def content(self) -> bytes:
         """Return the present content. It is made again unless the file is open."""
-        if self._content is None or not self._openers:
+        if self._content is None or not self.handles:
+            # The metrics of very many partitions take long.
+            self.context.store.disk.check_may_block()
             self._content = self._make()
         return self._content
 
@@ -101,10 +104,6 @@ class GeneratedFile(FileNode):
         self._write(text.strip())
         self._content = None
 
-    def opened(self, by: int) -> None:
-        """Count a handle that was opened (`by` is 1) or released (-1). The content is kept while a handle is open."""
-        self._openers += by
-
 
 class GeneratedHandle(Handle):
     """An open generated file. Reads and writes bypass the kernel's page cache, and the size that the kernel keeps.
@@ -118,7 +117,7 @@ class GeneratedHandle(Handle):
         super().__init__(node)
         self._node = node
         self._bytes = node.content()
-        node.opened(1)
+        node.handles.add(self)
 
     def read(self, position: int, size: int) -> bytes:
         return self._bytes[position : position + size]
@@ -129,4 +128,4 @@ class GeneratedHandle(Handle):
         return len(data)
 
     def release(self) -> None:
-        self._node.opened(-1)
+        self._node.handles.discard(self)
