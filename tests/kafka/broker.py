@@ -92,8 +92,8 @@ class Broker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self) -> Broker:
-        """Start the broker, and wait until it serves requests."""
+    def start(self, seconds: float = START_SECONDS) -> Broker:
+        """Start the broker, and wait until it serves requests, for so many seconds at most."""
         assert self.process is None, "it runs"
         self._write_properties()
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
@@ -106,13 +106,7 @@ class Broker:
                 stdout=log,
                 stderr=log,
             )
-        end = time.monotonic() + START_SECONDS
-        while STARTED not in self.log():
-            dead = self.process.poll() is not None
-            if dead or time.monotonic() > end:
-                self.kill()
-                raise AssertionError(f"the broker {'ended' if dead else 'hangs'}: {self.log()}")
-            time.sleep(0.02)
+        self._await(STARTED, seconds)
         return self
 
     def stop(self) -> None:
@@ -149,6 +143,20 @@ class Broker:
             self.kill()
         for held in self._ports:
             held.close()
+
+    def _await(self, text: str, seconds: float) -> None:
+        """Wait until the log output since the last start contains `text`; kill the broker if it never does."""
+        assert self.process is not None
+        end = time.monotonic() + seconds
+        last = b""
+        with self._log.open("rb") as log:
+            log.seek(self._log_start)
+            while text.encode() not in (last := last[-len(text) :] + log.read()):
+                dead = self.process.poll() is not None
+                if dead or time.monotonic() > end:
+                    self.kill()
+                    raise AssertionError(f"the broker {'ended' if dead else 'hangs'}: {self.log()}")
+                time.sleep(0.02)
 
     def _end(self, number: signal.Signals) -> None:
         assert self.process is not None, "it does not run"
