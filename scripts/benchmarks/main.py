@@ -16,6 +16,7 @@ from harness import GIB, HERE, Bench, Failed, Result, as_json, machine, say, tab
 
 sys.path.insert(0, str(HERE.parent.parent))
 
+import kafka_rows  # noqa: F401  (its rows)
 import keys  # noqa: F401  (its rows)
 import pipeline  # noqa: F401  (its rows)
 import scanning  # noqa: F401  (its rows)

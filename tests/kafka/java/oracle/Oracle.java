@@ -37,6 +37,7 @@ public final class Oracle {
         Consumers.register(calls);
         Tools.register(calls);
         Storage.register(calls);
+        Timed.register(calls);
         BufferedReader requests = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = requests.readLine(); line != null; line = requests.readLine()) {
             answers.println(JSON.writeValueAsString(answer(calls, JSON.readTree(line))));
