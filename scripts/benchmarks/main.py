@@ -17,6 +17,7 @@ from harness import GIB, HERE, Bench, Failed, Result, as_json, machine, say, tab
 sys.path.insert(0, str(HERE.parent.parent))
 
 import kafka_rows  # noqa: F401  (its rows)
+import kafka_starting  # noqa: F401  (its rows)
 import keys  # noqa: F401  (its rows)
 import pipeline  # noqa: F401  (its rows)
 import scanning  # noqa: F401  (its rows)
@@ -25,7 +26,7 @@ import starting  # noqa: F401  (its rows)
 import upkeep  # noqa: F401  (its rows)
 from rows import ROWS
 
-ROOM_GIB = 9
+ROOM_GIB = 15
 QUICK_ROOM_GIB = 3
 
 

@@ -41,13 +41,13 @@ def open_many(bench: Bench) -> list[Result]:
             _read_one(mount, count - 1)
             first.append(time.perf_counter() - start)
             if not number:
-                _wait_until_loaded(mount, count)
+                wait_until_loaded(mount, count)
                 memory.append(mount.memory())
     start = time.perf_counter()
     with logfs(scratch, killed) as mount:
         _read_one(mount, count - 1)
         answered = time.perf_counter() - start
-        recovered_bytes = _wait_until_loaded(mount, count)
+        recovered_bytes = wait_until_loaded(mount, count)
         recovered = time.perf_counter() - start
     bench.directory("open-many")
     expect("whether recovery has read the logs", recovered_bytes > 0, True)
@@ -130,7 +130,7 @@ def _read_one(mount: Daemon, number: int) -> None:
     expect("the last record", value, b"x" * 99 * RECORDS_A_SEGMENT)
 
 
-def _wait_until_loaded(mount: Daemon, count: int) -> int:
+def wait_until_loaded(mount: Daemon, count: int) -> int:
     """Wait until all partitions are loaded; return the bytes that recovery has read."""
     end = time.monotonic() + 600
     while time.monotonic() < end:
