@@ -37,6 +37,7 @@ LARGE = 64 * MIB
 SETTINGS = {
     # Nothing counts as flushed: the recovery points are never written before a clean stop.
     "log_flush_offset_checkpoint_interval_ms": 3_600_000,
+    "log_initial_task_delay_ms": 3_600_000,
     # A killed broker can register again only after its session, which would be part of its start.
     "broker_session_timeout_ms": 1000,
     "broker_heartbeat_interval_ms": 200,
