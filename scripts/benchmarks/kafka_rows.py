@@ -29,7 +29,7 @@ from harness import (
 )
 from kafka_peer import kafka_row
 from pipeline import named, rate
-from rows import crc_of, follow_time, read_path
+from rows import crc_of, read_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -322,15 +322,20 @@ def _times(filled: Filled, mount: Daemon, count: int) -> list[Result]:
     between = range(int(timestamps[0]), int(timestamps[-1]) + 1)
     # Each time once: what was asked before is in the caches of the kernel.
     times = random.Random(6).sample(between, min(count, len(between) // 2))
+    links: list[float] = []
     ours: list[float] = []
     theirs: list[float] = []
     for chunk in chunks_of(times):
         wanted = np.searchsorted(timestamps, chunk).tolist()
         found = []
         for when in chunk:
+            path = f"{mount.path}/{filled.partition}/time/{when}"
             start = time.perf_counter_ns()
-            found.append(follow_time(f"{mount.path}/{filled.partition}/time/{when}"))
+            target = os.readlink(path)
+            links.append((time.perf_counter_ns() - start) / 1000)
+            os.close(os.open(path, os.O_RDONLY))
             ours.append((time.perf_counter_ns() - start) / 1000)
+            found.append(int(target.rpartition("/")[2]))
         expect("the offsets", found, wanted)
         rows = filled.client.call(
             "timedLookups", topic=TOPIC, partition=0, client="default", timestamps=chunk
@@ -338,8 +343,12 @@ def _times(filled: Filled, mount: Daemon, count: int) -> list[Result]:
         expect("the offsets of offsetsForTimes", [row[1] for row in rows], wanted)
         theirs += [row[0] / 1000 for row in rows]
     what = f"random time/T of {filled.count / 1e6:g} M: readlink, open"
-    found_times = ours[CHUNK:], theirs[CHUNK:]
-    return compared("kafka-seek time", what, "offsetsForTimes", found_times, 10.0)
+    peer = "offsetsForTimes"
+    both, alone = ((side[CHUNK:], theirs[CHUNK:]) for side in (ours, links))
+    return [
+        *compared("kafka-seek time", what, peer, both, 10.0),
+        *compared("kafka-seek link", "the same, readlink alone", peer, alone, None),
+    ]
 
 
 # Clients that wait for each record.
