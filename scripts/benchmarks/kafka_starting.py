@@ -206,7 +206,9 @@ def _compared(name: str, what: str, starts: Starts, repeats: int) -> list[Result
     return results
 
 
-def _both(kafka: Kafka, broker: Broker, name: str, what: str, last: Last, count: int, repeats: int):
+def _both(
+    kafka: Kafka, broker: Broker, name: str, what: str, last: Last, count: int, repeats: int
+) -> list[Result]:
     """Kill the broker and measure; then let it end cleanly, and measure."""
     broker.kill()
     clean_marker = broker.log_dir / ".kafka_cleanshutdown"
