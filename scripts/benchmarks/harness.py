@@ -254,7 +254,7 @@ class Daemon:
         raise Failed(f"no {field_name}")
 
     def wait_until_idle(self) -> None:
-        """Wait until the daemon works no more: after it is ready it goes on to load its compiled code."""
+        """Wait until the daemon works no more."""
         used = -1.0
         while (now := self._cpu_seconds()) - used > _IDLE_CPU_SECONDS:
             used = now
@@ -270,11 +270,16 @@ class Daemon:
         return Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
 
 
-def logfs(scratch: Path, log_dir: Path, name: str = "mnt") -> Daemon:
-    """Mount a log directory."""
+def logfs(
+    scratch: Path, log_dir: Path, name: str = "mnt", *, waits_until_idle: bool = True
+) -> Daemon:
+    """Mount a log directory, and wait until the daemon is idle: after it is ready, it loads its compiled code."""
     mountpoint = scratch / name
     command = [sys.executable, "-m", "logfs", "mount", "-f", str(log_dir), str(mountpoint)]
-    return Daemon(command, mountpoint)
+    daemon = Daemon(command, mountpoint)
+    if waits_until_idle:
+        daemon.wait_until_idle()
+    return daemon
 
 
 def nullfs(scratch: Path, size: int = 0) -> Daemon:
