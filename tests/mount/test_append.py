@@ -340,6 +340,20 @@ def test_big_write_is_several_batches(topic: Path) -> None:
     assert (topic / "records").read_bytes() == data
 
 
+def test_each_open_file_is_the_same_file(topic: Path) -> None:
+    """Several opens of `append` have inodes of their own in the kernel, but one `st_ino` and one last offset each."""
+    path = topic / "append"
+    with Writer(path) as first, Writer(path) as second:
+        numbers = {os.fstat(first.fd).st_ino, os.fstat(second.fd).st_ino, path.stat().st_ino}
+        assert len(numbers) == 1
+        assert first(b"one\nun") == 6
+        assert second(b"two\n") == 4
+        assert first(b"finished\n") == 9
+        for place in (path, first.fd, second.fd):
+            assert os.getxattr(place, LAST_OFFSET) == b"2"
+    assert (topic / "records").read_bytes() == b"one\ntwo\nunfinished\n"
+
+
 def test_the_largest_write_that_is_one_append(topic: Path) -> None:
     """A write(2) of 1,044,480 bytes is one batch if `max.message.bytes` allows it; one of more than 1 MiB is several.
 

@@ -19,6 +19,7 @@ from logfs.mount.nodes.base import (
     Handle,
     PartitionAccess,
     Stat,
+    file_number_of,
 )
 
 if TYPE_CHECKING:
@@ -37,14 +38,34 @@ INLINE_COMPRESSED_BYTES = 4 * 1024
 _REMEMBERED = 10_000
 
 
+class LastOffsets:
+    """The offset of the last record that each process has appended through one file."""
+
+    def __init__(self) -> None:
+        self._offsets: OrderedDict[int, int] = OrderedDict()
+
+    def note(self, process: int, offset: int) -> None:
+        """Store the offset of the last record that a process has appended."""
+        self._offsets[process] = offset
+        self._offsets.move_to_end(process)
+        if len(self._offsets) > _REMEMBERED:
+            self._offsets.popitem(last=False)
+
+    def get(self, process: int) -> int | None:
+        """Return the offset of the last record that a process has appended; None if it has appended none."""
+        return self._offsets.get(process)
+
+
 class AppendFile(PartitionAccess, FileNode):
-    """A file that takes lines and reads as empty. `>` and `>>` have the same effect."""
+    """A file that takes lines and reads as empty. `>` and `>>` have the same effect.
+
+    The kernel lets the writes to one inode wait for each other. While the file is open, the next lookup therefore
+    makes a new node, so that each open has an inode of its own; all of them have one `file_number`.
+    """
 
     framer = LineFramer
     # Linux shows `user.` attributes only to users who may read the file, and a writer must see its last offset.
     allowed_bits = READ_BITS | WRITE_BITS
-    attr_timeout = 1.0
-    entry_timeout = 1.0
 
     def __init__(
         self,
@@ -53,12 +74,15 @@ class AppendFile(PartitionAccess, FileNode):
         parent: DirectoryNode,
         partition: Partition,
         modes: PermissionTable,
+        last_offsets: LastOffsets,
     ) -> None:
         super().__init__(context, name, parent)
         self.partition = partition
         self.modes = modes
         self.mode_name = name
-        self._last_offsets: OrderedDict[int, int] = OrderedDict()
+        self.file_number = file_number_of(parent.inode, name, 0)
+        self.handles: set[AppendHandle] = set()
+        self._last_offsets = last_offsets
 
     def stat(self) -> Stat:
         access = self.access()
@@ -79,10 +103,7 @@ class AppendFile(PartitionAccess, FileNode):
 
     def note_last_offset(self, process: int, offset: int) -> None:
         """Store the offset of the last record that a process has appended, for its xattr `user.logfs.last_offset`."""
-        self._last_offsets[process] = offset
-        self._last_offsets.move_to_end(process)
-        if len(self._last_offsets) > _REMEMBERED:
-            self._last_offsets.popitem(last=False)
+        self._last_offsets.note(process, offset)
 
 
 class EnvelopeAppendFile(AppendFile):
@@ -94,7 +115,7 @@ class EnvelopeAppendFile(AppendFile):
 class AppendHandle(Handle):
     """An open `append` file. Each handle has an unfinished line of its own.
 
-    The kernel sends the writes to one file one after the other (it holds the inode's lock during a direct write), so
+    The kernel sends the writes to one inode one after the other (it holds the inode's lock during a direct write), so
     a handle is never in two calls at the same time.
     """
 
@@ -108,6 +129,7 @@ class AppendHandle(Handle):
         self._process = process
         # With direct_io the kernel sends no FSYNC for O_SYNC and O_DSYNC: only the open flags show them.
         self._is_sync = bool(flags & (os.O_SYNC | os.O_DSYNC))
+        node.handles.add(self)
 
     def read(self, position: int, size: int) -> bytes:
         return b""
@@ -132,6 +154,7 @@ class AppendHandle(Handle):
         return self._is_sync or self.file.partition.flusher.is_due()
 
     def release(self) -> None:
+        self.file.handles.discard(self)
         done = self._framer.finish()
         if done.refused is not None:
             raise done.refused

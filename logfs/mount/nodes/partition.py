@@ -8,7 +8,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from logfs.errors import InvalidName, LogfsError
-from logfs.mount.nodes.append import AppendFile, EnvelopeAppendFile
+from logfs.mount.nodes.append import AppendFile, EnvelopeAppendFile, LastOffsets
 from logfs.mount.nodes.base import READ_BITS, Context, DirectoryNode, Node, PartitionAccess, Stat
 from logfs.mount.nodes.config import TopicConfigDirectory
 from logfs.mount.nodes.generated import GeneratedFile
@@ -64,6 +64,7 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
         self.modes = PermissionTable(partition)
         # One node per name as long as the directory exists, so that inodes stay the same.
         self._children: dict[str, Node] = {}
+        self._last_offsets = {name: LastOffsets() for name in _APPENDS}
 
     @property
     def partition(self) -> Partition:
@@ -109,12 +110,16 @@ class PartitionDirectory(PartitionAccess, DirectoryNode):
         return super().renew(name, node)
 
     def is_current(self, node: Node) -> bool:
+        if isinstance(node, AppendFile):
+            return not node.handles
         return not isinstance(node, TextFile) or node.is_current
 
     def find(self, name: str) -> Node | None:
         context, modes = self.context, self.modes
         if name in _APPENDS:
-            return _APPENDS[name](context, name, self, self.partition, modes)
+            return _APPENDS[name](
+                context, name, self, self.partition, modes, self._last_offsets[name]
+            )
         reader = self.partition.isolated(context.isolation)
         if name in _TEXTS:
             return TextFile(context, name, self, reader, modes, name)
