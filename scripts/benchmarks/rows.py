@@ -294,7 +294,7 @@ def time_links(bench: Bench) -> list[Result]:
     log_dir, lines = bench.log(count, CAT_BYTES)
     scratch = bench.directory("time")
     batch = CAT_BYTES // lines.line_bytes
-    firsts = _first_offsets(lines, count, batch)
+    firsts = first_offsets(lines, count, batch)
     with logfs(scratch, log_dir) as mount, nullfs(scratch) as null:
 
         def ours(number: int) -> None:
@@ -310,7 +310,7 @@ def time_links(bench: Bench) -> list[Result]:
     return _compared("time", "random time/T: readlink, open", times, None, 2.0)
 
 
-def _first_offsets(lines: Lines, count: int, each: int) -> list[int]:
+def first_offsets(lines: Lines, count: int, each: int) -> list[int]:
     """Return the first offset of each batch that `build` made."""
     firsts, at = [], 0
     for buffer in lines.buffers(count, each * lines.line_bytes):
@@ -342,7 +342,7 @@ def growth(bench: Bench) -> list[Result]:
             return once
 
         def time_of(partition: int, size: int) -> Callable[[int], None]:
-            span = len(_first_offsets(lines, size, CAT_BYTES // 100)) * STEP_MS
+            span = len(first_offsets(lines, size, CAT_BYTES // 100)) * STEP_MS
 
             def once(number: int) -> None:
                 # Only readlink: in a small log the times lead to few records, and the kernel caches those.

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from logfs.log.read.reader import Reader
     from logfs.store.directory.permissions import PermissionTable
 
-# A write of up to this size is encoded and written to the kernel's page cache on the trio thread, which takes less
-# time than a switch to a worker thread and back. Larger writes go to a worker thread; for compressed topics the limit
-# is lower.
+# A write of lines up to this size is encoded and written to the kernel's page cache on the trio thread, which takes
+# less time than a switch to a worker thread and back. Larger writes go to a worker thread. The limit is lower for
+# envelopes, which are parsed, and for compressed topics.
 INLINE_BYTES = 160 * 1024
-INLINE_COMPRESSED_BYTES = 4 * 1024
+INLINE_SLOW_BYTES = 4 * 1024
 # The number of writing processes whose last offset is remembered.
 _REMEMBERED = 10_000
 
@@ -64,6 +64,8 @@ class AppendFile(PartitionAccess, FileNode):
     """
 
     framer = LineFramer
+    # Whether the lines are parsed one by one.
+    is_parsed = False
     # Linux shows `user.` attributes only to users who may read the file, and a writer must see its last offset.
     allowed_bits = READ_BITS | WRITE_BITS
 
@@ -110,6 +112,7 @@ class EnvelopeAppendFile(AppendFile):
     """A file that takes JSON envelopes, one per line."""
 
     framer = EnvelopeFramer
+    is_parsed = True
 
 
 class AppendHandle(Handle):
@@ -138,9 +141,9 @@ class AppendHandle(Handle):
         return (self.file.partition,)
 
     def write(self, data: bytes) -> int:
-        if len(data) > INLINE_COMPRESSED_BYTES:
-            compresses = self.file.partition.config.compresses
-            if compresses or len(data) > INLINE_BYTES:
+        if len(data) > INLINE_SLOW_BYTES:
+            is_slow = self.file.is_parsed or self.file.partition.config.compresses
+            if is_slow or len(data) > INLINE_BYTES:
                 self.file.partition.check_may_block()
         done = self._framer.write(data)
         if not done.is_empty:
