@@ -51,6 +51,10 @@ _REFRESH_SECONDS = 0.5
 _READ_AHEAD_KB = 1024
 # How long a worker thread may run Python code while the trio thread waits for its turn. Python's default is 5 ms.
 _SWITCH_SECONDS = 0.0005
+# numba's compiler, most of which was read to load the compiled code.
+_COMPILER = "libllvmlite"
+# From <sys/mman.h>.
+_MADV_PAGEOUT = 21
 # From <malloc.h>.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -160,13 +164,14 @@ def _raise_file_limit() -> None:
 def warm_up() -> None:
     """Compile the loops over batches and keys, or load them from the cache; the compilation takes many seconds.
 
-    Objects that exist now are excluded from garbage collection.
+    The compiler is then no longer needed in memory. Objects that exist now are excluded from garbage collection.
     """
     from logfs.format.kernel_warmup import warm_up as warm
     from logfs.log.read import key_tables
 
     warm()
     key_tables.warm_up()
+    _page_out(_COMPILER)
     # The objects that exist now stay, so the garbage collector need not examine them again and again.
     gc.collect()
     gc.freeze()
@@ -245,6 +250,20 @@ def _raise_read_ahead(mountpoint: Path) -> None:
         knob.write_text(str(_READ_AHEAD_KB))
     except OSError as error:
         logger.debug("%s: %s", knob, error)
+
+
+def _page_out(library: str) -> None:
+    """Have the kernel drop the pages of a shared library from memory; those used again are read again.
+
+    Without Linux 5.4, or for a library that belongs to another user, this does nothing, and only memory is lost.
+    """
+    with suppress(AttributeError, OSError), open("/proc/self/maps", encoding="utf-8") as maps:
+        libc = ctypes.CDLL(None)
+        for line in maps:
+            addresses, *_, path = line.split()
+            if library in path:
+                start, end = (int(address, 16) for address in addresses.split("-"))
+                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_PAGEOUT)
 
 
 class _Alarm:

@@ -338,9 +338,7 @@ class Bench:
 
 def machine(scratch: Path) -> dict[str, object]:
     """Describe the machine of the measurements, without host names or paths."""
-    import numba
-    import numpy as np
-    import pyfuse3
+    from importlib.metadata import version
 
     memory = next(
         line for line in Path("/proc/meminfo").read_text().splitlines() if "MemTotal" in line
@@ -350,9 +348,9 @@ def machine(scratch: Path) -> dict[str, object]:
         "memory_gb": round(int(memory.split()[1]) / 1e6),
         "kernel": platform.release().split("-")[0],
         "python": platform.python_version(),
-        "numpy": np.__version__,
-        "numba": numba.__version__,
-        "pyfuse3": pyfuse3.__version__,
+        "numpy": version("numpy"),
+        "numba": version("numba"),
+        "pyfuse3": version("pyfuse3"),
         "filesystem": shell('stat -f -c %T "$1"', scratch).strip(),
         "root": os.geteuid() == 0,
     }
