@@ -172,13 +172,26 @@ class TextIndex(SparseIndex):
         The first two are those of the last entry at or before the offset, or of the segment's start. The third is the
         position of the entry after it, -1 if there is none.
         """
-        number = self.number_of_offset(offset)
-        start, position = self.base_offset, 0
-        if number >= 0:
-            relative, position, *_ = self._get(number)
-            start += relative + 1
-        after = self._get(number + 1)[1] if number + 1 < self._count else -1
-        return (start, position, after) if self._count else None
+        self._open()
+        if not self._count:
+            return None
+        wanted = offset - 1 - self.base_offset
+        fields = super()._get
+        # The entries on the way of this bisection are not checked, only the two that it leads to.
+        number = bisect_right(range(self._count), wanted, key=lambda i: fields(i)[0]) - 1
+        found = self._around(number)
+        if not found[0] <= wanted < found[2]:
+            found = self._around(self.number_of_offset(offset))
+        start, position, _, after = found
+        return self.base_offset + start + 1, position, after
+
+    def _around(self, number: int) -> tuple[int, int, int, int]:
+        """Return relative offset and position of an entry, or of the segment's start, and of the entry after it."""
+        start, position = self._get(number)[:2] if number >= 0 else (-1, 0)
+        end, after = MAX_RELATIVE_OFFSET + 1, -1
+        if number + 1 < self._count:
+            end, after = self._get(number + 1)[:2]
+        return start, position, end, after
 
     def number_of_text(self, at: int, view: View, prefix_bytes: int) -> int:
         """Return the number of the last entry at or before byte `at` of a view; -1 if there is none.
