@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Up to this size, reading a segment takes less time than opening its indexes.
+_SMALL_BYTES = 64 * 1024
+
 
 class RetentionCause(Enum):
     """The pass that made a segment eligible for deletion."""
@@ -109,26 +112,33 @@ def _too_old(segments: Sequence[Segment], config: LogConfig, now_ms: int) -> Ite
     if limit < 0:
         return
     for segment in segments:
-        newest = segment.largest_timestamp
-        if now_ms - newest <= limit or not segment.size_bytes:
+        if not segment.size_bytes:
+            return
+        is_small = segment.size_bytes <= _SMALL_BYTES
+        if not is_small and now_ms - segment.largest_timestamp <= limit:
             return
         # An index is a cache, and never the only reason to delete a segment.
-        newest = _newest_timestamp(segment)
+        newest = _newest_timestamp(segment, whole=is_small)
         if now_ms - newest <= limit:
             return
         yield f"its newest record, of {format_time(newest)}, is older than retention.ms={limit}"
 
 
-def _newest_timestamp(segment: Segment) -> int:
-    """Return `largest_timestamp`, or the greatest timestamp of the last batches in the log if it is later (ms)."""
-    newest = segment.largest_timestamp
-    for found in segment.walk(segment.position_of(segment.next_offset - 1)):
+def _newest_timestamp(segment: Segment, *, whole: bool) -> int:
+    """Return the greatest timestamp of a record (ms); the .log file's modification time if no record has one.
+
+    With `whole` all batches are read. Otherwise it is `largest_timestamp`, or that of the last batches if later.
+    """
+    start, newest = 0, -1
+    if not whole:
+        start, newest = segment.position_of(segment.next_offset - 1), segment.largest_timestamp
+    for found in segment.walk(start):
         if isinstance(found, Damage):
             # Records that cannot be read may be as new as the file.
             newest = max(newest, segment.mtime_ms())
         else:
             newest = max(newest, found[1].header.max_timestamp)
-    return newest
+    return newest if newest >= 0 else segment.mtime_ms()
 
 
 def _why_it_stays(segments: Sequence[Segment], config: LogConfig | None, now_ms: int) -> str:
