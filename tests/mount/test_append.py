@@ -706,19 +706,64 @@ def test_a_long_line_that_the_kernel_divides(topic: Path) -> None:
 
 
 def test_long_line_by_default(topic: Path) -> None:
-    """With Kafka's default limit a line of 2 MiB is refused, although the kernel splits its write."""
+    """With Kafka's default limit a write of a line of 2 MiB fails as a whole, although the kernel divides it."""
     with Writer(topic / "append") as write:
         data = b"good\n" + b"x" * (2 * MIB) + b"\n"
         with refuses(errno.EMSGSIZE):
             while data:
                 data = data[write(data) :]
-        # The rest of the line is refused, up to its newline.
-        with refuses(errno.EMSGSIZE):
-            write(b"still the same line")
+        assert write(b"good again\n") == 11
+    assert (topic / "records").read_bytes() == b"good\ngood again\n"
+
+
+@pytest.mark.parametrize("size", [1000, 64 * 1024, MIB // 2, LARGEST_WRITE - 1])
+def test_long_line_in_large_writes(topic: Path, size: int) -> None:
+    """A line over the default limit in writes that the kernel does not divide is refused up to its newline."""
+    with Writer(topic / "append") as write:
+        refused = 0
+        for _ in range(2 * MIB // size + 1):
+            try:
+                write(b"x" * size)
+            except OSError as error:
+                if error.errno != errno.EMSGSIZE:
+                    raise
+                refused += 1
+        assert refused
         with refuses(errno.EMSGSIZE):
             write(b"and its end\n")
-        write(b"good again\n")
-    assert (topic / "records").read_bytes() == b"good\ngood again\n"
+        assert write(b"good\n") == 5
+    assert (topic / "records").read_bytes() == b"good\n"
+
+
+@pytest.mark.parametrize("second", [4096, 65_536, 300_000, 2 * MIB])
+@pytest.mark.parametrize("good", [10, 300_000, 713_780])
+@pytest.mark.parametrize("bad", [1_048_577, 1_050_270, 1_200_000])
+def test_a_long_line_after_a_short_count(topic: Path, good: int, bad: int, second: int) -> None:
+    """A write(2) that ends in the middle of a line too large is continued in pieces of any size: it gets the error,
+    no piece of the line becomes a record, and the lines after it are kept.
+    """
+    line = b"B" * bad + b"\n"
+    data = b"g" * good + b"\n" + line + b"after\n" * 1000
+    end = good + 1 + len(line)
+    refused = 0
+    with Writer(topic / "append") as write:
+        at, piece = 0, end + 3000
+        while at < len(data):
+            try:
+                at += write(data[at : at + piece])
+            except OSError as error:
+                if error.errno != errno.EMSGSIZE:
+                    raise
+                refused += 1
+                # The caller goes on after the line.
+                at = data.index(b"\n", at) + 1
+                piece = len(data)
+                continue
+            piece = second
+    assert refused
+    found = (topic / "records").read_bytes().splitlines()
+    assert not [each for each in found if b"B" in each]
+    assert found == [b"g" * good, *[b"after"] * 1000]
 
 
 @pytest.mark.parametrize("limit", [200, 1000, 1_048_588])

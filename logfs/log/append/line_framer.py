@@ -16,8 +16,8 @@ from logfs.log.append.validator import batch_format
 if TYPE_CHECKING:
     from logfs.log.append.partition import Partition
 
-# A part of a divided write(2) that is followed by another has at least this size.
-_PART_BYTES = 1 << 19
+# A part of a divided write(2) that is followed by another has at least this size (docs/durability.md, P3).
+_PART_BYTES = (1 << 20) - 4096
 
 
 class LineFramer:
@@ -27,9 +27,11 @@ class LineFramer:
     if there is none. The rest of that line is refused too, but not the good lines after it: a write that begins with
     the rest of the line is taken only up to its newline, so that the next write begins with the good lines.
 
-    FUSE divides a write(2) of more than 1 MiB. If the second part is refused, the caller is told only how many bytes
-    the first part had, and writes the second again. `refused_rest` is therefore kept: the end of a line, in a part,
-    that was refused with the beginning that an earlier part held. It is refused as often as it comes.
+    The kernel divides a write(2) of about 1 MiB or more. If the first part is refused, the caller gets the error, and
+    the other parts, which may have the newline, do not come: the next write begins a new line. If the second part is
+    refused, the caller is told only how many bytes the first part had, and writes the second again, perhaps in smaller
+    pieces. `refused_rest` is therefore kept: the end of a line that was refused with the beginning that an earlier part
+    held. It is refused as often as it comes.
     """
 
     def __init__(self, partition: Partition) -> None:
@@ -37,6 +39,8 @@ class LineFramer:
         self.carry = b""
         self.skipped: LogfsError | None = None
         self.refused_rest = b""
+        # Where in it the next write may begin: at the last refused piece again, or after that piece.
+        self._rest_from = {0}
         self._refusal: LogfsError | None = None
         self._last_size = 0
 
@@ -47,10 +51,8 @@ class LineFramer:
         writes the rest again. Raises `NotWritable`, `PartitionFailed` or `UnknownPartition` if no append can succeed.
         """
         self.partition.check_appendable()
-        if self.refused_rest:
-            if data.startswith(self.refused_rest):
-                return self._nothing_appended(0, self._refusal)
-            self.refused_rest = b""
+        if self.refused_rest and self._is_refused_rest(data):
+            return self._nothing_appended(0, self._refusal)
         may_be_part = self._last_size >= _PART_BYTES
         self._last_size = len(data)
         if self.skipped is not None:
@@ -107,7 +109,11 @@ class LineFramer:
 
     def _hold(self, data: bytes) -> AppendResult:
         if len(self.carry) + len(data) > self.limit:
-            return self._nothing_appended(0, self._give_up_line())
+            ends_line = not self.carry and len(data) >= _PART_BYTES
+            refused = self._give_up_line()
+            if ends_line:
+                self.skipped = None
+            return self._nothing_appended(0, refused)
         self.carry += data
         return self._nothing_appended(len(data))
 
@@ -124,6 +130,8 @@ class LineFramer:
         reason = self.skipped
         newline = data.find(b"\n")
         if newline < 0:
+            if len(data) >= _PART_BYTES:
+                self.skipped = None
             return self._nothing_appended(0, reason)
         self.skipped = None
         if newline + 1 == len(data):
@@ -137,10 +145,26 @@ class LineFramer:
         if isinstance(done.refused, LogfsError):
             if may_be_part:
                 self.refused_rest = lines[len(self.carry) : lines.index(b"\n") + 1]
+                self._rest_from = {0}
                 self._refusal = done.refused
             self.carry = b""
         # After another error, such as a full disk, the unfinished line is kept, and the write can be repeated.
         return self._nothing_appended(0, done.refused)
+
+    def _is_refused_rest(self, data: bytes) -> bool:
+        """Whether a write begins with `refused_rest`, or with a piece of it; if not, forget that."""
+        rest, end = self.refused_rest, data.find(b"\n") + 1
+        piece = data[:end] if end else data
+        found = {
+            at
+            for at in self._rest_from
+            if rest.startswith(piece, at) and (not end or at + end == len(rest))
+        }
+        if not found:
+            self.refused_rest = b""
+        elif not end:
+            self._rest_from = found | {at + len(piece) for at in found}
+        return bool(found)
 
 
 class EnvelopeFramer(LineFramer):

@@ -89,8 +89,12 @@ class Linger:
             await trio.sleep_until(end)
 
     async def stop(self) -> None:
-        """Have the kernel send everything for the last time; the next write(2) of each open file then fails."""
-        await self.sync()
+        """Have the kernel send everything for the last time; the next write(2) of each open file then fails.
+
+        No round begins afterwards: it would wait for answers that a mount does not give once it stops.
+        """
+        await self._lock.acquire()
+        await run_in_thread(self._sync)
         for inode in self._open:
             forget_attributes(inode)
 
