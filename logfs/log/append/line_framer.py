@@ -29,9 +29,9 @@ class LineFramer:
 
     The kernel divides a write(2) of about 1 MiB or more. If the first part is refused, the caller gets the error, and
     the other parts, which may have the newline, do not come: the next write begins a new line. If the second part is
-    refused, the caller is told only how many bytes the first part had, and writes the second again, perhaps in smaller
-    pieces. `refused_rest` is therefore kept: the end of a line that was refused with the beginning that an earlier part
-    held. It is refused as often as it comes.
+    refused, the caller is told only how many bytes the first part had, and writes the second again, perhaps in
+    smaller pieces. `refused_rest` is therefore kept: the end of a line that was refused with the beginning that an
+    earlier part held. It is refused as often as it comes.
     """
 
     def __init__(self, partition: Partition) -> None:
