@@ -456,6 +456,104 @@ def test_a_refused_line_fails_the_next_write(pair: Pair) -> None:
     assert lines_of(directory) == [b"good"] * taken
 
 
+@pytest.mark.parametrize("flags", [0, os.O_APPEND, os.O_TRUNC])
+@pytest.mark.parametrize("sync", [os.O_SYNC, os.O_DSYNC])
+def test_a_synchronous_writer_after_a_refused_line(pair: Pair, flags: int, sync: int) -> None:
+    """With O_SYNC or O_DSYNC the bad write fails itself, and every acknowledged line after it is in the log."""
+    directory, behind = pair.partition()
+    (directory / "config/max.message.bytes").write_text("1000")
+    descriptor = os.open(behind / "append", os.O_WRONLY | flags | sync)
+    os.write(descriptor, b"good\n")
+    with refuses(errno.EMSGSIZE):
+        os.write(descriptor, b"x" * 5000 + b"\n")
+    wanted = [b"good %d" % n for n in range(300)]
+    for line in wanted:
+        os.write(descriptor, line + b"\n")
+    os.fsync(descriptor)
+    os.close(descriptor)
+    assert lines_of(directory) == [b"good", *wanted]
+
+
+@given(st.binary(max_size=300_000), st.integers(0, 310_000), st.integers(0, 70_000))
+@settings(max_examples=100, deadline=None)
+def test_accepted_bytes_can_be_read_again(data: bytes, position: int, size: int) -> None:
+    """The kernel may drop a page and read it again: the last 64 KiB are kept, and bytes before them are zeros."""
+    with tempfile.NamedTemporaryFile() as file:
+        stream = Stream(Path(file.name), lambda _: None)
+        stream.open()
+        stream.write(0, data)
+        known = max(len(data) - 65_536, 0)
+        expected = b"\0" * known + data[known:]
+        assert stream.read(position, size) == expected[position : position + size]
+        stream.close()
+
+
+def test_dropped_pages(pair: Pair) -> None:
+    """Writes go on when the kernel has dropped a page that was only partly full."""
+    directory, behind = pair.partition()
+    descriptor = open_to_append(behind / "append")
+    wanted = []
+    for n in range(30):
+        wanted.append(b"%d %s" % (n, b"x" * (n * 97)))
+        os.write(descriptor, wanted[-1] + b"\n")
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+    assert lines_of(directory) == wanted
+
+
+def test_overwritten_bytes_are_noticed(tmp_path: Path) -> None:
+    """Other bytes at a position that was accepted already are an error, and never dropped without a word."""
+    target = tmp_path / "target"
+    target.touch()
+    noted: list[OSError] = []
+    stream = Stream(target, noted.append)
+    stream.open()
+    stream.write(0, b"one\ntwo\n")
+    stream.write(4, b"two\nthree\n")
+    stream.check()
+    stream.write(8, b"THREE\nfour\n")
+    with refuses(errno.EIO):
+        stream.sync()
+    stream.close()
+    assert target.read_bytes() == b"one\ntwo\nthree\n"
+    assert len(noted) == 1
+
+
+@pytest.mark.parametrize("writers", [1, 3])
+def test_a_signal_amid_writes(own: Pair, writers: int) -> None:
+    """SIGTERM while several processes write as fast as they can: each gets an error, and the daemon ends."""
+    directory, behind = own.partition()
+    script = (
+        "import os, sys\n"
+        "end = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)\n"
+        "print('open', flush=True)\n"
+        "try:\n"
+        "    for n in range(10**9):\n"
+        "        os.write(end, b'%s %d\\n' % (sys.argv[2].encode(), n))\n"
+        "        if n % 1000 == 999: os.fsync(end)\n"
+        "except OSError as error: print(error.errno)\n"
+    )
+    command = [sys.executable, "-c", script, str(behind / "append")]
+    started = [
+        subprocess.Popen([*command, str(n)], stdout=subprocess.PIPE, text=True)
+        for n in range(writers)
+    ]
+    for writer in started:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "open\n"
+    time.sleep(0.5)
+    own.behind.stop()
+    told = [int(writer.communicate(timeout=30)[0]) for writer in started]
+    assert set(told) <= {errno.ENOTCONN, errno.ECONNABORTED}
+    numbers: dict[bytes, list[int]] = {}
+    for line in lines_of(directory):
+        writer_number, number = line.split()
+        numbers.setdefault(writer_number, []).append(int(number))
+    assert len(numbers) == writers
+    assert all(each == list(range(len(each))) for each in numbers.values())
+
+
 @pytest.mark.parametrize("size", [1_900_000, 2_300_000, 5_000_000])
 def test_long_lines(pair: Pair, size: int) -> None:
     """A line longer than one request of FUSE is accepted or refused as a whole."""

@@ -95,11 +95,13 @@ class Linger:
         """
         await self._lock.acquire()
         await run_in_thread(self._sync)
+        # The kernel does not wait in syncfs until a FUSE mount has answered.
+        await run_in_thread(self._invalidate)
         for inode in self._open:
             forget_attributes(inode)
 
     async def sync(self) -> None:
-        """Have the kernel send everything, and wait until it is accepted."""
+        """Have the kernel send everything that it has now."""
         for inode, rounds in self._active.items():
             if rounds == _FORGOTTEN_AFTER:
                 forget_attributes(inode)
@@ -128,7 +130,11 @@ class Linger:
                     return
             finally:
                 os.close(root)
-        # The mountpoint was detached, or another filesystem hides it. This way takes a request for each page.
+        # The mountpoint was detached, or another filesystem hides it.
+        self._invalidate()
+
+    def _invalidate(self) -> None:
+        """Have the kernel send the pages of each open file, one by one, and wait until they are accepted."""
         for inode in list(self._open):
             with suppress(OSError):
                 pyfuse3.invalidate_inode(pyfuse3.InodeT(inode))

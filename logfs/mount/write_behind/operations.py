@@ -34,6 +34,7 @@ _T = TypeVar("_T")
 
 APPEND_FILES = ("append", "append.jsonl")
 SELF = ".logfs"
+_PASSED_ON = os.O_ACCMODE | os.O_SYNC | os.O_DSYNC
 # Requests that wait for the main mount at a time.
 _WORKERS = 32
 # A write(2) asks for the attributes once in this time. Without a daemon it fails then, although the page cache would
@@ -107,6 +108,8 @@ class WriteBehindOperations(pyfuse3.Operations):
         self._known: dict[str, _Node] = {"/": self._root}
         self._next = pyfuse3.ROOT_INODE + 1
         self._files: dict[int, tuple[_AppendFile, int]] = {}
+        # Files opened with O_SYNC or O_DSYNC, with the open file in the main mount.
+        self._direct: dict[int, tuple[_AppendFile, int]] = {}
         self._contents: dict[int, bytes] = {}
         self._listings: dict[int, list[_Node]] = {}
         self._totals: Counter[str] = Counter()
@@ -114,7 +117,8 @@ class WriteBehindOperations(pyfuse3.Operations):
     def failed(self, name: str, arguments: tuple[Any, ...], error: Exception) -> int:
         """Return the errno of an error, and record the error with its path for `.logfs/errors`."""
         key = arguments[0] if arguments else None
-        node = self._files[key][0] if key in self._files else self._nodes.get(key)  # type: ignore[arg-type]
+        opened = self._files.get(key) or self._direct.get(key)  # type: ignore[arg-type]
+        node = opened[0] if opened else self._nodes.get(key)  # type: ignore[arg-type]
         path = node.path if node else f"{name} {key}"
         if len(arguments) > 1 and isinstance(arguments[1], bytes) and isinstance(node, _Directory):
             path = f"{path.rstrip('/')}/{os.fsdecode(arguments[1])}"
@@ -342,7 +346,13 @@ class WriteBehindOperations(pyfuse3.Operations):
             raise refuse(errno.EISDIR, f"{node.path}: is a directory")
         if flags & os.O_DIRECT:
             raise refuse(errno.EINVAL, f"{node.path}: this mount writes through the page cache")
-        if flags & (os.O_WRONLY | os.O_RDWR):
+        writes = flags & (os.O_WRONLY | os.O_RDWR)
+        if writes and flags & (os.O_SYNC | os.O_DSYNC):
+            # Each write waits until it is durable, so there is nothing to collect.
+            target = await self._run(os.open, node.stream.target, flags & _PASSED_ON | os.O_CLOEXEC)
+            self._direct[handle] = (node, target)
+            return pyfuse3.FileInfo(fh=number, direct_io=True, nonseekable=True)
+        if writes:
             await self._open_for_writing(node, flags)
         self._files[handle] = (node, flags)
         # A second open must not drop pages that the kernel has not sent yet.
@@ -363,17 +373,18 @@ class WriteBehindOperations(pyfuse3.Operations):
         self.linger.wake(node.inode)
 
     async def read(self, fh: int, off: int, size: int) -> bytes:
-        """Return the content of a generated file.
-
-        An append file reads as empty. The kernel may read a page that it has dropped, before a write(2) to the rest
-        of the page; those bytes have been accepted, and their values no longer matter.
-        """
+        """Return the content of a generated file, or accepted bytes of an append file (`Stream.read`)."""
         if fh in self._contents:
             return self._contents[fh][off : off + size]
+        if fh in self._direct:
+            return b""
         node, _ = self._files[fh]
-        return b"\0" * max(min(size, node.stream.position - off), 0)
+        async with node.lock:
+            return node.stream.read(off, size)
 
     async def write(self, fh: int, off: int, buf: bytes) -> int:
+        if fh in self._direct:
+            return await self._run(os.write, self._direct[fh][1], buf)
         node, _ = self._files[fh]
         stream = node.stream
         self.linger.wake(node.inode)
@@ -399,7 +410,9 @@ class WriteBehindOperations(pyfuse3.Operations):
                     node.stream.check()
 
     async def fsync(self, fh: int, datasync: bool) -> None:
-        if fh in self._files:
+        if fh in self._direct:
+            await self._run(os.fsync, self._direct[fh][1])
+        elif fh in self._files:
             node, _ = self._files[fh]
             async with node.lock:
                 with _noted():
@@ -407,6 +420,9 @@ class WriteBehindOperations(pyfuse3.Operations):
 
     async def release(self, fh: int) -> None:
         if self._contents.pop(fh, None) is not None:
+            return
+        if fh in self._direct:
+            await self._run(os.close, self._direct.pop(fh)[1])
             return
         node, flags = self._files.pop(fh)
         if not flags & (os.O_WRONLY | os.O_RDWR):

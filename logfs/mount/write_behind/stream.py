@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _REQUEST_BYTES = (1 << 20) - 4096
 # The longest unfinished line that is kept. `max.message.bytes` decides about shorter ones.
 LONGEST_LINE = 64 << 20
+# The last accepted bytes that are kept, to be compared with those that the kernel sends again.
+_COMPARED_BYTES = 64 * 1024
 # The main mount refuses a line with one of these, and only that line.
 _REFUSALS = frozenset({errno.EINVAL, errno.EMSGSIZE})
 _NEWLINE = b"\n"
@@ -43,6 +45,8 @@ class Stream:
         self._note = note
         self._file = -1
         self._early: dict[int, bytes] = {}
+        # The bytes before `position`, or the last of them.
+        self._accepted = b""
         self._unfinished = bytearray()
         # Whether the rest of the unfinished line belongs to a line that was refused for its length.
         self._skips = False
@@ -75,6 +79,16 @@ class Stream:
         while self._early and (first := min(self._early)) <= self.position:
             self._accept(self._early.pop(first), first)
 
+    def read(self, position: int, size: int) -> bytes:
+        """Return accepted bytes, fewer at their end; those that are no longer known are zeros.
+
+        The kernel reads a page again that it has dropped, before a write(2) to the rest of the page.
+        """
+        known = self.position - len(self._accepted)
+        end = min(position + size, self.position)
+        zeros = b"\0" * (min(end, known) - position)
+        return zeros + self._accepted[max(position - known, 0) : max(end - known, 0)]
+
     @property
     def has_error(self) -> bool:
         """Whether `check` would raise an error."""
@@ -106,10 +120,13 @@ class Stream:
             raise
 
     def _accept(self, data: bytes, position: int) -> None:
+        if not self._agrees(data, position):
+            self._fail(refuse(errno.EIO, f"{self.target}: accepted bytes were overwritten"))
         new = memoryview(data)[self.position - position :]
         if not new:
             return
         self.position += len(new)
+        self._accepted = (self._accepted + bytes(new[-_COMPARED_BYTES:]))[-_COMPARED_BYTES:]
         if self.failure is not None:
             return
         end = data.rfind(_NEWLINE) + 1 - (len(data) - len(new))
@@ -125,6 +142,16 @@ class Stream:
         self._unfinished.clear()
         self._send(lines)
         self._hold(new[end:])
+
+    def _agrees(self, data: bytes, position: int) -> bool:
+        """Whether bytes that the kernel sends again are those accepted before, as far as these are known."""
+        known = self.position - len(self._accepted)
+        start, end = max(position, known), min(position + len(data), self.position)
+        if start >= end:
+            return True
+        return (
+            data[start - position : end - position] == self._accepted[start - known : end - known]
+        )
 
     def _hold(self, data: memoryview) -> None:
         """Keep the beginning of a line until its newline arrives."""
