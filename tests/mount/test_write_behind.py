@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logfs.mount.write_behind.stream import LONGEST_LINE, Stream
-from tests.mount.test_container import Container
+from tests.mount.test_container import NOBODY, Container
 from tests.support.mounts import Mount, clear, is_mounted, refuses
 from tests.support.processes import Threads, run, wait_for
 from tests.support.requirements import need_command, need_fuse, need_root
@@ -38,7 +38,7 @@ _numbers = count()
 
 
 class Pair(NamedTuple):
-    """A store's mount, and a write-behind mount of it."""
+    """A store's mount, and a write-behind mount of it. A context manager, which unmounts both."""
 
     store: Mount
     behind: Mount
@@ -48,48 +48,55 @@ class Pair(NamedTuple):
         name = f"topic{next(_numbers)}-0"
         return self.store.partition(name), self.behind.path / name
 
-    def stop(self) -> None:
-        """Unmount both."""
+    def __enter__(self) -> Pair:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.behind.stop()
         self.store.stop()
-        assert_clean(*self.store.log_dirs)
 
 
 def make(base: Path, linger_ms: int, *options: str) -> Pair:
     """Start both mounts."""
     need_fuse()
-    store = Mount(base / "mnt", [base / "log"], list(options)).start()
-    behind = Mount(
-        base / "behind",
-        [store.path],
-        ["--write-behind", f"--linger-ms={linger_ms}", *options],
-    ).start()
-    return Pair(store, behind)
+    pair = Pair(
+        Mount(base / "mnt", [base / "log"], list(options)),
+        Mount(
+            base / "behind",
+            [base / "mnt"],
+            ["--write-behind", f"--linger-ms={linger_ms}", *options],
+        ),
+    )
+    try:
+        pair.store.start()
+        pair.behind.start()
+    except BaseException:
+        pair.__exit__()
+        raise
+    return pair
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Two mounts for the tests of this module, each of which uses a partition of its own."""
-    made = make(tmp_path_factory.mktemp("behind"), LINGER_MS)
-    yield made
-    made.stop()
+    with make(tmp_path_factory.mktemp("behind"), LINGER_MS) as made:
+        yield made
+    assert_clean(*made.store.log_dirs)
 
 
 @pytest.fixture(scope="module")
 def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Two mounts, the second of which sends nothing unless it is asked to."""
-    made = make(tmp_path_factory.mktemp("patient"), NEVER_MS)
-    yield made
-    made.stop()
+    with make(tmp_path_factory.mktemp("patient"), NEVER_MS) as made:
+        yield made
+    assert_clean(*made.store.log_dirs)
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Pair]:
     """Two mounts of one test, which may kill them."""
-    made = make(tmp_path, LINGER_MS)
-    yield made
-    made.behind.stop()
-    made.store.stop()
+    with make(tmp_path, LINGER_MS) as made:
+        yield made
 
 
 def lines_of(directory: Path) -> list[bytes]:
@@ -309,18 +316,18 @@ def test_lines_survive_the_writer(pair: Pair) -> None:
 
 def test_a_stopped_daemon_sends_what_was_written(tmp_path: Path) -> None:
     """SIGTERM of the write-behind daemon loses no whole line; later writes fail."""
-    made = make(tmp_path, NEVER_MS)
-    directory, behind = made.partition()
-    descriptor = open_to_append(behind / "append")
-    for n in range(10_000):
-        os.write(descriptor, b"%d\n" % n)
-    made.behind.stop()
-    assert lines_of(directory) == [b"%d" % n for n in range(10_000)]
-    with refuses_without_daemon():
-        os.write(descriptor, b"later\n")
-    with refuses_without_daemon():
-        os.close(descriptor)
-    made.stop()
+    with make(tmp_path, NEVER_MS) as made:
+        directory, behind = made.partition()
+        descriptor = open_to_append(behind / "append")
+        for n in range(10_000):
+            os.write(descriptor, b"%d\n" % n)
+        made.behind.stop()
+        assert lines_of(directory) == [b"%d" % n for n in range(10_000)]
+        with refuses_without_daemon():
+            os.write(descriptor, b"later\n")
+        with refuses_without_daemon():
+            os.close(descriptor)
+    assert_clean(*made.store.log_dirs)
 
 
 def test_a_dead_daemon_is_noticed_without_a_sync(own: Pair) -> None:
@@ -599,22 +606,20 @@ def test_a_full_disk(tmp_path: Path) -> None:
     need_fuse()
     run("mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", tmp_path)
     try:
-        made = make(tmp_path, LINGER_MS)
-        directory, behind = made.partition()
-        descriptor = open_to_append(behind / "append")
-        line = b"x" * 99
-        with refuses(errno.ENOSPC):
-            while True:
-                os.write(descriptor, b"%s\n" % line)
-        with refuses(errno.ENOSPC):
-            os.fsync(descriptor)
-        with refuses(errno.ENOSPC):
-            os.close(descriptor)
-        found = lines_of(directory)
-        assert found
-        assert found == [line] * len(found)
-        made.behind.stop()
-        made.store.stop()
+        with make(tmp_path, LINGER_MS) as made:
+            directory, behind = made.partition()
+            descriptor = open_to_append(behind / "append")
+            line = b"x" * 99
+            with refuses(errno.ENOSPC):
+                while True:
+                    os.write(descriptor, b"%s\n" % line)
+            with refuses(errno.ENOSPC):
+                os.fsync(descriptor)
+            with refuses(errno.ENOSPC):
+                os.close(descriptor)
+            found = lines_of(directory)
+            assert found
+            assert found == [line] * len(found)
     finally:
         run("umount", tmp_path)
 
@@ -748,15 +753,13 @@ def test_as_the_volume_of_a_container() -> None:
     base = Path(tempfile.mkdtemp(prefix="logfs-"))
     base.chmod(0o755)
     (base / "log").mkdir(mode=0o755)
-    made = make(base, LINGER_MS, "-oallow_other")
-    directory, behind = made.partition()
-    directory.chmod(0o777)
     script = "echo one >> /data/append; seq 2 1000 >> /data/append; ls /data"
-    try:
-        for container in (Container(behind, 0), Container(behind, 65534)):
+    with make(base, LINGER_MS, "-oallow_other") as made:
+        directory, behind = made.partition()
+        directory.chmod(0o777)
+        for container in (Container(behind, 0), Container(behind, NOBODY)):
             assert container.run(script).split() == ["append", "append.jsonl"]
             wait_for(lambda: len(lines_of(directory)) % 1000 == 0)
         assert lines_of(directory) == [b"one", *(b"%d" % n for n in range(2, 1001))] * 2
-    finally:
-        made.stop()
+    assert_clean(*made.store.log_dirs)
     run("rm", "-r", base)
