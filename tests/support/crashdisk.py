@@ -9,16 +9,18 @@ be the old or the new one. A plain `Store` opens each such image, and must keep 
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import random
 import re
 import shutil
 import tempfile
+import threading
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from logfs.errors import CommitPending, LogfsError
 from logfs.format.batches.record import Record
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 
     from logfs.format.files.commit_file import StagedFile
     from logfs.log.append.partition import Partition
+
+_T = TypeVar("_T")
 
 LOG = "log"
 # The second log directory, in workloads that have one.
@@ -110,11 +114,26 @@ class Op(NamedTuple):
     data: bytes = b""
 
 
+def _one_at_a_time(method: Callable[..., _T]) -> Callable[..., _T]:
+    """Let the threads that close partitions call a method of a `RecordingDisk` one after the other."""
+
+    @functools.wraps(method)
+    def called(disk: RecordingDisk, *arguments: Any, **named: Any) -> _T:
+        with disk.steps:
+            return method(disk, *arguments, **named)
+
+    return called
+
+
 class RecordingDisk(Disk):
-    """A `Disk` below `root` that also records every step that changes something."""
+    """A `Disk` below `root` that also records every step that changes something.
+
+    `steps` is held during each step, so that the record has the steps of several threads in the order of the disk.
+    """
 
     def __init__(self, root: Path) -> None:
         super().__init__()
+        self.steps = threading.RLock()
         self.root = root
         self.ops: list[Op] = []
         self.oracles: list[tuple[int, Oracle]] = []
@@ -134,6 +153,7 @@ class RecordingDisk(Disk):
         self._mapped.clear()
         self._maps.clear()
 
+    @_one_at_a_time
     def note(self, oracle: Oracle) -> None:
         """Record the account that holds for a crash from here on."""
         self._note_stores()
@@ -160,6 +180,7 @@ class RecordingDisk(Disk):
             fd, _ = self._mapped[inode]
             self._mapped[inode] = fd, os.pread(fd, os.fstat(fd).st_size, 0)
 
+    @_one_at_a_time
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
         if create and path not in self._inodes:
             self._inodes[path], self._next = self._next, self._next + 1
@@ -169,20 +190,24 @@ class RecordingDisk(Disk):
         self._fds[file.fd] = self._inodes[path]
         return file
 
+    @_one_at_a_time
     def write(self, file: File, position: int, data: Buffer) -> None:
         self._note("write", self._inode(file), position=position, data=bytes(data))
         super().write(file, position, data)
         self._watch(self._inode(file))
 
+    @_one_at_a_time
     def truncate(self, file: File, size: int) -> None:
         self._note("truncate", self._inode(file), position=size)
         super().truncate(file, size)
         self._watch(self._inode(file))
 
+    @_one_at_a_time
     def sync(self, file: File) -> None:
         super().sync(file)
         self._note("sync", self._inode(file))
 
+    @_one_at_a_time
     def map(self, file: File, size: int) -> mmap.mmap:
         mapping = super().map(file, size)
         inode = self._inode(file)
@@ -192,10 +217,12 @@ class RecordingDisk(Disk):
         self._maps.append((mapping, inode))
         return mapping
 
+    @_one_at_a_time
     def sync_map(self, mapping: mmap.mmap) -> None:
         super().sync_map(mapping)
         self._note("sync", next(inode for known, inode in self._maps if known is mapping))
 
+    @_one_at_a_time
     def rename_unsynced(self, old: Path, new: Path) -> None:
         inode = self._inodes.pop(old)
         parent = self._inodes[old.parent]
@@ -205,23 +232,27 @@ class RecordingDisk(Disk):
         self._inodes[new] = inode
         super().rename_unsynced(old, new)
 
+    @_one_at_a_time
     def unlink(self, path: Path) -> None:
         if path in self._inodes:
             parent = self._inodes[path.parent]
             self._note("unlink", self._inodes.pop(path), name=path.name, position=parent)
         super().unlink(path)
 
+    @_one_at_a_time
     def mkdir(self, path: Path, *, mode: int = 0o755) -> None:
         self._inodes[path], self._next = self._next, self._next + 1
         parent = self._inodes[path.parent]
         self._note("mkdir", self._inodes[path], name=path.name, position=parent)
         super().mkdir(path, mode=mode)
 
+    @_one_at_a_time
     def rmdir(self, path: Path) -> None:
         parent = self._inodes[path.parent]
         self._note("unlink", self._inodes.pop(path), name=path.name, position=parent)
         super().rmdir(path)
 
+    @_one_at_a_time
     def sync_directory(self, path: Path) -> None:
         super().sync_directory(path)
         if path in self._inodes:
@@ -260,14 +291,17 @@ class FaultDisk(RecordingDisk):
             self.failed.append(kind)
             raise OSError(self.number, f"injected: {os.strerror(self.number)}", str(path))
 
+    @_one_at_a_time
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
         self._may_fail("open", path)
         return super().open(path, write=write, create=create)
 
+    @_one_at_a_time
     def read(self, file: File, position: int, size: int) -> bytes:
         self._may_fail("read", file.path)
         return super().read(file, position, size)
 
+    @_one_at_a_time
     def write(self, file: File, position: int, data: Buffer) -> None:
         try:
             self._may_fail("write", file.path)
@@ -278,10 +312,12 @@ class FaultDisk(RecordingDisk):
             raise
         super().write(file, position, data)
 
+    @_one_at_a_time
     def truncate(self, file: File, size: int) -> None:
         self._may_fail("truncate", file.path)
         super().truncate(file, size)
 
+    @_one_at_a_time
     def sync(self, file: File) -> None:
         try:
             self._may_fail("sync", file.path)
@@ -290,14 +326,17 @@ class FaultDisk(RecordingDisk):
             raise
         super().sync(file)
 
+    @_one_at_a_time
     def allocate(self, file: File, position: int, size: int) -> None:
         self._may_fail("allocate", file.path)
         super().allocate(file, position, size)
 
+    @_one_at_a_time
     def map(self, file: File, size: int) -> mmap.mmap:
         self._may_fail("map", file.path)
         return super().map(file, size)
 
+    @_one_at_a_time
     def sync_map(self, mapping: mmap.mmap) -> None:
         try:
             self._may_fail("sync_map", "")
@@ -306,22 +345,27 @@ class FaultDisk(RecordingDisk):
             raise
         super().sync_map(mapping)
 
+    @_one_at_a_time
     def rename_unsynced(self, old: Path, new: Path) -> None:
         self._may_fail("rename", old)
         super().rename_unsynced(old, new)
 
+    @_one_at_a_time
     def unlink(self, path: Path) -> None:
         self._may_fail("unlink", path)
         super().unlink(path)
 
+    @_one_at_a_time
     def mkdir(self, path: Path, *, mode: int = 0o755) -> None:
         self._may_fail("mkdir", path)
         super().mkdir(path, mode=mode)
 
+    @_one_at_a_time
     def rmdir(self, path: Path) -> None:
         self._may_fail("rmdir", path)
         super().rmdir(path)
 
+    @_one_at_a_time
     def sync_directory(self, path: Path) -> None:
         self._may_fail("sync_directory", path)
         super().sync_directory(path)
