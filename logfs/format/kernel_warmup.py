@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from logfs.format.base.batch_rows import BATCH_COLUMNS, SPAN_START
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -14,8 +16,14 @@ if TYPE_CHECKING:
 def warm_up() -> None:
     """Compile the kernels of reading, appending and compaction, or load them from numba's cache.
 
-    With a cache this takes at most a second.
+    With a cache this takes at most a second; without one, the compiler works for about twenty.
     """
+    for _ in warm_up_steps():
+        pass
+
+
+def warm_up_steps() -> Iterator[None]:
+    """Do the work of `warm_up` in steps of a few seconds at most, so that the caller can stop between them."""
     import numpy as np
 
     from logfs.format.batches.batch import Batch
@@ -26,30 +34,39 @@ def warm_up() -> None:
 
     built = build_lines(b"a\n" * 16, BatchFormat(), 0)
     headers = (("h", b"v"),)
+    yield
     built.batches += build_records([Record(b"v", b"k", headers)] * 16, BatchFormat(), 0).batches
     for new in built.batches:
         batch = Batch.parse(new.data)
         measure(batch)
+        yield
         batch.record_at(3)
         batch_kernels.find_record(
             np.frombuffer(batch.payload, np.uint8), 0, len(batch.payload), 16, 3
         )
+        yield
         for view in View:
             render(batch.columns(), view, b"{")
+            yield
     rows = np.empty((1, BATCH_COLUMNS), np.int64)
     data = np.frombuffer(bytes(built.batches[0].data), np.uint8)
     batch_kernels.scan_batches(data, 0, False, rows)
+    yield
     spans = np.ascontiguousarray(rows[:, SPAN_START:])
     batch_kernels.render_lines(data, spans, np.empty(32, np.uint8))
+    yield
     text = np.frombuffer(b"{", np.uint8)
     text_kernels.render_envelopes(data, spans, False, text, text, np.empty(4096, np.uint8), 0)
+    yield
     sizes, edges = np.empty((1, 3), np.int64), np.empty((1, 2), np.int64)
     text_kernels.measure_spans(data, spans, 0, sizes, edges)
+    yield
     batch_kernels.check_crcs(data, rows, len(data))
-    _warm_up_compaction(data, rows)
+    yield
+    yield from _compaction_steps(data, rows)
 
 
-def _warm_up_compaction(data: NDArray[np.uint8], rows: NDArray[np.int64]) -> None:
+def _compaction_steps(data: NDArray[np.uint8], rows: NDArray[np.int64]) -> Iterator[None]:
     import numpy as np
 
     from logfs.format.kernels import compaction_kernels
@@ -61,12 +78,14 @@ def _warm_up_compaction(data: NDArray[np.uint8], rows: NDArray[np.int64]) -> Non
     secret.flags.writeable = False
     scratch = np.empty(compaction_kernels.SCRATCH_SHAPE, np.uint64)
     compaction_kernels.put_keys(data, spans, 0, secret, slots, 0, 3, scratch, np.uint64(0))
+    yield
     keep = np.empty(int(spans[0, 2]), np.uint8)
     kept, nulls = np.zeros(1, np.int64), np.zeros(1, np.int64)
     verdicts = np.full(1, compaction_kernels.KEEP, np.uint8)
     compaction_kernels.select_records(
         data, spans, verdicts, -1, secret, slots, keep, kept, nulls, scratch
     )
+    yield
     actions = np.full(1, compaction_kernels.FILTERED, np.uint8)
     with_base, bases = np.zeros(1, np.uint8), np.zeros(1, np.int64)
     out, rewritten = np.empty(2 * len(data), np.uint8), np.empty((1, 2), np.int64)

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -161,15 +162,18 @@ def _raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def warm_up() -> None:
+def warm_up(stopping: threading.Event | None = None) -> None:
     """Compile the loops over batches and keys, or load them from the cache; the compilation takes many seconds.
 
-    The compiler is then no longer needed in memory. Objects that exist now are excluded from garbage collection.
+    It ends early if `stopping` is set: a mount that ends must not wait for the compiler. The compiler is then no
+    longer needed in memory. Objects that exist now are excluded from garbage collection.
     """
-    from logfs.format.kernel_warmup import warm_up as warm
+    from logfs.format.kernel_warmup import warm_up_steps
     from logfs.log.read import key_tables
 
-    warm()
+    for _ in warm_up_steps():
+        if stopping is not None and stopping.is_set():
+            return
     key_tables.warm_up()
     _page_out(_COMPILER)
     # The objects that exist now stay, so the garbage collector need not examine them again and again.
@@ -189,6 +193,7 @@ def _fuse_options(options: Options) -> set[str]:
 async def _serve(
     operations: Operations, store: Store, mountpoint: Path, ready: Callable[[], None]
 ) -> None:
+    stopping = threading.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_stop_on_signal, operations)
         interval = _REFRESH_SECONDS if store.read_only else _UPKEEP_SECONDS
@@ -201,9 +206,10 @@ async def _serve(
                 worker.wake = alarm.ring
                 nursery.start_soon(_upkeep, worker.run_due, _UPKEEP_SECONDS, alarm.sleep)
         nursery.start_soon(_load, store)
-        nursery.start_soon(_warm_up, operations)
+        nursery.start_soon(_warm_up, operations, stopping)
         nursery.start_soon(_announce, store, mountpoint, ready)
         await pyfuse3.main(max_tasks=_MAX_TASKS)
+        stopping.set()
         store.compactor.stop()
         store.mover.stop()
         store.stop_loading()
@@ -218,9 +224,9 @@ async def _load(store: Store) -> None:
         await run_in_thread(partial(store.load_all, gently=True))
 
 
-async def _warm_up(operations: Operations) -> None:
-    """Load the compiled code while the first requests are served."""
-    await run_in_thread(warm_up)
+async def _warm_up(operations: Operations, stopping: threading.Event) -> None:
+    """Load the compiled code while the first requests are served, unless the mount ends first."""
+    await run_in_thread(warm_up, stopping)
     operations.is_cold = False
 
 

@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from logfs.store.directory.log_dir import CLEAN_SHUTDOWN
+from tests.support.mounts import Mount
 from tests.support.processes import wait_for
+from tests.support.requirements import need_fuse
+from tests.support.stores import assert_clean
 
 if TYPE_CHECKING:
-    from tests.support.mounts import Mount
+    from pathlib import Path
 
 NAME = "orders-0"
 ENOUGH_BYTES = 300_000
@@ -75,3 +79,23 @@ def test_a_daemon_ends_while_readers_are_active(mount: Mount, killed: bool, turn
     mount.start()
     with (partition / "records").open("rb") as records:
         assert all(not line.strip(b"x\n") for line in records)
+
+
+def test_a_mount_that_ends_does_not_wait_for_the_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mount that is stopped while its code is being compiled ends in between, and closes the store cleanly."""
+    need_fuse()
+    compiled = tmp_path / "compiled"
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(compiled))
+    log_dir = tmp_path / "log"
+    mount = Mount(tmp_path / "mnt", [log_dir])
+    mount.start()
+    try:
+        mount.partition(NAME)
+    finally:
+        mount.stop()
+    assert (log_dir / CLEAN_SHUTDOWN).exists()
+    # The loop that is compiled last.
+    assert not list(compiled.rglob("*write_batches*"))
+    assert_clean(log_dir)
