@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+class SettingFile(GeneratedFile):
+    """The file of one setting. Each partition has one for each setting of its topic."""
+
+    is_evictable = True
+
+
 class TopicConfigDirectory(PartitionFolder):
     """The settings of a topic, shared by its partitions. The files have the directory's owner, and mode & 0644."""
 
@@ -38,7 +44,7 @@ class TopicConfigDirectory(PartitionFolder):
         def changed_ns() -> int:
             return max(settings.changed_ns(topic), settings.changed_ns(), installed_ns())
 
-        return GeneratedFile(self.context, name, self, read, write, self.access, changed_ns)
+        return SettingFile(self.context, name, self, read, write, self.access, changed_ns)
 
     def names(self) -> Iterator[str]:
         yield from TOPIC_SETTINGS
@@ -65,7 +71,7 @@ class BrokerConfigDirectory(DirectoryNode):
         def changed_ns() -> int:
             return max(settings.changed_ns(), installed_ns())
 
-        return GeneratedFile(self.context, name, self, read, write, changed_ns=changed_ns)
+        return SettingFile(self.context, name, self, read, write, changed_ns=changed_ns)
 
     def names(self) -> Iterator[str]:
         yield from BROKER_SETTINGS

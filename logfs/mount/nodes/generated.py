@@ -55,17 +55,30 @@ class GeneratedFile(FileNode):
         self._write = write
         self._access = access
         self._changed_ns = changed_ns or self._now_ns
+        # The content while the file is open, and its open handles. Worker threads change both.
         self._content: bytes | None = None
-        # The open handles of the file. Worker threads add and discard them.
-        self.handles: set[GeneratedHandle] = set()
+        self._handles: set[GeneratedHandle] = set()
 
     def content(self) -> bytes:
         """Return the present content. It is made again unless the file is open."""
-        if self._content is None or not self.handles:
+        content = self._content
+        if content is None or not self._handles:
             # The metrics of very many partitions take long.
             self.context.store.disk.check_may_block()
-            self._content = self._make()
-        return self._content
+            content = self._make()
+        return content
+
+    def hold(self, handle: GeneratedHandle) -> bytes:
+        """Keep the present content until `handle` is dropped, and return it."""
+        self._content = content = self.content()
+        self._handles.add(handle)
+        return content
+
+    def drop(self, handle: GeneratedHandle) -> None:
+        """Let go of the content that an open handle held."""
+        self._handles.discard(handle)
+        if not self._handles:
+            self._content = None
 
     def access(self) -> Access:
         base = self._access() if self._access else super().access()
@@ -116,16 +129,15 @@ class GeneratedHandle(Handle):
     def __init__(self, node: GeneratedFile) -> None:
         super().__init__(node)
         self._node = node
-        self._bytes = node.content()
-        node.handles.add(self)
+        self._bytes = node.hold(self)
 
     def read(self, position: int, size: int) -> bytes:
         return self._bytes[position : position + size]
 
     def write(self, data: bytes) -> int:
         self._node.write_value(data)
-        self._bytes = self._node.content()
+        self._bytes = self._node.hold(self)
         return len(data)
 
     def release(self) -> None:
-        self._node.handles.discard(self)
+        self._node.drop(self)
