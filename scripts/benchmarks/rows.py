@@ -718,7 +718,7 @@ def engine_encode(bench: Bench) -> list[Result]:
     """The engine without a mount: lines to batches in memory, and its two largest parts."""
     import numpy as np
 
-    from logfs.format.encoding.batch_builder import BatchFormat, build_lines
+    from logfs.format.encoding.batch_builder import BatchFormat, build_lines, line_ends
     from logfs.format.kernel_warmup import warm_up
     from logfs.format.kernels import batch_kernels
 
@@ -733,12 +733,12 @@ def engine_encode(bench: Bench) -> list[Result]:
             expect("bytes", build_lines(buffer, form, FIRST_MS).consumed, len(buffer))
 
     arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
-    ends = np.flatnonzero(arrays[0] == 10)
+    ends = line_ends(arrays[0])
     out = np.empty(len(arrays[0]) * 2, np.uint8)
 
     def find_newlines() -> None:
         for array in arrays:
-            np.flatnonzero(array == 10)
+            line_ends(array)
 
     def encode() -> None:
         for array in arrays[:-1]:

@@ -35,7 +35,7 @@ from logfs.format.batches.record import (
     encode_record,
     skip_records,
 )
-from logfs.format.encoding.batch_builder import BatchFormat, build_records
+from logfs.format.encoding.batch_builder import BatchFormat, build_records, line_ends
 from logfs.format.kernels import batch_kernels, json_kernels
 from logfs.format.text import envelope
 
@@ -250,6 +250,17 @@ def test_any_bytes_are_the_same_json(data: bytes) -> None:
 
 
 # Lines to records.
+
+
+@given(
+    st.binary(max_size=80) | st.text("a\n\x0b\x8a", max_size=80).map(str.encode), st.integers(0, 8)
+)
+@settings(max_examples=300)
+def test_newlines_are_found_as_a_comparison_finds_them(data: bytes, start: int) -> None:
+    """The kernel finds the positions of all newlines, and no others, wherever in memory the bytes begin."""
+    array = guarded(bytes(start) + data)[0][start:]
+    expected = [at for at, byte in enumerate(data) if byte == 10]
+    assert line_ends(array).tolist() == expected
 
 
 def plain_lines(

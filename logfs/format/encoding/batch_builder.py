@@ -39,6 +39,8 @@ from logfs.format.text.rendering import NO_TEXT, TextSize
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
     from typing_extensions import Buffer
 
     from logfs.errors import LogfsError
@@ -86,9 +88,8 @@ class BatchFormat(NamedTuple):
             return room
         return max(room - room // _EXPANSION - _FRAME_BYTES, 0)
 
-    @property
     def line_limit(self) -> int:
-        """The length in bytes of the longest line that fits a batch.
+        """Return the length in bytes of the longest line that fits a batch.
 
         With a codec it is `limit_bytes`, although a longer line may fit after compression.
         """
@@ -195,7 +196,7 @@ def _build_many_lines(data: bytes, form: BatchFormat, now_ms: int) -> Built:
     from logfs.format.kernels import batch_kernels
 
     array = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero(array == 10)
+    ends = line_ends(array)
     # The kernel writes without bounds checks, so `out` needs room for every header. Two facts limit the number of
     # batches: a batch and the record that no longer fitted exceed the limit together, and no batch is empty.
     records_bytes = len(data) + len(ends) * _RECORD_OVERHEAD
@@ -228,6 +229,17 @@ def _build_many_lines(data: bytes, form: BatchFormat, now_ms: int) -> Built:
         start = int(ends[first - 1]) + 1
         built.consumed = start
     return built
+
+
+def line_ends(data: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Return the positions of all newlines in `data`."""
+    import numpy as np
+
+    from logfs.format.kernels import batch_kernels
+
+    ends = np.empty(len(data), np.int64)
+    words = data[: len(data) // 8 * 8].view(np.uint64)
+    return ends[: batch_kernels.find_newlines(words, data, ends)]
 
 
 def build_records(records: Sequence[Record], form: BatchFormat, now_ms: int) -> Built:

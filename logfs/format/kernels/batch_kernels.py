@@ -49,8 +49,13 @@ from logfs.format.kernels.kernel import kernel
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from logfs.format.kernels.kernel import Bytes, Int32s, Int64s
+    from logfs.format.kernels.kernel import Bytes, Int32s, Int64s, Words
 
+
+# Eight bytes with the same value: newlines, all bits but the highest, ones.
+_NEWLINES = np.uint64(0x0A0A0A0A0A0A0A0A)
+_LOW_BITS = np.uint64(0x7F7F7F7F7F7F7F7F)
+_ONES = np.uint64(0x0101010101010101)
 
 # What decode_records returns in place of an end position if the bytes violate the format (kafka-storage 2.2).
 BAD_VARINT = -1
@@ -116,6 +121,32 @@ def get_varint(data: Bytes, position: int, end: int, most_bytes: int) -> tuple[i
 
 
 # Records.
+
+
+@kernel
+def find_newlines(words: Words, data: Bytes, positions: Int64s) -> int:
+    """Write the positions of all newlines in `data` to `positions`, which has room, and return their number.
+
+    `words` is `data` without its last bytes, up to seven, as native uint64. The machine is little-endian, like all
+    that numba supports.
+    """
+    count = 0
+    for index in range(len(words)):
+        other = words[np.uint64(index)] ^ _NEWLINES
+        # The highest bit of each byte tells whether that byte is a newline.
+        found = ~(((other & _LOW_BITS) + _LOW_BITS) | other | _LOW_BITS)
+        while found:
+            below = (found & (~found + np.uint64(1))) - np.uint64(1)
+            # The number of whole bytes below the lowest bit, and one more.
+            number = ((below & _ONES) * _ONES) >> np.uint64(56)
+            positions[np.uint64(count)] = 8 * index + np.int64(number) - 1
+            count += 1
+            found &= found - np.uint64(1)
+    for at in range(8 * len(words), len(data)):
+        if data[at] == 10:
+            positions[count] = at
+            count += 1
+    return count
 
 
 @kernel

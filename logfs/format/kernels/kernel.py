@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     Bytes = NDArray[np.uint8]
     Int64s = NDArray[np.int64]
     Int32s = NDArray[np.int32]
+    Words = NDArray[np.uint64]
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from logfs.errors import InvalidEnvelope, LogfsError, RecordTooLarge
 from logfs.format.text import envelope
 from logfs.log.append.partition import AppendResult
-from logfs.log.append.validator import batch_format
 
 if TYPE_CHECKING:
     from logfs.log.append.partition import Partition
@@ -92,7 +91,7 @@ class LineFramer:
     @property
     def limit(self) -> int:
         """The length in bytes of the longest line that fits a batch."""
-        return batch_format(self.partition.config).line_limit
+        return self.partition.line_limit
 
     def append(self, lines: bytes) -> AppendResult:
         """Append `lines`, which end with a newline, up to the first that is refused.

@@ -140,7 +140,7 @@ class Partition(Reader):
         self._get_config = config
         self._clock = clock
         self._dropped = DeletedSegments(disk)
-        self._format: tuple[LogConfig, BatchFormat] | None = None
+        self._format: tuple[LogConfig, BatchFormat, int] | None = None
         self.flusher = Flusher(self, loaded)
 
     @property
@@ -323,10 +323,21 @@ class Partition(Reader):
         form = self._batch_format(config)
         return build_checked(records, config, form, now_ms, self.name.directory)
 
+    @property
+    def line_limit(self) -> int:
+        """The length in bytes of the longest line that fits a batch, by the settings in force."""
+        return self._format_for(self.config)[2]
+
     def _batch_format(self, config: LogConfig) -> BatchFormat:
-        if self._format is None or self._format[0] is not config:
-            self._format = (config, batch_format(config))
-        return self._format[1]
+        return self._format_for(config)[1]
+
+    def _format_for(self, config: LogConfig) -> tuple[LogConfig, BatchFormat, int]:
+        """Return settings, the format of their batches and its limit of a line, which are computed once."""
+        known = self._format
+        if known is None or known[0] is not config:
+            form = batch_format(config)
+            known = self._format = (config, form, form.line_limit())
+        return known
 
     def _append(self, built: Built, config: LogConfig, now_ms: int) -> AppendResult:
         """Write batches one by one. What a failed write left of a batch is cut off again."""

@@ -380,7 +380,8 @@ class SparseIndex(NamedFile):
         elif at + self.entry.size > len(data):
             raise ValueError(f"{self.path}: the index is full with {self._count} entries")
         else:
-            self.reserve()
+            if at + self.entry.size > self._allocated:
+                self.reserve()
             self._is_dirty = True
             self.entry.pack_into(data, at, *fields)
         self._count += 1
