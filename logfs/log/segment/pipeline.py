@@ -1,4 +1,4 @@
-"""A pipeline for scans: compiled work on what was read goes on in other threads, while this one reads on."""
+"""Work ahead of its use: compiled work on what was read goes on in other threads, while this one reads on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def map_ahead(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     its item would be yielded, and an error of `items` after the results of the items before it. With one processor,
     or if no thread can be started, `work` is called in this thread.
     """
-    waiting: deque[_Call[T, R]] = deque()
+    waiting: deque[CallAhead[R]] = deque()
     source, failure = iter(items), None
     while failure is None:
         try:
@@ -37,7 +38,7 @@ def map_ahead(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         except Exception as error:
             failure = error
             break
-        waiting.append(_Call(work, item))
+        waiting.append(CallAhead(partial(work, item)))
         if len(waiting) > _AHEAD:
             yield _next_result(waiting)
     while waiting:
@@ -46,16 +47,15 @@ def map_ahead(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         raise failure
 
 
-class _Call(Generic[T, R]):
+class CallAhead(Generic[R]):
     """One call of `work`, by a thread of the pool or by the thread that needs the result."""
 
-    def __init__(self, work: Callable[[T], R], item: T) -> None:
+    def __init__(self, work: Callable[[], R]) -> None:
         self._work = work
-        self._item = item
         self.future: Future[R] = Future()
         with suppress(RuntimeError):
             if _helpers():
-                self.future = _pool().submit(work, item)
+                self.future = _pool().submit(work)
 
     def take(self) -> bool:
         """Do the work in this thread, unless another one has begun it. Returns whether it was done."""
@@ -63,13 +63,23 @@ class _Call(Generic[T, R]):
             return False
         self.future = Future()
         try:
-            self.future.set_result(self._work(self._item))
+            self.future.set_result(self._work())
         except Exception as error:
             self.future.set_exception(error)
         return True
 
 
-def _next_result(waiting: deque[_Call[T, R]]) -> R:
+def has_helpers() -> bool:
+    """Whether this process may use more than one processor, so that work ahead does not delay its caller."""
+    return _helpers() > 0
+
+
+def start_thread() -> None:
+    """Start a thread of the pool now, if there may be any, and not when it is first needed."""
+    CallAhead(lambda: None)
+
+
+def _next_result(waiting: deque[CallAhead[R]]) -> R:
     """Return the result of the first call, which leaves `waiting`. Until it is there, work on the calls after it."""
     first = waiting.popleft()
     if not first.take():
