@@ -54,7 +54,7 @@ _READ_AHEAD_KB = 1024
 # How long a worker thread may run Python code while the trio thread waits for its turn. Python's default is 5 ms.
 _SWITCH_SECONDS = 0.0005
 # numba's compiler, most of which was read to load the compiled code.
-_COMPILER = "libllvmlite"
+_COMPILER = b"libllvmlite"
 # From <sys/mman.h>.
 _MADV_PAGEOUT = 21
 # From <malloc.h>.
@@ -228,8 +228,13 @@ async def _load(store: Store) -> None:
 
 async def _warm_up(operations: Operations, stopping: threading.Event) -> None:
     """Load the compiled code while the first requests are served, unless the mount ends first."""
-    await run_in_thread(warm_up, stopping)
-    operations.is_cold = False
+    try:
+        await run_in_thread(warm_up, stopping)
+    except Exception as error:
+        # Requests then load what they need, in worker threads. The error is unexpected, and must not end the mount.
+        logger.exception("the compiled code was not loaded: %r", error)
+    else:
+        operations.is_cold = False
 
 
 async def _stop_on_signal(operations: Operations) -> None:
@@ -260,17 +265,18 @@ def _raise_read_ahead(mountpoint: Path) -> None:
         logger.debug("%s: %s", knob, error)
 
 
-def _page_out(library: str) -> None:
+def _page_out(library: bytes) -> None:
     """Have the kernel drop the pages of a shared library from memory; those used again are read again.
 
     Without Linux 5.4, or for a library that belongs to another user, this does nothing, and only memory is lost.
     """
-    with suppress(AttributeError, OSError), open("/proc/self/maps", encoding="utf-8") as maps:
+    # The paths of mapped files may hold any bytes.
+    with suppress(AttributeError, OSError), open("/proc/self/maps", "rb") as maps:
         libc = ctypes.CDLL(None)
         for line in maps:
             addresses, *_, path = line.split()
             if library in path:
-                start, end = (int(address, 16) for address in addresses.split("-"))
+                start, end = (int(address, 16) for address in addresses.split(b"-"))
                 libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_PAGEOUT)
 
 

@@ -681,6 +681,7 @@ def test_the_tree(pair: Pair) -> None:
     assert told["linger_ms"] == LINGER_MS
 
 
+@pytest.mark.usefixtures("mounts_alone")
 def test_it_can_be_unmounted_right_after_a_close(own: Pair) -> None:
     """`umount` right after the last close is never busy, although rounds hold the mount for moments."""
     directory, behind = own.partition()
@@ -727,6 +728,7 @@ def test_other_commands_name_the_store(pair: Pair) -> None:
     assert str(pair.store.path) in done.stderr
 
 
+@pytest.mark.usefixtures("mounts_alone")
 def test_an_fstab_line(pair: Pair, tmp_path: Path) -> None:
     """`mount.logfs` with `-o write_behind,linger_ms=N` mounts in the background, and `logfs umount` ends it."""
     place = tmp_path / "place"

@@ -39,8 +39,9 @@ _CACHE_BYTES = 32 * 1024 * 1024
 _BLOCK_TEXT_BYTES = 16 * 1024 * 1024
 # The memory of a block besides its bytes. While lines are being appended there are very many small blocks.
 _BLOCK_COST_BYTES = 1024
-# Up to this many bytes of log are rendered in the calling thread, unless they are compressed.
-INLINE_BYTES = _AHEAD_BYTES
+# Up to this many bytes of log are rendered in a thread that must not wait, unless they are compressed: what takes a
+# third of a millisecond.
+_INLINE_BYTES = {View.LINES: _AHEAD_BYTES, View.ENVELOPES: BLOCK_BYTES // 2}
 
 
 class RenderedRange(NamedTuple):
@@ -316,7 +317,7 @@ class TextRenderer:
     def _render(self, segment: Segment, part: _Part) -> list[RenderedRange]:
         """Return the text of the batches of a part of a segment."""
         entry, end, after = part.entry, part.end, part.after
-        if end - entry.position > INLINE_BYTES:
+        if end - entry.position > _INLINE_BYTES[self.view]:
             self._log.check_may_block()
         start = entry.position
         data = segment.read(start, end - start)
