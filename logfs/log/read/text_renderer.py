@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 # as many as the kernel asks for in one request.
 BLOCK_BYTES = 256 * 1024
 _AHEAD_BYTES = 1024 * 1024
+# The blocks after the one that is read which another thread may render. The reader takes the first of them itself if
+# that thread has not begun it, so both are at work.
+_PARTS_AHEAD = 2
 _CACHE_BYTES = 32 * 1024 * 1024
 # The most text that a block may make, unless the batches between two index entries make more.
 _BLOCK_TEXT_BYTES = 16 * 1024 * 1024
@@ -53,17 +56,34 @@ class RenderedRange(NamedTuple):
     damage: Damage | None = None
 
 
+class _Part(NamedTuple):
+    """A part of a segment that is rendered as one block: from an entry of the text index up to position `end`.
+
+    `key` is that of the block. `after` is the size of the text up to `end`. `next_number` is the number of the entry
+    at `end`; it is None if the part reaches to the end of the segment, which then is `segment_end`.
+    """
+
+    key: tuple[object, ...]
+    entry: TextEntry
+    end: int
+    after: TextSize
+    next_number: int | None
+    segment_end: SegmentEnd
+
+
 class Block(NamedTuple):
     """Consecutive ranges of a segment's text, valid while the segment has this `content`.
 
     `next_number` is the number of the text index entry at which the next block begins. In the last block of a segment
-    it is None, and the block is valid only while the segment's end is `segment_end`.
+    it is None, and the block is valid only while the segment's end is `segment_end`. `following` are parts after the
+    block that are rendered ahead.
     """
 
     content: object
     ranges: list[RenderedRange]
     next_number: int | None
     segment_end: SegmentEnd | None = None
+    following: tuple[_Part, ...] = ()
 
     @property
     def start(self) -> int:
@@ -78,21 +98,6 @@ class Block(NamedTuple):
     def range_at(self, at: int) -> RenderedRange:
         """Return the range that holds byte `at` of the segment's text, which must lie in the block."""
         return next(each for each in self.ranges if each.start <= at < each.end)
-
-
-class _Part(NamedTuple):
-    """A part of a segment that is rendered as one block: from an entry of the text index up to position `end`.
-
-    `key` is that of the block. `after` is the size of the text up to `end`. `next_number` is the number of the entry
-    at `end`; it is None if the part reaches to the end of the segment, which then is `segment_end`.
-    """
-
-    key: tuple[object, ...]
-    entry: TextEntry
-    end: int
-    after: TextSize
-    next_number: int | None
-    segment_end: SegmentEnd
 
 
 _NO_BLOCK = Block(None, [RenderedRange(0, 0, None)], 0)
@@ -275,9 +280,11 @@ class TextRenderer:
         is_last = last_block.content is content and last_block.segment_end in (None, segment_end)
         if is_last and last_block.start <= at < last_block.end:
             return last_block.range_at(at)
-        following = last_block.next_number if is_last and at == last_block.end else None
-        if following is not None:
-            part = self._part(segment, following, _AHEAD_BYTES)
+        following: list[_Part] = []
+        if is_last and at == last_block.end and last_block.next_number is not None:
+            # A sequential read goes on.
+            following = self._following(segment, last_block)
+            part = following.pop(0)
         else:
             first = index.number_of_text(at, self.view, len(self.prefix))
             part = self._part(segment, first, BLOCK_BYTES)
@@ -290,13 +297,22 @@ class TextRenderer:
                 "run 'logfs reindex' on the partition"
             )
         is_inside = part.next_number is not None
-        block = Block(content, ranges, part.next_number, None if is_inside else part.segment_end)
+        segment_end = None if is_inside else part.segment_end
+        block = Block(content, ranges, part.next_number, segment_end, tuple(following))
         self._last_block = block
-        if following is not None and part.next_number is not None:
-            # A sequential read goes on.
-            later = self._part(segment, part.next_number, _AHEAD_BYTES)
-            _cache.render_ahead(later.key, partial(self._render, segment, later))
         return block.range_at(at)
+
+    def _following(self, segment: Segment, block: Block) -> list[_Part]:
+        """Return the parts after a block, up to the end of the segment; those after the first are rendered ahead."""
+        parts = list(block.following)
+        number = parts[-1].next_number if parts else block.next_number
+        while len(parts) <= _PARTS_AHEAD and number is not None:
+            part = self._part(segment, number, _AHEAD_BYTES)
+            if parts:
+                _cache.render_ahead(part.key, partial(self._render, segment, part))
+            parts.append(part)
+            number = part.next_number
+        return parts
 
     def _part(self, segment: Segment, first: int, ahead: int) -> _Part:
         """Return the part of a segment from the text index entry `first` on, with about `ahead` bytes of log."""

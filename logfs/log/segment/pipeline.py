@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -48,24 +49,28 @@ def map_ahead(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
 
 
 class CallAhead(Generic[R]):
-    """One call of `work`, by a thread of the pool or by the thread that needs the result."""
+    """One call of `work`, by a thread of the pool or by the first thread that needs the result: `future` has it."""
 
     def __init__(self, work: Callable[[], R]) -> None:
-        self._work = work
         self.future: Future[R] = Future()
+        self._work = work
+        # Taken for good by the thread that does the work.
+        self._claim = threading.Lock()
         with suppress(RuntimeError):
             if _helpers():
-                self.future = _pool().submit(work)
+                _pool().submit(self.take)
 
     def take(self) -> bool:
-        """Do the work in this thread, unless another one has begun it. Returns whether it was done."""
-        if not self.future.cancel():
+        """Do the work in this thread, unless another one has begun it. Returns whether it was done here."""
+        if not self._claim.acquire(blocking=False):
             return False
-        self.future = Future()
         try:
             self.future.set_result(self._work())
         except Exception as error:
             self.future.set_exception(error)
+        except BaseException as error:
+            self.future.set_exception(error)
+            raise
         return True
 
 
