@@ -340,11 +340,11 @@ class _LogLoader:
         """Whether the segment at `base_offset` ends after `offset`. Reads its end or, without an index, all of it."""
         segment = self._open_segment(base_offset)
         try:
-            found = segment.offset_index.lookup(base_offset + MAX_RELATIVE_OFFSET)
+            position = segment.position_of(base_offset + MAX_RELATIVE_OFFSET)
         except (Corrupt, OSError):
-            found = OffsetEntry(base_offset, 0)
-        header = segment.header(found.position)
-        start = (found.position, header.base_offset) if header else (0, base_offset)
+            position = 0
+        header = segment.header(position)
+        start = (position, header.base_offset) if header else (0, base_offset)
         return self._end(segment, *start) > offset
 
     def _drop_empty_end(self, segments: list[Segment]) -> None:
@@ -479,7 +479,7 @@ class _LogLoader:
         max_entry = segment.time_index.last
         last = segment.offset_index.lookup(segment.base_offset + MAX_RELATIVE_OFFSET)
         end = segment.base_offset
-        if last.position > size:
+        if not 0 <= last.position <= size:
             return False
         segment.resume(SegmentEnd(size, end, UNMEASURED), max_entry)
         first_offset = self._first_offset(segment, last)
@@ -496,6 +496,8 @@ class _LogLoader:
             return not any(map(len, segment.indexes))
         if max_entry.offset < segment.time_index.last.offset:
             # The index claims that no record up to its last offset has so late a timestamp.
+            return False
+        if len(segment.time_index) and not segment.has_batch_of(segment.time_index.last):
             return False
         return segment.offset_index.can_be(end, size) and segment.time_index.can_be(
             end, segment.first_timestamp

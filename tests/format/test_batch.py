@@ -521,3 +521,29 @@ def test_records_round_trip_through_a_batch(codec: Codec, late: bool, data: st.D
         (r.value, r.key, r.headers, T if late else r.timestamp, 1000 + i, TimestampType(late))
         for i, r in enumerate(drawn)
     ]
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
+@pytest.mark.parametrize("distance", [-1000, -5, 0, 5, 1000])
+def test_the_first_record_at_a_time(codec: Codec, distance: int) -> None:
+    """The first record that is late enough is found, whatever the distance of the base timestamp from the first."""
+    times = [1000, 1005, 1003, 1010]
+    base = times[0] + distance
+    records = b"".join(
+        encode_record(Record(b"v"), offset_delta=number, timestamp_delta=at - base)
+        for number, at in enumerate(times)
+    )
+    data = bytearray(HEADER_SIZE) + compress(codec, records)
+    seal(
+        data,
+        attributes=codec,
+        base_offset=70,
+        last_offset_delta=len(times) - 1,
+        base_timestamp=base,
+        max_timestamp=max(times),
+        record_count=len(times),
+    )
+    found = Batch.parse(bytes(data))
+    for wanted in range(998, 1012):
+        later = [(70 + number, at) for number, at in enumerate(times) if at >= wanted]
+        assert found.first_at(wanted, 0) == (later[0] if later else None)

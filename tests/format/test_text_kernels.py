@@ -44,12 +44,14 @@ def measured(data: NDArray[np.uint8], spans: NDArray[np.int64]) -> list[list[int
 
 
 def expected(data: bytes, spans: NDArray[np.int64]) -> list[list[int]] | None:
-    """Return the sizes and the outer offsets of the decoded records, or None if they cannot be decoded."""
+    """Return the same of the decoded records; None if they cannot be decoded, or if their offsets do not rise."""
     found = []
     for number in range(len(spans)):
         try:
             columns = decode_columns(data, spans[number : number + 1])
         except Corrupt:
+            return None
+        if (np.diff(columns.offsets) <= 0).any():
             return None
         lines, envelopes = rendering.line_sizes(columns), rendering.envelope_sizes(columns)
         edges = columns.offsets[[0, -1]].tolist() if len(columns) else [-1, -1]

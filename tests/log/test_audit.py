@@ -6,19 +6,20 @@ import random
 import struct
 from typing import TYPE_CHECKING
 
+import pytest
 from crc32c import crc32c
 
-from logfs.format.batches.batch import HEADER_SIZE, Batch
-from logfs.format.batches.record import Record
+from logfs.format.batches.batch import HEADER_SIZE, Batch, seal
+from logfs.format.batches.compression import Codec, compress
+from logfs.format.batches.record import Record, encode_record
 from logfs.log.segment import batch_scanner
+from logfs.log.transfer.audit import Severity
 from logfs.store.observe.check import check
 from logfs.store.store import Store
 from tests.support.stores import set_topic
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from tests.support.stores import Clock
 
@@ -73,3 +74,50 @@ def test_the_audit_finds_the_same_with_and_without_columns(
         seen += found
     for text in ("its records lie outside its offsets", "does not fit its record", "malformed"):
         assert any(text in each for each in seen), text
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
+@pytest.mark.parametrize("deltas", [(1, 1, 2), (2, 1, 0), (0, 0, 0), (0, 2, 2)])
+def test_offsets_that_do_not_rise_are_found(
+    tmp_path: Path, clock: Clock, deltas: tuple[int, ...], codec: Codec
+) -> None:
+    """A batch whose records have repeated or falling offsets is an error, although its CRC is right."""
+    path = tmp_path / "store"
+    with Store(path, clock=clock) as store:
+        orders = store.create(NAME)
+        for _ in range(3):
+            orders.append([b"a", b"b", b"c"])
+    log = path / NAME / f"{0:020}.log"
+    good = log.read_bytes()
+    size = Batch.parse(good).header.size_bytes
+    records = b"".join(
+        encode_record(Record(b"v"), offset_delta=delta, timestamp_delta=0) for delta in deltas
+    )
+    odd = bytearray(HEADER_SIZE) + compress(codec, records)
+    seal(
+        odd,
+        attributes=codec,
+        base_offset=3,
+        last_offset_delta=2,
+        base_timestamp=0,
+        max_timestamp=0,
+        record_count=3,
+        leader_epoch=0,
+    )
+    log.write_bytes(good[:size] + odd + good[2 * size :])
+    Store(path, clock=clock, recover=True).close()
+    errors = [str(finding) for finding in check(path) if finding.severity is Severity.ERROR]
+    assert len(errors) == 1
+    assert "batch 3" in errors[0]
+    assert "do not rise" in errors[0]
+
+
+def test_bytes_before_the_first_batch_are_an_error(tmp_path: Path, clock: Clock) -> None:
+    """Bytes without a batch at the log start are reported, although no offset is missing."""
+    path = tmp_path / "store"
+    with Store(path, clock=clock) as store:
+        store.create(NAME).append([b"a", b"b"])
+    log = path / NAME / f"{0:020}.log"
+    log.write_bytes(b"A" * 17 + log.read_bytes())
+    errors = [str(finding) for finding in check(path) if finding.severity is Severity.ERROR]
+    assert any("damage before offset 0" in each for each in errors)

@@ -756,6 +756,28 @@ def test_log_start_moves(store: Store) -> None:
     assert all(not name.isdigit() or int(name) >= 20 for name in names)
 
 
+def test_a_segment_file_is_found_without_a_listing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log may have very many segments, so a lookup in `segments/` does not list them; it finds what `ls` shows."""
+    partition = store.create("orders-0")
+    partition.append([b"one"])
+    (partition.directory / "link").symlink_to("partition.metadata")
+    (partition.directory / "x.tmp").touch()
+    (partition.directory / "folder").mkdir()
+    root = RootDirectory(Context(store, ErrorLog(store.clock), "test"))
+    orders = root.lookup("orders-0")
+    assert isinstance(orders, DirectoryNode)
+    segments = orders.lookup("segments")
+    assert isinstance(segments, DirectoryNode)
+    shown = set(segments.names())
+    present = {path.name for path in partition.directory.iterdir()}
+    monkeypatch.setattr(type(partition.disk), "scan", None)
+    assert {name for name in present if segments.find(name) is not None} == shown
+    assert shown >= {f"{0:020}.log", "partition.metadata"}
+    assert segments.find("missing.log") is None
+
+
 # Tools.
 
 

@@ -342,14 +342,13 @@ class Batch:
         from logfs.format.batches import columns
 
         header = self.header
-        first = header.base_timestamp
-        if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
-            first = header.max_timestamp
-        untouched = header.record_count == header.last_offset_delta + 1 > 0
-        untouched &= header.delete_horizon_ms is None
-        if untouched and first >= timestamp and header.base_offset >= offset:
-            # The first record qualifies. The header alone shows it, because compaction never changed the batch.
-            return header.base_offset, first
+        is_whole = header.record_count == header.last_offset_delta + 1 > 0
+        if is_whole and header.base_timestamp >= timestamp and header.base_offset >= offset:
+            # Mostly the base timestamp is that of the first record, which is then found without the others.
+            record = self.record_at(header.base_offset)
+            at = NO_TIMESTAMP if record is None or record.timestamp is None else record.timestamp
+            if at >= timestamp:
+                return header.base_offset, at
         if not columns.worthwhile(header.record_count):
             for record in self.records():
                 at = NO_TIMESTAMP if record.timestamp is None else record.timestamp

@@ -241,7 +241,7 @@ def measure_spans(
     A row of `spans` is that of `decode_spans`. `label_bytes` is the length of the label of the records' timestamp
     type. For each batch, writes a row (records, bytes of lines, bytes of envelopes without prefixes) to `sizes`,
     int64[batches, 3], and a row (offset of the first record, of the last one) to `edges`, int64[batches, 2]. Returns
-    False if a record is malformed; `decode_spans` tells what is wrong.
+    False if a record is malformed, or if its offset is not above the one before; `decode_spans` tells what is wrong.
     """
     constant = ENVELOPE_BYTES + label_bytes
     for number in range(len(spans)):
@@ -252,7 +252,7 @@ def measure_spans(
         # The deltas of neighbours are alike, and so are the digits of their sums.
         time_before, time_digits = 0, digits(base_timestamp)
         offset_before, offset_digits = 0, digits(base_offset)
-        offset = base_offset
+        offset = before = base_offset
         for index in range(count):
             length = -1
             if position + 16 <= end:
@@ -286,6 +286,9 @@ def measure_spans(
                 position = start + length + 1
             if index == 0:
                 edges[number, 0] = offset
+            elif offset <= before:
+                return False
+            before = offset
         if position != end:
             return False
         sizes[number, 0] = count

@@ -215,7 +215,8 @@ class LiveSegment(Segment):
         number = bisect_right(range(len(index)), offset, key=lambda n: index[n].offset) - 1
         back = 1
         while number >= 0:
-            position = index[number].position
+            # A damaged entry may have any position.
+            position = max(index[number].position, 0)
             data = self._disk.read(self.file, position, HEADER_SIZE)
             header = parse_header(data) if len(data) == HEADER_SIZE else None
             if (
@@ -266,24 +267,41 @@ class LiveSegment(Segment):
                 # Preallocated space.
                 return
             end = position + LENGTH_OVERHEAD + length
-            found = None
+            found: tuple[int, Batch] | Damage | None = None
             if length > 0 and end <= size:
                 found = next(self._walk_to(position, end, expected), None)
             if found is None or isinstance(found, Damage):
-                found = None
-                if doubt is not None and doubt[0] == position and doubt[1] != size:
-                    # No batch at the second look either: this is damage if a batch follows.
-                    found = next(self._walk_to(position, size, expected), None)
-                    doubt = position, size
-                if not isinstance(found, Damage) or found.end == size:
-                    self._doubt = doubt if doubt and doubt[0] == position else (position, -1)
-                    return
+                is_known = doubt == (position, size)
+                found = None if is_known else self._find_next(position, size, expected)
+            if found is None:
+                self._doubt = position, size
+                return
+            if isinstance(found, Damage):
                 position, expected = found.end, found.next_offset
             elif may_wait and self._is_ahead(found[1]) and self._awaits(position, awaited):
                 return
             else:
-                position, expected = end, found[1].header.next_offset
+                header = found[1].header
+                position, expected = position + header.size_bytes, header.next_offset
             yield found
+
+    def _find_next(
+        self, position: int, size: int, expected: int
+    ) -> tuple[int, Batch] | Damage | None:
+        """Return the batch at `position` if it is whole by now, or the damage there; None for a half-written batch.
+
+        What is not a whole batch is damage if a batch follows. It may have been half-written when it was read, so it
+        is read again: before a writer begins a batch, it has written the one before.
+        """
+        for _ in range(2):
+            walked = self._walk_to(position, size, expected)
+            found = next(walked, None)
+            if not isinstance(found, Damage):
+                return found
+            follows = next(walked, None)
+            if follows is None or isinstance(follows, Damage):
+                return None
+        return found
 
     @property
     def is_waiting(self) -> bool:

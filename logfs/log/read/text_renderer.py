@@ -296,9 +296,8 @@ class TextRenderer:
                 f"{index.path}: does not agree with its log at byte {at} of the text; "
                 "run 'logfs reindex' on the partition"
             )
-        is_inside = part.next_number is not None
-        segment_end = None if is_inside else part.segment_end
-        block = Block(content, ranges, part.next_number, segment_end, tuple(following))
+        valid_until = part.segment_end if part.next_number is None else None
+        block = Block(content, ranges, part.next_number, valid_until, tuple(following))
         self._last_block = block
         return block.range_at(at)
 

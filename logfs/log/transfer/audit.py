@@ -171,7 +171,8 @@ def audit(
             if found.end == segment.size_bytes:
                 # The bytes alone do not show how far the damage goes. The segment's end does.
                 damage = found._replace(next_offset=max(found.next_offset, segment.next_offset))
-            tell = note if damage.next_offset <= log_start_offset else error
+            is_below = damage.first_offset < log_start_offset >= damage.next_offset
+            tell = note if is_below else error
             yield tell(segment.path, str(damage))
             for index in indexes:
                 index.pass_damage(found)
@@ -287,6 +288,13 @@ def _check_columns(
         firsts, lasts = (ends - counts)[filled], ends[filled] - 1
         edges = np.column_stack((columns.offsets[firsts], columns.offsets[lasts]))
         yield from _outside(segment, start, group[filled], edges)
+        # Records whose successor in the same batch has no higher offset.
+        fails = np.flatnonzero(columns.offsets[1:] <= columns.offsets[:-1])
+        batches = np.searchsorted(ends, fails, side="right")
+        for number in np.unique(batches[ends[batches] - 1 > fails]).tolist():
+            yield _odd_batch(
+                segment, start, group[number], "the offsets of its records do not rise"
+            )
 
 
 def _outside(

@@ -42,9 +42,13 @@ class SegmentsDirectory(PartitionFolder):
     """The files of the partition directory, under their own names."""
 
     def find(self, name: str) -> Node | None:
-        if name in self.names():
-            return SegmentFile(self.context, name, self)
-        return None
+        if name.endswith(_HIDDEN):
+            return None
+        try:
+            found = self.partition.disk.stat(self.partition.directory / name)
+        except FileNotFoundError:
+            return None
+        return SegmentFile(self.context, name, self) if stat.S_ISREG(found.st_mode) else None
 
     def names(self) -> Iterator[str]:
         for entry in self.partition.disk.scan(self.partition.directory):
