@@ -21,7 +21,6 @@ import trio
 
 import logfs
 from logfs.log.read.read_committed import Isolation
-from logfs.log.segment import pipeline
 from logfs.mount import threads
 from logfs.mount.errnos import ErrorLog
 from logfs.mount.mounting import first_error, mounted, prepare_mountpoint, start_notifier
@@ -172,7 +171,6 @@ def warm_up(stopping: threading.Event | None = None) -> None:
     from logfs.format.kernel_warmup import warm_up_steps
     from logfs.log.read import key_tables
 
-    pipeline.start_thread()
     for _ in warm_up_steps():
         if stopping is not None and stopping.is_set():
             return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logfs.log.segment import pipeline
-from logfs.log.segment.pipeline import CallAhead, map_ahead
+from logfs.log.segment.pipeline import map_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,31 +72,6 @@ def test_the_caller_works_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> Non
             assert begun.wait(60)
 
     assert list(map_ahead(work, items())) == list(range(20))
-
-
-def test_a_call_is_made_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that comes while another one does the work gets its result."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    begun, may_end = threading.Event(), threading.Event()
-    calls: list[int] = []
-
-    def work() -> int:
-        calls.append(1)
-        begun.set()
-        assert may_end.wait(60)
-        return 7
-
-    call = CallAhead(work)
-    first = threading.Thread(target=call.take)
-    first.start()
-    assert begun.wait(60)
-    assert not call.take()
-    assert not call.future.done()
-    may_end.set()
-    assert call.future.result(60) == 7
-    first.join()
-    assert not call.take()
-    assert calls == [1]
 
 
 def test_only_a_few_items_are_taken_ahead() -> None:

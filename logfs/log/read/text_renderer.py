@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from logfs.errors import Corrupt
@@ -17,10 +15,9 @@ from logfs.format.text import rendering
 from logfs.format.text.rendering import TextSize, View
 from logfs.log.segment import batch_scanner
 from logfs.log.segment.batch_iterator import Damage, unreadable
-from logfs.log.segment.pipeline import CallAhead, has_helpers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from logfs.format.batches.batch import Batch
     from logfs.format.batches.columns import Columns
@@ -34,9 +31,6 @@ if TYPE_CHECKING:
 # as many as the kernel asks for in one request.
 BLOCK_BYTES = 256 * 1024
 _AHEAD_BYTES = 1024 * 1024
-# The blocks after the one that is read which another thread may render. The reader takes the first of them itself if
-# that thread has not begun it, so both are at work.
-_PARTS_AHEAD = 2
 _CACHE_BYTES = 32 * 1024 * 1024
 # The most text that a block may make, unless the batches between two index entries make more.
 _BLOCK_TEXT_BYTES = 16 * 1024 * 1024
@@ -56,34 +50,17 @@ class RenderedRange(NamedTuple):
     damage: Damage | None = None
 
 
-class _Part(NamedTuple):
-    """A part of a segment that is rendered as one block: from an entry of the text index up to position `end`.
-
-    `key` is that of the block. `after` is the size of the text up to `end`. `next_number` is the number of the entry
-    at `end`; it is None if the part reaches to the end of the segment, which then is `segment_end`.
-    """
-
-    key: tuple[object, ...]
-    entry: TextEntry
-    end: int
-    after: TextSize
-    next_number: int | None
-    segment_end: SegmentEnd
-
-
 class Block(NamedTuple):
     """Consecutive ranges of a segment's text, valid while the segment has this `content`.
 
     `next_number` is the number of the text index entry at which the next block begins. In the last block of a segment
-    it is None, and the block is valid only while the segment's end is `segment_end`. `following` are parts after the
-    block that are rendered ahead.
+    it is None, and the block is valid only while the segment's end is `segment_end`.
     """
 
     content: object
     ranges: list[RenderedRange]
     next_number: int | None
     segment_end: SegmentEnd | None = None
-    following: tuple[_Part, ...] = ()
 
     @property
     def start(self) -> int:
@@ -107,58 +84,13 @@ class BlockCache:
     """A cache of the blocks rendered last, for all views of a process. Any thread may use it.
 
     The key of a block tells what it is rendered from: the segment's content, the positions, the view and the prefix.
-    Blocks that will soon be asked for are rendered ahead, in another thread.
     """
 
     def __init__(self, limit_bytes: int = _CACHE_BYTES) -> None:
         self._limit_bytes = limit_bytes
         self._size_bytes = 0
         self._blocks: OrderedDict[tuple[object, ...], list[RenderedRange]] = OrderedDict()
-        # The blocks that are rendered ahead, and not in the cache yet.
-        self._coming: dict[tuple[object, ...], CallAhead[list[RenderedRange]]] = {}
         self._lock = threading.Lock()
-
-    def fetch(
-        self,
-        key: tuple[object, ...],
-        render: Callable[[], list[RenderedRange]],
-        check_may_block: Callable[[], None],
-    ) -> list[RenderedRange]:
-        """Return the ranges of a block, which `render` makes if it has not been rendered yet.
-
-        `check_may_block` is called before waiting for another thread that renders it. Raises the errors of both.
-        """
-        ranges = self.get(key)
-        if ranges is not None:
-            return ranges
-        with self._lock:
-            call = self._coming.get(key)
-        if call is not None:
-            if not call.take() and not call.future.done():
-                check_may_block()
-            # Rendering it here raises the error again, unless that has passed.
-            with suppress(Exception):
-                return call.future.result()
-        return self._render(key, render)
-
-    def render_ahead(
-        self, key: tuple[object, ...], render: Callable[[], list[RenderedRange]]
-    ) -> None:
-        """Have a block rendered in another thread, so that `fetch` finds it; do nothing on a single processor."""
-        with self._lock:
-            if key not in self._blocks and key not in self._coming and has_helpers():
-                self._coming[key] = CallAhead(partial(self._render, key, render))
-
-    def _render(
-        self, key: tuple[object, ...], render: Callable[[], list[RenderedRange]]
-    ) -> list[RenderedRange]:
-        try:
-            ranges = render()
-            self.put(key, ranges)
-            return ranges
-        finally:
-            with self._lock:
-                self._coming.pop(key, None)
 
     def get(self, key: tuple[object, ...]) -> list[RenderedRange] | None:
         """Return the ranges of a block; None if the block is not in the cache."""
@@ -277,45 +209,15 @@ class TextRenderer:
         """Return the range of a segment's text that holds byte `at`."""
         content, segment_end, index = segment.content, segment.end, segment.text_index
         last_block = self._last_block
+        ahead = BLOCK_BYTES
         is_last = last_block.content is content and last_block.segment_end in (None, segment_end)
         if is_last and last_block.start <= at < last_block.end:
             return last_block.range_at(at)
-        following: list[_Part] = []
         if is_last and at == last_block.end and last_block.next_number is not None:
-            # A sequential read goes on.
-            following = self._following(segment, last_block)
-            part = following.pop(0)
+            # A sequential read continues where the last block ended.
+            first, ahead = last_block.next_number, _AHEAD_BYTES
         else:
             first = index.number_of_text(at, self.view, len(self.prefix))
-            part = self._part(segment, first, BLOCK_BYTES)
-        ranges = _cache.fetch(
-            part.key, partial(self._render, segment, part), self._log.check_may_block
-        )
-        if not ranges or not ranges[0].start <= at < ranges[-1].end:
-            raise Corrupt(
-                f"{index.path}: does not agree with its log at byte {at} of the text; "
-                "run 'logfs reindex' on the partition"
-            )
-        valid_until = part.segment_end if part.next_number is None else None
-        block = Block(content, ranges, part.next_number, valid_until, tuple(following))
-        self._last_block = block
-        return block.range_at(at)
-
-    def _following(self, segment: Segment, block: Block) -> list[_Part]:
-        """Return the parts after a block, up to the end of the segment; those after the first are rendered ahead."""
-        parts = list(block.following)
-        number = parts[-1].next_number if parts else block.next_number
-        while len(parts) <= _PARTS_AHEAD and number is not None:
-            part = self._part(segment, number, _AHEAD_BYTES)
-            if parts:
-                _cache.render_ahead(part.key, partial(self._render, segment, part))
-            parts.append(part)
-            number = part.next_number
-        return parts
-
-    def _part(self, segment: Segment, first: int, ahead: int) -> _Part:
-        """Return the part of a segment from the text index entry `first` on, with about `ahead` bytes of log."""
-        segment_end, index = segment.end, segment.text_index
         entry = index[first]
         count = len(index)
         last = max(index.last_before(entry.position + ahead, first + 1), first + 1)
@@ -325,13 +227,27 @@ class TextRenderer:
             last = max(index.number_of_text(limit, self.view, len(self.prefix)), first + 1)
         inside = last < count and index[last].position < segment_end.size_bytes
         end = index[last].position if inside else segment_end.size_bytes
-        after = index[last].before if inside else segment_end.text
-        key = (segment.content, entry.position, end, self.view, self.prefix)
-        return _Part(key, entry, end, after, last if inside else None, segment_end)
+        end_text = index[last].before if inside else segment_end.text
+        key = (content, entry.position, end, self.view, self.prefix)
+        ranges = _cache.get(key)
+        if ranges is None:
+            ranges = self._render(segment, entry, end, end_text)
+            _cache.put(key, ranges)
+        if not ranges or not ranges[0].start <= at < ranges[-1].end:
+            raise Corrupt(
+                f"{index.path}: does not agree with its log at byte {at} of the text; "
+                "run 'logfs reindex' on the partition"
+            )
+        block = (
+            Block(content, ranges, last) if inside else Block(content, ranges, None, segment_end)
+        )
+        self._last_block = block
+        return block.range_at(at)
 
-    def _render(self, segment: Segment, part: _Part) -> list[RenderedRange]:
-        """Return the text of the batches of a part of a segment."""
-        entry, end, after = part.entry, part.end, part.after
+    def _render(
+        self, segment: Segment, entry: TextEntry, end: int, after: TextSize
+    ) -> list[RenderedRange]:
+        """Return the text of the batches of a segment from an entry up to position `end`."""
         if end - entry.position > _INLINE_BYTES[self.view]:
             self._log.check_may_block()
         start = entry.position

@@ -1,13 +1,11 @@
-"""Work ahead of its use: compiled work on what was read goes on in other threads, while this one reads on."""
+"""A pipeline for scans: compiled work on what was read goes on in other threads, while this one reads on."""
 
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -29,7 +27,7 @@ def map_ahead(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     its item would be yielded, and an error of `items` after the results of the items before it. With one processor,
     or if no thread can be started, `work` is called in this thread.
     """
-    waiting: deque[CallAhead[R]] = deque()
+    waiting: deque[_Call[T, R]] = deque()
     source, failure = iter(items), None
     while failure is None:
         try:
@@ -39,7 +37,7 @@ def map_ahead(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         except Exception as error:
             failure = error
             break
-        waiting.append(CallAhead(partial(work, item)))
+        waiting.append(_Call(work, item))
         if len(waiting) > _AHEAD:
             yield _next_result(waiting)
     while waiting:
@@ -48,43 +46,30 @@ def map_ahead(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         raise failure
 
 
-class CallAhead(Generic[R]):
-    """One call of `work`, by a thread of the pool or by the first thread that needs the result: `future` has it."""
+class _Call(Generic[T, R]):
+    """One call of `work`, by a thread of the pool or by the thread that needs the result."""
 
-    def __init__(self, work: Callable[[], R]) -> None:
-        self.future: Future[R] = Future()
+    def __init__(self, work: Callable[[T], R], item: T) -> None:
         self._work = work
-        # Taken for good by the thread that does the work.
-        self._claim = threading.Lock()
+        self._item = item
+        self.future: Future[R] = Future()
         with suppress(RuntimeError):
             if _helpers():
-                _pool().submit(self.take)
+                self.future = _pool().submit(work, item)
 
     def take(self) -> bool:
-        """Do the work in this thread, unless another one has begun it. Returns whether it was done here."""
-        if not self._claim.acquire(blocking=False):
+        """Do the work in this thread, unless another one has begun it. Returns whether it was done."""
+        if not self.future.cancel():
             return False
+        self.future = Future()
         try:
-            self.future.set_result(self._work())
+            self.future.set_result(self._work(self._item))
         except Exception as error:
             self.future.set_exception(error)
-        except BaseException as error:
-            self.future.set_exception(error)
-            raise
         return True
 
 
-def has_helpers() -> bool:
-    """Whether this process may use more than one processor, so that work ahead does not delay its caller."""
-    return _helpers() > 0
-
-
-def start_thread() -> None:
-    """Start a thread of the pool now, if there may be any, and not when it is first needed."""
-    CallAhead(lambda: None)
-
-
-def _next_result(waiting: deque[CallAhead[R]]) -> R:
+def _next_result(waiting: deque[_Call[T, R]]) -> R:
     """Return the result of the first call, which leaves `waiting`. Until it is there, work on the calls after it."""
     first = waiting.popleft()
     if not first.take():
