@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from logfs.store.directory.permissions import PermissionTable
 
 # A write of lines up to this size is encoded and written to the kernel's page cache on the trio thread, which takes
-# less time than a switch to a worker thread and back. Larger writes go to a worker thread. The limit is lower for
-# envelopes, which are parsed, and for compressed topics.
+# less time than a switch to a worker thread and back, also with lz4 or snappy. Larger writes go to a worker thread.
+# The limit is lower for envelopes, which are parsed, and for codecs that take most of a millisecond for such a write.
 INLINE_BYTES = 160 * 1024
 INLINE_SLOW_BYTES = 4 * 1024
+_SLOW_CODECS = frozenset({"gzip", "zstd"})
 # The number of writing processes whose last offset is remembered.
 _REMEMBERED = 10_000
 
@@ -142,7 +143,8 @@ class AppendHandle(Handle):
 
     def write(self, data: bytes) -> int:
         if len(data) > INLINE_SLOW_BYTES:
-            is_slow = self.file.is_parsed or self.file.partition.config.compresses
+            codec = self.file.partition.config.compression_type
+            is_slow = self.file.is_parsed or codec in _SLOW_CODECS
             if is_slow or len(data) > INLINE_BYTES:
                 self.file.partition.check_may_block()
         done = self._framer.write(data)
