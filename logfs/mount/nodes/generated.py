@@ -70,8 +70,13 @@ class GeneratedFile(FileNode):
 
     def hold(self, handle: GeneratedHandle) -> bytes:
         """Keep the present content until `handle` is dropped, and return it."""
-        self._content = content = self.content()
+        # Added first: another thread that drops the last handle before lets go of the content.
         self._handles.add(handle)
+        try:
+            self._content = content = self.content()
+        except BaseException:
+            self.drop(handle)
+            raise
         return content
 
     def drop(self, handle: GeneratedHandle) -> None:
