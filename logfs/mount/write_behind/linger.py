@@ -31,13 +31,19 @@ _FORGOTTEN_AFTER = 2
 _QUIET_AFTER = 5
 # Rounds without a known reason, while a file is open for writing.
 _IDLE_SECONDS = 1.0
+# When the mount stops: a write(2) that had begun before may still bring bytes during a round. No other begins.
+_MOST_LAST_ROUNDS = 10
 
 
 class Linger:
-    """The rounds of a mount. `rounds` counts them. Only the trio thread calls the methods."""
+    """The rounds of a mount. `rounds` counts them. Only the trio thread calls the methods.
+
+    Once `is_stopping`, the mount refuses to tell the attributes of open files, so that each write(2) fails.
+    """
 
     def __init__(self, linger_ms: int) -> None:
         self.rounds = 0
+        self.is_stopping = False
         self._seconds = linger_ms / 1000
         self._mountpoint: Path | None = None
         self._device = 0
@@ -75,8 +81,8 @@ class Linger:
                 pass
 
     async def run(self) -> None:
-        """Make rounds until cancelled."""
-        while True:
+        """Make rounds until the mount stops."""
+        while not self.is_stopping:
             while self._mountpoint is None or not self._open:
                 await self._woken.wait()
                 self._woken = trio.Event()
@@ -89,16 +95,21 @@ class Linger:
             await trio.sleep_until(end)
 
     async def stop(self) -> None:
-        """Have the kernel send everything for the last time; the next write(2) of each open file then fails.
+        """Let each further write(2) fail, then have the kernel send everything for the last time.
 
         No round begins afterwards: it would wait for answers that a mount does not give once it stops.
         """
-        await self._lock.acquire()
-        await run_in_thread(self._sync)
-        # The kernel does not wait in syncfs until a FUSE mount has answered.
-        await run_in_thread(self._invalidate)
+        self.is_stopping = True
         for inode in self._open:
             forget_attributes(inode)
+        async with self._lock:
+            for _ in range(_MOST_LAST_ROUNDS):
+                self._active.clear()
+                await run_in_thread(self._sync)
+                # The kernel does not wait in syncfs until a FUSE mount has answered.
+                await run_in_thread(self._invalidate)
+                if not self._active:
+                    return
 
     async def sync(self) -> None:
         """Have the kernel send everything that it has now."""
@@ -107,6 +118,8 @@ class Linger:
                 forget_attributes(inode)
         asked = list(self._active)
         async with self._lock:
+            if self.is_stopping:
+                return
             await run_in_thread(self._sync)
         self.rounds += 1
         for inode in asked:

@@ -228,6 +228,7 @@ class WriteBehindOperations(pyfuse3.Operations):
             with _noted():
                 node.stream.check()
             if node.writers:
+                self._refuse_when_stopping(node)
                 self.linger.wake(inode)
         else:
             node.found = await self._run(self._stat_of, node)
@@ -324,6 +325,22 @@ class WriteBehindOperations(pyfuse3.Operations):
     async def rmdir(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         raise self._not_here(parent_inode, name)
 
+    async def rename(
+        self,
+        parent_inode_old: int,
+        name_old: bytes,
+        parent_inode_new: int,
+        name_new: bytes,
+        flags: int,
+        ctx: pyfuse3.RequestContext,
+    ) -> None:
+        raise self._not_here(parent_inode_old, name_old)
+
+    async def link(
+        self, inode: int, new_parent_inode: int, new_name: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        raise self._not_here(new_parent_inode, new_name)
+
     def _not_here(self, parent_inode: int, name: bytes) -> OSError:
         where = Path(self.mount, self._node(parent_inode).path[1:], os.fsdecode(name))
         return refuse(errno.EPERM, f"this mount takes appends only; use {where}")
@@ -361,6 +378,7 @@ class WriteBehindOperations(pyfuse3.Operations):
     async def _open_for_writing(self, node: _AppendFile, flags: int) -> None:
         """Open the stream of a file. Only /proc/PID/fd leads to a file that is open already."""
         appends = bool(flags & os.O_APPEND)
+        self._refuse_when_stopping(node)
         async with node.lock:
             if node.writers and (flags & os.O_TRUNC or not appends or not node.all_append):
                 raise refuse(
@@ -371,6 +389,11 @@ class WriteBehindOperations(pyfuse3.Operations):
             node.writers += 1
             node.all_append = node.all_append and appends
         self.linger.wake(node.inode)
+
+    def _refuse_when_stopping(self, node: _AppendFile) -> None:
+        """Raise `OSError` (ENOTCONN) if the mount is being stopped."""
+        if self.linger.is_stopping:
+            raise refuse(errno.ENOTCONN, f"{node.path}: the mount is being stopped")
 
     async def read(self, fh: int, off: int, size: int) -> bytes:
         """Return the content of a generated file, or accepted bytes of an append file (`Stream.read`)."""

@@ -105,6 +105,8 @@ async def _stop_on_signal(linger: Linger) -> None:
             logger.info("stopping on %s", signal.Signals(number).name)
             await linger.stop()
             pyfuse3.terminate()
+            # A second signal must not begin anew: the mount answers no more.
+            await trio.sleep_forever()
 
 
 async def _announce(linger: Linger, mountpoint: Path, ready: Callable[[], None]) -> None:

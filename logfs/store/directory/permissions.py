@@ -6,6 +6,7 @@ They are kept in a file of the partition directory.
 from __future__ import annotations
 
 import stat
+import threading
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import orjson
@@ -55,6 +56,8 @@ class PermissionTable:
         found = disk.stat(partition.directory)
         self._default = Access(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
         self._set: dict[str, Access] = {}
+        # Held while the file is replaced: two threads may change the access of two files.
+        self._changing = threading.Lock()
         if disk.exists(self._path):
             try:
                 content = orjson.loads(disk.read_file(self._path))
@@ -83,9 +86,10 @@ class PermissionTable:
 
     def set(self, name: str, access: Access) -> None:
         """Set the access of the file `name`, durably; the name "" stands for the directory itself."""
-        changed = {**self._set, name: access}
-        content = {name: list(access) for name, access in changed.items()}
-        self._partition.disk.replace_file(
-            self._path, orjson.dumps(content, option=orjson.OPT_INDENT_2)
-        )
-        self._set = changed
+        with self._changing:
+            changed = {**self._set, name: access}
+            content = {name: list(access) for name, access in changed.items()}
+            self._partition.disk.replace_file(
+                self._path, orjson.dumps(content, option=orjson.OPT_INDENT_2)
+            )
+            self._set = changed
