@@ -592,9 +592,11 @@ def test_files_are_closed_while_the_mount_stops(own: Pair) -> None:
         accepted = 0
         for end in ends:
             with suppress(OSError):
-                if way == "fsync":
-                    os.fsync(end)
-                os.close(end)
+                try:
+                    if way == "fsync":
+                        os.fsync(end)
+                finally:
+                    os.close(end)
                 accepted += 1
         own.behind.stop()
         assert len(lines_of(directory)) == 2 >= accepted
