@@ -343,8 +343,10 @@ class Batch:
 
         header = self.header
         is_whole = header.record_count == header.last_offset_delta + 1 > 0
-        if is_whole and header.base_timestamp >= timestamp and header.base_offset >= offset:
-            # Mostly the base timestamp is that of the first record, which is then found without the others.
+        is_late = header.timestamp_type is TimestampType.LOG_APPEND_TIME
+        likely = header.max_timestamp if is_late else header.base_timestamp
+        if is_whole and likely >= timestamp and header.base_offset >= offset:
+            # Mostly `likely` is the timestamp of the first record, which is then found without the others.
             record = self.record_at(header.base_offset)
             at = NO_TIMESTAMP if record is None or record.timestamp is None else record.timestamp
             if at >= timestamp:

@@ -88,8 +88,9 @@ class BatchFormat(NamedTuple):
             return room
         return max(room - room // _EXPANSION - _FRAME_BYTES, 0)
 
+    @property
     def line_limit(self) -> int:
-        """Return the length in bytes of the longest line that fits a batch.
+        """The length in bytes of the longest line that fits a batch.
 
         With a codec it is `limit_bytes`, although a longer line may fit after compression.
         """

@@ -241,7 +241,7 @@ def measure_spans(
     A row of `spans` is that of `decode_spans`. `label_bytes` is the length of the label of the records' timestamp
     type. For each batch, writes a row (records, bytes of lines, bytes of envelopes without prefixes) to `sizes`,
     int64[batches, 3], and a row (offset of the first record, of the last one) to `edges`, int64[batches, 2]. Returns
-    False if a record is malformed, or if its offset is not above the one before; `decode_spans` tells what is wrong.
+    False if a record is malformed (`decode_spans` tells what is wrong), or if its offset is not above the one before.
     """
     constant = ENVELOPE_BYTES + label_bytes
     for number in range(len(spans)):

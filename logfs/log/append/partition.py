@@ -332,11 +332,11 @@ class Partition(Reader):
         return self._format_for(config)[1]
 
     def _format_for(self, config: LogConfig) -> tuple[LogConfig, BatchFormat, int]:
-        """Return settings, the format of their batches and its limit of a line, which are computed once."""
+        """Return `config`, the format of its batches, and the length of the longest line; both are computed once."""
         known = self._format
         if known is None or known[0] is not config:
             form = batch_format(config)
-            known = self._format = (config, form, form.line_limit())
+            known = self._format = (config, form, form.line_limit)
         return known
 
     def _append(self, built: Built, config: LogConfig, now_ms: int) -> AppendResult:
