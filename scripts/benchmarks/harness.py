@@ -10,9 +10,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,6 +46,9 @@ class Result:
     at_most: bool = False
     spread: tuple[float, float] | None = None
     more: dict[str, object] = field(default_factory=dict)
+    # The row that measured it, as `scripts/bench --list` names it.
+    row: str = ""
+    failed: bool = False
 
     @property
     def verdict(self) -> str:
@@ -385,6 +388,15 @@ def table(results: list[Result]) -> str:
 def as_json(
     results: list[Result], described: dict[str, object], *, quick: bool
 ) -> dict[str, object]:
-    """Return the whole run, to be written as JSON."""
+    """Return the results and the machine, to be written as JSON."""
     rows = [{**asdict(result), "verdict": result.verdict} for result in results]
     return {"machine": described, "quick": quick, "results": rows}
+
+
+def from_json(content: dict[str, Any]) -> list[Result]:
+    """Return the results that `as_json` described."""
+    names = {each.name for each in fields(Result)}
+    return [
+        Result(**{name: value for name, value in each.items() if name in names})
+        for each in content["results"]
+    ]

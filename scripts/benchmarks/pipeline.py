@@ -336,7 +336,7 @@ def _read(bench: Bench, pipeline: Pipeline, count: int, value_bytes: int) -> lis
     pipeline.remove(topic)
     what = f"Spark batch read, {named(count, value_bytes)}"
     name = f"spark-read {value_bytes}"
-    limits = {"Kafka's source": (2.0, 3.0), "Parquet, all columns": (0.5, None)}
+    limits = {"Kafka's source": (2.0, 3.0), "Parquet, all columns": (0.5, 0.6)}
     results = []
     if pipeline.missing:
         results.append(skipped(f"{name} kafka", what, pipeline.missing, rate(count, ours)))

@@ -1,4 +1,4 @@
-"""The rows of commands that read a whole log: `logfs cat -J` and `logfs check`."""
+"""The rows of commands that read a whole log: `logfs cat -J` and `-F`, and `logfs check`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,19 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from harness import GIB, MIB, PARTITION, Bench, Result, alternate, expect, faster, speed, timed
+from harness import (
+    GIB,
+    MIB,
+    PARTITION,
+    Bench,
+    Result,
+    alternate,
+    expect,
+    faster,
+    in_rounds,
+    speed,
+    timed,
+)
 from rows import CAT_BYTES, row
 
 if TYPE_CHECKING:
@@ -19,15 +31,19 @@ if TYPE_CHECKING:
 
 # `logfs`, of this source tree; the bench sets PYTHONPATH.
 LOGFS = [sys.executable, "-m", "logfs"]
+# Offset, timestamp and value; and the records a second that `logfs cat -F` with it must print.
+FORMAT = "%o %T %s\\n"
+FORMATTED_A_SECOND = 2_000_000
 
 
 @row
 def cat_json(bench: Bench) -> list[Result]:
-    """`logfs cat -J` of a whole log, against `logfs cat`; both are counted by wc."""
+    """`logfs cat -J` and `-F` of a whole log, against `logfs cat`; wc counts what each prints."""
     count = bench.pick(GIB, 256 * MIB) // 100
     log_dir, lines = bench.log(count, CAT_BYTES)
     target = log_dir / PARTITION
-    size = _check_envelopes(target, lines, count)
+    as_json = _check_output(target, lines, count, ["-J"], _of_envelope)
+    formatted = _check_output(target, lines, count, ["-F", FORMAT], _of_formatted)
 
     def counted(wanted_bytes: int, *options: str) -> Callable[[], float]:
         def once() -> float:
@@ -49,25 +65,60 @@ def cat_json(bench: Bench) -> list[Result]:
 
         return once
 
-    ours, peer = alternate(bench.pick(5, 3), counted(size, "-J"), counted(count * lines.line_bytes))
-    ratio, spread = faster(ours, peer)
-    rates = [f"{count / statistics.median(each) / 1e6:.2f} M records/s" for each in (ours, peer)]
+    envelopes, texts, plain = in_rounds(
+        bench.pick(5, 3),
+        counted(as_json, "-J"),
+        counted(formatted, "-F", FORMAT),
+        counted(count * lines.line_bytes),
+    )
+    ratio, spread = faster(envelopes, plain)
+    rates = [count / statistics.median(each) for each in (envelopes, texts, plain)]
+    said = [f"{each / 1e6:.2f} M records/s" for each in rates]
     what = f"logfs cat -J of {count / 1e6:.1f} M records of 100 B"
-    return [Result("cat-json", what, ratio, rates[0], f"{rates[1]} logfs cat", spread=spread)]
+    limit = f"{FORMATTED_A_SECOND / 1e6:g} M records/s"
+    return [
+        Result("cat-json", what, ratio, said[0], f"{said[2]} logfs cat", spread=spread),
+        Result(
+            "cat-format",
+            f"the same by -F '{FORMAT}', of {limit}",
+            rates[1] / FORMATTED_A_SECOND,
+            said[1],
+            limit,
+            None,
+            1.0,
+        ),
+    ]
 
 
-def _check_envelopes(target: Path, lines: Lines, count: int) -> int:
-    """Expect the right offsets and values in the output of `logfs cat -J`, and return its size in bytes."""
+def _check_output(
+    target: Path,
+    lines: Lines,
+    count: int,
+    options: list[str],
+    parse: Callable[[bytes], tuple[int, bytes]],
+) -> int:
+    """Expect the right offsets and values in what `logfs cat` prints with `options`; return its size in bytes.
+
+    `parse` returns the offset and the value of a printed line.
+    """
     size = number = 0
-    with subprocess.Popen([*LOGFS, "cat", "-J", target], stdout=subprocess.PIPE) as cat:
+    with subprocess.Popen([*LOGFS, "cat", *options, target], stdout=subprocess.PIPE) as cat:
         assert cat.stdout is not None
         for number, line in enumerate(cat.stdout):
-            envelope = json.loads(line)
-            found = envelope["offset"], envelope["value"].encode()
-            expect("an envelope", found, (number, lines.value(number)))
+            expect("offset and value", parse(line), (number, lines.value(number)))
             size += len(line)
     expect("records", number + 1, count)
     return size
+
+
+def _of_envelope(line: bytes) -> tuple[int, bytes]:
+    envelope = json.loads(line)
+    return envelope["offset"], envelope["value"].encode()
+
+
+def _of_formatted(line: bytes) -> tuple[int, bytes]:
+    offset, _, value = line.rstrip(b"\n").split(b" ", 2)
+    return int(offset), value
 
 
 @row

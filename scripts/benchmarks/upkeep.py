@@ -247,7 +247,7 @@ def _compaction_results(
     else:
         ratio, spread = faster(ours, theirs)
         peer = f"{speed(size, theirs)} Kafka's cleaner"
-        results.append(Result("compaction kafka", what, ratio, rate, peer, 1.0, 2.0, spread=spread))
+        results.append(Result("compaction kafka", what, ratio, rate, peer, 1.0, 3.0, spread=spread))
     ratio, spread = faster(ours, plain)
     peer = f"{speed(size, plain)} copying the bytes"
     results.append(
@@ -257,6 +257,8 @@ def _compaction_results(
             ratio,
             speed(size, ours),
             peer,
+            None,
+            0.2,
             spread=spread,
         )
     )
@@ -363,6 +365,8 @@ def retention(bench: Bench) -> list[Result]:
             ratio,
             rate,
             peer,
+            None,
+            0.8,
             spread=spread,
         )
     )
