@@ -30,6 +30,7 @@ from logfs.format.batches.batch import Batch, parse_header
 from logfs.format.batches.record import (
     Record,
     TimestampType,
+    decode_headers,
     decode_record,
     decode_records,
     encode_record,
@@ -740,6 +741,55 @@ def test_skip_records_equals_the_plain_loop(data: bytes, count: int) -> None:
         assert found == skip_records(data, count)
     except Corrupt:
         assert found < 0
+
+
+_sized = st.none() | st.binary(max_size=70)
+
+
+def _headers_end(record: bytes, position: int) -> bool:
+    """Whether the headers at `position` are well-formed and end with the record."""
+    try:
+        return decode_headers(record, position)[1] == len(record)
+    except Corrupt:
+        return False
+
+
+@given(
+    st.lists(st.tuples(_sized, _sized, st.integers(0, 3)), min_size=1, max_size=6),
+    st.integers(0, 6),
+    st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), max_size=2),
+)
+def test_find_fields_equals_the_plain_decoder(
+    records: list[tuple[bytes | None, bytes | None, int]],
+    skipped: int,
+    flips: list[tuple[int, int]],
+) -> None:
+    """`find_fields` finds the fields that the plain decoder finds, and refuses what it refuses before the headers."""
+    data = bytearray()
+    for delta, (value, key, headers) in enumerate(records):
+        record = Record(value, key=key, headers=[("h", b"v")] * headers)
+        data += encode_record(record, offset_delta=delta, timestamp_delta=-delta << 33)
+    for at, byte in flips:
+        data[at % len(data)] = byte
+    fields = np.empty(batch_kernels.FIELDS, np.int64)
+    found = batch_kernels.find_fields(
+        np.frombuffer(bytes(data), np.uint8), 0, len(data), skipped, fields
+    )
+    try:
+        position = skip_records(bytes(data), skipped)
+        record, end = decode_record(bytes(data), position, base_offset=0, base_timestamp=0)
+    except Corrupt:
+        # Headers are left to the caller.
+        assert found < 0 or not _headers_end(bytes(data[:found]), int(fields[6]))
+        return
+    timestamp, offset, key_at, key_size, value_at, value_size, headers_at, last = fields.tolist()
+    assert (found, last) == (end, end)
+    assert (timestamp, offset) == (record.timestamp, record.offset)
+    assert (None if key_size < 0 else bytes(data[key_at : key_at + key_size])) == record.key
+    assert (
+        None if value_size < 0 else bytes(data[value_at : value_at + value_size])
+    ) == record.value
+    assert decode_headers(bytes(data[:end]), headers_at) == (record.headers, end)
 
 
 # CRCs.

@@ -451,9 +451,10 @@ def test_offsets_of_files_that_vanish_unopened_are_out_of_range(writer: Writer) 
         assert partition.offset_for_time(0).offset == 10  # type: ignore[union-attr]
         with pytest.raises(OffsetOutOfRange, match="left the log"):
             held.read(0, 10)
+        assert next(partition.read()).offset == 10
         for path in segment_files(directory, 10) + segment_files(directory, 20):
             path.unlink()
-        # The read begins at the known log start, whose file is open; the file after it is gone.
+        # The read begins at the known log start, whose files are open; the files after it are gone.
         read = partition.read()
         assert [next(read).value for _ in range(10)] == [b"%d" % n for n in range(10, 20)]
         with pytest.raises(OffsetOutOfRange):

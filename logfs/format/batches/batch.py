@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from crc32c import crc32c
 
 from logfs.errors import Corrupt
+from logfs.format.base import varint
 from logfs.format.batches import compression
 from logfs.format.batches.compression import Codec
 from logfs.format.batches.record import (
@@ -21,6 +22,7 @@ from logfs.format.batches.record import (
     SMALLEST_RECORD,
     Record,
     TimestampType,
+    decode_headers,
     decode_record,
     decode_records,
     find_record,
@@ -287,35 +289,50 @@ class Batch:
         delta = offset - header.base_offset
         if not 0 <= delta <= header.last_offset_delta:
             return None
-        whole = header.record_count == header.last_offset_delta + 1
-        position = self._skip(delta) if whole else self._find(delta)
-        if position is None:
-            return None
-        record, _ = decode_record(
-            self.payload,
-            position,
-            base_offset=header.base_offset,
-            base_timestamp=header.base_timestamp,
-        )
+        position, skipped = 0, delta
+        if header.has_holes:
+            found = self._find(delta)
+            if found is None:
+                return None
+            position, skipped = found, 0
+        record = self._record_after(position, skipped)
         if record.offset != offset:
             raise Corrupt(f"batch {header.base_offset}: its records are not in order")
         return self._stamped(record)
 
-    def _skip(self, records: int) -> int:
-        """Return the position in the payload after the first `records` records, of which none may be missing."""
+    def _record_after(self, position: int, skipped: int) -> Record:
+        """Return the record after the first `skipped` records that begin at `position` of the payload."""
         from logfs.format.batches import columns
 
-        if not columns.worthwhile(records):
-            return skip_records(self.payload, records)
-        import numpy as np
+        header, payload = self.header, self.payload
+        if columns.is_loaded() or columns.worthwhile(skipped):
+            import numpy as np
 
-        from logfs.format.kernels import batch_kernels
+            from logfs.format.kernels import batch_kernels
 
-        data = np.frombuffer(self.payload, np.uint8)
-        position = int(batch_kernels.skip_records(data, 0, len(data), records))
-        if position < 0:
-            raise Corrupt(f"batch {self.header.base_offset}: its records are malformed")
-        return position
+            data = np.frombuffer(payload, np.uint8)
+            numbers = np.empty(batch_kernels.FIELDS, np.int64)
+            if batch_kernels.find_fields(data, position, len(data), skipped, numbers) >= 0:
+                return self._record_of(numbers.tolist())
+        # The plain loop, which also tells what is malformed where the compiled one only stops.
+        position += skip_records(payload[position:], skipped)
+        bases = {"base_offset": header.base_offset, "base_timestamp": header.base_timestamp}
+        return decode_record(payload, position, **bases)[0]
+
+    def _record_of(self, numbers: list[int]) -> Record:
+        """Return the record whose fields `find_fields` has found in the payload."""
+        timestamp, offset, key, key_size, value, value_size, headers_start, end = numbers
+        payload = self.payload
+        headers, after = decode_headers(payload[:end], headers_start)
+        if after != end:
+            raise Corrupt(f"a record has {end - after} bytes after its last field")
+        return Record(
+            None if value_size < 0 else bytes(payload[value : value + value_size]),
+            None if key_size < 0 else bytes(payload[key : key + key_size]),
+            headers,
+            varint.wrap(self.header.base_timestamp + timestamp),
+            varint.wrap(self.header.base_offset + offset),
+        )
 
     def _find(self, offset_delta: int) -> int | None:
         """Return the position of a record in the payload; None if compaction has removed it."""

@@ -35,8 +35,12 @@ def worthwhile(records: int) -> bool:
 
     If they are not imported yet, the time of the import counts too.
     """
-    loaded = "logfs.format.kernels.batch_kernels" in sys.modules
-    return records > (_FEW if loaded else _FEW_BEFORE_IMPORT)
+    return records > (_FEW if is_loaded() else _FEW_BEFORE_IMPORT)
+
+
+def is_loaded() -> bool:
+    """Whether the compiled kernels are imported."""
+    return "logfs.format.kernels.batch_kernels" in sys.modules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

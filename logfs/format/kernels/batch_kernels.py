@@ -63,6 +63,8 @@ BAD_LENGTH = -2
 BAD_KEY = -3
 BAD_VALUE = -4
 BAD_HEADERS = -5
+# The numbers that find_fields finds.
+FIELDS = 8
 
 
 # Varints.
@@ -300,6 +302,39 @@ def skip_records(data: Bytes, start: int, end: int, count: int) -> int:
             return BAD_LENGTH
         position += body
     return position
+
+
+@kernel
+def find_fields(data: Bytes, start: int, end: int, skipped: int, fields: Int64s) -> int:
+    """Find the fields of one record: the one after the first `skipped` records of data[start:end].
+
+    `fields` is int64[FIELDS]: timestamp delta, offset delta, start and length of the key, start and length of the
+    value (a length of -1 is a null), start of the headers, which begins with their count, and the record's end.
+    Returns the end, or a BAD_ code. The headers are not read.
+    """
+    position = skip_records(data, start, end, skipped)
+    if position < 0:
+        return position
+    body, position = get_varint(data, position, end, 5)
+    record_end = position + body
+    if position < 0 or body < 6 or record_end > end:
+        return BAD_LENGTH
+    fields[0], position = get_varint(data, position + 1, record_end, 10)
+    if position < 0:
+        return BAD_VARINT
+    fields[1], position = get_varint(data, position, record_end, 5)
+    if position < 0:
+        return BAD_VARINT
+    for number in range(2, 6, 2):
+        length, position = get_varint(data, position, record_end, 5)
+        if position < 0:
+            return BAD_VARINT
+        if length < -1 or position + max(length, 0) > record_end:
+            return BAD_VALUE
+        fields[number], fields[number + 1] = position, length
+        position += max(length, 0)
+    fields[6], fields[7] = position, record_end
+    return record_end
 
 
 # Text views of records.

@@ -95,6 +95,16 @@ class CheckedDisk(Disk):
     def scan(self, path: Path) -> Iterator[os.DirEntry[str]]:
         return iter(self.call(lambda: list(self.disk.scan(path))))
 
+    def read(self, file: File, position: int, size: int) -> memoryview:
+        # As `call` does, without its cost: a lookup consists of little but this.
+        if self.failure is not None:
+            raise self.failure
+        try:
+            return self.disk.read(file, position, size)
+        except OSError as error:
+            self._note(error, file)
+            raise
+
     def call(self, work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Call `work` and return its result. Raises `LogDirFailed` if this or an earlier call met a storage error."""
         if self.failure is not None:
@@ -102,12 +112,16 @@ class CheckedDisk(Disk):
         try:
             return work(*arguments, **named)
         except OSError as error:
-            if error.filename is None and arguments and isinstance(arguments[0], (File, Path)):
-                # Errors of calls on descriptors have no file name.
-                error.filename = str(getattr(arguments[0], "path", arguments[0]))
-            if error.errno in STORAGE_ERRORS:
-                raise self.fail(error) from error
+            self._note(error, arguments[0] if arguments else None)
             raise
+
+    def _note(self, error: OSError, subject: object) -> None:
+        """Give an error of a call on `subject` the name of its file. Raises `LogDirFailed` for a storage error."""
+        if error.filename is None and isinstance(subject, (File, Path)):
+            # Errors of calls on descriptors have no file name.
+            error.filename = str(getattr(subject, "path", subject))
+        if error.errno in STORAGE_ERRORS:
+            raise self.fail(error) from error
 
 
 def _watched(name: str) -> Callable[..., Any]:
@@ -120,7 +134,6 @@ def _watched(name: str) -> Callable[..., Any]:
 for _name in (
     *(
         "open",
-        "read",
         "write",
         "truncate",
         "size",

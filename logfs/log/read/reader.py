@@ -305,8 +305,10 @@ class Reader:
             or batch.header.base_offset > offset
         ):
             return None
-        with self._decoding(batch, segments):
+        try:
             return batch.record_at(offset)
+        except Corrupt as error:
+            raise self._damage_of(batch, segments, error) from None
 
     @contextmanager
     def _decoding(self, batch: Batch, segments: Sequence[Segment]) -> Iterator[None]:
@@ -314,11 +316,15 @@ class Reader:
         try:
             yield
         except Corrupt as error:
-            segment = self.segments_from(batch.header.base_offset, segments)[0]
-            for found in segment.batches_from(batch.header.base_offset):
-                if not isinstance(found, Damage):
-                    raise unreadable(*found, error).error(segment.path) from None
-            raise
+            raise self._damage_of(batch, segments, error) from None
+
+    def _damage_of(self, batch: Batch, segments: Sequence[Segment], error: Corrupt) -> Corrupt:
+        """Return the `DamagedRange` of a batch whose records cannot be read because of `error`."""
+        segment = self.segments_from(batch.header.base_offset, segments)[0]
+        for found in segment.batches_from(batch.header.base_offset):
+            if not isinstance(found, Damage):
+                return unreadable(*found, error).error(segment.path)
+        return error
 
     @property
     def keys(self) -> KeyIndex:
@@ -429,8 +435,7 @@ class Reader:
             # Even if it holds no record: for a segment that compaction emptied, its file's time counts. Without
             # `shown` the later segments are not searched then.
             if segment.largest_timestamp >= timestamp:
-                start = max(segment.offset_before(timestamp), self.log_start_offset)
-                found = self._first_at(segment, start, timestamp, shows)
+                found = self._first_at(segment, timestamp, shows)
                 if found is not None and found.offset >= self.log_end_offset:
                     return None
                 if found is not None or not shown:
@@ -445,25 +450,19 @@ class Reader:
         return offset_of_last(self, count)
 
     def _first_at(
-        self, segment: Segment, start: int, timestamp: int, shows: Callable[[Header], bool]
+        self, segment: Segment, timestamp: int, shows: Callable[[Header], bool]
     ) -> OffsetAndTimestamp | None:
-        """Return the first record at or after `timestamp`, searched from offset `start` on; None if there is none.
+        """Return the first record of a segment at or after `timestamp`, at or after the log start; None without one.
 
         The first batch whose greatest timestamp is at least `timestamp` has it, unless readers do not see the record;
         then a later batch has it.
         """
-        position, reached = segment.skip_earlier(segment.position_of(start), timestamp)
-        if reached is not None and reached >= self.log_start_offset:
+        position, batch = segment.find_batch_at(timestamp, self.log_start_offset)
+        if batch is not None and shows(batch.header):
             with suppress(Corrupt):
-                batch = segment.find_batch(reached)
-                if (
-                    batch is not None
-                    and batch.header.max_timestamp >= timestamp
-                    and shows(batch.header)
-                ):
-                    first = batch.first_at(timestamp, self.log_start_offset)
-                    if first is not None:
-                        return OffsetAndTimestamp(*first, batch.header.partition_leader_epoch)
+                first = batch.first_at(timestamp, self.log_start_offset)
+                if first is not None:
+                    return OffsetAndTimestamp(*first, batch.header.partition_leader_epoch)
         for found in segment.walk(position, chunk_bytes=POINT_READ_BYTES):
             if isinstance(found, Damage):
                 continue
@@ -491,4 +490,4 @@ class Reader:
                 # Messages of magic 0 cannot have timestamps, so none is the greatest.
                 return None
             return OffsetAndTimestamp(self.log_start_offset, NO_TIMESTAMP)
-        return self._first_at(segment, self.log_start_offset, entry.timestamp, _is_any)
+        return self._first_at(segment, entry.timestamp, _is_any)

@@ -35,7 +35,7 @@ from logfs.log.segment.segment_files import SegmentFiles
 from logfs.log.segment.segment_writer import SegmentWriter, max_age_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from logfs.config import LogConfig
@@ -211,7 +211,14 @@ class Segment(SegmentFiles):
         The time index gives it. All records in batches before the one that holds it have lower timestamps.
         """
         found = self.time_index.lookup(timestamp)
-        return found.offset if self.has_batch_of(found) else self.base_offset
+        if found.timestamp < 0:
+            return self.base_offset
+        # The headers suffice to see whether the entry is right: those who use it check the batches that they return.
+        position, expected, _ = self._look_from(found.offset)
+        _, _, header = self._step(position, expected, lambda h: h.last_offset >= found.offset)
+        largest = None if header is None else header.max_timestamp
+        is_right = largest == found.timestamp or (header is None and self.has_batch_of(found))
+        return found.offset if is_right else self.base_offset
 
     def has_batch_of(self, entry: TimeEntry) -> bool:
         """Whether a time index entry is right: `entry.timestamp` is the greatest in the batch of `entry.offset`."""
@@ -300,15 +307,16 @@ class Segment(SegmentFiles):
             position, expected = position + size, base_offset + last_delta + 1
         inside = at + size <= len(window)
         data = window[at : at + size] if inside else self.read(position, size)
-        if len(data) == size:
-            batch = Batch(parse_header(data), data)
-            hides = (
-                batch.header.has_holes
-                and self._offset_at(position + size) < batch.header.next_offset
-            )
-            if batch.is_valid and not hides:
-                return batch
-        return self._find_batch_carefully(offset)
+        return self._checked(position, data) or self._find_batch_carefully(offset)
+
+    def _checked(self, position: int, data: memoryview) -> Batch | None:
+        """Return the batch that `data`, read at `position`, holds exactly; None if it cannot be right."""
+        header = parse_header(data) if len(data) >= HEADER_SIZE else None
+        if header is None or header.size_bytes != len(data):
+            return None
+        batch = Batch(header, data)
+        hides = header.has_holes and self._offset_at(position + len(data)) < header.next_offset
+        return batch if batch.is_valid and not hides else None
 
     def _offset_at(self, position: int) -> int:
         """Return the base offset field at `position`, right or wrong; at the file's end, one above all offsets."""
@@ -334,27 +342,46 @@ class Segment(SegmentFiles):
             return 0, self.base_offset, POINT_READ_BYTES
         return found.position, found.offset - STEP.unpack_from(header)[-1], POINT_READ_BYTES
 
-    def skip_earlier(self, position: int, timestamp: int) -> tuple[int, int | None]:
-        """Find, by headers alone, the first batch from `position` on with a timestamp of at least `timestamp` (ms).
+    def find_batch_at(self, timestamp: int, first_offset: int) -> tuple[int, Batch | None]:
+        """Find the first batch with a timestamp (ms) and an offset of at least `timestamp` and `first_offset`.
 
-        Returns (start, base offset). The base offset is that of the batch found; it is None if there is no such
-        batch, or if a header is not followed by that of the next batch. `start` is the position of the batch before
-        the end of the search, from which a careful walk may begin. No CRC is checked: the caller must do that.
+        The lookup reads headers, beginning at a time index entry, and checks only the batch that it returns. Returns
+        (position, batch). The batch is None if there is none, or where anything does not fit: then it may be found by
+        a walk from `position` on.
         """
-        before, expected = position, None
-        window, window_start = self.read(position, POINT_READ_BYTES), position
+        start = max(self.offset_before(timestamp), first_offset)
+        position, expected, _ = self._look_from(start)
+        before, position, header = self._step(
+            position,
+            expected,
+            lambda h: h.max_timestamp >= timestamp and h.last_offset >= first_offset,
+        )
+        if header is None:
+            return before, None
+        return before, self._checked(position, self.read(position, header.size_bytes))
+
+    def _step(
+        self, position: int, expected: int, is_wanted: Callable[[Header], bool]
+    ) -> tuple[int, int, Header | None]:
+        """Step from header to header, from `position` on, where offset `expected` begins. No CRC is checked.
+
+        Returns (before, position, header) of the first batch that `is_wanted`; the header is None if there is none,
+        or if a header does not follow the one before. `before` is the position of the batch before it.
+        """
+        before = position
+        window, window_start = self.read(position, STEP_READ_BYTES), position
         while True:
             at = position - window_start
             if at + HEADER_SIZE > len(window):
-                window, window_start, at = self.read(position, POINT_READ_BYTES), position, 0
+                window, window_start, at = self.read(position, STEP_READ_BYTES), position, 0
                 if len(window) < HEADER_SIZE:
-                    return before, None
+                    return before, position, None
             header = parse_header(window, at)
-            follows = expected is None or header.base_offset == expected
+            follows = header.base_offset == expected
             if header.magic != MAGIC or not follows or header.size_bytes < HEADER_SIZE:
-                return before, None
-            if header.max_timestamp >= timestamp:
-                return before, header.base_offset
+                return before, position, None
+            if is_wanted(header):
+                return before, position, header
             before, position, expected = position, position + header.size_bytes, header.next_offset
 
     def _find_batch_carefully(self, offset: int) -> Batch | None:
@@ -549,5 +576,7 @@ class Segment(SegmentFiles):
 
 
 POINT_READ_BYTES = 16 * 1024
+# What stepping from header to header reads at a time: small batches lie close together, large ones do not.
+STEP_READ_BYTES = 4 * 1024
 # Two index entries are rarely further apart than a batch of the default max.message.bytes is long.
 _MOST_READ_BYTES = 2 * 1024 * 1024

@@ -40,6 +40,7 @@ class TextIndex(SparseIndex):
     """
 
     entry = struct.Struct(">iiiqqI")
+    first_field = struct.Struct(">i")
     _facts = struct.Struct(">iiiqq")
     # Called for damaged entries. Returns `count` entries between two valid ones, or none if the log has not as many.
     recreate: Callable[[TextEntry, TextEntry, int], Sequence[TextEntry]] = staticmethod(
@@ -172,13 +173,11 @@ class TextIndex(SparseIndex):
         The first two are those of the last entry at or before the offset, or of the segment's start. The third is the
         position of the entry after it, -1 if there is none.
         """
-        self._open()
+        wanted = offset - 1 - self.base_offset
+        # The entries on the way of this search are not checked, only the two that it leads to.
+        number = self._count_up_to(wanted) - 1
         if not self._count:
             return None
-        wanted = offset - 1 - self.base_offset
-        fields = super()._get
-        # The entries on the way of this bisection are not checked, only the two that it leads to.
-        number = bisect_right(range(self._count), wanted, key=lambda i: fields(i)[0]) - 1
         found = self._around(number)
         if not found[0] <= wanted < found[2]:
             found = self._around(self.number_of_offset(offset))
