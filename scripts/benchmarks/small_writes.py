@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import statistics
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from harness import (
@@ -22,7 +23,7 @@ from harness import (
     nullfs,
     timed,
 )
-from rows import row
+from rows import in_child, row
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,12 +70,18 @@ def write_line_16(bench: Bench) -> list[Result]:
 
     def write_all(path: Path, times: list[float]) -> float:
         """Return the time until the last of the writers has ended; add how long the slowest took to `times`."""
-        with multiprocessing.get_context("fork").Pool(WRITERS) as pool:
+        go_reading, go_writing = os.pipe()
+        with ThreadPoolExecutor(WRITERS) as threads:
+            work = partial(_write_when_told, go_reading, path, data)
+            writers = [threads.submit(in_child, work) for _ in range(WRITERS)]
             # The processes exist before the clock starts.
-            pool.map(time.sleep, [0.05] * WRITERS, 1)
+            time.sleep(0.2)
             start = time.perf_counter()
-            each = pool.starmap(_write, [(path, data)] * WRITERS, 1)
+            os.write(go_writing, bytes(WRITERS))
+            each = [writer.result() for writer in writers]
             seconds = time.perf_counter() - start
+        for end in (go_reading, go_writing):
+            os.close(end)
         times.append(max(each) / min(each))
         return seconds
 
@@ -161,6 +168,11 @@ def _write(path: Path, data: list[bytes], times: int = 1, *, sync: bool = False)
         return timed(write)
     finally:
         os.close(fd)
+
+
+def _write_when_told(go: int, path: Path, data: list[bytes]) -> float:
+    os.read(go, 1)
+    return _write(path, data)
 
 
 def _rate(count: int, seconds: list[float]) -> str:
