@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from logfs.cli.common import add_log_dirs, log_dirs_of, progress_bar
+from logfs.log.disk.memory import keep_memory
 
 if TYPE_CHECKING:
     import argparse
@@ -38,6 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     from logfs.store.observe.check import Severity, check
     from logfs.store.store import Store
 
+    keep_memory()
     log_dirs = log_dirs_of(arguments.log_dirs)
     total = sum(map(_size_bytes, log_dirs))
     errors = notes = 0

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from logfs.errors import OffsetOutOfRange
 from logfs.format.text.format_string import HELP, FormatString
 from logfs.log.disk.disk import TRIES, Gone
+from logfs.log.disk.memory import keep_memory
 from logfs.log.segment.batch_iterator import Damage, DamagedRange
 
 if TYPE_CHECKING:
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from logfs.log.segment.segment import Segment
 
 _CHUNK_BYTES = 1 << 20
+# The reader of a pipe of the default size (64 KiB) would be woken sixteen times as often.
+_PIPE_BYTES = 1 << 20
 # The limit on rounds of printing. Each round after the first prints up to the new end of a log that was compacted
 # during the round before.
 _ROUNDS = 20
@@ -54,6 +59,7 @@ def print_records(
     Raises `Gone` if files leave the log in `TRIES` attempts in a row, or if the partition was deleted and created
     again, and `OffsetOutOfRange` if the files of a segment are replaced or moved after a part of it was printed.
     """
+    _prepare_bulk()
     whole, by_record = True, False
     stop, generation = start, -1
     tries, rounds = TRIES, _ROUNDS
@@ -96,6 +102,14 @@ def print_records(
                 raise
     sys.stdout.flush()
     return whole
+
+
+def _prepare_bulk() -> None:
+    """Keep the memory of buffers, and enlarge the pipe that the output goes to, if it is one."""
+    keep_memory()
+    # Another kind of file refuses, and so may the system's limit for pipes.
+    with suppress(OSError):
+        fcntl.fcntl(sys.stdout.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 def _stop(partition: Reader, end: int | None) -> int:

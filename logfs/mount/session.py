@@ -20,6 +20,7 @@ import pyfuse3
 import trio
 
 import logfs
+from logfs.log.disk.memory import keep_memory
 from logfs.log.read.read_committed import Isolation
 from logfs.mount import threads
 from logfs.mount.errnos import ErrorLog
@@ -56,9 +57,6 @@ _SWITCH_SECONDS = 0.0005
 _COMPILER = b"libllvmlite"
 # From <sys/mman.h>.
 _MADV_PAGEOUT = 21
-# From <malloc.h>.
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +88,7 @@ def run(
     """
     mountpoint = check_paths(options)
     sys.setswitchinterval(_SWITCH_SECONDS)
-    _keep_memory()
+    keep_memory()
     _raise_file_limit()
     with (
         watchdog() as watch,
@@ -142,18 +140,6 @@ def source_of(options: Options) -> str:
     if len(options.log_dirs) == 1:
         return os.path.realpath(options.log_dirs[0])
     return ",".join(os.path.abspath(path) for path in options.log_dirs)
-
-
-def _keep_memory() -> None:
-    """Have glibc reuse freed buffers instead of returning them to the kernel after each request.
-
-    By default glibc creates a new mapping for each buffer of 128 KiB or more, and the page faults of a new mapping
-    cost more than the copy into it. Without mallopt (musl) this does nothing, and nothing is lost.
-    """
-    with suppress(AttributeError, OSError):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, 64 << 20)
-        libc.mallopt(_M_TRIM_THRESHOLD, 128 << 20)
 
 
 def _raise_file_limit() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from logfs.errors import Corrupt
 from logfs.format.kernels.batch_kernels import get_varint
-from logfs.format.kernels.kernel import kernel
+from logfs.format.kernels.kernel import copy_bytes, kernel
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,10 +55,7 @@ def _gather(
             nulls += 1
         else:
             validity[row >> 3] |= np.uint8(1 << (row & 7))
-            source = data[starts[row] : starts[row] + length]
-            target = out[position : position + length]
-            for index in range(length):
-                target[index] = source[index]
+            copy_bytes(out, position, data, starts[row], length)
             position += length
         offsets[row + 1] = position
     return nulls

@@ -44,7 +44,7 @@ from logfs.format.kernels.json_kernels import (
     put_string,
     string_size,
 )
-from logfs.format.kernels.kernel import kernel
+from logfs.format.kernels.kernel import copy_bytes, kernel
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -350,11 +350,7 @@ def write_values(data: Bytes, starts: Int64s, lengths: Int32s, out: Bytes, out_e
     position = 0
     for index in range(len(starts)):
         length = max(lengths[index], 0)
-        start = starts[index]
-        source = data[start : start + length]
-        target = out[position : position + length]
-        for at in range(length):
-            target[at] = source[at]
+        copy_bytes(out, position, data, starts[index], length)
         position += length
         out[position] = 10
         position += 1
@@ -446,10 +442,7 @@ def render_lines(data: Bytes, spans: Int64s, out: Bytes) -> int:
                     return BAD_LENGTH
             if written + length >= room:
                 return BAD_LENGTH
-            source = data[start : start + length]
-            target = out[written : written + length]
-            for at in range(length):
-                target[at] = source[at]
+            copy_bytes(out, written, data, start, length)
             written += length
             out[np.uint64(written)] = 10
             written += 1

@@ -25,7 +25,7 @@ from logfs.format.kernels.json_kernels import (
     put_string,
     string_size,
 )
-from logfs.format.kernels.kernel import inlined_kernel, kernel
+from logfs.format.kernels.kernel import copy_bytes, inlined_kernel, kernel
 
 if TYPE_CHECKING:
     from logfs.format.kernels.kernel import Bytes, Int32s, Int64s
@@ -48,9 +48,9 @@ INTEGER_ROOM = 20
 
 @kernel
 def _put_part(out: Bytes, position: int, data: Bytes, start: int, length: int) -> int:
-    for at in range(length):
-        out[position + at] = data[start + at]
-    return position + max(length, 0)
+    length = max(length, 0)
+    copy_bytes(out, position, data, start, length)
+    return position + length
 
 
 @kernel
@@ -358,10 +358,7 @@ def _repeat_head(
 
     `_put_head` returns the sizes. Returns False if one of the numbers needs more digits.
     """
-    head = out[start : start + size]
-    target = out[to : to + size]
-    for at in range(size):
-        target[at] = head[at]
+    copy_bytes(out, to, out, start, size)
     fits = _add_to_digits(out, to + offset_start, to + offset_end, offset_step)
     return fits and _add_to_digits(out, to + time_start, to + time_end, time_step)
 

@@ -232,7 +232,10 @@ class TextRenderer:
         ranges = _cache.get(key)
         if ranges is None:
             ranges = self._render(segment, entry, end, end_text)
-            _cache.put(key, ranges)
+            if ahead == BLOCK_BYTES:
+                # The reader of a whole log does not come back, and writing to memory that is not in the processor's
+                # cache takes as long as rendering.
+                _cache.put(key, ranges)
         if not ranges or not ranges[0].start <= at < ranges[-1].end:
             raise Corrupt(
                 f"{index.path}: does not agree with its log at byte {at} of the text; "
