@@ -134,6 +134,7 @@ def _watched(name: str) -> Callable[..., Any]:
 for _name in (
     *(
         "open",
+        "read_ahead",
         "write",
         "truncate",
         "size",

@@ -172,6 +172,14 @@ class Disk:
         # types.
         return buffer[:done].toreadonly()
 
+    def read_ahead(self, file: File, position: int, size: int) -> None:
+        """Have the kernel bring the bytes [position, position + size) into the page cache, without waiting for it.
+
+        Nothing depends on it: an error is left to the read that needs the bytes.
+        """
+        with suppress(OSError):
+            os.posix_fadvise(file.fd, position, size, os.POSIX_FADV_WILLNEED)
+
     def _read_fully(self, file: File, position: int, size: int) -> bytes:
         data = os.pread(file.fd, size, position)
         if len(data) == size or not data:

@@ -61,6 +61,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _CHUNK_BYTES = 1 << 20
+# How far the kernel is asked to read ahead of a scan.
+_AHEAD_BYTES = 8 << 20
 # The CRCs of batches up to this size are checked in a kernel.
 _SMALL_BYTES = 1024
 # The text of segments with so many bytes is measured in other threads.
@@ -96,6 +98,9 @@ class ScannableSegment(Protocol):
 
     def read(self, position: int, size: int) -> memoryview:
         """Return `size` bytes of the .log file from `position` on, fewer if its last whole batch ends before that."""
+
+    def read_ahead(self, position: int, size: int) -> None:
+        """Have the kernel read these bytes of the .log file in the background."""
 
     def walk_unknown_end(
         self, position: int, first_offset: int
@@ -519,7 +524,12 @@ def scan_segment(
     """
     size = segment.size_bytes
     expected = first_offset
+    asked = position
     while position < size:
+        # The kernel's own read-ahead loses its way, because each chunk begins within the one before.
+        asked = max(asked, position)
+        segment.read_ahead(asked, position + _AHEAD_BYTES - asked)
+        asked = position + _AHEAD_BYTES
         data = segment.read(position, _CHUNK_BYTES)
         found, end = scan(data, expected, gaps=segment.gaps)
         if not len(found.rows) and len(data) < size - position:

@@ -176,6 +176,11 @@ class Segment(SegmentFiles):
         left = self.size_bytes - position
         return self._disk.read(self.file, position, max(min(size, left), 0))
 
+    def read_ahead(self, position: int, size: int) -> None:
+        """Have the kernel read bytes of the .log file in the background, for a scan that will need them soon."""
+        if position < self.size_bytes:
+            self._disk.read_ahead(self.file, position, size)
+
     def header(self, position: int) -> Header | None:
         """Return the header of the batch at `position`, unchecked; None if there is none."""
         data = self.read(position, HEADER_SIZE)
