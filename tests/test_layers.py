@@ -49,6 +49,7 @@ FOLDERS = {
         "text",
         "encoding",
         "files",
+        "tiered",
         "kernel_warmup",
     ],
 }

@@ -2,6 +2,7 @@
 
 Each folder imports only from those below it in this list:
 
+- `tiered`: segments in an object store: metadata records, manifests, chunk indexes, names of objects.
 - `files`: the small files: checkpoints, producer snapshots, aborted transactions, key tables, the commit file.
 - `encoding`: records, lines, columns and Arrow data to sealed batches and back.
 - `text`: the text views of records: lines, and envelopes of JSON.

@@ -312,6 +312,17 @@ def _compress_zstd(data: Buffer, level: int) -> bytes:
     return compressor.compress(memoryview(data))
 
 
+def zstd_frame(data: Buffer, level: int | None = None) -> bytes:
+    """Compress `data` into one zstd frame that begins with the size of its content, as objects of tiered segments do.
+
+    Kafka's batches have no such size, because Kafka compresses them as streams.
+    """
+    import zstandard
+
+    level = _checked_level(Codec.ZSTD, level)
+    return zstandard.ZstdCompressor(level=level, write_checksum=False).compress(memoryview(data))
+
+
 def _decompress_zstd(view: memoryview, output: _Output) -> None:
     """Read zstd frames with a window of up to 128 MiB, as Kafka does. Level 22 declares such a window.
 

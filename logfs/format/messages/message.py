@@ -91,7 +91,15 @@ class Schema(NamedTuple):
             raise Corrupt(f"{self.what}: there is no version {version}")
         if version > self.newest:
             raise Unsupported(f"{self.what}: version {version} is newer than {self.newest}")
-        reader = _MessageReader(data, self.what, version, flexible=version >= self.flexible)
+        return self.parse_body(data, version, _INT16.size)
+
+    def parse_body(self, data: bytes, version: int, position: int = 0) -> Message:
+        """Parse the fields of a message whose version is told elsewhere; they take all of `data` from `position` on.
+
+        Raises `Corrupt` if they are malformed.
+        """
+        flexible = version >= self.flexible
+        reader = _MessageReader(data, self.what, version, flexible=flexible, position=position)
         return Message(version, reader.all(self.fields))
 
     def parse_leniently(self, data: bytes) -> Message:
@@ -112,8 +120,11 @@ class Schema(NamedTuple):
 
         Raises `struct.error` for a value that does not fit its type.
         """
-        flexible = version >= self.flexible
-        return _INT16.pack(version) + _encode_struct(self.fields, version, values, flexible)
+        return _INT16.pack(version) + self.encode_body(version, values)
+
+    def encode_body(self, version: int, values: Mapping[str, Any]) -> bytes:
+        """Return the bytes of a message as `encode` does, without the version before them."""
+        return _encode_struct(self.fields, version, values, version >= self.flexible)
 
     def defaults(self) -> dict[str, Any]:
         """Return the default of each field by its name: the value in versions that lack the field."""
@@ -149,14 +160,21 @@ class _MessageReader:
     """Reads the fields of a message in order. Its methods raise `Corrupt` if the fields do not fit the bytes."""
 
     def __init__(
-        self, data: bytes, what: str, version: int, *, flexible: bool, strict: bool = True
+        self,
+        data: bytes,
+        what: str,
+        version: int,
+        *,
+        flexible: bool,
+        strict: bool = True,
+        position: int = _INT16.size,
     ) -> None:
         self._data = data
         self._what = what
         self._version = version
         self._flexible = flexible
         self._errors = "strict" if strict else "surrogateescape"
-        self._position = _INT16.size
+        self._position = position
 
     def all(self, fields: Sequence[Field]) -> dict[str, Any]:
         """Read all fields. Raises `Corrupt` if bytes follow them."""

@@ -38,6 +38,7 @@ public final class Oracle {
         Tools.register(calls);
         Storage.register(calls);
         Timed.register(calls);
+        Tiered.register(calls);
         BufferedReader requests = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = requests.readLine(); line != null; line = requests.readLine()) {
             answers.println(JSON.writeValueAsString(answer(calls, JSON.readTree(line))));

@@ -1,0 +1,8 @@
+"""Segments in an object store: how Kafka and its plugins describe them (KIP-405). Imports `base` to `files`.
+
+- `remote_segment`: what is known of one remote segment, and its states.
+- `metadata_record`: the records of `__remote_log_metadata`, which hold it.
+- `chunk_index`: which bytes of an object hold which bytes of a segment.
+- `manifest`: the manifest that Aiven's plugin puts beside a segment, and the object of its indexes.
+- `object_keys`: the names of the objects, in the layout of Aiven's plugin and of Kafka's `LocalTieredStorage`.
+"""

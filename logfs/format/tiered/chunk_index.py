@@ -1,0 +1,171 @@
+"""Which bytes of an object hold which bytes of a segment's .log file, in the manifests of Aiven's plugin.
+
+A segment is cut into chunks of one size, and only the last is smaller. Each chunk may be compressed or encrypted by
+itself, so that a range of the segment can be read without the rest. If all chunks in the object have one size, too,
+the index is *fixed*; otherwise it is *variable* and lists their sizes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import struct
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from logfs.errors import Corrupt
+from logfs.format.base.names import INT32_MAX
+from logfs.format.batches.compression import Codec, decompress, zstd_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_COUNT = struct.Struct(">i")
+# The base, which is added to each size but the last, and the number of bytes of each.
+_BASE = struct.Struct(">iB")
+_INT32_BYTES = 4
+# More than the list of the largest segment (2 GiB) needs with the smallest reasonable chunks.
+_MOST_LIST_BYTES = 16 * 1024 * 1024
+
+
+class Chunk(NamedTuple):
+    """The `size` bytes of a segment from `position` on: `stored_size` bytes of the object from `stored_at` on."""
+
+    position: int
+    size: int
+    stored_at: int
+    stored_size: int
+
+
+class ChunkIndex:
+    """The chunks of one segment.
+
+    `stored_sizes` is the size of every chunk in the object, or one number if all have it but the last, whose size
+    is `last_stored_size`. All sizes are bytes.
+    """
+
+    def __init__(
+        self,
+        chunk_bytes: int,
+        file_bytes: int,
+        stored_sizes: int | Sequence[int],
+        last_stored_size: int,
+    ) -> None:
+        """Make the index. Raises `Corrupt` if the sizes are negative, or if there are more or fewer of them."""
+        self.chunk_bytes = chunk_bytes
+        self.file_bytes = file_bytes
+        self.stored_sizes = stored_sizes
+        self.last_stored_size = last_stored_size
+        sizes = [stored_sizes] if isinstance(stored_sizes, int) else stored_sizes
+        if chunk_bytes <= 0 or min(file_bytes, last_stored_size, *sizes) < 0:
+            raise Corrupt(f"chunk index: a size is negative, or the chunk size is {chunk_bytes}")
+        if not isinstance(stored_sizes, int):
+            if len(stored_sizes) != len(self):
+                raise Corrupt(f"chunk index: {len(stored_sizes)} sizes of {len(self)} chunks")
+            self._starts = [0, *accumulate(stored_sizes)]
+
+    def __len__(self) -> int:
+        return -(-self.file_bytes // self.chunk_bytes)
+
+    def __getitem__(self, number: int) -> Chunk:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        position = number * self.chunk_bytes
+        size = min(self.chunk_bytes, self.file_bytes - position)
+        if isinstance(self.stored_sizes, int):
+            is_last = number == len(self) - 1
+            stored = self.last_stored_size if is_last else self.stored_sizes
+            return Chunk(position, size, number * self.stored_sizes, stored)
+        return Chunk(position, size, self._starts[number], self.stored_sizes[number])
+
+    @property
+    def object_bytes(self) -> int:
+        """The size of the object that holds all chunks."""
+        if not len(self):
+            return 0
+        last = self[len(self) - 1]
+        return last.stored_at + last.stored_size
+
+    def chunks(self, start: int, end: int) -> range:
+        """Return the numbers of the chunks that hold bytes [start, end) of the segment, which may end before that."""
+        end = min(end, self.file_bytes)
+        if start >= end:
+            return range(0)
+        return range(start // self.chunk_bytes, (end - 1) // self.chunk_bytes + 1)
+
+
+def to_json(index: ChunkIndex) -> dict[str, Any]:
+    """Return an index as the manifest has it. The order of the fields is that of the plugin."""
+    sizes = {"originalChunkSize": index.chunk_bytes, "originalFileSize": index.file_bytes}
+    if isinstance(index.stored_sizes, int):
+        return {
+            "type": "fixed",
+            **sizes,
+            "transformedChunkSize": index.stored_sizes,
+            "finalTransformedChunkSize": index.last_stored_size,
+        }
+    packed = zstd_frame(pack_sizes(index.stored_sizes))
+    return {"type": "variable", **sizes, "transformedChunks": base64.b64encode(packed).decode()}
+
+
+def from_json(fields: Mapping[str, Any]) -> ChunkIndex:
+    """Return the index that a manifest has. Raises `Corrupt` if it is malformed."""
+    chunk, size = number_of(fields, "originalChunkSize"), number_of(fields, "originalFileSize")
+    kind = fields.get("type")
+    if kind == "fixed":
+        last = number_of(fields, "finalTransformedChunkSize")
+        return ChunkIndex(chunk, size, number_of(fields, "transformedChunkSize"), last)
+    if kind != "variable":
+        raise Corrupt(f"chunk index: there is no type {str(kind)[:30]!r}")
+    try:
+        packed = base64.b64decode(fields["transformedChunks"], validate=True)
+    except (KeyError, TypeError, binascii.Error) as error:
+        raise Corrupt(f"chunk index: transformedChunks is not base64: {error}") from None
+    sizes = unpack_sizes(decompress(Codec.ZSTD, packed, limit=_MOST_LIST_BYTES))
+    return ChunkIndex(chunk, size, sizes, sizes[-1] if sizes else 0)
+
+
+def number_of(fields: Mapping[str, Any], name: str) -> int:
+    """Return a field that is a number in 0..2^31 - 1. Raises `Corrupt` for any other value, or none."""
+    value = fields.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= INT32_MAX:
+        raise Corrupt(f"{name} is {str(value)[:30]!r}, not a number in 0..{INT32_MAX}")
+    return value
+
+
+def pack_sizes(sizes: Sequence[int]) -> bytes:
+    """Return a list of sizes in the plugin's compact form.
+
+    It is the count, the base, the bytes of a size, each size but the last less the base, and the last size in full. A
+    list of one size has neither base nor bytes, an empty one only the count.
+    """
+    count = _COUNT.pack(len(sizes))
+    if not sizes:
+        return count
+    *others, last = sizes
+    if not others:
+        return count + _COUNT.pack(last)
+    base = min(others)
+    width = max((max(others) - base).bit_length() + 7, 8) // 8
+    packed = b"".join((size - base).to_bytes(width, "big") for size in others)
+    return count + _BASE.pack(base, width) + packed + _COUNT.pack(last)
+
+
+def unpack_sizes(data: bytes) -> list[int]:
+    """Return the list that `pack_sizes` packed. Raises `Corrupt` if the bytes are not such a list."""
+    if len(data) < _COUNT.size:
+        raise Corrupt(f"chunk index: {len(data)} bytes hold no list of sizes")
+    (count,) = _COUNT.unpack_from(data)
+    base, width, start = 0, 0, _COUNT.size
+    if count > 1 and len(data) >= start + _BASE.size:
+        base, width = _BASE.unpack_from(data, start)
+        start += _BASE.size
+    last_at = start + max(count - 1, 0) * width
+    expected = last_at + (_COUNT.size if count else 0)
+    if count < 0 or len(data) != expected or not (0 < width <= _INT32_BYTES or count < 2):
+        raise Corrupt(f"chunk index: {len(data)} bytes are not a list of {count} sizes")
+    sizes = [
+        base + int.from_bytes(data[at : at + width], "big")
+        for at in range(start, last_at, width or 1)
+    ]
+    return sizes + [last for (last,) in _COUNT.iter_unpack(data[last_at:])]

@@ -1,0 +1,232 @@
+"""The values of the records in `__remote_log_metadata`, and the partition that each belongs to (KIP-405).
+
+The keys are null. A value is three unsigned varints, frame version, kind and version, and a flexible message.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from logfs.errors import Corrupt, Unsupported
+from logfs.format.base.varint import encode_unsigned
+from logfs.format.messages.message import Field, Schema
+from logfs.format.tiered.remote_segment import (
+    DeletionState,
+    PartitionDeletion,
+    RemotePartition,
+    RemoteSegment,
+    SegmentState,
+    SegmentUpdate,
+)
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Callable, Mapping
+
+TOPIC = "__remote_log_metadata"
+PARTITIONS = 50
+"""The number of partitions that Kafka gives the topic."""
+
+_FRAME = 1
+_VERSION = 0
+
+_PARTITION = (Field("name", "string"), Field("id", "uuid"), Field("partition", "int32"))
+_SEGMENT_ID = (Field("topicIdPartition", "struct", fields=_PARTITION), Field("id", "uuid"))
+_EPOCH = (Field("leaderEpoch", "int32"), Field("offset", "int64"))
+_SEGMENT = Schema(
+    "remote segment",
+    (
+        Field("remoteLogSegmentId", "struct", fields=_SEGMENT_ID),
+        Field("startOffset", "int64"),
+        Field("endOffset", "int64"),
+        Field("brokerId", "int32"),
+        Field("maxTimestampMs", "int64"),
+        Field("eventTimestampMs", "int64"),
+        Field("segmentLeaderEpochs", "[]struct", fields=_EPOCH),
+        Field("segmentSizeInBytes", "int32"),
+        Field("customMetadata", "bytes", nullable=True),
+        Field("remoteLogSegmentState", "int8"),
+        Field("txnIndexEmpty", "int8", tag=0, default=0),
+    ),
+    newest=_VERSION,
+    flexible=0,
+)
+_UPDATE = Schema(
+    "update of a remote segment",
+    (
+        Field("remoteLogSegmentId", "struct", fields=_SEGMENT_ID),
+        Field("brokerId", "int32"),
+        Field("eventTimestampMs", "int64"),
+        Field("customMetadata", "bytes", nullable=True),
+        Field("remoteLogSegmentState", "int8"),
+    ),
+    newest=_VERSION,
+    flexible=0,
+)
+_DELETION = Schema(
+    "deletion of remote segments",
+    (
+        Field("topicIdPartition", "struct", fields=_PARTITION),
+        Field("brokerId", "int32"),
+        Field("eventTimestampMs", "int64"),
+        Field("remotePartitionDeleteState", "int8"),
+    ),
+    newest=_VERSION,
+    flexible=0,
+)
+_SCHEMAS = {0: _SEGMENT, 1: _UPDATE, 2: _DELETION}
+_KINDS = {RemoteSegment: 0, SegmentUpdate: 1, PartitionDeletion: 2}
+
+MetadataRecord = RemoteSegment | SegmentUpdate | PartitionDeletion
+
+
+def encode(record: MetadataRecord) -> bytes:
+    """Return the value of a record. Raises `struct.error` for a number that does not fit its field."""
+    kind = _KINDS[type(record)]
+    head = b"".join(map(encode_unsigned, (_FRAME, kind, _VERSION)))
+    return head + _SCHEMAS[kind].encode_body(_VERSION, _fields(record))
+
+
+def parse(value: bytes) -> MetadataRecord | None:
+    """Return what the value of a record says; None for a kind that only snapshots have, or a later release.
+
+    Raises `Corrupt` if the value is malformed, and `Unsupported` for a version of a later release.
+    """
+    frame, at = _unsigned(value, 0)
+    if frame != _FRAME:
+        raise Unsupported(f"remote log metadata: frame version {frame} is not {_FRAME}")
+    kind, at = _unsigned(value, at)
+    version, at = _unsigned(value, at)
+    schema = _SCHEMAS.get(kind)
+    if schema is None:
+        return None
+    if version > schema.newest:
+        raise Unsupported(f"{schema.what}: version {version} is newer than {schema.newest}")
+    fields = schema.parse_body(value, version, at).fields
+    try:
+        return _READERS[kind](fields)
+    except ValueError as error:
+        raise Corrupt(f"{schema.what}: {error}") from None
+
+
+def metadata_partition(partition: RemotePartition, partitions: int = PARTITIONS) -> int:
+    """Return the partition of `__remote_log_metadata` that has the records of a partition.
+
+    It is the positive murmur2 hash of a Java hash, as a big-endian int32, modulo the number of `partitions`.
+    """
+    high, low = divmod(partition.topic_id.int, 1 << 64)
+    found = 1
+    for number in (_java_hash(low), _java_hash(high), partition.partition):
+        found = (31 * found + number) & 0xFFFF_FFFF
+    return (_murmur2(found.to_bytes(4, "big")) & 0x7FFF_FFFF) % partitions
+
+
+def _java_hash(number: int) -> int:
+    """Return the hash code of a Java `Long` of 64 bits."""
+    return (number ^ (number >> 32)) & 0xFFFF_FFFF
+
+
+def _murmur2(four_bytes: bytes) -> int:
+    """Return Kafka's murmur2 hash of four bytes, as an unsigned number."""
+    mask, factor = 0xFFFF_FFFF, 0x5BD1_E995
+    block = int.from_bytes(four_bytes, "little") * factor & mask
+    block = (block ^ (block >> 24)) * factor & mask
+    found = (0x9747_B28C ^ len(four_bytes)) * factor & mask ^ block
+    found = (found ^ (found >> 13)) * factor & mask
+    return found ^ (found >> 15)
+
+
+def _unsigned(data: bytes, position: int) -> tuple[int, int]:
+    result = 0
+    for at in range(position, min(position + 5, len(data))):
+        result |= (data[at] & 127) << 7 * (at - position)
+        if data[at] < 128:
+            return result, at + 1
+    raise Corrupt(f"remote log metadata: no number ends after byte {position} of {len(data)}")
+
+
+def _fields(record: MetadataRecord) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "brokerId": record.broker_id,
+        "eventTimestampMs": record.event_timestamp,
+    }
+    partition = {
+        "name": record.partition.topic,
+        "id": record.partition.topic_id,
+        "partition": record.partition.partition,
+    }
+    if isinstance(record, PartitionDeletion):
+        return fields | {
+            "topicIdPartition": partition,
+            "remotePartitionDeleteState": record.state,
+        }
+    fields |= {
+        "remoteLogSegmentId": {"topicIdPartition": partition, "id": record.segment_id},
+        "customMetadata": record.custom,
+        "remoteLogSegmentState": record.state,
+    }
+    if isinstance(record, SegmentUpdate):
+        return fields
+    return fields | {
+        "startOffset": record.start_offset,
+        "endOffset": record.end_offset,
+        "maxTimestampMs": record.max_timestamp,
+        "segmentLeaderEpochs": [
+            {"leaderEpoch": epoch, "offset": offset} for epoch, offset in record.leader_epochs
+        ],
+        "segmentSizeInBytes": record.size_bytes,
+        "txnIndexEmpty": int(record.txn_index_is_empty),
+    }
+
+
+def _partition(fields: Mapping[str, Any]) -> RemotePartition:
+    return RemotePartition(fields["id"], fields["name"], fields["partition"])
+
+
+def _segment_id(fields: Mapping[str, Any]) -> tuple[RemotePartition, uuid.UUID]:
+    found = fields["remoteLogSegmentId"]
+    return _partition(found["topicIdPartition"]), found["id"]
+
+
+def _segment(fields: Mapping[str, Any]) -> RemoteSegment:
+    return RemoteSegment(
+        *_segment_id(fields),
+        start_offset=fields["startOffset"],
+        end_offset=fields["endOffset"],
+        broker_id=fields["brokerId"],
+        max_timestamp=fields["maxTimestampMs"],
+        event_timestamp=fields["eventTimestampMs"],
+        leader_epochs=tuple(
+            (epoch["leaderEpoch"], epoch["offset"]) for epoch in fields["segmentLeaderEpochs"]
+        ),
+        size_bytes=fields["segmentSizeInBytes"],
+        custom=fields["customMetadata"],
+        state=SegmentState(fields["remoteLogSegmentState"]),
+        txn_index_is_empty=bool(fields.get("txnIndexEmpty", 0)),
+    )
+
+
+def _update(fields: Mapping[str, Any]) -> SegmentUpdate:
+    return SegmentUpdate(
+        *_segment_id(fields),
+        broker_id=fields["brokerId"],
+        event_timestamp=fields["eventTimestampMs"],
+        custom=fields["customMetadata"],
+        state=SegmentState(fields["remoteLogSegmentState"]),
+    )
+
+
+def _deletion(fields: Mapping[str, Any]) -> PartitionDeletion:
+    return PartitionDeletion(
+        _partition(fields["topicIdPartition"]),
+        broker_id=fields["brokerId"],
+        event_timestamp=fields["eventTimestampMs"],
+        state=DeletionState(fields["remotePartitionDeleteState"]),
+    )
+
+
+_READERS: dict[int, Callable[[Mapping[str, Any]], MetadataRecord]] = {
+    0: _segment,
+    1: _update,
+    2: _deletion,
+}

@@ -1,0 +1,106 @@
+"""The names of the objects of a segment, in the layout of Aiven's plugin and in that of Kafka's `LocalTieredStorage`.
+
+Aiven's plugin: `{prefix}{topic}-{topic id}/{partition}/{first offset, 20 digits}-{segment id}.{suffix}`, with nothing
+between the prefix and the topic. `LocalTieredStorage`: `{topic}-{partition}-{topic id}/{first offset, 20
+digits}-{segment id}{suffix}` below a directory. Ids are Kafka's 22 characters.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import Corrupt
+from logfs.format.base.names import INT32_MAX
+from logfs.format.files.checkpoint import text_to_uuid, uuid_to_text
+from logfs.format.tiered.remote_segment import RemotePartition
+
+if TYPE_CHECKING:
+    import uuid
+
+LOG = "log"
+INDEXES = "indexes"
+MANIFEST = "rsm-manifest"
+AIVEN_SUFFIXES = (LOG, INDEXES, MANIFEST)
+"""The objects of a segment in the order in which they are stored: a segment with a manifest is complete."""
+
+LOCAL_SUFFIXES = (
+    ".log",
+    ".index",
+    ".timeindex",
+    ".txnindex",
+    ".snapshot",
+    ".leader_epoch_checkpoint",
+)
+"""The files of a segment in `LocalTieredStorage`. `.txnindex` is there only with aborted transactions."""
+
+_ID = "([A-Za-z0-9_-]{22})"
+_SEGMENT = rf"([0-9]{{20}})-{_ID}"
+_AIVEN = re.compile(
+    rf"(?P<topic>[^/]+)-{_ID}/(0|[1-9][0-9]{{0,9}})/{_SEGMENT}\.({'|'.join(AIVEN_SUFFIXES)})"
+)
+_LOCAL = re.compile(
+    rf"(?P<topic>[^/]+)-(0|[1-9][0-9]{{0,9}})-{_ID}/{_SEGMENT}({'|'.join(map(re.escape, LOCAL_SUFFIXES))})"
+)
+
+
+class SegmentKey(NamedTuple):
+    """The segment that an object belongs to, as its name tells."""
+
+    partition: RemotePartition
+    start_offset: int
+    segment_id: uuid.UUID
+
+
+def aiven_key(segment: SegmentKey, suffix: str, prefix: str = "") -> str:
+    """Return the name of an object of a segment in the layout of Aiven's plugin."""
+    directory = aiven_directory(segment.partition, prefix)
+    return f"{directory}{segment.start_offset:020}-{uuid_to_text(segment.segment_id)}.{suffix}"
+
+
+def aiven_directory(partition: RemotePartition, prefix: str = "") -> str:
+    """Return what the names of all objects of a partition begin with in the layout of Aiven's plugin."""
+    topic = f"{partition.topic}-{uuid_to_text(partition.topic_id)}"
+    return f"{prefix}{topic}/{partition.partition}/"
+
+
+def local_key(segment: SegmentKey, suffix: str) -> str:
+    """Return the path of a file of a segment below the directory of a `LocalTieredStorage`."""
+    name = f"{segment.start_offset:020}-{uuid_to_text(segment.segment_id)}"
+    return f"{local_directory(segment.partition)}{name}{suffix}"
+
+
+def local_directory(partition: RemotePartition) -> str:
+    """Return what the paths of all files of a partition begin with in a `LocalTieredStorage`."""
+    return f"{partition.topic}-{partition.partition}-{uuid_to_text(partition.topic_id)}/"
+
+
+def parse_aiven_key(key: str, prefix: str = "") -> tuple[SegmentKey, str] | None:
+    """Return the segment and the suffix of an object of Aiven's plugin; None for any other object."""
+    match = _AIVEN.fullmatch(key.removeprefix(prefix)) if key.startswith(prefix) else None
+    if match is None:
+        return None
+    topic, topic_id, partition, offset, segment_id, suffix = match.groups()
+    return _segment(topic, topic_id, partition, offset, segment_id, suffix)
+
+
+def parse_local_key(key: str) -> tuple[SegmentKey, str] | None:
+    """Return the segment and the suffix of a file of `LocalTieredStorage`; None for any other file."""
+    match = _LOCAL.fullmatch(key)
+    if match is None:
+        return None
+    topic, partition, topic_id, offset, segment_id, suffix = match.groups()
+    return _segment(topic, topic_id, partition, offset, segment_id, suffix)
+
+
+def _segment(
+    topic: str, topic_id: str, partition: str, offset: str, segment_id: str, suffix: str
+) -> tuple[SegmentKey, str] | None:
+    try:
+        ids = text_to_uuid(topic_id), text_to_uuid(segment_id)
+    except Corrupt:
+        return None
+    if int(partition) > INT32_MAX:
+        return None
+    remote = RemotePartition(ids[0], topic, int(partition))
+    return SegmentKey(remote, int(offset), ids[1]), suffix

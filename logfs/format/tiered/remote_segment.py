@@ -1,0 +1,106 @@
+"""One segment in an object store: Kafka's description of it, and the states that it passes through (KIP-405)."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Sequence
+
+
+class SegmentState(IntEnum):
+    """The state of a remote segment. Only segments whose copy is finished are read."""
+
+    COPY_SEGMENT_STARTED = 0
+    COPY_SEGMENT_FINISHED = 1
+    DELETE_SEGMENT_STARTED = 2
+    DELETE_SEGMENT_FINISHED = 3
+
+    def may_follow(self, before: SegmentState | None) -> bool:
+        """Whether a segment in state `before` may come into this state; `before` is None for a new segment.
+
+        A state may follow itself, because Kafka sends an update again when it does not know whether it arrived.
+        """
+        if before is None:
+            return self is SegmentState.COPY_SEGMENT_STARTED
+        return self is before or self in _NEXT[before]
+
+
+_NEXT = {
+    SegmentState.COPY_SEGMENT_STARTED: (
+        SegmentState.COPY_SEGMENT_FINISHED,
+        SegmentState.DELETE_SEGMENT_STARTED,
+    ),
+    SegmentState.COPY_SEGMENT_FINISHED: (SegmentState.DELETE_SEGMENT_STARTED,),
+    SegmentState.DELETE_SEGMENT_STARTED: (SegmentState.DELETE_SEGMENT_FINISHED,),
+    SegmentState.DELETE_SEGMENT_FINISHED: (),
+}
+
+
+class DeletionState(IntEnum):
+    """How far the deletion of all remote segments of a partition is."""
+
+    DELETE_PARTITION_MARKED = 0
+    DELETE_PARTITION_STARTED = 1
+    DELETE_PARTITION_FINISHED = 2
+
+
+class RemotePartition(NamedTuple):
+    """A partition with the id of its topic, which no later topic of the same name has."""
+
+    topic_id: uuid.UUID
+    topic: str
+    partition: int
+
+
+class RemoteSegment(NamedTuple):
+    """The description of a remote segment.
+
+    `start_offset` and `end_offset` are its first and its last offset. `max_timestamp` and `event_timestamp` are in ms
+    since the epoch, and `size_bytes` is the size of the .log file. `leader_epochs` has (epoch, start offset) of each
+    epoch in the segment, ascending. `custom` is what the plugin that copied the segment has added, None for nothing.
+    """
+
+    partition: RemotePartition
+    segment_id: uuid.UUID
+    start_offset: int
+    end_offset: int
+    broker_id: int
+    max_timestamp: int
+    event_timestamp: int
+    leader_epochs: Sequence[tuple[int, int]]
+    size_bytes: int
+    custom: bytes | None = None
+    state: SegmentState = SegmentState.COPY_SEGMENT_STARTED
+    txn_index_is_empty: bool = False
+
+    def updated(self, update: SegmentUpdate) -> RemoteSegment:
+        """Return the description after an update, as Kafka merges the two."""
+        return self._replace(
+            broker_id=update.broker_id,
+            event_timestamp=update.event_timestamp,
+            custom=update.custom,
+            state=update.state,
+        )
+
+
+class SegmentUpdate(NamedTuple):
+    """A new state of a remote segment."""
+
+    partition: RemotePartition
+    segment_id: uuid.UUID
+    broker_id: int
+    event_timestamp: int
+    custom: bytes | None
+    state: SegmentState
+
+
+class PartitionDeletion(NamedTuple):
+    """A step of the deletion of a partition's remote segments."""
+
+    partition: RemotePartition
+    broker_id: int
+    event_timestamp: int
+    state: DeletionState
