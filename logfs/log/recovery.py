@@ -497,7 +497,8 @@ class _LogLoader:
         if max_entry.offset < segment.time_index.last.offset:
             # The index claims that no record up to its last offset has so late a timestamp.
             return False
-        if len(segment.time_index) and not segment.has_batch_of(segment.time_index.last):
+        newest = segment.time_index.last
+        if len(segment.time_index) and not segment.has_batch_of(newest, if_damaged=True):
             return False
         return segment.offset_index.can_be(end, size) and segment.time_index.can_be(
             end, segment.first_timestamp

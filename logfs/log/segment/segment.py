@@ -225,15 +225,20 @@ class Segment(SegmentFiles):
         is_right = largest == found.timestamp or (header is None and self.has_batch_of(found))
         return found.offset if is_right else self.base_offset
 
-    def has_batch_of(self, entry: TimeEntry) -> bool:
-        """Whether a time index entry is right: `entry.timestamp` is the greatest in the batch of `entry.offset`."""
+    def has_batch_of(self, entry: TimeEntry, *, if_damaged: bool = False) -> bool:
+        """Whether a time index entry is right: `entry.timestamp` is the greatest in the batch of `entry.offset`.
+
+        Returns `if_damaged` where that batch is damaged and tells nothing.
+        """
         if entry.timestamp < 0:
             return False
-        with suppress(DamagedRange):
+        try:
             batch = self.find_batch(entry.offset)
-            if batch is not None and batch.header.base_offset <= entry.offset:
-                return batch.header.max_timestamp == entry.timestamp
-        return False
+        except DamagedRange:
+            return if_damaged
+        if batch is None or batch.header.base_offset > entry.offset:
+            return False
+        return batch.header.max_timestamp == entry.timestamp
 
     def walk(
         self,
