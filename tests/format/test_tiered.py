@@ -204,7 +204,7 @@ def test_lists_of_sizes_are_read_as_they_were_packed(sizes: list[int]) -> None:
 
 @given(st.binary(max_size=40))
 def test_other_bytes_are_no_list_of_sizes(data: bytes) -> None:
-    """Bytes that no list packs to are refused, or read as a list that packs to a list of the same sizes."""
+    """Other bytes are refused, or hold as many sizes as their count says."""
     try:
         sizes = unpack_sizes(data)
     except Corrupt:
@@ -361,8 +361,8 @@ def test_other_names_are_of_no_segment(name: str) -> None:
     assert object_keys.parse_local_key(name) is None
 
 
-def test_the_metadata_partition_is_stable() -> None:
-    """One value, computed by Kafka's own partitioner."""
-    assert metadata_record.metadata_partition(RemotePartition(uuid.UUID(int=0), "t", 0)) in range(
-        50
-    )
+@pytest.mark.parametrize(("topic_id", "partition", "found"), [(0, 0, 6), (2**127 + 12345, 3, 24)])
+def test_the_metadata_partition_is_stable(topic_id: int, partition: int, found: int) -> None:
+    """The numbers are those of Kafka's partitioner, with which `tests/kafka` compares many more."""
+    where = RemotePartition(uuid.UUID(int=topic_id), "t", partition)
+    assert metadata_record.metadata_partition(where) == found

@@ -79,12 +79,15 @@ def test_kafka_writes_and_reads_the_same_metadata_records(
 
 
 def test_kafka_puts_the_records_of_a_partition_into_the_same_partition(helper: Helper) -> None:
-    """For 300 random partitions, and two numbers of partitions of the topic."""
+    """For two known and 300 random partitions, and two numbers of partitions of the topic."""
     numbers = random.Random(3)
+    fixed = [RemotePartition(uuid.UUID(int=0), "t", 0), PARTITION]
     for partitions in (50, 7):
-        for _ in range(300):
-            topic_id = uuid.UUID(int=numbers.getrandbits(128))
-            partition = RemotePartition(topic_id, "t", numbers.getrandbits(31))
+        chosen = [
+            RemotePartition(uuid.UUID(int=numbers.getrandbits(128)), "t", numbers.getrandbits(31))
+            for _ in range(300)
+        ]
+        for partition in fixed + chosen:
             found = helper.call(
                 "remoteMetadataPartition", partitions=partitions, **names(partition)
             )
