@@ -31,6 +31,19 @@ def encode_unsigned(value: int) -> bytes:
     return bytes(out)
 
 
+def decode_unsigned(data: Sequence[int], position: int) -> tuple[int, int]:
+    """Return the value of the unsigned varint at `position`, and the position after it.
+
+    Raises `Corrupt` if the varint has more than 5 bytes, or is not complete in `data`.
+    """
+    result = 0
+    for at in range(position, min(position + VARINT_BYTES, len(data))):
+        result |= (data[at] & 127) << 7 * (at - position)
+        if data[at] < 128:
+            return result, at + 1
+    raise Corrupt(f"no unsigned varint ends after byte {position} of {len(data)}")
+
+
 def decode(data: Sequence[int], position: int, most_bytes: int = VARINT_BYTES) -> tuple[int, int]:
     """Return the value of the zigzag varint at `position`, and the position after the varint.
 

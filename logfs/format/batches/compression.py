@@ -15,6 +15,7 @@ import struct
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from logfs.errors import Corrupt, InvalidSetting
+from logfs.format.base.varint import decode_unsigned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -402,9 +403,7 @@ def _snappy_length(block: memoryview, output: _Output) -> int:
 
     Raises `Corrupt` if there is none.
     """
-    length = 0
-    for index, byte in enumerate(block[:5]):
-        length |= (byte & 0x7F) << 7 * index
-        if byte < 0x80:
-            return length
-    raise output.malformed("a block has no valid uncompressed length")
+    try:
+        return decode_unsigned(block, 0)[0]
+    except Corrupt:
+        raise output.malformed("a block has no valid uncompressed length") from None

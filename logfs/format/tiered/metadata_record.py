@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from logfs.errors import Corrupt, Unsupported
-from logfs.format.base.varint import encode_unsigned
+from logfs.format.base.varint import decode_unsigned, encode_unsigned
 from logfs.format.messages.message import Field, Schema
 from logfs.format.tiered.remote_segment import (
     DeletionState,
@@ -92,11 +92,11 @@ def parse(value: bytes) -> MetadataRecord | None:
 
     Raises `Corrupt` if the value is malformed, and `Unsupported` for a version of a later release.
     """
-    frame, at = _unsigned(value, 0)
+    frame, at = decode_unsigned(value, 0)
     if frame != _FRAME:
         raise Unsupported(f"remote log metadata: frame version {frame} is not {_FRAME}")
-    kind, at = _unsigned(value, at)
-    version, at = _unsigned(value, at)
+    kind, at = decode_unsigned(value, at)
+    version, at = decode_unsigned(value, at)
     schema = _SCHEMAS.get(kind)
     if schema is None:
         return None
@@ -134,15 +134,6 @@ def _murmur2(four_bytes: bytes) -> int:
     found = (0x9747_B28C ^ len(four_bytes)) * factor & mask ^ block
     found = (found ^ (found >> 13)) * factor & mask
     return found ^ (found >> 15)
-
-
-def _unsigned(data: bytes, position: int) -> tuple[int, int]:
-    result = 0
-    for at in range(position, min(position + 5, len(data))):
-        result |= (data[at] & 127) << 7 * (at - position)
-        if data[at] < 128:
-            return result, at + 1
-    raise Corrupt(f"remote log metadata: no number ends after byte {position} of {len(data)}")
 
 
 def _fields(record: MetadataRecord) -> dict[str, Any]:
