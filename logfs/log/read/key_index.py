@@ -28,8 +28,8 @@ from logfs.format.base import names
 from logfs.format.base.batch_rows import ATTRIBUTES, NEXT_OFFSET, SPAN_BASE_OFFSET
 from logfs.format.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
 from logfs.format.files.key_table_format import Anchor, anchor_of
+from logfs.log.disk.cache_directory import cache_directory, remove_oldest
 from logfs.log.disk.disk import Disk, Gone
-from logfs.log.segment import text_index_cache
 from logfs.log.segment.batch_iterator import Damage, DamagedRange
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class KeyIndex:
 
     def _cached_path(self) -> Path | None:
         """Return the path of the file in the user's cache directory; None if there is no such directory."""
-        home = text_index_cache.directory("keys")
+        home = cache_directory("keys")
         log = self._reader.log
         try:
             found = log.disk.stat(log.directory)
@@ -382,7 +382,7 @@ class KeyIndex:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._base = write_table(disk, path, temporary, parts, keys, self._secret, coverage)
             if not log.disk.writable:
-                text_index_cache.remove_oldest(disk, path.parent, CACHE_BYTES)
+                remove_oldest(disk, path.parent, CACHE_BYTES)
         except OSError as error:
             logger.warning("%s: the key index is kept in memory only: %s", path, error)
             self._is_kept = False

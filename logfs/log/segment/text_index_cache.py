@@ -15,16 +15,17 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import stat
 import struct
 import zlib
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logfs.format.batches.batch import HEADER_SIZE
+from logfs.log.disk.cache_directory import cache_directory, remove_oldest
 from logfs.log.disk.disk import Disk
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from logfs.log.disk.disk import File
     from logfs.log.segment.text_index import TextIndex
 
@@ -38,14 +39,6 @@ LIMIT_BYTES = 1 << 30
 _VERSION = b"logfs text index 2"
 # The checksum after the entries, which has fewer bytes than an entry.
 _TRAILER = struct.Struct(">I")
-
-
-def directory(kind: str = "text") -> Path | None:
-    """Return the cache directory for text indexes ("text") or key indexes ("keys"); None without a home directory."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(home):
-        home = os.path.expanduser("~/.cache")
-    return Path(home, "logfs", kind) if os.path.isabs(home) else None
 
 
 def load(disk: Disk, log: File, index: TextIndex) -> bool:
@@ -95,7 +88,7 @@ def save(disk: Disk, log: File, index: TextIndex) -> None:
 def _path(disk: Disk, log: File, index: TextIndex) -> Path | None:
     """Return the file for a segment as it is now; None if the segment is too small, or if there is no cache."""
     found = disk.stat_file(log)
-    home = directory()
+    home = cache_directory("text")
     if found.st_size < SMALLEST_BYTES or home is None:
         return None
     state = (
@@ -110,18 +103,3 @@ def _path(disk: Disk, log: File, index: TextIndex) -> Path | None:
     digest.update(repr(state).encode())
     digest.update(disk.read(log, 0, HEADER_SIZE))
     return home / digest.hexdigest()[:40]
-
-
-def remove_oldest(disk: Disk, home: Path, limit_bytes: int) -> None:
-    """Remove the files of a cache directory that were unused for longest, until at most `limit_bytes` are left."""
-    found = []
-    for entry in disk.scan(home):
-        status = entry.stat(follow_symlinks=False)
-        if stat.S_ISREG(status.st_mode):
-            found.append((status.st_mtime_ns, status.st_size, entry.name))
-    size = sum(size for _, size, _ in found)
-    for _, length, name in sorted(found):
-        if size <= limit_bytes:
-            break
-        disk.unlink(home / name)
-        size -= length

@@ -1,0 +1,34 @@
+"""The user's cache directory, `$XDG_CACHE_HOME/logfs` (by default below `~/.cache`), which processes share."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from logfs.log.disk.disk import Disk
+
+
+def cache_directory(kind: str) -> Path | None:
+    """Return the directory for caches of a kind, such as "text"; None without a home directory."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(home):
+        home = os.path.expanduser("~/.cache")
+    return Path(home, "logfs", kind) if os.path.isabs(home) else None
+
+
+def remove_oldest(disk: Disk, home: Path, limit_bytes: int) -> None:
+    """Remove the files of a cache directory that were unused for longest, until at most `limit_bytes` are left."""
+    found = []
+    for entry in disk.scan(home):
+        status = entry.stat(follow_symlinks=False)
+        if stat.S_ISREG(status.st_mode):
+            found.append((status.st_mtime_ns, status.st_size, entry.name))
+    size = sum(size for _, size, _ in found)
+    for _, length, name in sorted(found):
+        if size <= limit_bytes:
+            break
+        disk.unlink(home / name)
+        size -= length
