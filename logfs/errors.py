@@ -102,6 +102,10 @@ class Unsupported(LogfsError):
     """Bytes are well-formed, but of a kind that this release does not handle."""
 
 
+class RemoteStorageError(LogfsError):
+    """The object store refused a request, or did not answer it in time; a later request may succeed."""
+
+
 # Raised when a store is opened, configured or mounted.
 
 

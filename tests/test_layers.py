@@ -32,6 +32,7 @@ FOLDERS = {
     ],
     "log": [
         "disk",
+        "remote",
         "segment",
         "state",
         "recovery",
@@ -68,7 +69,8 @@ IMPORTERS = {
     "lz4": ["format/batches/compression.py"],
     "cramjam": ["format/batches/compression.py"],
     "zstandard": ["format/batches/compression.py"],
-    "crc32c": ["format/", "log/segment/"],
+    "crc32c": ["format/", "log/segment/", "log/remote/chunk_cache.py"],
+    "obstore": ["log/remote/object_store.py"],
     "fcntl": ["store/directory/lock.py", "mount/", "cli/", "log/disk/disk.py"],
 }
 FILE_LINES = 800

@@ -7,13 +7,14 @@ import os
 import re
 import sys
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logfs.errors import InvalidName, InvalidSetting, InvalidStore, UnknownPartition
+from logfs.log.disk.bucket_path import as_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
+    from pathlib import Path
 
     from logfs.log.append.partition import Partition
     from logfs.log.read.read_committed import Isolation
@@ -33,7 +34,7 @@ def path_argument(text: str) -> Path:
 
     An empty argument usually comes from an unset shell variable, and as a path would mean the working directory.
     """
-    return Path(not_empty(text))
+    return as_path(not_empty(text))
 
 
 def not_empty(text: str) -> str:
@@ -90,7 +91,7 @@ def log_dirs_of(words: Iterable[str | Path], *, may_be_empty: bool = False) -> l
     """
     from logfs.store.observe import commit_client
 
-    found = [Path(path) for path in commit_client.log_dirs_of(words)]
+    found = [as_path(path) for path in commit_client.log_dirs_of(words)]
     commit_client.require_log_dirs(found, may_be_empty=may_be_empty)
     return found
 
@@ -104,7 +105,7 @@ def target(words: Sequence[str], *, may_be_empty: bool = False) -> Target:
     """
     *log_dirs, name = words
     if not log_dirs:
-        path = Path(name).absolute()
+        path = as_path(name).absolute()
         _check_no_log_dir(path)
         log_dirs, name = [str(path.parent)], path.name
     return Target(log_dirs_of(log_dirs, may_be_empty=may_be_empty), name)

@@ -20,6 +20,7 @@ import pyfuse3
 import trio
 
 import logfs
+from logfs.log.disk.bucket_path import BucketPath
 from logfs.log.disk.memory import keep_memory
 from logfs.log.read.read_committed import Isolation
 from logfs.mount import threads
@@ -137,6 +138,8 @@ def source_of(options: Options) -> str:
     """
     if options.source is not None:
         return options.source
+    if isinstance(options.log_dirs[0], BucketPath):
+        return str(options.log_dirs[0])
     if len(options.log_dirs) == 1:
         return os.path.realpath(options.log_dirs[0])
     return ",".join(os.path.abspath(path) for path in options.log_dirs)

@@ -9,14 +9,20 @@ import threading
 import time
 from contextlib import nullcontext, suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logfs.errors import InvalidStore, LogfsError, PartitionFailed, UnknownPartition
+from logfs.errors import (
+    InvalidStore,
+    LogfsError,
+    PartitionFailed,
+    RemoteStorageError,
+    UnknownPartition,
+)
 from logfs.format.base import names
 from logfs.format.base.names import DirectoryKind, TopicPartition
 from logfs.log import recovery
 from logfs.log.append.partition import Partition
+from logfs.log.disk.bucket_path import BucketPath, as_path
 from logfs.log.disk.disk import NO_DESCRIPTOR, Disk, Gone
 from logfs.log.follow import live_partition
 from logfs.log.follow.live_partition import ReadOnlyPartition
@@ -32,6 +38,7 @@ from logfs.store.registry import UnloadedPartition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
     from logfs.config import LogConfig
     from logfs.store.commits.commit import Commits
@@ -59,12 +66,14 @@ def open_log_dirs(
     works, `OSError`.
     """
     named = [log_dirs] if isinstance(log_dirs, (str, os.PathLike)) else list(log_dirs)
-    leases = {Path(each).absolute(): each for each in named if isinstance(each, Lease)}
-    paths = [Path(path).absolute() for path in named]
+    leases = {as_path(each).absolute(): each for each in named if isinstance(each, Lease)}
+    paths = [as_path(path).absolute() for path in named]
     if not paths:
         raise InvalidStore("a store needs at least one log directory")
     if len({os.path.realpath(path) for path in paths}) < len(paths):
         raise InvalidStore("the same log directory is named twice")
+    if len(paths) > 1 and any(isinstance(path, BucketPath) for path in paths):
+        raise InvalidStore("a bucket is opened alone, without other log directories")
     opened: list[LogDir] = []
     broken: OSError | None = None
     try:
@@ -91,6 +100,12 @@ def open_log_dirs(
 
 
 def _check_log_dir(disk: Disk, path: Path) -> None:
+    if disk.is_remote:
+        if not any(disk.scan(path)):
+            raise InvalidStore(
+                f"{path}: has no segments that a broker copied here; give the bucket and the prefix of its settings"
+            )
+        return
     status = path / STATUS_FILE
     if disk.exists(status):
         raise InvalidStore(
@@ -291,7 +306,8 @@ class PartitionLoader:
                 registry.settle(unloaded, None)
                 log_dir.look_again()
                 return
-            if isinstance(error, OSError) and error.errno in NO_DESCRIPTOR:
+            is_passing = isinstance(error, OSError) and error.errno in NO_DESCRIPTOR
+            if is_passing or isinstance(error, RemoteStorageError):
                 # The partition is sound: it stays unloaded, and the next use tries again.
                 logger.warning("%s: is not loaded now: %s", path, error)
                 raise
@@ -304,7 +320,8 @@ class PartitionLoader:
             registry.settle(unloaded, reason)
 
     def _open_partition(self, log_dir: LogDir, name: TopicPartition, path: Path) -> Partition:
-        check_files(log_dir.disk, path)
+        if not log_dir.disk.is_remote:
+            check_files(log_dir.disk, path)
         end: recovery.FilePosition | None = None
         if self._registry.read_only and not log_dir.live and not log_dir.clean:
             end = self._commits.place_of_remains(log_dir, name, path)

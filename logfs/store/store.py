@@ -23,6 +23,7 @@ from logfs.format.base import names
 from logfs.format.files import checkpoint
 from logfs.log import recovery
 from logfs.log.append.partition import LEADER_EPOCH, Partition
+from logfs.log.disk.bucket_path import BucketPath, as_path
 from logfs.log.disk.disk import Disk, ReadOnlyDisk
 from logfs.log.transfer.partition_copy import remove_directory
 from logfs.store.checkpoints import Checkpoints
@@ -59,6 +60,18 @@ logger = logging.getLogger(__name__)
 _CLOSING_THREADS = 8
 
 PARTITION_METADATA = "partition.metadata"
+
+
+def _disk_for(log_dirs: Iterable[str | os.PathLike[str]], *, read_only: bool) -> Disk:
+    """Return the disk of log directories or of a bucket. Raises `NotWritable` to write to a bucket."""
+    for path in map(as_path, log_dirs):
+        if isinstance(path, BucketPath):
+            if not read_only:
+                raise NotWritable(f"{path}: a bucket can only be read; open it read-only")
+            from logfs.log.remote.bucket_disk import BucketDisk
+
+            return BucketDisk(path)
+    return ReadOnlyDisk() if read_only else Disk()
 
 
 def now_ms() -> int:
@@ -98,7 +111,8 @@ class Store(PartitionRegistry):
         are. `recover` recovers even after a clean shutdown. With `lazy`, a partition is loaded, and recovered if
         necessary, at its first use or by `load_all`; otherwise all are loaded before the constructor returns. `clock`
         returns the time in ms since the epoch. A `Lease` may be given in place of a log directory that another
-        process has locked: it permits work on one partition.
+        process has locked: it permits work on one partition. The URL of a bucket, such as `s3://bucket/prefix`, may
+        be given alone, with `read_only`: its partitions are those that brokers have copied there.
 
         Raises `StoreLocked` with the holder's pid, `InvalidStore`, `InvalidSetting` and `Corrupt` for settings
         files, and `OSError`.
@@ -106,7 +120,7 @@ class Store(PartitionRegistry):
         log_dirs = [log_dirs] if isinstance(log_dirs, (str, os.PathLike)) else list(log_dirs)
         check_log_dirs(log_dirs, may_be_empty=not read_only, may_be_made=create and not read_only)
         super().__init__(
-            disk or (ReadOnlyDisk() if read_only else Disk()), clock, read_only=read_only
+            disk or _disk_for(log_dirs, read_only=read_only), clock, read_only=read_only
         )
         self.loading_seconds = 0.0
         # Deleted partitions whose commits by groups could not be removed, for example because the disk was full.

@@ -3,6 +3,7 @@
 - `disk`: open, read, write, fsync, rename and list. Tests replace it to inject faults. Begin here.
 - `checked_disk`: the disk of one log directory, which refuses every call after the first storage error.
 - `cache_directory`: the user's cache directory, and the removal of what was unused for longest.
+- `bucket_path`: the URL of a bucket as a path.
 - `named_file`: an object with a path, which takes little memory.
 - `memory`: has the C library keep the memory of buffers.
 - `latency_histogram`: how long operations take, counted in buckets.

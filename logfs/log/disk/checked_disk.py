@@ -54,6 +54,7 @@ class CheckedDisk(Disk):
         super().__init__()
         self.disk = disk
         self.writable = disk.writable
+        self.is_remote = disk.is_remote
         self.naming = disk.naming
         self.flush_times = disk.flush_times
         self.is_disowned = False
@@ -135,6 +136,7 @@ for _name in (
     *(
         "open",
         "read_ahead",
+        "fetch_again",
         "write",
         "truncate",
         "size",

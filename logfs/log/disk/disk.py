@@ -87,6 +87,8 @@ class Disk:
     """
 
     writable = True
+    # Whether the files are objects of a bucket: reading costs requests, and what is there never changes.
+    is_remote = False
     # Why everything on this disk is offline: see `checked_disk`.
     failure: LogDirFailed | None = None
 
@@ -179,6 +181,10 @@ class Disk:
         """
         with suppress(OSError):
             os.posix_fadvise(file.fd, position, size, os.POSIX_FADV_WILLNEED)
+
+    def fetch_again(self, file: File, start: int, end: int) -> bool:
+        """Fetch damaged bytes [start, end) of a file again, if it is remote; return whether they have changed."""
+        return False
 
     def _read_fully(self, file: File, position: int, size: int) -> bytes:
         data = os.pread(file.fd, size, position)

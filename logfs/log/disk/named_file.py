@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+from logfs.log.disk.bucket_path import as_path
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class NamedFile:
@@ -17,7 +22,8 @@ class NamedFile:
     @property
     def path(self) -> Path:
         """The path of the file; it changes when the file or its directory is renamed."""
-        return Path(*self._place)
+        directory, name = self._place
+        return as_path(directory) / name
 
     @path.setter
     def path(self, path: Path) -> None:

@@ -347,7 +347,8 @@ class LiveSegment(Segment):
 
         limit = self.base_offset + MAX_RELATIVE_OFFSET + 1
         bounds = (expected, limit)
-        return walk(Walk(read, position, end, *bounds, exact=True, base_offset=self.base_offset))
+        what = Walk(read, position, end, *bounds, exact=True, base_offset=self.base_offset)
+        return walk(what._replace(fetch_again=self._fetch_again))
 
     def seal_at(self, next_base: int) -> None:
         """Take in the rest of this segment and seal it; the next segment begins at the offset `next_base`.

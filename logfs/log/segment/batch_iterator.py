@@ -92,6 +92,9 @@ class Walk(NamedTuple):
     With `gaps`, offsets may be missing between batches, as compaction leaves them. Otherwise a batch whose offsets
     fit neither neighbour counts as damaged, because the CRC does not cover its base offset. `base_offset` is the
     lowest offset of the whole file: with it, the checks of a batch against its neighbours do not depend on `start`.
+
+    `fetch_again` is called with a range (start, end) that is damaged; if it returns True, the bytes have changed, and
+    the range is walked over again.
     """
 
     read: Read
@@ -104,6 +107,7 @@ class Walk(NamedTuple):
     gaps: bool = True
     chunk_bytes: int = CHUNK_BYTES
     base_offset: int = 0
+    fetch_again: Callable[[int, int], bool] = lambda start, end: False
 
 
 def walk(what: Walk) -> Iterator[tuple[int, Batch] | Damage]:
@@ -118,6 +122,9 @@ def walk(what: Walk) -> Iterator[tuple[int, Batch] | Damage]:
             batch = _valid_batch(window, position, expected, what, known)
         except Corrupt as error:
             damage = _resynchronise(window, position, expected, what, str(error))
+            if what.fetch_again(damage.start, damage.end):
+                window = _Window(what.read, what.end, what.chunk_bytes)
+                continue
             yield damage
             position, expected, known = damage.end, damage.next_offset, False
             continue

@@ -89,10 +89,11 @@ class Segment(SegmentFiles):
     def repaired(self, number: int) -> SparseIndex | None:
         """Rebuild the offset index (0) or the time index (1) from the log if its file cannot be right.
 
-        Returns the new index; None if the file may be used, and for a segment that is not sealed or is empty.
+        Returns the new index; None if the file may be used, and for a segment that is not sealed, empty or in a
+        bucket, where the check would cost requests. Each entry is checked when it is used anyway.
         """
         next_base = self.next_base
-        if next_base is None or self.is_active or not self.size_bytes:
+        if next_base is None or self.is_active or self._disk.is_remote or not self.size_bytes:
             return None
         if lookup_fits(self, number) or (self._lookups and self._disk.writable):
             return None
@@ -258,6 +259,7 @@ class Segment(SegmentFiles):
         bounds = (first if first_offset is None else first_offset, self.limit_offset, next_offset)
         exact = not position or first_offset is not None
         what = Walk(self.read, position, stop, *bounds, exact, self.gaps, chunk_bytes, first)
+        what = what._replace(fetch_again=self._fetch_again)
         found = walk(what)
         begin = next(found, None)
         if isinstance(begin, Damage) and position:
@@ -281,7 +283,11 @@ class Segment(SegmentFiles):
         """
         bounds = (first_offset, self.limit_offset, self.next_base)
         what = Walk(self.read, position, self.size_bytes, *bounds, True, self.gaps)
-        return walk(what._replace(base_offset=self.base_offset))
+        return walk(what._replace(base_offset=self.base_offset, fetch_again=self._fetch_again))
+
+    def _fetch_again(self, start: int, end: int) -> bool:
+        """Have damaged bytes of the .log file fetched again, if it is in a bucket; return whether they have changed."""
+        return self._disk.fetch_again(self.file, start, end)
 
     def batches_from(self, offset: int) -> Iterator[tuple[int, Batch] | Damage]:
         """Yield (position, batch) for the batches from the one that holds `offset` on, and `Damage` from there on."""

@@ -104,16 +104,20 @@ class LogDir:
         disk, path = self.disk, self.path
         self.found = disk.stat(path)
         self._lock = Lock(disk, path) if disk.writable else None
-        # Another process has the directory and writes to it, while this process only reads.
-        self.live = not disk.writable and holder(disk, path) is not None
+        self.live = self._is_live()
         self.clean = disk.exists(path / CLEAN_SHUTDOWN)
         # A broker keeps its topics' settings elsewhere: those that are not in logfs's files are unknown here.
-        self.is_brokers = disk.exists(path / META_PROPERTIES)
+        self.is_brokers = disk.is_remote or disk.exists(path / META_PROPERTIES)
         self._broker_epoch = self._read_broker_epoch()
         self.recovery_points = self._read(RECOVERY_POINTS)
         self.log_starts = self._read(LOG_STARTS)
         # An entry shows that a partition was compacted; the settings cannot, for a broker keeps them elsewhere.
         self.cleaner_offsets = self._read(CLEANER_OFFSETS)
+
+    def _is_live(self) -> bool:
+        """Whether another process writes to the directory, or to the bucket, while this one only reads."""
+        disk = self.disk
+        return disk.is_remote or (not disk.writable and holder(disk, self.path) is not None)
 
     def begin(self) -> None:
         """Remove the clean-shutdown marker if the disk is writable: from here on files may change."""
@@ -156,7 +160,7 @@ class LogDir:
         if found.st_mtime_ns == self._seen:
             return False
         self._seen = found.st_mtime_ns if self.disk.is_settled(found) else None
-        self.live = holder(self.disk, self.path) is not None
+        self.live = self._is_live()
         self.clean = self.disk.exists(self.path / CLEAN_SHUTDOWN)
         self.recovery_points = self._read(RECOVERY_POINTS)
         self.log_starts = self._read(LOG_STARTS)

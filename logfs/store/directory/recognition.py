@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from logfs.errors import InvalidName, InvalidStore
 from logfs.format.base import names
 from logfs.format.files import commit_file
+from logfs.log.disk.bucket_path import BucketPath, as_path
 from logfs.log.disk.disk import TEMPORARY
 from logfs.log.state import leader_epochs
 from logfs.store import settings
@@ -40,6 +41,8 @@ class PathKind(enum.Enum):
     """The kinds of paths that may be given where a log directory is expected."""
 
     LOG_DIR = enum.auto()
+    # The URL of a bucket. What is in it shows when it is opened.
+    BUCKET = enum.auto()
     # An empty directory, which may become a log directory.
     EMPTY = enum.auto()
     MISSING = enum.auto()
@@ -99,7 +102,14 @@ _MOST_HINTS = 3
 
 def recognise(path: str | os.PathLike[str]) -> RecognisedPath:
     """Determine whether a path is a log directory or, if not, what it is. Changes and raises nothing."""
-    path = Path(path).absolute()
+    path = as_path(path).absolute()
+    if isinstance(path, BucketPath):
+        return RecognisedPath(path, PathKind.BUCKET, "is a bucket, not a directory")
+    return _recognise_local(path)
+
+
+def _recognise_local(path: Path) -> RecognisedPath:
+    """Do as `recognise`, for an absolute path of the operating system."""
     try:
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -153,7 +163,7 @@ def check_log_dirs(
             # The log directory of a lease is in use: it exists, or this is another machine.
             may_be_empty = may_be_made = False
         found = recognise(path)
-        if found.kind in (PathKind.LOG_DIR, PathKind.UNKNOWN):
+        if found.kind in (PathKind.LOG_DIR, PathKind.BUCKET, PathKind.UNKNOWN):
             continue
         if found.kind is PathKind.EMPTY and may_be_empty:
             continue

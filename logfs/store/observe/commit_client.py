@@ -14,13 +14,13 @@ import logging
 import os
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from logfs import errors
 from logfs.errors import CommitPending, LogfsError, StoreLocked
 from logfs.format.base import names
 from logfs.format.files.commit_file import StagedFile, checked, typed
+from logfs.log.disk.bucket_path import as_path
 from logfs.log.disk.disk import Disk
 from logfs.store.commits.commit import Committed, partitions_of_pending_commits
 from logfs.store.directory.lock import MOUNT_FILE, holder, mountpoint
@@ -29,6 +29,7 @@ from logfs.store.store import Store, now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
 
     from logfs.store.directory.log_dir import LogDir
     from logfs.store.loading import Only, Progress
@@ -276,7 +277,7 @@ def _send(log_dirs: LogDirs, request: CommitRequest, seconds: float) -> Committe
 
 def _paths(log_dirs: LogDirs) -> list[Path]:
     named = [log_dirs] if isinstance(log_dirs, (str, os.PathLike)) else log_dirs
-    return [Path(path).absolute() for path in named]
+    return [as_path(path).absolute() for path in named]
 
 
 def _call_with_retries(

@@ -1,0 +1,58 @@
+"""The URL of a bucket as a path, so that it can be given wherever a log directory is."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path, PosixPath
+
+SCHEMES = ("s3", "gs", "az", "file")
+"""Amazon S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage, and a local directory."""
+
+_URL = re.compile(rf"({'|'.join(SCHEMES)}):/+[^/]")
+
+
+class BucketPath(PosixPath):
+    """The place of objects in a bucket: its text is a URL such as `s3://bucket/prefix/orders-0`.
+
+    It is always absolute, and no call of the operating system can use it.
+    """
+
+    def __str__(self) -> str:
+        scheme, *rest = self.parts
+        root = "/" if scheme == "file:" else ""
+        return f"{scheme}//{root}{'/'.join(rest)}"
+
+    def __fspath__(self) -> str:
+        return str(self)
+
+    def absolute(self) -> BucketPath:
+        """Return the path itself."""
+        return self
+
+    def is_absolute(self) -> bool:
+        """Return True."""
+        return True
+
+    @property
+    def scheme(self) -> str:
+        """The first part of the URL, such as `s3`."""
+        return self.parts[0].removesuffix(":")
+
+    @property
+    def bucket(self) -> str:
+        """The name of the bucket; "" in a local directory, whose keys begin at the root directory."""
+        return "" if self.scheme == "file" else self.parts[1]
+
+    @property
+    def key(self) -> str:
+        """What follows the bucket in the URL, without a slash at either end."""
+        return "/".join(self.parts[1 if self.scheme == "file" else 2 :])
+
+
+def as_path(word: str | os.PathLike[str]) -> Path:
+    """Return a `BucketPath` for the URL of a bucket, and a plain path for everything else."""
+    if isinstance(word, Path):
+        return word
+    text = os.fspath(word)
+    return BucketPath(text) if _URL.match(text) else Path(text)

@@ -1,0 +1,424 @@
+"""The `Disk` of a bucket: its objects as the directory tree of a log directory, which can only be read.
+
+    s3://bucket/prefix/             the log directory
+        orders-0/                   a partition
+            00000000000000000000.log, .index, .timeindex, .txnindex
+            00000000000000002000.snapshot
+            leader-epoch-checkpoint, partition.metadata
+
+A broker copies segments into a bucket, and deletes them there. So a bucket is read as a log directory that another
+process writes: its inode numbers tell one copy of a segment from another, and its directories have new modification
+times when a later listing shows other files. Two replicas may have rolled at other offsets, and their copies overlap:
+a .log file then ends where the next one begins.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import stat
+import threading
+import time
+from bisect import bisect_right
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, cast
+
+import numpy as np
+
+from logfs.errors import LogfsError
+from logfs.format.base import names
+from logfs.format.batches.batch import LENGTH_OVERHEAD, START
+from logfs.format.files.checkpoint import format_partition_metadata, text_to_uuid
+from logfs.log.disk.disk import Disk, File, Gone, ReadOnlyDisk, WouldBlock
+from logfs.log.remote.bucket_listing import (
+    EPOCHS,
+    BucketSegment,
+    PartitionPlace,
+    find_partitions,
+    list_segments,
+)
+from logfs.log.remote.chunk_reader import ChunkReader, StoredFile
+from logfs.log.remote.object_store import ObjectStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from logfs.log.disk.bucket_path import BucketPath
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PARTITION_METADATA = "partition.metadata"
+LEADER_EPOCHS = "leader-epoch-checkpoint"
+
+# How old a listing may be, in seconds: a request of a listing costs as much as ten of a chunk.
+_LISTING_SECONDS = 30.0
+_SECOND_NS = 1_000_000_000
+
+
+class _NoLock(AbstractContextManager[bool]):
+    """A lock that everybody has: no name in a bucket comes to stand for another object."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+    def __enter__(self) -> bool:
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class _Listing(Generic[T]):
+    """What a listing has shown. It is repeated when it is old and somebody needs it.
+
+    If that fails, or in a thread that must not wait, the old one stays in use. While one thread repeats it, the
+    others use the old one, too.
+    """
+
+    def __init__(self, disk: Disk, what: Path, look: Callable[[], T]) -> None:
+        """Call `look` for a listing of `what`. `disk` says which thread must not wait."""
+        self._disk = disk
+        self._what = what
+        self._look = look
+        self._lock = threading.Lock()
+        # The last listing, None before the first.
+        self.found: T | None = None
+        self._when = 0.0
+        # When a listing has shown something else than the one before (ns since the epoch).
+        self.changed_ns = 0
+
+    def get(self) -> T:
+        """Return the listing. Raises `WouldBlock`, and the errors of the first one."""
+        found = self.found
+        if found is not None and not self._is_old():
+            return found
+        try:
+            self._disk.check_may_block()
+        except WouldBlock:
+            if found is None:
+                raise
+            return found
+        if not self._lock.acquire(blocking=found is None):
+            assert found is not None
+            return found
+        try:
+            return self.found if self.found is not None and not self._is_old() else self._renew()
+        finally:
+            self._lock.release()
+
+    def _is_old(self) -> bool:
+        return time.monotonic() - self._when > _LISTING_SECONDS
+
+    def _renew(self) -> T:
+        before = self.found
+        try:
+            found = self._look()
+        except (LogfsError, OSError) as error:
+            if before is None:
+                raise
+            logger.warning("%s: the last listing stays in use: %s", self._what, error)
+            found = before
+        self._when = time.monotonic()
+        if found != before:
+            self.found = found
+            # In the past: times within an instant of now are not trusted.
+            self.changed_ns = time.time_ns() - _SECOND_NS
+        return found
+
+
+class _Entry(NamedTuple):
+    """A file of a partition: that of a segment with a suffix, or a small one whose bytes are known."""
+
+    segment: BucketSegment | None
+    suffix: str
+    content: bytes = b""
+
+
+class _Partition(NamedTuple):
+    """What a listing has shown of a partition: its segments, and its files by name."""
+
+    segments: Sequence[BucketSegment]
+    files: Mapping[str, _Entry]
+
+
+def _partition_of(place: PartitionPlace, segments: Sequence[BucketSegment]) -> _Partition:
+    metadata = format_partition_metadata(text_to_uuid(place.topic_id))
+    files = {PARTITION_METADATA: _Entry(None, "", metadata)}
+    for segment, following in zip(segments, [*segments[1:], None], strict=True):
+        for suffix in segment.suffixes:
+            if suffix in names.SEGMENT_FILES:
+                files[names.stem(segment.start_offset) + suffix] = _Entry(segment, suffix)
+            elif suffix == names.SNAPSHOT and following is not None:
+                # The state of the producers after the segment.
+                files[names.stem(following.start_offset) + suffix] = _Entry(segment, suffix)
+    if segments:
+        files[LEADER_EPOCHS] = _Entry(segments[-1], EPOCHS)
+    return _Partition(segments, files)
+
+
+@dataclass(slots=True, eq=False)
+class _BucketFile(File):
+    """An open file of a bucket. It has no descriptor."""
+
+    entry: _Entry
+    # The segment after the file's own, None for the last.
+    following: BucketSegment | None
+
+
+class _DirEntry:
+    """What `os.scandir` yields, for a bucket."""
+
+    def __init__(self, path: Path, inode: int, *, is_directory: bool) -> None:
+        self.name = path.name
+        self.path = str(path)
+        self._inode = inode
+        self._is_directory = is_directory
+
+    def inode(self) -> int:
+        return self._inode
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return self._is_directory
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        return not self._is_directory
+
+
+class BucketDisk(ReadOnlyDisk):
+    """The directory tree of a bucket. Every method may raise `RemoteStorageError`.
+
+    Methods that need a listing or an object raise `WouldBlock` in the thread that called `forbid_blocking`, unless
+    what they need is here.
+    """
+
+    is_remote = True
+
+    def __init__(self, root: BucketPath) -> None:
+        """Read the bucket at `root`; nothing is asked of it yet. Raises `InvalidStore` if it cannot be used."""
+        super().__init__()
+        self.naming = _NoLock()  # type: ignore[assignment]
+        self._root = root
+        self._store = ObjectStore(root)
+        # For the files of the cache.
+        self._local = Disk()
+        self.chunks = ChunkReader(self._store, f"{root.scheme}://{root.bucket}", self._local)
+        self._places = _Listing(self, root, self._find_places)
+        self._partitions: dict[str, _Listing[_Partition]] = {}
+
+    def forbid_blocking(self) -> None:
+        super().forbid_blocking()
+        self._local.forbid_blocking()
+
+    def allow_blocking(self) -> None:
+        super().allow_blocking()
+        self._local.allow_blocking()
+
+    # What there is.
+
+    def scan(self, path: Path) -> Iterator[os.DirEntry[str]]:
+        below = self._below(path)
+        found: list[_DirEntry] = []
+        if not below:
+            found = [
+                _DirEntry(path / name, _number(name), is_directory=True)
+                for name in self._places.get()
+            ]
+        elif len(below) == 1:
+            files = self._partition(path).get().files
+            found = [
+                _DirEntry(path / name, _inode(entry), is_directory=False)
+                for name, entry in files.items()
+            ]
+        else:
+            raise _missing(path)
+        return iter(cast("list[os.DirEntry[str]]", found))
+
+    def exists(self, path: Path) -> bool:
+        try:
+            self.stat(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def stat(self, path: Path) -> os.stat_result:
+        below = self._below(path)
+        if len(below) > 1:
+            return self.stat_file(self.open(path))
+        if not below:
+            self._places.get()
+            return _stat(_DIRECTORY, 1, 0, self._places.changed_ns)
+        partition = self._partition(path)
+        partition.get()
+        return _stat(_DIRECTORY, _number(path.name), 0, partition.changed_ns)
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
+        if write or create:
+            return super().open(path, write=write, create=create)
+        if len(self._below(path)) != 2:
+            raise _missing(path)
+        segments, files = self._partition(path.parent).get()
+        entry = files.get(path.name)
+        if entry is None:
+            raise _missing(path)
+        start = -1 if entry.segment is None else entry.segment.start_offset
+        number = bisect_right(segments, start, key=lambda segment: segment.start_offset)
+        following = segments[number] if number < len(segments) else None
+        return _BucketFile(path, -1, entry, following)
+
+    def _below(self, path: Path) -> tuple[str, ...]:
+        return path.relative_to(self._root).parts
+
+    def _find_places(self) -> dict[str, list[PartitionPlace]]:
+        found = find_partitions(self._store, self._root.key)
+        return {name.directory: places for name, places in sorted(found.items())}
+
+    def _partition(self, path: Path) -> _Listing[_Partition]:
+        """Return the listing of the partition at a path. Raises `FileNotFoundError` if there is none."""
+        name = path.name
+        if name not in self._places.get():
+            raise _missing(path)
+        listing = self._partitions.get(name)
+        if listing is None:
+            look = partial(self._list_partition, name)
+            listing = self._partitions.setdefault(name, _Listing(self, path, look))
+        return listing
+
+    def _list_partition(self, name: str) -> _Partition:
+        place, segments = list_segments(self._store, self._places.get()[name])
+        listing = self._partitions[name]
+        known = {each.inode: each for each in listing.found.segments} if listing.found else {}
+        # A copy that is known stays the same object, which has its manifest.
+        return _partition_of(place, [known.get(each.inode, each) for each in segments])
+
+    # Files.
+
+    def read(self, file: File, position: int, size: int) -> memoryview:
+        stored = self._stored(file)
+        if isinstance(stored, bytes):
+            return memoryview(stored)[position : position + size]
+        limit = self.size(file)
+        size = max(min(size, limit - position), 0)
+        if not size:
+            return memoryview(b"")
+        try:
+            return self.chunks.read(stored, position, size, partial(self._following, file))
+        except FileNotFoundError:
+            raise Gone(f"{file.path}: was deleted in the bucket; read again") from None
+
+    def read_ahead(self, file: File, position: int, size: int) -> None:
+        """Do nothing: what a sequential reader needs next is fetched ahead anyway."""
+
+    def fetch_again(self, file: File, start: int, end: int) -> bool:
+        stored = self._stored(file)
+        return not isinstance(stored, bytes) and self.chunks.fetch_again(stored, start, end)
+
+    def size(self, file: File) -> int:
+        stored = self._stored(file)
+        if isinstance(stored, bytes):
+            return len(stored)
+        entry, following = _entry(file)
+        if entry.suffix != names.LOG or following is None:
+            return stored.size
+        segment = entry.segment
+        assert segment is not None
+        if segment.shown_bytes is None:
+            segment.shown_bytes = self._end_before(file, stored, following.start_offset)
+        return segment.shown_bytes
+
+    def stat_file(self, file: File) -> os.stat_result:
+        entry, _ = _entry(file)
+        changed_ns = entry.segment.modified_ms * 1_000_000 if entry.segment else 0
+        return _stat(_FILE, _inode(entry), self.size(file), changed_ns)
+
+    def read_file(self, path: Path) -> bytes:
+        return bytes(self.read_all(self.open(path)))
+
+    def read_all(self, file: File) -> bytes:
+        return bytes(self.read(file, 0, self.size(file)))
+
+    def free_bytes(self, path: Path) -> int:
+        """Return 0: nothing can be written."""
+        return 0
+
+    def _stored(self, file: File) -> StoredFile | bytes:
+        """Return where the bytes of a file are, or its bytes. Raises `WouldBlock` and the errors of a manifest."""
+        entry, _ = _entry(file)
+        if entry.segment is None:
+            return entry.content
+        return entry.segment.file(entry.suffix, self._read_small) or b""
+
+    def _read_small(self, stored: StoredFile) -> bytes:
+        try:
+            return bytes(self.chunks.read(stored, 0, stored.size, lambda: None))
+        except FileNotFoundError:
+            raise Gone(f"{stored.key}: was deleted in the bucket; read again") from None
+
+    def _following(self, file: File) -> StoredFile | None:
+        """Return the .log file after that of a segment."""
+        entry, following = _entry(file)
+        if following is None or entry.suffix != names.LOG:
+            return None
+        return following.file(names.LOG, self._read_small)
+
+    def _end_before(self, file: File, log: StoredFile, offset: int) -> int:
+        """Return the position in a .log file at which the batches at or after `offset` begin, usually its end."""
+        segment = _entry(file)[0].segment
+        assert segment is not None
+        if segment.end_offset is not None and segment.end_offset < offset:
+            return log.size
+        index = segment.file(names.OFFSET_INDEX, self._read_small)
+        entries = np.frombuffer(b"" if index is None else self._read_small(index), ">i4")
+        entries = entries[: len(entries) // 2 * 2].reshape(-1, 2)
+        number = np.searchsorted(entries[:, 0], offset - segment.start_offset)
+        position = int(entries[number - 1, 1]) if number else 0
+        while position < log.size:
+            head = self.chunks.read(log, position, LENGTH_OVERHEAD, lambda: None)
+            if len(head) < LENGTH_OVERHEAD:
+                return log.size
+            first, length = START.unpack_from(head)
+            if length <= 0:
+                # Damage, which its readers report.
+                return log.size
+            if first >= offset:
+                return position
+            position += LENGTH_OVERHEAD + length
+        return log.size
+
+
+_FILE = stat.S_IFREG | 0o444
+_DIRECTORY = stat.S_IFDIR | 0o755
+
+
+def _entry(file: File) -> tuple[_Entry, BucketSegment | None]:
+    assert isinstance(file, _BucketFile), "opened by this disk"
+    return file.entry, file.following
+
+
+def _missing(path: Path) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, "no such object", str(path))
+
+
+def _number(text: str) -> int:
+    """Return a number in place of an inode number for a name."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") | 1
+
+
+def _inode(entry: _Entry) -> int:
+    return _number(entry.content.decode()) if entry.segment is None else entry.segment.inode
+
+
+def _stat(mode: int, inode: int, size: int, changed_ns: int) -> os.stat_result:
+    seconds = changed_ns // _SECOND_NS
+    numbers = (mode, inode, 0, 1, os.geteuid(), os.getegid(), size, seconds, seconds, seconds)
+    times = dict.fromkeys(("st_atime_ns", "st_mtime_ns", "st_ctime_ns"), changed_ns)
+    return os.stat_result(numbers, times)

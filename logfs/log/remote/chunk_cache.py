@@ -1,0 +1,116 @@
+"""Parts of objects that were fetched, kept in files, so that they are fetched once.
+
+The files are in the user's cache directory, `$XDG_CACHE_HOME/logfs/chunks` (by default below `~/.cache`), and any
+number of processes share them. A file is named after a digest of the object and the part, and ends in a CRC-32C of
+its bytes, which is checked when the file is opened: a damaged file is fetched again. It arrives under its name by a
+rename, so that it is whole or missing. If the files take more than the limit, those that were unused for longest are
+removed; who has one open goes on reading it. Without a usable cache directory, parts are kept in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from logfs.log.disk.cache_directory import cache_directory, remove_oldest
+from logfs.log.disk.disk import Disk, File
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+logger = logging.getLogger(__name__)
+
+LIMIT_BYTES = 4 << 30
+"""The size that the files may have together by default."""
+
+_CRC_BYTES = 4
+# The files are counted after this share of the limit was written.
+_SHARE = 16
+
+
+class ChunkCache:
+    """A directory of cached parts. Any thread may call any method."""
+
+    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+        """Use the cache directory of the user, whose files may take `limit_bytes` together."""
+        self._home = cache_directory("chunks")
+        self._limit = limit_bytes
+        self._disk = Disk()
+        self._counting = threading.Lock()
+        # The bytes that this process has written since the files were counted; at first they are unknown.
+        self._written = limit_bytes
+
+    def load(self, name: str) -> File | None:
+        """Return the open file of a part, None if it is not cached. The CRC follows the bytes of the part."""
+        path = self._path(name)
+        if path is None:
+            return None
+        try:
+            file = self._disk.open(path)
+            data = self._disk.read(file, 0, self._disk.size(file))
+            os.utime(file.fd)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            logger.debug("%s: %s", path, error)
+            return None
+        if crc32c(data[:-_CRC_BYTES]).to_bytes(_CRC_BYTES, "big") != data[-_CRC_BYTES:]:
+            logger.warning("%s: is damaged, and will be fetched again", path)
+            return None
+        return file
+
+    def save(self, name: str, data: Buffer) -> File:
+        """Keep the bytes of a part, and return an open file of them."""
+        path = self._path(name)
+        view = memoryview(data)
+        if path is not None:
+            try:
+                return self._write(path, view)
+            except OSError as error:
+                logger.info("%s: is not cached on the disk: %s", path, error)
+        file = File(Path(name), os.memfd_create("logfs chunk", os.MFD_CLOEXEC))
+        self._disk.write(file, 0, view)
+        return file
+
+    def forget(self, name: str) -> None:
+        """Remove a part, which proved wrong."""
+        path = self._path(name)
+        if path is not None:
+            self._disk.unlink(path)
+
+    def _path(self, name: str) -> Path | None:
+        home = self._home
+        return None if home is None else home / hashlib.sha256(name.encode()).hexdigest()[:40]
+
+    def _write(self, path: Path, view: memoryview) -> File:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Each thread of each process has a name of its own.
+        temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+        file = self._disk.open(temporary, write=True, create=True)
+        try:
+            self._disk.write(file, 0, view)
+            self._disk.write(file, len(view), crc32c(view).to_bytes(_CRC_BYTES, "big"))
+            self._disk.rename_unsynced(temporary, path)
+        except BaseException:
+            self._disk.unlink(temporary)
+            raise
+        self._count(len(view))
+        return file
+
+    def _count(self, size: int) -> None:
+        """Note `size` new bytes; remove files if there may be too many."""
+        self._written += size
+        if self._written < self._limit // _SHARE or not self._counting.acquire(blocking=False):
+            return
+        try:
+            self._written = 0
+            assert self._home is not None
+            remove_oldest(self._disk, self._home, self._limit)
+        finally:
+            self._counting.release()

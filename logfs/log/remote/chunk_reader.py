@@ -1,0 +1,231 @@
+"""Reads bytes of objects in whole chunks, through the cache, and fetches ahead for sequential readers.
+
+Several readers of a chunk that is not here share one request. Chunks that were read last stay open, so that reading
+them again costs what reading a file costs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, NamedTuple
+
+from logfs.errors import Corrupt, LogfsError
+from logfs.format.batches.compression import Codec, decompress
+from logfs.log.remote.chunk_cache import ChunkCache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from logfs.format.tiered.chunk_index import ChunkIndex
+    from logfs.log.disk.disk import Disk, File
+    from logfs.log.remote.object_store import ObjectStore
+
+logger = logging.getLogger(__name__)
+
+# The chunks that stay open. At 4 MiB each, they need no memory but the page cache.
+_MOST_OPEN = 128
+# The chunks that are fetched ahead of a sequential reader: at first one, then twice as many with each that was used.
+_MOST_AHEAD = 8
+# A chunk that proves wrong is fetched so often again: if it stays the same, it is what was stored.
+_MOST_TRIES = 3
+# Nothing is fetched ahead while so many requests run.
+_MOST_REQUESTS = 16
+
+
+class StoredFile(NamedTuple):
+    """`size` bytes of an object, from `position` on, as they were before the object's chunks were compressed."""
+
+    key: str
+    position: int
+    size: int
+    chunks: ChunkIndex
+    is_compressed: bool
+
+
+class _ChunkId(NamedTuple):
+    key: str
+    number: int
+
+
+class ChunkReader:
+    """Reads the objects of a bucket. Any thread may call `read`."""
+
+    def __init__(self, store: ObjectStore, place: str, disk: Disk) -> None:
+        """Read the objects of `store` through a cache.
+
+        `place` is the URL of the bucket, which distinguishes its objects from those of other buckets. `disk` reads
+        the files of the cache, and says which thread must not wait.
+        """
+        self._store = store
+        self._place = place
+        self._disk = disk
+        self._cache = ChunkCache()
+        self._lock = threading.Lock()
+        self._open: OrderedDict[_ChunkId, File] = OrderedDict()
+        self._coming: dict[_ChunkId, Future[File]] = {}
+        # How often chunks that proved wrong were fetched again.
+        self._tries: dict[_ChunkId, int] = {}
+        # For each object that somebody reads from chunk to chunk: the next chunk, and how many to fetch ahead.
+        self._sequential: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self.requests = 0
+        self.fetched_bytes = 0
+
+    def read(
+        self,
+        stored: StoredFile,
+        position: int,
+        size: int,
+        following: Callable[[], StoredFile | None],
+    ) -> memoryview:
+        """Return the bytes [position, position + size) of a file, fewer only at its end.
+
+        `following` returns the file that a sequential reader reads next, None if there is none. Raises `WouldBlock`
+        in a thread that must not wait, if the bytes are not here; `RemoteStorageError`; `Corrupt` for a chunk that
+        cannot be decompressed or has another size; and `FileNotFoundError` if the object is gone.
+        """
+        size = max(min(size, stored.size - position), 0)
+        start = stored.position + position
+        numbers = stored.chunks.chunks(start, start + size)
+        parts = []
+        for number in numbers:
+            chunk = stored.chunks[number]
+            first, last = max(start, chunk.position), min(start + size, chunk.position + chunk.size)
+            parts.append(
+                self._disk.read(
+                    self._file(stored, number, following), first - chunk.position, last - first
+                )
+            )
+        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+
+    def fetch_again(self, stored: StoredFile, start: int, end: int) -> bool:
+        """Fetch the chunks of bytes [start, end) of a file again, which proved wrong; return whether they have changed.
+
+        At most the first eight of them are, and each three times in all. Raises what `read` raises.
+        """
+        self._disk.check_may_block()
+        changed = False
+        numbers = stored.chunks.chunks(stored.position + start, stored.position + end)
+        for number in numbers[:_MOST_AHEAD]:
+            which, chunk = _ChunkId(stored.key, number), stored.chunks[number]
+            with self._lock:
+                tries = self._tries.get(which, 0)
+                if tries == _MOST_TRIES:
+                    continue
+                self._tries[which] = tries + 1
+                file = self._open.pop(which, None)
+            before = None if file is None else bytes(self._disk.read(file, 0, chunk.size))
+            self._cache.forget(self._name(stored, number))
+            file = self._begin(stored, number).result()
+            changed |= bytes(self._disk.read(file, 0, chunk.size)) != before
+        return changed
+
+    def _file(
+        self, stored: StoredFile, number: int, following: Callable[[], StoredFile | None]
+    ) -> File:
+        """Return the open file of a chunk, which is fetched if it is not here."""
+        which = _ChunkId(stored.key, number)
+        file = self._opened(which)
+        if file is None:
+            self._disk.check_may_block()
+            coming = self._begin(stored, number)
+            self._fetch_ahead(stored, number, following)
+            return coming.result()
+        if self._sequential.get(stored.key, (-1,))[0] == number:
+            self._fetch_ahead(stored, number, following)
+        return file
+
+    def _opened(self, which: _ChunkId) -> File | None:
+        with self._lock:
+            file = self._open.get(which)
+            if file is not None:
+                self._open.move_to_end(which)
+            return file
+
+    def _begin(self, stored: StoredFile, number: int) -> Future[File]:
+        """Begin to fetch a chunk, if that has not begun yet; return what will be its open file."""
+        which = _ChunkId(stored.key, number)
+        with self._lock:
+            coming = self._coming.get(which)
+            if coming is not None:
+                return coming
+            coming = Future()
+            file = self._open.get(which)
+            if file is not None:
+                coming.set_result(file)
+                return coming
+            self._coming[which] = coming
+        # A thread of its own: the one that waits for it can be interrupted, and a request that hangs keeps no other
+        # from being sent, and no process from ending.
+        arguments = coming, stored, number
+        threading.Thread(target=self._fetch, args=arguments, daemon=True).start()
+        return coming
+
+    def _fetch(self, coming: Future[File], stored: StoredFile, number: int) -> None:
+        which = _ChunkId(stored.key, number)
+        try:
+            file = self._get(stored, number)
+        except BaseException as error:
+            with self._lock:
+                self._coming.pop(which, None)
+            coming.set_exception(error)
+            return
+        with self._lock:
+            self._open[which] = file
+            while len(self._open) > _MOST_OPEN:
+                self._open.popitem(last=False)
+            self._coming.pop(which, None)
+        coming.set_result(file)
+
+    def _name(self, stored: StoredFile, number: int) -> str:
+        """Return what no other chunk of any bucket is called."""
+        return f"{self._place}\n{stored.key}\n{number} {stored.chunks[number].size}"
+
+    def _get(self, stored: StoredFile, number: int) -> File:
+        chunk, name = stored.chunks[number], self._name(stored, number)
+        file = self._cache.load(name)
+        if file is not None:
+            return file
+        data: memoryview | bytes = self._store.get(stored.key, chunk.stored_at, chunk.stored_size)
+        self.requests += 1
+        self.fetched_bytes += len(data)
+        what = f"{self._place}: bytes {chunk.stored_at} to {chunk.stored_at + chunk.stored_size} of {stored.key}"
+        if len(data) != chunk.stored_size:
+            raise Corrupt(f"{what}: the object ends after {len(data)} of them")
+        if stored.is_compressed:
+            try:
+                data = decompress(Codec.ZSTD, bytes(data), limit=chunk.size)
+            except Corrupt as error:
+                raise Corrupt(f"{what}: {error}") from None
+        if len(data) != chunk.size:
+            raise Corrupt(f"{what}: hold {len(data)} bytes of the segment, not {chunk.size}")
+        return self._cache.save(name, data)
+
+    def _fetch_ahead(
+        self, stored: StoredFile, number: int, following: Callable[[], StoredFile | None]
+    ) -> None:
+        """Begin to fetch what a sequential reader, who is at chunk `number`, will need next."""
+        with self._lock:
+            expected, ahead = self._sequential.pop(stored.key, (-1, 0))
+            ahead = min(max(2 * ahead, 1), _MOST_AHEAD) if number in (0, expected) else 0
+            self._sequential[stored.key] = number + 1, ahead
+            while len(self._sequential) > _MOST_OPEN:
+                self._sequential.popitem(last=False)
+            ahead = min(ahead, _MOST_REQUESTS - len(self._coming))
+        end = min(number + 1 + ahead, len(stored.chunks))
+        for each in range(number + 1, end):
+            self._begin(stored, each)
+        if end < number + 1 + ahead:
+            # What follows may have to be asked of the store.
+            threading.Thread(target=self._begin_following, args=(following,), daemon=True).start()
+
+    def _begin_following(self, following: Callable[[], StoredFile | None]) -> None:
+        try:
+            stored = following()
+            if stored is not None and len(stored.chunks):
+                self._begin(stored, 0)
+        except (LogfsError, OSError) as error:
+            # Who needs the file asks again, and gets the error.
+            logger.debug("not fetched ahead: %s", error)

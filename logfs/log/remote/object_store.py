@@ -1,0 +1,208 @@
+"""Requests to an object store. obstore is imported here alone, when a bucket is opened.
+
+Credentials come from the environment, from the files of the store's own tools, or from the machine (a role). They
+are in no message: an error gives the store's code and its sentence, and not its whole answer.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from logfs.errors import InvalidStore, RemoteStorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from logfs.log.disk.bucket_path import BucketPath
+
+# A request that has got no answer by then fails. A chunk of 4 MiB takes less at 2 Mbit/s.
+_REQUEST_SECONDS = 20
+_CONNECT_SECONDS = 5
+# A request is repeated after an error of the network or of the server (500, SlowDown) for as long as this.
+_RETRY_SECONDS = 30
+_MOST_RETRIES = 8
+# An answer of more is not a manifest, an index or a checkpoint.
+_MOST_WHOLE_BYTES = 1 << 30
+
+# What a user may set for Amazon's own tools, as the names of obstore's options.
+_AWS_FILES = (
+    ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials", ""),
+    ("AWS_CONFIG_FILE", "~/.aws/config", "profile "),
+)
+_AWS_KEYS = {
+    "aws_access_key_id": "access_key_id",
+    "aws_secret_access_key": "secret_access_key",
+    "aws_session_token": "session_token",
+    "region": "region",
+    "endpoint_url": "endpoint",
+}
+
+_CODE = re.compile(r"<Code>([^<]{1,80})</Code>")
+_SENTENCE = re.compile(r"<Message>([^<]{1,200})</Message>")
+
+
+class StoredObject(NamedTuple):
+    """An object as a listing shows it: its key, its size in bytes, and when it was stored (ms since the epoch)."""
+
+    key: str
+    size: int
+    modified_ms: int
+
+
+class ObjectStore:
+    """The objects of one bucket, or the files below a local directory. Any thread may call any method.
+
+    Every method waits for the network. All raise `RemoteStorageError` if the store refuses or does not answer, and
+    those that read an object raise `FileNotFoundError` if there is none of that key.
+    """
+
+    def __init__(self, place: BucketPath) -> None:
+        """Prepare requests to the bucket of `place`; none is sent yet.
+
+        Raises `InvalidStore` if obstore is not installed, or if the bucket or the credentials' files cannot be used.
+        """
+        self._place = place
+        try:
+            import obstore
+            import obstore.store
+        except ImportError as error:
+            raise InvalidStore(
+                f"{place}: an object store needs obstore ({error}); install logfs[tiered]"
+            ) from None
+        self._obstore = obstore
+        try:
+            self._store = _make(obstore.store, place)
+        except Exception as error:
+            raise InvalidStore(f"{place}: cannot be used: {_reason(error)}") from None
+
+    def get(self, key: str, position: int, size: int) -> memoryview:
+        """Return the bytes [position, position + size) of an object, fewer only at its end."""
+        return memoryview(
+            self._ask(
+                key,
+                lambda: self._obstore.get_range(self._store, key, start=position, length=size),
+            )
+        )
+
+    def get_whole(self, key: str) -> bytes:
+        """Return all bytes of an object. Raises `RemoteStorageError` for an object of more than 1 GiB."""
+
+        def get() -> bytes:
+            found = self._obstore.get(self._store, key)
+            if found.meta["size"] > _MOST_WHOLE_BYTES:
+                raise ValueError(f"the object has {found.meta['size']} bytes")
+            return bytes(found.bytes())
+
+        return bytes(self._ask(key, get))
+
+    def objects(self, prefix: str) -> list[StoredObject]:
+        """Return the objects below `prefix`, which ends at a slash of their keys, in the order of the keys."""
+        found = self._ask(
+            prefix,
+            lambda: [each for page in self._obstore.list(self._store, prefix) for each in page],
+        )
+        return sorted(map(_stored, found))
+
+    def level(self, prefix: str) -> tuple[list[str], list[StoredObject]]:
+        """Return what is directly below `prefix`: the directories, without a slash at the end, and the objects."""
+        found = self._ask(
+            prefix, lambda: self._obstore.list_with_delimiter(self._store, prefix or None)
+        )
+        return sorted(found["common_prefixes"]), sorted(map(_stored, found["objects"]))
+
+    def _ask(self, key: str, request: Callable[[], Any]) -> Any:
+        try:
+            return request()
+        except FileNotFoundError:
+            raise FileNotFoundError(2, "the object does not exist", self._url(key)) from None
+        except Exception as error:
+            raise RemoteStorageError(
+                f"{self._url(key)}: the object store failed: {_reason(error)}"
+            ) from None
+
+    def _url(self, key: str) -> str:
+        place = self._place
+        return f"{place.scheme}://{place.bucket}/{key}"
+
+
+def _make(module: Any, place: BucketPath) -> Any:
+    if place.scheme == "file":
+        return module.LocalStore("/")
+    options: dict[str, Any] = {}
+    config: dict[str, str] = {}
+    if place.scheme == "s3":
+        config = _aws_config()
+        endpoint = config.get("endpoint") or _environment("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+        # Who names an endpoint without TLS wants it without TLS.
+        options["allow_http"] = endpoint.startswith("http://")
+        if endpoint:
+            config["endpoint"] = endpoint
+    options |= {
+        "timeout": timedelta(seconds=_REQUEST_SECONDS),
+        "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
+    }
+    kind = {"s3": module.S3Store, "gs": module.GCSStore, "az": module.AzureStore}[place.scheme]
+    return kind(
+        place.bucket,
+        config=config,
+        client_options=options,
+        retry_config={
+            "max_retries": _MOST_RETRIES,
+            "retry_timeout": timedelta(seconds=_RETRY_SECONDS),
+        },
+    )
+
+
+def _environment(*variables: str) -> str:
+    return next((os.environ[name] for name in variables if os.environ.get(name)), "")
+
+
+def _aws_config() -> dict[str, str]:
+    """Return what the environment does not set, from the files of Amazon's tools: the profile `AWS_PROFILE`."""
+    profile = _environment("AWS_PROFILE", "AWS_DEFAULT_PROFILE") or "default"
+    has_keys = bool(_environment("AWS_ACCESS_KEY_ID"))
+    config: dict[str, str] = {}
+    for variable, usual, before in _AWS_FILES:
+        path = Path(_environment(variable) or usual).expanduser()
+        parser = configparser.RawConfigParser()
+        try:
+            parser.read(path)
+        except (configparser.Error, UnicodeDecodeError):
+            raise ValueError(f"{path} is not a file of profiles") from None
+        section = (
+            profile if profile == "default" and parser.has_section(profile) else before + profile
+        )
+        if parser.has_section(section):
+            config |= {
+                option: parser.get(section, name)
+                for name, option in _AWS_KEYS.items()
+                if parser.has_option(section, name)
+            }
+    if has_keys:
+        # A key of the environment does not go with a secret of the file.
+        for option in ("access_key_id", "secret_access_key", "session_token"):
+            config.pop(option, None)
+    region = _environment("AWS_REGION", "AWS_DEFAULT_REGION")
+    return config | ({"region": region} if region else {})
+
+
+def _stored(found: Any) -> StoredObject:
+    return StoredObject(
+        found["path"], found["size"], int(found["last_modified"].timestamp() * 1000)
+    )
+
+
+def _reason(error: Exception) -> str:
+    """Return an error of obstore in one line: the code and the sentence of the store's answer, if there is one."""
+    text = str(error)
+    code, sentence = _CODE.search(text), _SENTENCE.search(text)
+    if code:
+        return f"{code[1]}: {sentence[1]}" if sentence else code[1]
+    first = text.split("\n", 1)[0]
+    # What comes before is the kind of store, the method and the URL.
+    return first.rsplit(" - ", 1)[-1][:300].strip()
