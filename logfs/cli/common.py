@@ -9,8 +9,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from logfs.errors import InvalidName, InvalidSetting, InvalidStore, UnknownPartition
-from logfs.log.disk.bucket_path import as_path
+from logfs.errors import InvalidName, InvalidSetting, InvalidStore, NotWritable, UnknownPartition
+from logfs.log.disk.bucket_path import BucketPath, as_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
@@ -171,11 +171,15 @@ def partition(store: Store, wanted: Target) -> Partition:
 def check_partition_exists(wanted: Target) -> None:
     """Raise `UnknownPartition` if no log directory has the partition; `OSError` if one could not be searched.
 
+    Raises `NotWritable` for a bucket.
+
     This check comes before the store is opened for writing, which would rewrite the clean-shutdown marker: if the
     partition is missing, nothing in the directories changes.
     """
     error = None
     for path in wanted.log_dirs:
+        if isinstance(path, BucketPath):
+            raise NotWritable(f"{path}: a bucket can only be read")
         try:
             # A `.UUID-stray` directory, left by an interrupted move, counts as the partition.
             left = any(entry.startswith(f"{wanted.name}.") for entry in os.listdir(path))

@@ -47,6 +47,8 @@ _T = TypeVar("_T")
 
 # Requests that run in worker threads at a time, besides fsyncs, of which each partition may have one.
 _WORKERS = 8
+# The same for a bucket, where they wait for the network: nearly as many as the session serves requests at a time.
+_FETCHING_WORKERS = 384
 # Records up to this size go to the kernel at their first open; larger ones may not be read whole.
 _HANDED_OVER_BYTES = 128 * 1024
 # Directory entries that are made before other requests get their turn.
@@ -76,7 +78,8 @@ class Operations(pyfuse3.Operations):
         self._sizes = GrowingSizes()
         # Whether the compiled code is not loaded yet.
         self.is_cold = True
-        self._workers = trio.CapacityLimiter(_WORKERS)
+        is_remote = self.context.store.disk.is_remote
+        self._workers = trio.CapacityLimiter(_FETCHING_WORKERS if is_remote else _WORKERS)
         self._syncers = trio.CapacityLimiter(256)
         self._sync_locks: WeakKeyDictionary[Partition, trio.Lock] = WeakKeyDictionary()
 

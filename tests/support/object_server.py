@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -60,7 +61,7 @@ class ObjectServer:
         """Delete an object."""
         self.client.delete_object(Bucket=BUCKET, Key=key)
 
-    def keys(self) -> list[str]:
+    def stored_keys(self) -> list[str]:
         """Return the keys of all objects."""
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
         return [each["Key"] for page in pages for each in page.get("Contents", [])]
@@ -113,6 +114,8 @@ def object_server() -> Iterator[ObjectServer]:
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 
+    # One line for each request is too much.
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ObjectServer("", None)
     application = _Faulty(DomainDispatcherApplication(create_backend_app), server)
     http = make_server("127.0.0.1", 0, application, threaded=True)

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _MOST_OPEN = 128
 # The chunks that are fetched ahead of a sequential reader: at first one, then twice as many with each that was used.
 _MOST_AHEAD = 8
-# A chunk that proves wrong is fetched so often again: if it stays the same, it is what was stored.
+# A chunk that proves wrong is fetched so often: if it stays the same, it is what was stored.
 _MOST_TRIES = 3
 # Nothing is fetched ahead while so many requests run.
 _MOST_REQUESTS = 16
@@ -101,7 +101,7 @@ class ChunkReader:
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def fetch_again(self, stored: StoredFile, start: int, end: int) -> bool:
-        """Fetch the chunks of bytes [start, end) of a file again, which proved wrong; return whether they have changed.
+        """Fetch the chunks of bytes [start, end) again, which proved wrong; return whether they have changed.
 
         At most the first eight of them are, and each three times in all. Raises what `read` raises.
         """
@@ -184,14 +184,26 @@ class ChunkReader:
         return f"{self._place}\n{stored.key}\n{number} {stored.chunks[number].size}"
 
     def _get(self, stored: StoredFile, number: int) -> File:
-        chunk, name = stored.chunks[number], self._name(stored, number)
+        name = self._name(stored, number)
         file = self._cache.load(name)
         if file is not None:
             return file
+        for left in reversed(range(_MOST_TRIES)):
+            try:
+                data = self._request(stored, number)
+                break
+            except Corrupt:
+                if not left:
+                    raise
+        return self._cache.save(name, data)
+
+    def _request(self, stored: StoredFile, number: int) -> memoryview | bytes:
+        chunk = stored.chunks[number]
         data: memoryview | bytes = self._store.get(stored.key, chunk.stored_at, chunk.stored_size)
         self.requests += 1
         self.fetched_bytes += len(data)
-        what = f"{self._place}: bytes {chunk.stored_at} to {chunk.stored_at + chunk.stored_size} of {stored.key}"
+        end = chunk.stored_at + chunk.stored_size
+        what = f"{self._place}/{stored.key}: bytes {chunk.stored_at} to {end}"
         if len(data) != chunk.stored_size:
             raise Corrupt(f"{what}: the object ends after {len(data)} of them")
         if stored.is_compressed:
@@ -201,7 +213,7 @@ class ChunkReader:
                 raise Corrupt(f"{what}: {error}") from None
         if len(data) != chunk.size:
             raise Corrupt(f"{what}: hold {len(data)} bytes of the segment, not {chunk.size}")
-        return self._cache.save(name, data)
+        return data
 
     def _fetch_ahead(
         self, stored: StoredFile, number: int, following: Callable[[], StoredFile | None]
@@ -209,7 +221,7 @@ class ChunkReader:
         """Begin to fetch what a sequential reader, who is at chunk `number`, will need next."""
         with self._lock:
             expected, ahead = self._sequential.pop(stored.key, (-1, 0))
-            ahead = min(max(2 * ahead, 1), _MOST_AHEAD) if number in (0, expected) else 0
+            ahead = min(max(2 * ahead, 1), _MOST_AHEAD) if number == expected else 0
             self._sequential[stored.key] = number + 1, ahead
             while len(self._sequential) > _MOST_OPEN:
                 self._sequential.popitem(last=False)
@@ -219,12 +231,15 @@ class ChunkReader:
             self._begin(stored, each)
         if end < number + 1 + ahead:
             # What follows may have to be asked of the store.
-            threading.Thread(target=self._begin_following, args=(following,), daemon=True).start()
+            arguments = following, ahead
+            threading.Thread(target=self._begin_following, args=arguments, daemon=True).start()
 
-    def _begin_following(self, following: Callable[[], StoredFile | None]) -> None:
+    def _begin_following(self, following: Callable[[], StoredFile | None], ahead: int) -> None:
         try:
             stored = following()
             if stored is not None and len(stored.chunks):
+                with self._lock:
+                    self._sequential[stored.key] = 0, ahead
                 self._begin(stored, 0)
         except (LogfsError, OSError) as error:
             # Who needs the file asks again, and gets the error.

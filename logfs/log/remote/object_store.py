@@ -7,8 +7,10 @@ are in no message: an error gives the store's code and its sentence, and not its
 from __future__ import annotations
 
 import configparser
+import errno
 import os
 import re
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +28,7 @@ _CONNECT_SECONDS = 5
 # A request is repeated after an error of the network or of the server (500, SlowDown) for as long as this.
 _RETRY_SECONDS = 30
 _MOST_RETRIES = 8
+_PAUSE_SECONDS = 0.2
 # An answer of more is not a manifest, an index or a checkpoint.
 _MOST_WHOLE_BYTES = 1 << 30
 
@@ -42,6 +45,8 @@ _AWS_KEYS = {
     "endpoint_url": "endpoint",
 }
 
+# How obstore tells that the server answered with an error; it has repeated the request itself where that may help.
+_REFUSED = re.compile(r"non-2xx status code|status: [345]\d\d")
 _CODE = re.compile(r"<Code>([^<]{1,80})</Code>")
 _SENTENCE = re.compile(r"<Message>([^<]{1,200})</Message>")
 
@@ -116,14 +121,21 @@ class ObjectStore:
         return sorted(found["common_prefixes"]), sorted(map(_stored, found["objects"]))
 
     def _ask(self, key: str, request: Callable[[], Any]) -> Any:
-        try:
-            return request()
-        except FileNotFoundError:
-            raise FileNotFoundError(2, "the object does not exist", self._url(key)) from None
-        except Exception as error:
-            raise RemoteStorageError(
-                f"{self._url(key)}: the object store failed: {_reason(error)}"
-            ) from None
+        end = time.monotonic() + _RETRY_SECONDS
+        while True:
+            try:
+                return request()
+            except FileNotFoundError:
+                raise FileNotFoundError(
+                    errno.ENOENT, "the object does not exist", self._url(key)
+                ) from None
+            except Exception as error:
+                # obstore repeats a request that was not answered, but not one whose answer was cut off.
+                if _REFUSED.search(str(error)) or time.monotonic() > end:
+                    raise RemoteStorageError(
+                        f"{self._url(key)}: the object store failed: {_reason(error)}"
+                    ) from None
+                time.sleep(_PAUSE_SECONDS)
 
     def _url(self, key: str) -> str:
         place = self._place

@@ -286,7 +286,7 @@ class Segment(SegmentFiles):
         return walk(what._replace(base_offset=self.base_offset, fetch_again=self._fetch_again))
 
     def _fetch_again(self, start: int, end: int) -> bool:
-        """Have damaged bytes of the .log file fetched again, if it is in a bucket; return whether they have changed."""
+        """Fetch damaged bytes of the .log file again, if it is in a bucket; return whether they have changed."""
         return self._disk.fetch_again(self.file, start, end)
 
     def batches_from(self, offset: int) -> Iterator[tuple[int, Batch] | Damage]:

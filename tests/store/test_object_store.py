@@ -1,0 +1,383 @@
+"""Buckets on a real S3 server, with faults: nothing wrong is shown, nothing hangs, and what can be repeated is."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+import logfs
+from logfs.errors import Corrupt, InvalidStore, LogfsError, RemoteStorageError
+from logfs.log.remote import object_store as module
+from logfs.store.store import Store
+from tests.support.bucket import put_aiven, put_local, sealed_segments
+from tests.support.object_server import (
+    BUCKET,
+    SLOW_DOWN,
+    Answer,
+    Fault,
+    ObjectServer,
+    Request,
+    environment,
+    object_server,
+)
+from tests.support.requirements import DEEP
+from tests.support.stores import set_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.support.mounts import Mount
+
+RECORDS = 3000
+URL = f"s3://{BUCKET}/tiered-"
+FAULTS = 1000 if DEEP else 60
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[ObjectServer]:
+    """One server for all tests."""
+    with object_server() as server:
+        yield server
+
+
+@pytest.fixture
+def server(
+    running: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ObjectServer]:
+    """The server, found by the environment, with an empty bucket, an empty cache, and short times."""
+    for key in running.stored_keys():
+        running.delete(key)
+    running.requests.clear()
+    for name, value in environment(running).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "_REQUEST_SECONDS", 2)
+    monkeypatch.setattr(module, "_RETRY_SECONDS", 3)
+    yield running
+    running.fault = lambda request: None
+
+
+@pytest.fixture
+def orders(server: ObjectServer, log_dir: Path) -> Path:
+    """The directory of a partition whose segments are in the bucket, in Aiven's layout."""
+    with Store(log_dir) as store:
+        set_topic(store, "orders", segment_bytes=8_000, index_interval_bytes=500)
+        partition = store.create("orders-0")
+        for start in range(0, RECORDS, 20):
+            partition.append(
+                [logfs.Record(b"value %d" % n, timestamp=n) for n in range(start, start + 20)]
+            )
+    topic_id = uuid.uuid4()
+    for segment in sealed_segments(log_dir / "orders-0", RECORDS):
+        put_aiven(
+            server.put,
+            log_dir / "orders-0",
+            segment,
+            topic_id,
+            prefix="tiered-",
+            chunk_bytes=16_000 if segment[0] % 3 else 3000,
+            compressed=segment[0] % 3 == 0,
+        )
+    server.requests.clear()
+    return log_dir / "orders-0"
+
+
+def open_bucket(url: str = URL) -> Store:
+    return logfs.open(url, read_only=True)
+
+
+def of_object(suffix: str, answer: Answer, times: int = 1) -> Fault:
+    """Return a fault of the first `times` requests for objects whose keys end in `suffix`."""
+    left = [times]
+
+    def fault(request: Request) -> Answer | None:
+        if not request.key.endswith(suffix) or not left[0]:
+            return None
+        left[0] -= 1
+        return answer
+
+    return fault
+
+
+def test_a_lookup_costs_few_requests(server: ObjectServer, orders: Path) -> None:
+    """Cold: a manifest, the indexes, and a chunk of the segment; and those of the last, to find the log's end."""
+    with open_bucket() as remote:
+        partition = remote["orders-0"]
+        opened = len(server.gets())
+        assert opened <= 3
+        assert partition.record(1234) is not None
+        assert len(server.gets()) - opened <= 3
+        assert partition.record(1235) is not None
+        assert len(server.gets()) - opened <= 3
+
+
+def test_local_tiered_storage_on_s3(server: ObjectServer, orders: Path) -> None:
+    """The other layout, in a directory of the same bucket."""
+    for segment in sealed_segments(orders, RECORDS):
+        put_local(server.put, orders, segment, uuid.UUID(int=7), prefix="kafka/")
+    with open_bucket(f"s3://{BUCKET}/kafka") as remote:
+        assert [r.offset for r in remote["orders-0"].read()] == [*range(RECORDS)]
+
+
+_chance = random.Random(5)
+
+
+def _flipped(body: bytes) -> bytes:
+    """Return bytes of which one bit is wrong, each time another."""
+    wrong = bytearray(body)
+    wrong[_chance.randrange(len(wrong))] ^= 1 << _chance.randrange(8)
+    return bytes(wrong)
+
+
+PASSING = {
+    "500": Answer("500 Internal Server Error"),
+    "503": Answer("503 Slow Down", SLOW_DOWN.encode()),
+    "cut": Answer(is_cut=True),
+    "late": Answer(delay=2.5),
+    "wrong bytes": Answer(change=lambda body: _flipped(body)),
+}
+
+
+@pytest.mark.parametrize("name", PASSING)
+def test_a_passing_fault_is_overcome(server: ObjectServer, orders: Path, name: str) -> None:
+    """Each object's first answer is wrong: it is asked for again, and every record is read."""
+    suffix = ".log" if name == "wrong bytes" else ""
+    server.fault = of_object(suffix, PASSING[name], times=1 if name == "late" else 3)
+    with open_bucket() as remote:
+        assert [r.offset for r in remote["orders-0"].read()] == [*range(RECORDS)]
+
+
+def test_a_lasting_fault_is_an_error_in_time(server: ObjectServer, orders: Path) -> None:
+    """It names the object and the reason, without the keys; other segments are read meanwhile."""
+    with open_bucket() as remote:
+        partition = remote["orders-0"]
+        bad = partition.segments[2].base_offset
+        server.fault = lambda request: (
+            Answer("503 Slow Down", SLOW_DOWN.encode())
+            if f"{bad:020}" in request.key and request.key.endswith(".log")
+            else None
+        )
+        began = time.monotonic()
+        with pytest.raises(RemoteStorageError, match="SlowDown: Please reduce") as error:
+            partition.record(bad)
+        assert time.monotonic() - began < 30
+        assert f"{bad:020}" in str(error.value)
+        assert "secret" not in str(error.value)
+        assert partition.record(0) is not None
+        server.fault = lambda request: None
+        assert partition.record(bad) is not None
+
+
+def test_what_the_store_refuses_is_an_error(
+    server: ObjectServer, orders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bucket that does not exist, credentials that are refused, and a server that is not there."""
+    with pytest.raises(RemoteStorageError, match="NoSuchBucket"):
+        open_bucket("s3://missing/tiered-")
+    denied = "<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+    server.fault = lambda request: Answer("403 Forbidden", denied.encode())
+    with pytest.raises(RemoteStorageError, match="AccessDenied: Access Denied"):
+        open_bucket()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(RemoteStorageError, match=f"s3://{BUCKET}/"):
+        open_bucket()
+
+
+def test_credentials_come_from_the_usual_files(
+    server: ObjectServer, orders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the profile that `AWS_PROFILE` names; a damaged file is an error that does not show its content."""
+    files = tmp_path / "credentials", tmp_path / "config"
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(files[0]))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(files[1]))
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    files[0].write_text("[work]\naws_access_key_id = AKIAX\naws_secret_access_key = hidden\n")
+    files[1].write_text(f"[profile work]\nregion = eu-west-1\nendpoint_url = {server.endpoint}\n")
+    with open_bucket() as remote:
+        assert list(remote) == ["orders-0"]
+    files[0].write_text("hidden")
+    with pytest.raises(InvalidStore, match="not a file of profiles") as error:
+        open_bucket()
+    assert "hidden" not in str(error.value)
+
+
+def test_an_object_that_is_lost_is_an_error(server: ObjectServer, orders: Path) -> None:
+    """The others are read."""
+    with open_bucket() as remote:
+        partition = remote["orders-0"]
+        segment = partition.segments[2]
+        (key,) = (
+            k
+            for k in server.stored_keys()
+            if f"{segment.base_offset:020}" in k and k.endswith(".log")
+        )
+        server.delete(key)
+        with pytest.raises(LogfsError):
+            partition.record(segment.base_offset)
+        assert partition.record(segment.next_offset) is not None
+
+
+def test_random_faults(server: ObjectServer, orders: Path) -> None:
+    """Whatever the server does, a record that is shown is right, and a reader that goes on gets the others."""
+    chance = random.Random(14)
+    kinds = [*PASSING.values(), Answer("404 Not Found"), Answer("403 Forbidden"), Answer(delay=0.2)]
+    injected = 0
+
+    def fault(request: Request) -> Answer | None:
+        nonlocal injected
+        if not request.key or chance.random() > 0.1:
+            return None
+        injected += 1
+        return chance.choice(kinds)
+
+    expected = {n: b"value %d" % n for n in range(RECORDS)}
+    with open_bucket() as remote:
+        partition = remote["orders-0"]
+    rounds = errors = 0
+    while injected < FAULTS:
+        server.fault = fault
+        rounds += 1
+        _clear_cache()
+        try:
+            with open_bucket() as remote:
+                partition = remote["orders-0"]
+                for offset in chance.sample(range(RECORDS), 20):
+                    try:
+                        record = partition.record(offset)
+                    except (LogfsError, OSError):
+                        errors += 1
+                        continue
+                    assert record is not None
+                    assert record.value == expected[offset]
+        except (LogfsError, OSError):
+            errors += 1
+        server.fault = lambda request: None
+    _clear_cache()
+    with open_bucket() as remote:
+        assert {r.offset: r.value for r in remote["orders-0"].read()} == expected
+    print(f"{injected} faults in {rounds} rounds, {errors} errors")
+
+
+def _clear_cache() -> None:
+    import os
+    import shutil
+
+    shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+
+
+# The mount and the command line.
+
+
+def test_a_mounted_bucket(
+    server: ObjectServer, orders: Path, make_mount: Callable[..., Mount]
+) -> None:
+    """Files read as those of the log; a slow object holds up only those who ask for it.
+
+    And, in the kernel, other lookups in the same directory: libfuse 3.14 does not allow parallel ones.
+    """
+    mount = make_mount("--read-only", log_dirs=[logfs_path(URL)])
+    partition = mount.path / "orders-0"
+    expected = [b"value %d\n" % n for n in range(RECORDS)]
+    assert (partition / "offsets/1234").read_bytes() == b"value 1234"
+    assert (partition / "time/1234").read_bytes() == b"value 1234"
+    log = sorted(orders.glob("*.log"))[2]
+    assert (partition / "segments" / log.name).read_bytes() == log.read_bytes()
+    slow = sorted(orders.glob("*.log"))[5]
+    released = threading.Event()
+
+    def hang(request: Request) -> None:
+        if slow.stem in request.key and request.key.endswith(".log"):
+            released.wait(60)
+
+    server.fault = hang
+    waiting = [
+        subprocess.Popen(["cat", str(partition / f"offsets/{int(slow.stem) + n}")], stdout=-1)
+        for n in range(20)
+    ]
+    try:
+        other = sorted(orders.glob("*.log"))[1]
+        assert (partition / "segments" / other.name).read_bytes() == other.read_bytes()
+        assert (partition / "status.json").read_bytes()
+        assert not released.is_set()
+        assert all(process.poll() is None for process in waiting)
+    finally:
+        released.set()
+    for n, process in enumerate(waiting):
+        assert process.communicate(timeout=60)[0] == expected[int(slow.stem) + n].rstrip(b"\n")
+    assert (partition / "records").read_bytes() == b"".join(expected)
+    with pytest.raises(OSError, match="Read-only"):
+        (partition / "append").write_bytes(b"x\n")
+
+
+def test_a_mounted_bucket_whose_server_fails(
+    server: ObjectServer, orders: Path, make_mount: Callable[..., Mount]
+) -> None:
+    """A reader gets EIO, and `.logfs/errors` the reason; when the server is back, so are the records."""
+    mount = make_mount("--read-only", log_dirs=[logfs_path(URL)])
+    partition = mount.path / "orders-0"
+    assert (partition / "offsets/0").read_bytes() == b"value 0"
+    denied = "<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+    server.fault = lambda request: Answer("403 Forbidden", denied.encode())
+    with pytest.raises(OSError, match="Input/output error"):
+        (partition / "offsets/1500").read_bytes()
+    assert "AccessDenied" in mount.errors()
+    assert "secret" not in mount.errors()
+    server.fault = lambda request: None
+    assert (partition / "offsets/1500").read_bytes() == b"value 1500"
+
+
+def logfs_path(url: str) -> Path:
+    from logfs.log.disk.bucket_path import as_path
+
+    return as_path(url)
+
+
+def run(*words: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "logfs", *words], capture_output=True, timeout=120, check=False
+    )
+
+
+def test_commands_read_a_bucket(server: ObjectServer, orders: Path) -> None:
+    """`cat`, `tail`, `describe`, `check` and `groups` take its URL; what would write refuses it."""
+    target = f"{URL}/orders-0"
+    lines = b"".join(b"value %d\n" % n for n in range(RECORDS))
+    assert run("cat", target).stdout == lines
+    assert run("tail", "-n", "2", target).stdout == b"value 2998\nvalue 2999\n"
+    assert f"{RECORDS}".encode() in run("describe", URL).stdout
+    checked = run("check", URL)
+    assert (checked.returncode, b"0 errors" in checked.stdout) == (0, True)
+    assert run("groups", URL).returncode == 0
+    for words in (
+        ["append", target],
+        ["create", f"{URL}/orders-1"],
+        ["delete", target],
+        ["compact", target],
+    ):
+        refused = run(*words)
+        assert refused.returncode == 1
+        assert b"bucket" in refused.stderr
+        assert b"Traceback" not in refused.stderr
+    assert run("cat", f"{URL}/missing-0").returncode == 1
+
+
+def test_a_damaged_manifest_is_reported_by_check(server: ObjectServer, orders: Path) -> None:
+    """It is an error that names the object, and ends no command in a traceback."""
+    key = sorted(k for k in server.stored_keys() if k.endswith(".rsm-manifest"))[1]
+    server.put(key, b"{}")
+    checked = run("check", URL)
+    assert checked.returncode == 1
+    assert b"Traceback" not in checked.stderr + checked.stdout
+    assert b"rsm-manifest" in checked.stderr + checked.stdout
+    with open_bucket() as remote, pytest.raises(Corrupt):
+        list(remote["orders-0"].read())
