@@ -2,8 +2,8 @@
 
 One difference is deliberate. Kafka cuts the log at the first bad batch and deletes every later segment, which is
 right where replicas hold the data, and loses data on a single node. Here only a torn tail is cut off, as
-`_LogLoader._is_torn` decides: invalid bytes at the end of the log, at or after the recovery point, which do not begin
-with a whole batch. A torn tail is kept in a `.torn` file, unless it is all zeros. Damage anywhere else stays where it
+`_LogLoader._is_torn` decides: invalid bytes at the end of a log that was not closed properly, at or after the
+recovery point, which do not begin with a whole batch. A torn tail is kept in a `.torn` file, unless it is all zeros. Damage anywhere else stays where it
 is: reading its offsets raises `Corrupt`, and everything after it stays readable.
 
 `load` returns what a `Partition` is made from. For a read-only store it takes the same steps in memory, and changes
@@ -71,6 +71,7 @@ class LoadStart(NamedTuple):
     """What is known of a partition before it is loaded.
 
     - `clean`: the partition was closed properly, so its log needs no recovery.
+    - `closed`: the partition was closed properly, and is recovered all the same; it has no torn tail.
     - `recovery_point`, `log_start_offset`: the offsets in the checkpoint files, 0 if these have none.
     - `compacted`: compaction may have removed records, so a missing offset is not damage.
     - `rebuild`: read all of the log and rebuild every index, even if it was closed properly; needs `clean` False.
@@ -85,6 +86,12 @@ class LoadStart(NamedTuple):
     rebuild: bool = False
     producer_expiration_ms: int = 86_400_000
     end: FilePosition | None = None
+    closed: bool = False
+
+    @property
+    def was_closed(self) -> bool:
+        """Whether all that the files had when they were written last is durable."""
+        return self.clean or self.closed
 
 
 @dataclass(slots=True)
@@ -161,6 +168,8 @@ class _LogLoader:
         # The producers at the offset that recovery has reached, `producers_end`.
         self.producers = Producers()
         self.producers_end = -1
+        # The offset after a log that was closed properly, as far as files beside it tell.
+        self.closed_at = 0
 
     def run(self) -> Loaded:
         if self.disk.writable:
@@ -347,6 +356,22 @@ class _LogLoader:
         start = (position, header.base_offset) if header else (0, base_offset)
         return self._end(segment, *start) > offset
 
+    def _where_closed(self, last: Segment, snapshots: Sequence[int]) -> int:
+        """Return the offset after a log that was closed properly, 0 if nothing tells.
+
+        The newest of the `snapshots` is named after it, and the last entries of the indexes lead to it. It can only
+        be one of the offsets that the last segment may have.
+        """
+        known = [0, *snapshots[-1:]]
+        limit = last.limit_offset
+        with suppress(Corrupt, OSError):
+            known.append(last.offset_index.lookup(limit).offset + 1)
+        with suppress(Corrupt, OSError):
+            known.append(last.time_index.last.offset + 1)
+        with suppress(Corrupt, OSError):
+            known.append(last.text_index.last.offset)
+        return max(offset for offset in known if offset <= limit)
+
     def _drop_empty_end(self, segments: list[Segment]) -> None:
         """Drop trailing segments that hold no batch, if the log before them ends below their base offset.
 
@@ -359,7 +384,7 @@ class _LogLoader:
             before, last = segments[-2:]
             if (
                 last.base_offset < self.start.recovery_point
-                or any(not isinstance(found, Damage) for found in self._survey(last))
+                or any(not isinstance(found, Damage) for found in self._survey(last, 0, 0))
                 or not self._ends_early(segments[:-1], last.base_offset)
             ):
                 return
@@ -420,8 +445,9 @@ class _LogLoader:
             return [], 0
         # After a crash, segments before the recovery point are not checked. A segment that ends exactly there is
         # checked: it was durable, but its indexes may not have been closed.
-        if not self.start.clean:
+        if not self.start.was_closed:
             self._drop_empty_end(segments)
+        snapshots = list(self.snapshots.offsets)
         durable = len([s for s in segments[1:] if s.base_offset < self.start.recovery_point])
         first = len(segments) if self.start.clean else 0 if self.start.rebuild else durable
         if first < len(segments):
@@ -431,6 +457,8 @@ class _LogLoader:
                 self._rebuild(segments, segment, sync=number < durable)
         last = segments[-1]
         if first < len(segments) or not self._resume(last):
+            if self.start.was_closed:
+                self.closed_at = self._where_closed(last, snapshots)
             self._rebuild(segments, last, sync=False)
         if not self.last_timestamp >= 0 and len(segments) > 1:
             self.last_timestamp = segments[-2].max_timestamp.timestamp
@@ -439,13 +467,10 @@ class _LogLoader:
         if self.disk.writable and (ends_damaged or end < self.start.recovery_point):
             # Offsets that were durable are never assigned again, and appends must not follow bytes that are not
             # batches. So the log continues in a new segment.
-            end = max(end, self.start.recovery_point)
+            # A segment that holds no batch of the log keeps its name, for its bytes stay.
+            end = max(end, self.start.recovery_point, last.base_offset + 1)
             logger.error("%s: durable records are missing below offset %d", last.path, end)
-            if end > last.base_offset:
-                last.seal(end)
-            else:
-                # The new segment takes the name of this one, which holds no batch of the log.
-                self._cut(segments.pop(), Damage(0, last.size_bytes, end, end, "no batch"))
+            last.seal(end)
             segments.append(self._new_segment(end))
         return segments, end
 
@@ -543,7 +568,7 @@ class _LogLoader:
                     break
                 if is_last and found.end == size:
                     # The damage includes durable offsets, so the log continues at the recovery point or later.
-                    after = max(found.next_offset, self.start.recovery_point)
+                    after = max(found.next_offset, self.start.recovery_point, self.closed_at)
                     found = found._replace(next_offset=after)
                 damaged.append(found)
                 builder.note(found)
@@ -570,7 +595,7 @@ class _LogLoader:
         it lies at or after the recovery point. In another segment no offset is missing before the next segment, as
         in the preallocated space of a file when a crash interrupted a roll.
         """
-        if damage.end != size or damage.start == damage.end:
+        if self.start.was_closed or damage.end != size or damage.start == damage.end:
             return False
         # Neither an unfinished append nor preallocated space begins with a whole batch.
         if _is_whole(segment, damage.start):

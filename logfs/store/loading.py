@@ -326,7 +326,8 @@ class PartitionLoader:
         if self._registry.read_only and not log_dir.live and not log_dir.clean:
             end = self._commits.place_of_remains(log_dir, name, path)
         changed = self._commits.reconcile(log_dir, name, path)
-        clean = log_dir.clean and not self._recover and not changed
+        closed = log_dir.clean and not changed
+        clean = closed and not self._recover
         start = recovery.LoadStart(
             clean,
             log_dir.recovery_points.get(name, 0),
@@ -335,6 +336,7 @@ class PartitionLoader:
             self._recover,
             self._registry.settings.broker_config.producer_id_expiration_ms,
             end,
+            closed,
         )
         config = self._registry.settings.log_config(name.topic)
         total = 0

@@ -121,3 +121,36 @@ def test_bytes_before_the_first_batch_are_an_error(tmp_path: Path, clock: Clock)
     log.write_bytes(b"A" * 17 + log.read_bytes())
     errors = [str(finding) for finding in check(path) if finding.severity is Severity.ERROR]
     assert any("damage before offset 0" in each for each in errors)
+
+
+@pytest.mark.parametrize("step", [2, 3, 7])
+def test_the_offset_index_of_a_follower_is_right(tmp_path: Path, clock: Clock, step: int) -> None:
+    """An entry for several batches has the position of the first and the last offset of the last one."""
+    path = tmp_path / "store"
+    with Store(path, clock=clock) as store:
+        orders = store.create(NAME)
+        for _ in range(60):
+            orders.append([b"x" * 50] * 3)
+        orders.roll(clock.now_ms)
+        headers = [batch.header for batch in orders.batches(0)]
+    positions, at = [], 0
+    for header in headers:
+        positions.append(at)
+        at += header.size_bytes
+    entries = [
+        (headers[first + step - 1].last_offset, positions[first])
+        for first in range(step, len(headers) - step, step)
+    ]
+    index = path / NAME / "00000000000000000000.index"
+
+    def findings() -> list[str]:
+        index.write_bytes(b"".join(struct.pack(">ii", *entry) for entry in entries))
+        found = check([path])
+        return [str(each) for each in found if each.severity is Severity.ERROR]
+
+    assert findings() == []
+    offset, position = entries[2]
+    for wrong in ((offset + 1, position), (offset, position + 1)):
+        entries[2] = wrong
+        found = findings()
+        assert any("no batch with last offset" in each for each in found), (wrong, found)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from logfs.errors import Corrupt
 from logfs.format.base import names
 from logfs.format.batches.record import Record
 from logfs.log.disk.checked_disk import CheckedDisk
@@ -345,7 +346,7 @@ def test_a_reindex_or_compaction_interrupted_at_any_call_leaves_a_readable_log(
 def test_a_checked_disk_has_all_methods_of_a_disk() -> None:
     """A call that a `CheckedDisk` did not pass on would bypass the wrapped disk."""
     own = {name for name in vars(CheckedDisk) if not name.startswith("_")}
-    own |= {"hold", "writable", "failure", "read_only"}
+    own |= {"hold", "writable", "is_remote", "failure", "read_only"}
     public = {name for name in vars(Disk) if not name.startswith("_")}
     assert public <= own
 
@@ -375,7 +376,7 @@ def test_an_empty_file_within_a_segment_is_ignored(
 def test_a_segment_under_a_wrong_name_keeps_its_bytes(
     log_dir: Path, clock: Clock, clean: bool
 ) -> None:
-    """None of its batches is valid under that name, but a new segment does not overwrite its bytes."""
+    """None of its batches is valid under that name, but they are whole: nothing is cut or written over."""
     fill(log_dir, clock)
     if not clean:
         (log_dir / ".kafka_cleanshutdown").unlink()
@@ -384,8 +385,77 @@ def test_a_segment_under_a_wrong_name_keeps_its_bytes(
     wrong = path.with_name(names.stem(1000) + names.LOG)
     path.rename(wrong)
     with Store(log_dir, clock=clock) as store:
-        assert store[NAME].append([b"more"]) == (1000 if clean else SEGMENTS * RECORDS)
-    assert data in [found.read_bytes() for found in (log_dir / NAME).iterdir()]
+        assert store[NAME].append([b"more"]) == 1001
+    assert wrong.read_bytes() == data
+    assert errors_of(log_dir)
+    shutil.rmtree(log_dir)
+
+
+def forget_recovery_point(log_dir: Path) -> None:
+    (log_dir / "recovery-point-offset-checkpoint").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("compacted", [True, False])
+@pytest.mark.parametrize("point", ["kept", "lost"])
+@pytest.mark.parametrize("recover", [True, False])
+def test_after_a_clean_close_nothing_is_cut(
+    log_dir: Path, clock: Clock, compacted: bool, point: str, recover: bool
+) -> None:
+    """The marker says that all is durable: bad bytes at the end are damage, whatever the recovery point is.
+
+    The next record gets an offset that no record has had, and `check` reports the damage before and after.
+    """
+    path = segment_file(log_dir, SEGMENTS - 1, names.LOG)
+
+    def flip_last(data: bytearray) -> None:
+        data[-20] ^= 1
+
+    def cut_last(data: bytearray) -> None:
+        del data[-30:]
+
+    def add_bytes(data: bytearray) -> None:
+        data += b"no batch" * 20
+
+    def begin_with_the_last(data: bytearray) -> None:
+        data[:170] = data[-170:]
+
+    for ruin in (flip_last, cut_last, add_bytes, begin_with_the_last):
+        shutil.rmtree(log_dir, ignore_errors=True)
+        fill(log_dir, clock)
+        if compacted:
+            (log_dir / "cleaner-offset-checkpoint").write_text("0\n1\norders 0 1\n")
+        if point == "lost":
+            forget_recovery_point(log_dir)
+        data = bytearray(path.read_bytes())
+        ruin(data)
+        path.write_bytes(data)
+        assert errors_of(log_dir), ruin.__name__
+        with Store(log_dir, clock=clock, recover=recover) as store:
+            assert store[NAME].append([b"more"]) >= SEGMENTS * RECORDS, ruin.__name__
+        assert path.read_bytes().startswith(data), ruin.__name__
+        assert not list((log_dir / NAME).glob("*.torn"))
+        assert errors_of(log_dir)
+    shutil.rmtree(log_dir)
+
+
+@pytest.mark.parametrize("compacted", [True, False])
+def test_exchanged_files_lose_no_batch_in_recovery(
+    log_dir: Path, clock: Clock, compacted: bool
+) -> None:
+    """Whole batches under a wrong name are damage, not a torn tail, and never hidden."""
+    fill(log_dir, clock)
+    (log_dir / ".kafka_cleanshutdown").unlink()
+    forget_recovery_point(log_dir)
+    if compacted:
+        (log_dir / "cleaner-offset-checkpoint").write_text("0\n1\norders 0 1\n")
+    files = [segment_file(log_dir, number, names.LOG) for number in (SEGMENTS - 2, SEGMENTS - 1)]
+    before = [path.read_bytes() for path in files]
+    for path, data in zip(files, reversed(before), strict=True):
+        path.write_bytes(data)
+    assert errors_of(log_dir)
+    with Store(log_dir, clock=clock) as store, pytest.raises(Corrupt):
+        list(store[NAME].read())
+    assert [path.read_bytes() for path in files] == before[::-1]
     assert errors_of(log_dir)
     shutil.rmtree(log_dir)
 

@@ -391,7 +391,15 @@ class _IndexAudit:
 
 
 class _OffsetIndexAudit(_IndexAudit):
+    """An offset index: an entry has the position of a batch, and the last offset of that batch or of a later one.
+
+    A follower's append may be several batches, and its entry then has the position of the first and the offset of the
+    last (kafka-storage 3.3).
+    """
+
     dtype, key = _OFFSETS, "position"
+    # The offset and the position of an entry whose offset is that of a batch after those that were seen.
+    _awaited: tuple[int, int] | None = None
 
     def pass_damage(self, damage: Damage) -> None:
         """Skip the entries for the damaged bytes; those after them can be checked again."""
@@ -399,15 +407,29 @@ class _OffsetIndexAudit(_IndexAudit):
 
     def hold_against(self, batches: _BatchArrays, text: TextSize) -> Iterator[Finding]:
         entries = self._take(batches.end)
-        if not len(entries):
-            return
         positions = entries["position"].astype(np.int64)
         offsets = entries["offset"].astype(np.int64) + self.base_offset
+        last_offsets = batches.next_offsets - 1
         at = np.maximum(np.searchsorted(batches.positions, positions, side="right") - 1, 0)
-        right = (batches.positions[at] == positions) & (batches.next_offsets[at] - 1 == offsets)
+        ends = np.searchsorted(last_offsets, offsets)
+        is_later = ends == len(last_offsets)
+        is_end = last_offsets[np.minimum(ends, len(last_offsets) - 1)] == offsets
+        right = (batches.positions[at] == positions) & (ends >= at) & (is_end | is_later)
+        if self._awaited is not None:
+            wanted, position = self._awaited
+            if wanted <= int(last_offsets[-1]):
+                self._awaited = None
+                if wanted not in last_offsets:
+                    yield from self._first(np.array([wanted]), np.array([position]))
+                    return
+        if is_later.any():
+            self._awaited = int(offsets[is_later][0]), int(positions[is_later][0])
         yield from self._first(offsets[~right], positions[~right])
 
     def finish(self, size: int, text: TextSize) -> Iterator[Finding]:
+        if self._awaited is not None:
+            wanted, position = self._awaited
+            yield from self._first(np.array([wanted]), np.array([position]))
         rest = self.entries[self._done :]
         yield from self._first(rest["offset"].astype(np.int64) + self.base_offset, rest["position"])
 
