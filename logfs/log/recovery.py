@@ -3,8 +3,8 @@
 One difference is deliberate. Kafka cuts the log at the first bad batch and deletes every later segment, which is
 right where replicas hold the data, and loses data on a single node. Here only a torn tail is cut off, as
 `_LogLoader._is_torn` decides: invalid bytes at the end of a log that was not closed properly, at or after the
-recovery point, which do not begin with a whole batch. A torn tail is kept in a `.torn` file, unless it is all zeros. Damage anywhere else stays where it
-is: reading its offsets raises `Corrupt`, and everything after it stays readable.
+recovery point, which do not begin with a whole batch. A torn tail is kept in a `.torn` file, unless it is all zeros.
+Damage anywhere else stays where it is: reading its offsets raises `Corrupt`, and everything after it stays readable.
 
 `load` returns what a `Partition` is made from. For a read-only store it takes the same steps in memory, and changes
 no file.

@@ -28,6 +28,7 @@ from logfs.log.disk.disk import Disk, ReadOnlyDisk
 from logfs.log.transfer.partition_copy import remove_directory
 from logfs.store.checkpoints import Checkpoints
 from logfs.store.commits.commit import Commits
+from logfs.store.commits.groups import TOPIC as GROUPS_TOPIC
 from logfs.store.commits.groups import Groups
 from logfs.store.directory.log_dir import FirstError
 from logfs.store.directory.recognition import check_log_dirs
@@ -123,8 +124,6 @@ class Store(PartitionRegistry):
             disk or _disk_for(log_dirs, read_only=read_only), clock, read_only=read_only
         )
         self.loading_seconds = 0.0
-        # Deleted partitions whose commits by groups could not be removed, for example because the disk was full.
-        self._stale_commits: set[str] = set()
         self.log_dirs = open_log_dirs(self.disk, log_dirs, self.log_dir_failed)
         try:
             self.settings = Settings([(log_dir.disk, log_dir.path) for log_dir in self.log_dirs])
@@ -217,10 +216,14 @@ class Store(PartitionRegistry):
     def create(self, name: str) -> Partition:
         """Create a partition in the log directory with the fewest partitions, and return it once it is durable.
 
-        Raises `InvalidName`, `PartitionExists`, `NotWritable`.
+        No group has a commit for it. Raises `InvalidName`, `PartitionExists`, `NotWritable`, and the errors of
+        `Groups.forget`.
         """
         parsed = names.parse_directory(name)
         self._check_writable(name)
+        if parsed.topic != GROUPS_TOPIC and name not in self.homes:
+            # A crash may have kept those of a partition of that name that was deleted.
+            self.groups.forget_partition(name)
         with self.lock:
             if name in self.homes:
                 raise PartitionExists(f"{name}: the partition exists")
@@ -233,8 +236,6 @@ class Store(PartitionRegistry):
                 # Entries of a deleted partition of that name, which are left if the checkpoints could not be written.
                 self.checkpoints.write()
             self.checkpoints.forget_cleaner_offset(log_dir, parsed)
-        if name in self._stale_commits:
-            self._forget_groups(name)
         return partition
 
     def _copy_settings(self, topic: str, log_dir: LogDir) -> None:
@@ -324,17 +325,13 @@ class Store(PartitionRegistry):
                     name,
                     errors.error,
                 )
-        self._forget_groups(name)
-
-    def _forget_groups(self, name: str) -> None:
-        """Remove the commits of groups for a deleted partition. An error is logged; `create` tries again."""
-        self._stale_commits.discard(name)
         try:
             self.groups.forget_partition(name)
         except (LogfsError, OSError) as error:
-            self._stale_commits.add(name)
             logger.error(
-                "%s: the committed offsets of its groups could not be removed: %s", name, error
+                "%s: the committed offsets of its groups stay until it is created again: %s",
+                name,
+                error,
             )
 
     def truncate(self, name: str, offset: int) -> bool:

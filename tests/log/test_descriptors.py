@@ -20,7 +20,7 @@ from logfs.log.read.text_view import KEPT_SEGMENTS
 from logfs.log.segment import segment_files
 from logfs.store.store import Store
 from tests.support.processes import run
-from tests.support.stores import abandon, assert_clean
+from tests.support.stores import abandon, assert_clean, set_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,8 +51,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Limit this process to `DESCRIPTORS` more descriptors than it has open; logs may use half of them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = descriptors() + DESCRIPTORS
-    share = 8 * limit // DESCRIPTORS
-    monkeypatch.setattr(segment_files, "DESCRIPTORS_PER_SEGMENT", share)
+    monkeypatch.setattr(segment_files, "SHARE", 2 * limit // DESCRIPTORS)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -283,6 +282,22 @@ def test_views_from_before_many_compactions_need_no_more_descriptors(
         assert not list(partition.directory.glob("*.deleted"))
 
 
+def test_segments_that_wait_for_a_flush_leave_descriptors(few: None, store: Store) -> None:
+    """Many partitions roll and nobody flushes: before descriptors are short, appends flush sealed segments."""
+    partitions = [store.create(f"topic{number}-0") for number in range(10)]
+    for partition in partitions:
+        set_topic(store, partition.topic, segment_bytes=2_000)
+    before = descriptors()
+    for number in range(120):
+        for partition in partitions:
+            assert partition.append([b"%d" % number * 100]) == number
+    # Half for sealed segments; and each partition has an active one, and perhaps one that it has just sealed.
+    assert descriptors() - before <= DESCRIPTORS // 2 + 2 * 7 * len(partitions)
+    for partition in partitions:
+        assert len(partition.segments) > 20
+        assert [record.offset for record in partition.read()] == [*range(120)]
+
+
 def test_readers_find_their_records_while_files_are_closed(
     log_dir: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,7 +306,7 @@ def test_readers_find_their_records_while_files_are_closed(
     with Store(log_dir, clock=clock) as store:
         partition = fill(store, clock, count)
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        monkeypatch.setattr(segment_files, "DESCRIPTORS_PER_SEGMENT", most // 2)
+        monkeypatch.setattr(segment_files, "SHARE", most // 8)
         before = descriptors()
         errors: list[BaseException] = []
 

@@ -24,6 +24,7 @@ from logfs.store.maintenance.mover import Mover
 from logfs.store.store import Store
 from tests.support import crashdisk
 from tests.support.crashdisk import RecordingDisk, State, Workload
+from tests.support.requirements import DEEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -369,6 +370,39 @@ def first_states(count: int) -> list[State]:
         for name, workload in WORKLOADS.items()
         for state in crashdisk.sample(states_of(workload), count, seed=len(name))
     ]
+
+
+def test_a_partition_that_is_created_again_has_no_commits_of_the_one_before() -> None:
+    """After any power cut: a group must not pass over the records of a new partition of the same name."""
+    with crashdisk.scratch() as root:
+        disk = RecordingDisk(root)
+        try:
+            work = Workload(disk)
+            work.create("a-0")
+            for number in range(4):
+                work.append("a-0", line(number))
+            work.flush("a-0")
+            work.store.groups.commit("g", "a-0", 4)
+            work.store.groups.log_of("g").flush()
+            work.store.delete("a-0")
+            deleted = len(disk.ops)
+            work.store.create("a-0")
+            work.store["a-0"].append([b"new"])
+            work.store["a-0"].flush()
+            work.store.groups.commit("other", "a-0", 1)
+            assert not work.failures
+            states = crashdisk.crash_states(disk, since=deleted)
+        finally:
+            disk.close()
+    seen = Counter[bool]()
+    for state in crashdisk.sample(states, 400 if DEEP else 50):
+        with crashdisk.scratch() as root:
+            crashdisk.write_image(root, state.image)
+            with Store(crashdisk.log_dirs(root)) as store:
+                if "a-0" in store:
+                    assert "g" not in store.groups.of("a-0")
+                seen["a-0" in store] += 1
+    assert seen[True]
 
 
 @pytest.mark.parametrize("what", crashdisk.AFTER_A_CRASH)

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, Protocol
 
 from logfs.log.disk.disk import NO_DESCRIPTOR
+from logfs.log.segment.segment_files import too_many_unflushed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,11 +72,15 @@ class Flusher:
     def is_due(self) -> bool:
         """Whether a flush is due, because at least `flush.messages` records or 16 segments are not flushed.
 
-        `flush.messages` is the value that was in force at the last append.
+        One sealed segment is enough if those of all partitions together take too many descriptors. `flush.messages`
+        is the value that was in force at the last append.
         """
         segments, point = self._log.segments, self.recovery_point
-        many = len(segments) > _MOST_UNFLUSHED and segments[-_MOST_UNFLUSHED].base_offset >= point
-        return many or self._log.log_end_offset - point >= self._flush_messages
+        if point < segments[-1].base_offset:
+            most = 1 if too_many_unflushed() else _MOST_UNFLUSHED
+            if len(segments) > most and segments[-most].base_offset >= point:
+                return True
+        return self._log.log_end_offset - point >= self._flush_messages
 
     def is_overdue(self, now_ms: int) -> bool:
         """Whether the first unflushed append is at least `flush.ms` old, or a sealed segment is not flushed.

@@ -472,6 +472,7 @@ class Segment(SegmentFiles):
         """
         self.finish()
         self.next_base = next_base
+        self._await_flush()
 
     def finish(self) -> None:
         """Write the closing index entries, trim the files and remove the writer, at a roll or at a clean close."""

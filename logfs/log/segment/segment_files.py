@@ -1,8 +1,8 @@
 """The files of a segment: their names, and which of them are open.
 
 A process has a limited number of descriptors (1,024 is usual). A log has any number of segments, with up to five
-files each. Files are therefore opened at the first use, and only a limited number of the sealed, durable segments
-stay open.
+files each. Files are therefore opened at the first use, and only a limited number of the sealed segments stay open:
+those that are durable are closed in favour of others, and if too many wait for a flush, one is due.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import deque
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import ref
+from weakref import WeakSet, ref
 
 from logfs.format.base import names
 from logfs.log.disk.named_file import NamedFile
@@ -29,8 +29,11 @@ if TYPE_CHECKING:
     from logfs.log.segment.segment_listing import Files
     from logfs.log.segment.text_index import TextEntry
 
-# One segment is kept open for every eight descriptors of the process: at four each, they use half of them.
-DESCRIPTORS_PER_SEGMENT = 8
+# Sealed segments use at most half of the descriptors of the process. A durable one has four: the .log file, and a
+# mapping of each index. One that waits for its flush has the files of the indexes, too.
+SHARE = 2
+_DURABLE_DESCRIPTORS = 4
+_UNFLUSHED_DESCRIPTORS = 7
 
 
 # The attributes that `SegmentFiles.__getattr__` makes.
@@ -181,6 +184,7 @@ class SegmentFiles(NamedFile):
                 index.close()
         self._file = None
         self._is_durable = True
+        _unflushed.discard(self)
 
     def forget_indexes(self) -> None:
         """Drop the objects of the indexes, which hold nothing that is not in their files; no reader has them yet."""
@@ -198,10 +202,17 @@ class SegmentFiles(NamedFile):
         """Keep the files open from now on, until they are durable."""
         with self._disk.hold(self._rebuilding):
             self._is_durable = False
+            _unflushed.discard(self)
+
+    def _await_flush(self) -> None:
+        """Note that the segment is sealed: it stays open only until it is flushed."""
+        if not self._is_durable:
+            _unflushed.add(self)
 
     def _end_writing(self) -> None:
         """Note that what was written is durable."""
         self._is_durable = True
+        _unflushed.discard(self)
         _count(ref(self))
 
     def _release(self) -> bool:
@@ -245,6 +256,19 @@ def relocate(segments: Iterable[SegmentFiles], directory: Path) -> None:
             part.path = directory / part.path.name
 
 
+# The sealed segments of this process that stay open because they are not durable.
+_unflushed: WeakSet[SegmentFiles] = WeakSet()
+
+
+def _for_sealed() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // SHARE
+
+
+def too_many_unflushed() -> bool:
+    """Whether the sealed segments that wait for a flush take more than half of the descriptors for sealed ones."""
+    return len(_unflushed) * _UNFLUSHED_DESCRIPTORS > _for_sealed() // 2
+
+
 # The sealed segments of this process that have files open, in the order in which they were opened. Only atomic
 # operations are used on it, because a thread that opens a file may hold any lock.
 _open_segments: deque[ref[SegmentFiles]] = deque()
@@ -257,8 +281,8 @@ def _count(opened: ref[SegmentFiles]) -> None:
         return
     segment._is_counted = True
     _open_segments.append(opened)
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // DESCRIPTORS_PER_SEGMENT
-    for _ in range(len(_open_segments) - most):
+    left = _for_sealed() - len(_unflushed) * _UNFLUSHED_DESCRIPTORS
+    for _ in range(len(_open_segments) - max(left // _DURABLE_DESCRIPTORS, 1)):
         with suppress(IndexError):
             other = _open_segments.popleft()
             oldest = other()

@@ -32,7 +32,7 @@ from logfs.format.messages.group_record import OffsetCommit, OffsetKey, coordina
 from logfs.log.segment.batch_iterator import DamagedRange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from logfs.format.batches.batch import Batch
     from logfs.log.append.partition import Partition
@@ -159,22 +159,28 @@ class Groups:
         return commit
 
     def forget(self, group: str, name: str) -> bool:
-        """Remove the commit of a group for a partition, and return whether there was one.
+        """Remove the commit of a group for a partition, durably, and return whether there was one.
 
-        Raises `InvalidName`, and the errors of an append.
+        Raises `InvalidName`, and the errors of an append and of a flush.
         """
-        wanted = names.parse_directory(name)
-        key = _encode_key(group, wanted)
-        with self._writing(group), self._following() as replays:
-            holders = _holders(replays, group, wanted)
-            for replay in holders:
-                replay.log.append([Record(None, key)])
-            return bool(holders)
+        return self._forget([group], name)
 
     def forget_partition(self, name: str) -> None:
-        """Remove the commits of all groups for a partition that is deleted, as Kafka does."""
-        for group in self.of(name):
-            self.forget(group, name)
+        """Remove the commits of all groups for a partition, durably, as Kafka does for one that is deleted."""
+        self._forget(self.of(name), name)
+
+    def _forget(self, groups: Iterable[str], name: str) -> bool:
+        wanted = names.parse_directory(name)
+        changed: set[Partition] = set()
+        for group in groups:
+            key = _encode_key(group, wanted)
+            with self._writing(group), self._following() as replays:
+                for replay in _holders(replays, group, wanted):
+                    replay.log.append([Record(None, key)])
+                    changed.add(replay.log)
+        for log in changed:
+            log.flush()
+        return bool(changed)
 
     def log_of(self, group: str) -> Partition:
         """Return the partition that a group's commits are appended to; a missing one is created.
