@@ -45,6 +45,14 @@ def distribution() -> Distribution:
         return Distribution(broker, _class_path("tools"), _helper(broker))
 
 
+@functools.cache
+def tiered_class_path() -> str:
+    """Return the class path of a broker with `LocalTieredStorage`, of the newest release that publishes that."""
+    distribution()
+    with turn():
+        return _class_path("tiered")
+
+
 @contextmanager
 def turn() -> Iterator[None]:
     """Hold the lock of the cache: one process at a time fills it, and the others then find it filled."""
