@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from logfs.format.base.names import TopicPartition
 from logfs.log.read.read_committed import Isolation
+from logfs.store.directory.recognition import PathKind, recognise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -117,7 +118,7 @@ class ReadOptions:
 def paths_of(options: Mapping[str, str]) -> tuple[str, ...]:
     """Return the paths in the options `path` (from `load(a)`) and `paths` (from `load([a, b])`).
 
-    Each is a log directory or a mountpoint of logfs. Raises `ValueError` if no path is given.
+    Each is a log directory, a mountpoint of logfs, or the URL of a bucket. Raises `ValueError` if no path is given.
     """
     found = json.loads(options["paths"]) if "paths" in options else []
     if "path" in options:
@@ -127,7 +128,14 @@ def paths_of(options: Mapping[str, str]) -> tuple[str, ...]:
             "the logfs source needs a path: the log directory, as in .load('/var/lib/logfs') or "
             ".option('path', '/var/lib/logfs'); it takes the place of 'kafka.bootstrap.servers'"
         )
-    return tuple(str(path).removeprefix("file://") for path in found)
+    return tuple(_local(str(path)) for path in found)
+
+
+def _local(path: str) -> str:
+    """Return the plain path of a `file://` URL, as Spark's users write it, unless what is there may be a bucket."""
+    plain = path.removeprefix("file://")
+    is_bucket = plain != path and recognise(plain).kind is PathKind.OTHER
+    return path if is_bucket else plain
 
 
 def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:

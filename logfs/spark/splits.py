@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pyspark.sql.datasource import InputPartition
@@ -16,7 +15,9 @@ from pyspark.sql.datasource import InputPartition
 from logfs.errors import Corrupt, LogfsError
 from logfs.format.base.names import parse_directory
 from logfs.format.files import checkpoint
-from logfs.log.disk.disk import Disk, Gone
+from logfs.log.disk.bucket_path import as_path
+from logfs.log.disk.disk import Gone
+from logfs.log.remote.disks import inode_of, read_only_disk
 from logfs.log.segment.batch_iterator import DamagedRange
 from logfs.log.transfer import scan_split
 from logfs.spark import workers
@@ -29,11 +30,13 @@ from logfs.store.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     import pyarrow as pa
 
     from logfs.format.base.names import TopicPartition
     from logfs.format.batches.columns import Columns
+    from logfs.log.disk.disk import Disk
     from logfs.log.read.reader import Reader
     from logfs.log.transfer.scan_split import SegmentSplit
     from logfs.log.transfer.segment_descriptor import FileIdentity
@@ -244,14 +247,12 @@ def _columns_again(
     Compaction may have replaced the file, and retention may have deleted it. `gone` is the error from opening it.
     """
     segment_split, fail = part.segment_split, options.fail_on_data_loss
-    directory = Path(segment_split.file.directory)
+    directory = as_path(segment_split.file.directory)
     where = f"; host {workers.host()}: {gone}"
     if _is_deleted(segment_split.file, gone):
         for log_dir in log_dirs_of(options.paths):
-            if (
-                Path(log_dir, directory.name) != directory
-                and Path(log_dir, directory.name).is_dir()
-            ):
+            other = as_path(log_dir) / directory.name
+            if other != directory and other.is_dir():
                 # The data is not lost, so failOnDataLoss does not apply.
                 raise DataLoss(
                     f"{directory}: the partition moved to {log_dir} after the query was planned{where}; run it again"
@@ -278,12 +279,13 @@ def _is_deleted(file: FileIdentity, gone: Gone) -> bool:
     Raises `NotOnHost` if this machine does not have the planned log directory, or if the partition is missing here
     and the log directory's recovery point checkpoint lists it or cannot be read.
     """
-    disk, directory = Disk(), Path(file.directory)
+    directory = as_path(file.directory)
     log_dir = directory.parent
-    inode = _inode(directory)
+    disk = read_only_disk(log_dir)
+    inode = _inode(disk, directory)
     if inode == file.directory_inode:
         return False
-    if _inode(log_dir) != file.log_dir_inode:
+    if _inode(disk, log_dir) != file.log_dir_inode:
         raise NotOnHost.because(gone)
     if inode is not None:
         return True
@@ -297,9 +299,9 @@ def _is_deleted(file: FileIdentity, gone: Gone) -> bool:
     return True
 
 
-def _inode(path: Path) -> int | None:
+def _inode(disk: Disk, path: Path) -> int | None:
     """Return the inode number of a directory; None if it does not exist."""
     try:
-        return path.stat().st_ino
+        return inode_of(disk, path)
     except (FileNotFoundError, NotADirectoryError):
         return None

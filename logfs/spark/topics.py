@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from logfs.errors import InvalidName, InvalidStore
 from logfs.format.base import names
 from logfs.format.base.names import TopicPartition
 from logfs.format.files import checkpoint
+from logfs.log.remote.disks import inode_of
 from logfs.spark.options import EARLIEST_OFFSET, LATEST_OFFSET, PositionKind, check_partitions
 from logfs.store.observe.commit_client import log_dirs_of
 from logfs.store.store import Store, read_topic_id
@@ -105,7 +105,7 @@ class Topics:
         self._options = options
         self.store = Store(log_dirs_of(options.paths), read_only=True, only=self._is_selected)
         self._log_dirs = {
-            log_dir.path: os.stat(log_dir.path).st_ino for log_dir in self.store.working
+            log_dir.path: inode_of(log_dir.disk, log_dir.path) for log_dir in self.store.working
         }
         # The inode number of each partition directory at the last look, and the topic id by directory and inode.
         self._inodes: dict[Path, int] = {}
@@ -122,7 +122,7 @@ class Topics:
         """
         for path, inode in self._log_dirs.items():
             try:
-                found = os.stat(path).st_ino
+                found = inode_of(self.store.disk, path)
             except FileNotFoundError:
                 raise InvalidStore(
                     f"{path}: the log directory no longer exists; was it unmounted?"
@@ -143,7 +143,7 @@ class Topics:
         for name, reader in readers.items():
             directory = reader.directory
             try:
-                inode = os.stat(directory).st_ino
+                inode = inode_of(self.store.disk, directory)
             except FileNotFoundError:
                 # The directory is being deleted or moved. The next look shows the result.
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from logfs.format.batches.record import Record
 from logfs.store.store import Store
 from tests.support.batches import batch
+from tests.support.bucket import put_aiven, put_local, sealed_segments
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 START_MS = 1638100400000
+TOPIC_ID = uuid.UUID(int=77)
 COLUMNS = ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
 CODECS = ["uncompressed", "gzip", "snappy", "lz4", "zstd"]
 
@@ -394,3 +397,43 @@ def test_a_file_may_leave_the_log_again_during_the_search(
         monkeypatch.setattr(splits, "_parts", compact_behind)
         found = [o for batch in reader.read(split) for o in batch.column("offset").to_pylist()]
     assert found == [28, 29]
+
+
+@pytest.mark.parametrize("kind", ["aiven", "local"])
+def test_a_bucket_reads_as_the_log_directory(
+    spark: SparkSession, log_dir: Path, tmp_path: Path, kind: str
+) -> None:
+    """Batches, filters and streams over what a broker has copied into a bucket."""
+
+    def put(key: str, data: bytes) -> None:
+        path = tmp_path / "bucket" / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+    for number in range(3):
+        partition = log_dir / f"orders-{number}"
+        for segment in sealed_segments(partition, 300):
+            if kind == "aiven":
+                put_aiven(put, partition, segment, TOPIC_ID, chunk_bytes=1000, compressed=True)
+            else:
+                put_local(put, partition, segment, TOPIC_ID)
+    url = f"file://{tmp_path}/bucket"
+    order = ("partition", "offset")
+    wanted = load(spark, log_dir).orderBy(*order).collect()
+    assert load(spark, url).orderBy(*order).collect() == wanted
+    small = load(spark, url, minPartitions=20)
+    assert small.rdd.getNumPartitions() >= 20
+    assert small.orderBy(*order).collect() == wanted
+    some = "partition = 2 AND offset >= 117 AND offset < 130"
+    assert offsets(load(spark, url).where(some)) == {("orders", 2): [*range(117, 130)]}
+    stream = spark.readStream.format("logfs").option("subscribe", "orders")
+    query = (
+        stream.option("startingOffsets", "earliest")
+        .load(url)
+        .writeStream.format("memory")
+        .queryName(f"bucket_{kind}")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination(120)
+    assert spark.table(f"bucket_{kind}").orderBy(*order).collect() == wanted

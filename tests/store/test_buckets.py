@@ -244,10 +244,12 @@ def test_what_was_fetched_is_not_fetched_again(
 ) -> None:
     """The next process finds the chunks in the cache; a damaged one is fetched again."""
     copy(put, partition, "compressed")
+    before = len(os.listdir("/proc/self/fd"))
     for _ in range(2):
         with open_bucket(place) as remote:
             records = list(remote["orders-0"].read())
     assert remote.disk.chunks.requests == 0
+    assert len(os.listdir("/proc/self/fd")) == before, "a store that is closed keeps nothing open"
     for path in sorted(cache.iterdir())[::3]:
         damaged = bytearray(path.read_bytes())
         damaged[len(damaged) // 2] ^= 1

@@ -172,7 +172,10 @@ class Spawner:
     def _receive(self, seconds: float) -> bool:
         assert self._server.stdout is not None
         pipe = self._server.stdout.fileno()
-        if not select.select([pipe], [], [], seconds)[0]:
+        # Not `select.select`, which takes no descriptor above 1,023.
+        ready = select.poll()
+        ready.register(pipe, select.POLLIN | select.POLLHUP)
+        if not ready.poll(seconds * 1000):
             return False
         data = os.read(pipe, 65536)
         if not data:

@@ -93,6 +93,9 @@ class CheckedDisk(Disk):
     def check_may_block(self) -> None:
         self.disk.check_may_block()
 
+    def release(self) -> None:
+        self.disk.release()
+
     def scan(self, path: Path) -> Iterator[os.DirEntry[str]]:
         return iter(self.call(lambda: list(self.disk.scan(path))))
 

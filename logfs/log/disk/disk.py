@@ -130,6 +130,9 @@ class Disk:
         finally:
             lock.release()
 
+    def release(self) -> None:
+        """Close what reads have kept open, at the end of a store. Later reads open it again."""
+
     # Files.
 
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:

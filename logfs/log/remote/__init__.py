@@ -8,4 +8,5 @@ directory that another process writes.
 - `chunk_reader`: reads bytes of objects through the cache, and fetches ahead for sequential readers.
 - `bucket_listing`: which partitions and which files of segments a bucket holds.
 - `bucket_disk`: the directory tree that is made of them.
+- `disks`: which disk reads a log directory.
 """

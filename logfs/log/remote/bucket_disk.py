@@ -223,6 +223,9 @@ class BucketDisk(ReadOnlyDisk):
         super().allow_blocking()
         self._local.allow_blocking()
 
+    def release(self) -> None:
+        self.chunks.release()
+
     # What there is.
 
     def scan(self, path: Path) -> Iterator[os.DirEntry[str]]:

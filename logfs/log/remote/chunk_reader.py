@@ -100,6 +100,11 @@ class ChunkReader:
             )
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
+    def release(self) -> None:
+        """Close the chunks that are open; readers that have one go on."""
+        with self._lock:
+            self._open.clear()
+
     def fetch_again(self, stored: StoredFile, start: int, end: int) -> bool:
         """Fetch the chunks of bytes [start, end) again, which proved wrong; return whether they have changed.
 

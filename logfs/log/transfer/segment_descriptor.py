@@ -8,18 +8,20 @@ also leave the log after it was described; `FileIdentity.has_left` distinguishes
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logfs.format.base import names
 from logfs.format.text.rendering import NO_TEXT
-from logfs.log.disk.disk import Gone, ReadOnlyDisk
+from logfs.log.disk.bucket_path import as_path
+from logfs.log.disk.disk import Gone
+from logfs.log.remote.disks import read_only_disk
 from logfs.log.segment.index import TimeEntry
 from logfs.log.segment.segment import Segment
 from logfs.log.segment.segment_end import SegmentEnd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from logfs.log.disk.disk import Disk, File
     from logfs.log.read.readable_log import ReadableLog
@@ -51,20 +53,21 @@ class FileIdentity:
     @property
     def partition(self) -> str:
         """The name of the partition directory."""
-        return Path(self.directory).name
+        return as_path(self.directory).name
 
     @property
     def path(self) -> Path:
         """The path of the file."""
-        return Path(self.directory, names.stem(self.base_offset) + names.LOG)
+        return as_path(self.directory) / (names.stem(self.base_offset) + names.LOG)
 
     def open(self) -> Segment:
         """Return the segment, with its file open and checked; close it after use.
 
         Raises `Gone` if the file is missing, is another file, or is shorter than planned. Raises `OSError`.
         """
-        disk = ReadOnlyDisk()
-        segment = _SegmentByInode(disk, Path(self.directory), self.base_offset, self.inode)
+        directory = as_path(self.directory)
+        disk = read_only_disk(directory.parent)
+        segment = _SegmentByInode(disk, directory, self.base_offset, self.inode)
         if self.inode is None:
             return segment
         try:
@@ -78,7 +81,7 @@ class FileIdentity:
             )
         return segment
 
-    def _why_gone(self, disk: ReadOnlyDisk) -> str:
+    def _why_gone(self, disk: Disk) -> str:
         found = _inode_of(disk, self.path)
         if found is None:
             return f"{self.path}: the planned segment file does not exist"
@@ -86,7 +89,8 @@ class FileIdentity:
 
     def check_in_place(self) -> None:
         """Raise `Gone` unless the planned file is still there, under its own name or with the suffix `.swap`."""
-        disk, swapped = ReadOnlyDisk(), self.path.with_name(self.path.name + names.SWAP)
+        disk = read_only_disk(self.path.parent.parent)
+        swapped = self.path.with_name(self.path.name + names.SWAP)
         # A swap is renamed to the final name, so the final name is looked up last.
         if self.inode not in (None, *(_inode_of(disk, each) for each in (swapped, self.path))):
             raise Gone(self._why_gone(disk))
@@ -208,7 +212,8 @@ def describe_segments(
     disk, directory = reader.disk, reader.directory
     directory_inode = disk.stat(directory).st_ino
     # The parent is found through the directory, because the path of a log directory may be a symlink.
-    log_dir_inode = disk.stat(directory / "..").st_ino
+    parent = directory.parent if disk.is_remote else directory / ".."
+    log_dir_inode = disk.stat(parent).st_ino
     every = reader.log.segments
     previous: tuple[int, int | None] | None = None
     for segment in segments:

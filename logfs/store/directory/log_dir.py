@@ -209,7 +209,8 @@ class LogDir:
         self.disk.replace_file(self.path / CLEAN_SHUTDOWN, marker)
 
     def close(self) -> None:
-        """Release the lock."""
+        """Release the lock, and what the disk has kept open."""
+        self.disk.release()
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()

@@ -1,0 +1,37 @@
+"""Which `Disk` reads a log directory: that of the operating system, or that of a bucket."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import TYPE_CHECKING
+
+from logfs.log.disk.bucket_path import BucketPath
+from logfs.log.disk.disk import ReadOnlyDisk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from logfs.log.disk.disk import Disk
+    from logfs.log.remote.bucket_disk import BucketDisk
+
+
+def read_only_disk(log_dir: Path) -> Disk:
+    """Return a disk to read a log directory with; a process has one for each bucket, which remembers its listings.
+
+    Raises `InvalidStore` if a bucket cannot be used.
+    """
+    return _bucket(log_dir) if isinstance(log_dir, BucketPath) else ReadOnlyDisk()
+
+
+@functools.lru_cache(maxsize=16)
+def _bucket(root: BucketPath) -> BucketDisk:
+    # Imported here: most processes never read a bucket.
+    from logfs.log.remote.bucket_disk import BucketDisk
+
+    return BucketDisk(root)
+
+
+def inode_of(disk: Disk, path: Path) -> int:
+    """Return the inode number of a directory, through symlinks. Raises `FileNotFoundError`, and `OSError`."""
+    return disk.stat(path).st_ino if disk.is_remote else os.stat(path).st_ino
