@@ -152,6 +152,6 @@ def source(path: Path | None) -> Source:
     if found_kind.kind is PathKind.EMPTY:
         # The directory may be a mountpoint with nothing mounted on it.
         raise found_kind.error("; no logfs is mounted there")
-    if found_kind.kind not in (PathKind.LOG_DIR, PathKind.UNKNOWN):
+    if found_kind.kind not in (PathKind.LOG_DIR, PathKind.BUCKET, PathKind.UNKNOWN):
         raise found_kind.error()
-    return LogDirSource(Path(path).absolute())
+    return LogDirSource(path.absolute())

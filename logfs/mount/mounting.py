@@ -13,23 +13,15 @@ from typing import TYPE_CHECKING
 import pyfuse3
 
 from logfs.errors import InvalidStore
+from logfs.log.disk.bucket_path import BucketPath
 from logfs.store.directory.mount_table import MountState, mounted_at
 from logfs.store.directory.recognition import PathKind, recognise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-_STATVFS = (
-    "f_bsize",
-    "f_frsize",
-    "f_blocks",
-    "f_bfree",
-    "f_bavail",
-    "f_files",
-    "f_ffree",
-    "f_favail",
-    "f_namemax",
-)
+_SPACE = ("f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_favail")
+_STATVFS = ("f_bsize", "f_frsize", "f_namemax", *_SPACE)
 
 logger = logging.getLogger(__name__)
 
@@ -158,11 +150,17 @@ def mounted(
 
 
 def statvfs_of(path: Path) -> pyfuse3.StatvfsData:
-    """Return the space and the limits of the filesystem of a path, for `df` of a mount."""
-    below = os.statvfs(path)
+    """Return the space and the limits of the filesystem of a path, for `df` of a mount.
+
+    A bucket has no limits that one could ask for, so the space is 0.
+    """
+    # The filesystem of the root directory stands in for what any filesystem has: the lengths of names and blocks.
+    is_bucket = isinstance(path, BucketPath)
+    below = os.statvfs("/" if is_bucket else path)
     answer = pyfuse3.StatvfsData()
     for field in _STATVFS:
-        setattr(answer, field, getattr(below, field))
+        is_space = is_bucket and field in _SPACE
+        setattr(answer, field, 0 if is_space else getattr(below, field))
     return answer
 
 

@@ -239,6 +239,41 @@ def test_a_bucket_is_followed(
             orders.record(0)
 
 
+def test_a_topic_that_is_created_again_takes_the_place_of_the_old_one(
+    put: Put, partition: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that is open shows the new partition after a refresh."""
+    monkeypatch.setattr(bucket_disk, "_LISTING_SECONDS", 0.0)
+    first, second = [*sealed_segments(partition, RECORDS)][:2]
+    put_aiven(put, partition, first, uuid.uuid4())
+    for path in place.rglob("*"):
+        os.utime(path, (1, 1))
+    with open_bucket(place) as remote:
+        assert remote["orders-0"].log_end_offset == first[1]
+        put_aiven(put, partition, second, uuid.uuid4())
+        remote.refresh()
+        assert remote["orders-0"].log_start_offset == second[0]
+        assert [r.offset for r in remote["orders-0"].read()] == [*range(*second)]
+
+
+def test_a_segment_that_was_deleted_since_the_listing_is_noticed(
+    put: Put, partition: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that finds an object missing looks at the bucket again: the offsets have left the log."""
+    monkeypatch.setattr(bucket_disk, "_DOUBT_SECONDS", 0.0)
+    copy(put, partition, "aiven")
+    with open_bucket(place) as remote:
+        orders = remote["orders-0"]
+        for path in sorted(place.rglob("*.rsm-manifest"))[:2]:
+            for each in path.parent.glob(path.stem + "*"):
+                each.unlink()
+        second = orders.segments[2].base_offset
+        with pytest.raises(OffsetOutOfRange):
+            orders.record(5)
+        assert orders.log_start_offset == second
+        assert len(list(orders.read())) == RECORDS - second
+
+
 def test_what_was_fetched_is_not_fetched_again(
     put: Put, partition: Path, place: Path, cache: Path
 ) -> None:

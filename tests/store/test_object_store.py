@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -269,9 +271,6 @@ def test_random_faults(server: ObjectServer, orders: Path) -> None:
 
 
 def _clear_cache() -> None:
-    import os
-    import shutil
-
     shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
@@ -315,6 +314,8 @@ def test_a_mounted_bucket(
     for n, process in enumerate(waiting):
         assert process.communicate(timeout=60)[0] == expected[int(slow.stem) + n].rstrip(b"\n")
     assert (partition / "records").read_bytes() == b"".join(expected)
+    assert os.statvfs(mount.path).f_blocks == 0
+    assert run("status", str(mount.path)).returncode == 0
     with pytest.raises(OSError, match="Read-only"):
         (partition / "append").write_bytes(b"x\n")
 
@@ -355,6 +356,7 @@ def test_commands_read_a_bucket(server: ObjectServer, orders: Path) -> None:
     assert run("cat", target).stdout == lines
     assert run("tail", "-n", "2", target).stdout == b"value 2998\nvalue 2999\n"
     assert f"{RECORDS}".encode() in run("describe", URL).stdout
+    assert run("status", URL).returncode == 0
     checked = run("check", URL)
     assert (checked.returncode, b"0 errors" in checked.stdout) == (0, True)
     assert run("groups", URL).returncode == 0

@@ -22,7 +22,7 @@ import stat
 import threading
 import time
 from bisect import bisect_right
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, cast
@@ -59,6 +59,8 @@ LEADER_EPOCHS = "leader-epoch-checkpoint"
 
 # How old a listing may be, in seconds: a request of a listing costs as much as ten of a chunk.
 _LISTING_SECONDS = 30.0
+# A listing is not repeated within this time, even if an object of it is missing.
+_DOUBT_SECONDS = 1.0
 _SECOND_NS = 1_000_000_000
 
 
@@ -116,6 +118,11 @@ class _Listing(Generic[T]):
         finally:
             self._lock.release()
 
+    def doubt(self) -> None:
+        """Note that something of the listing is missing: the next use repeats it, unless it is quite new."""
+        if time.monotonic() - self._when > _DOUBT_SECONDS:
+            self._when = 0.0
+
     def _is_old(self) -> bool:
         return time.monotonic() - self._when > _LISTING_SECONDS
 
@@ -145,8 +152,12 @@ class _Entry(NamedTuple):
 
 
 class _Partition(NamedTuple):
-    """What a listing has shown of a partition: its segments, and its files by name."""
+    """What a listing has shown of a partition: its segments, and its files by name.
 
+    `inode` is a number that the partition of another topic of the same name does not have.
+    """
+
+    inode: int
     segments: Sequence[BucketSegment]
     files: Mapping[str, _Entry]
 
@@ -163,7 +174,7 @@ def _partition_of(place: PartitionPlace, segments: Sequence[BucketSegment]) -> _
                 files[names.stem(following.start_offset) + suffix] = _Entry(segment, suffix)
     if segments:
         files[LEADER_EPOCHS] = _Entry(segments[-1], EPOCHS)
-    return _Partition(segments, files)
+    return _Partition(_number(place.prefix), segments, files)
 
 
 @dataclass(slots=True, eq=False)
@@ -233,8 +244,8 @@ class BucketDisk(ReadOnlyDisk):
         found: list[_DirEntry] = []
         if not below:
             found = [
-                _DirEntry(path / name, _number(name), is_directory=True)
-                for name in self._places.get()
+                _DirEntry(path / name, _number(str(places)), is_directory=True)
+                for name, places in self._places.get().items()
             ]
         elif len(below) == 1:
             files = self._partition(path).get().files
@@ -261,15 +272,15 @@ class BucketDisk(ReadOnlyDisk):
             self._places.get()
             return _stat(_DIRECTORY, 1, 0, self._places.changed_ns)
         partition = self._partition(path)
-        partition.get()
-        return _stat(_DIRECTORY, _number(path.name), 0, partition.changed_ns)
+        inode = partition.get().inode
+        return _stat(_DIRECTORY, inode, 0, partition.changed_ns)
 
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
         if write or create:
             return super().open(path, write=write, create=create)
         if len(self._below(path)) != 2:
             raise _missing(path)
-        segments, files = self._partition(path.parent).get()
+        _, segments, files = self._partition(path.parent).get()
         entry = files.get(path.name)
         if entry is None:
             raise _missing(path)
@@ -309,14 +320,11 @@ class BucketDisk(ReadOnlyDisk):
         stored = self._stored(file)
         if isinstance(stored, bytes):
             return memoryview(stored)[position : position + size]
-        limit = self.size(file)
-        size = max(min(size, limit - position), 0)
+        size = max(min(size, self.size(file) - position), 0)
         if not size:
             return memoryview(b"")
-        try:
+        with self._noticing_loss(file):
             return self.chunks.read(stored, position, size, partial(self._following, file))
-        except FileNotFoundError:
-            raise Gone(f"{file.path}: was deleted in the bucket; read again") from None
 
     def read_ahead(self, file: File, position: int, size: int) -> None:
         """Do nothing: what a sequential reader needs next is fetched ahead anyway."""
@@ -335,7 +343,8 @@ class BucketDisk(ReadOnlyDisk):
         segment = entry.segment
         assert segment is not None
         if segment.shown_bytes is None:
-            segment.shown_bytes = self._end_before(file, stored, following.start_offset)
+            with self._noticing_loss(file):
+                segment.shown_bytes = self._end_before(segment, stored, following.start_offset)
         return segment.shown_bytes
 
     def stat_file(self, file: File) -> os.stat_result:
@@ -358,13 +367,20 @@ class BucketDisk(ReadOnlyDisk):
         entry, _ = _entry(file)
         if entry.segment is None:
             return entry.content
-        return entry.segment.file(entry.suffix, self._read_small) or b""
+        with self._noticing_loss(file):
+            return entry.segment.file(entry.suffix, self._read_small) or b""
+
+    @contextmanager
+    def _noticing_loss(self, file: File) -> Iterator[None]:
+        """Raise `Gone` for an object that is missing, and have its partition listed again."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            self._partition(file.path.parent).doubt()
+            raise Gone(f"{error.filename}: was deleted in the bucket; read again") from None
 
     def _read_small(self, stored: StoredFile) -> bytes:
-        try:
-            return bytes(self.chunks.read(stored, 0, stored.size, lambda: None))
-        except FileNotFoundError:
-            raise Gone(f"{stored.key}: was deleted in the bucket; read again") from None
+        return bytes(self.chunks.read(stored, 0, stored.size, lambda: None))
 
     def _following(self, file: File) -> StoredFile | None:
         """Return the .log file after that of a segment."""
@@ -373,10 +389,8 @@ class BucketDisk(ReadOnlyDisk):
             return None
         return following.file(names.LOG, self._read_small)
 
-    def _end_before(self, file: File, log: StoredFile, offset: int) -> int:
+    def _end_before(self, segment: BucketSegment, log: StoredFile, offset: int) -> int:
         """Return the position in a .log file at which the batches at or after `offset` begin, usually its end."""
-        segment = _entry(file)[0].segment
-        assert segment is not None
         if segment.end_offset is not None and segment.end_offset < offset:
             return log.size
         index = segment.file(names.OFFSET_INDEX, self._read_small)
