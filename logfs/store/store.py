@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 # How many partitions are closed at the same time.
 _CLOSING_THREADS = 8
 
-PARTITION_METADATA = "partition.metadata"
+PARTITION_METADATA = names.PARTITION_METADATA
 
 
 def _disk_for(log_dirs: Iterable[str | os.PathLike[str]], *, read_only: bool) -> Disk:

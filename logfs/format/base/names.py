@@ -26,6 +26,10 @@ MAX_SEGMENT_BYTES = 2**31 - 1
 KEY_INDEX = "logfs.keys"
 COMMITTED_KEY_INDEX = "logfs.keys.committed"
 
+# Small files of a partition directory: the id of its topic, and the leader epochs (kafka-storage 1.5, 10.1).
+PARTITION_METADATA = "partition.metadata"
+LEADER_EPOCHS = "leader-epoch-checkpoint"
+
 # These follow one of the suffixes above: `<base>.log.deleted`.
 DELETED = ".deleted"
 CLEANED = ".cleaned"

@@ -54,9 +54,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-PARTITION_METADATA = "partition.metadata"
-LEADER_EPOCHS = "leader-epoch-checkpoint"
-
 # How old a listing may be, in seconds: a request of a listing costs as much as ten of a chunk.
 _LISTING_SECONDS = 30.0
 # A listing is not repeated within this time, even if an object of it is missing.
@@ -164,7 +161,7 @@ class _Partition(NamedTuple):
 
 def _partition_of(place: PartitionPlace, segments: Sequence[BucketSegment]) -> _Partition:
     metadata = format_partition_metadata(text_to_uuid(place.topic_id))
-    files = {PARTITION_METADATA: _Entry(None, "", metadata)}
+    files = {names.PARTITION_METADATA: _Entry(None, "", metadata)}
     for segment, following in zip(segments, [*segments[1:], None], strict=True):
         for suffix in segment.suffixes:
             if suffix in names.SEGMENT_FILES:
@@ -173,7 +170,7 @@ def _partition_of(place: PartitionPlace, segments: Sequence[BucketSegment]) -> _
                 # The state of the producers after the segment.
                 files[names.stem(following.start_offset) + suffix] = _Entry(segment, suffix)
     if segments:
-        files[LEADER_EPOCHS] = _Entry(segments[-1], EPOCHS)
+        files[names.LEADER_EPOCHS] = _Entry(segments[-1], EPOCHS)
     return _Partition(_number(place.prefix), segments, files)
 
 

@@ -29,8 +29,6 @@ _CONNECT_SECONDS = 5
 _RETRY_SECONDS = 30
 _MOST_RETRIES = 8
 _PAUSE_SECONDS = 0.2
-# An answer of more is not a manifest, an index or a checkpoint.
-_MOST_WHOLE_BYTES = 1 << 30
 
 # What a user may set for Amazon's own tools, as the names of obstore's options.
 _AWS_FILES = (
@@ -93,17 +91,6 @@ class ObjectStore:
                 lambda: self._obstore.get_range(self._store, key, start=position, length=size),
             )
         )
-
-    def get_whole(self, key: str) -> bytes:
-        """Return all bytes of an object. Raises `RemoteStorageError` for an object of more than 1 GiB."""
-
-        def get() -> bytes:
-            found = self._obstore.get(self._store, key)
-            if found.meta["size"] > _MOST_WHOLE_BYTES:
-                raise ValueError(f"the object has {found.meta['size']} bytes")
-            return bytes(found.bytes())
-
-        return bytes(self._ask(key, get))
 
     def objects(self, prefix: str) -> list[StoredObject]:
         """Return the objects below `prefix`, which ends at a slash of their keys, in the order of the keys."""

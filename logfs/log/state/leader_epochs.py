@@ -6,6 +6,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from logfs.errors import Corrupt
+from logfs.format.base import names
 from logfs.format.files import checkpoint
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from logfs.log.disk.disk import Disk
 
-FILE_NAME = "leader-epoch-checkpoint"
+FILE_NAME = names.LEADER_EPOCHS
 UNDEFINED = (-1, -1)
 
 

@@ -27,7 +27,6 @@ from logfs.format.base import names
 from logfs.format.files import commit_file
 from logfs.log.disk.bucket_path import BucketPath, as_path
 from logfs.log.disk.disk import TEMPORARY
-from logfs.log.state import leader_epochs
 from logfs.store import settings
 from logfs.store.directory import lock, log_dir
 from logfs.store.directory.lease import Lease
@@ -93,7 +92,7 @@ _MARKS = frozenset(
 # log directory, one that a process is opening for the first time, only if nothing else is there.
 _NOTHING = frozenset({"lost+found", lock.FILE_NAME})
 # Files that only partitions have, besides segment files.
-_PARTITION_MARKS = frozenset({"partition.metadata", leader_epochs.FILE_NAME})
+_PARTITION_MARKS = frozenset({names.PARTITION_METADATA, names.LEADER_EPOCHS})
 _SEGMENT = re.compile(r"[0-9]{20}\.(log|index|timeindex|textindex|txnindex|snapshot)(\..*)?")
 
 _MOST_CHILDREN = 100
